@@ -15,7 +15,7 @@ parts, and the seconds after which each is stopped:
   bench      540  the bench whole; it ends by itself after some eight minutes
   tiles      540  tiles of the attention kernels against each other; it ends by itself after some eight minutes
   model      330  whole-model steps of random-weight models of real shapes, with graphs and without: 110 each
-  transfer   250  NIXL between two processes on one GPU: its tests; giver idle, then computing, without and with MPS
+  transfer   250  NIXL between two processes on one GPU: its tests; producer idle, then computing, without and with MPS
   serve      400  `tandem serve` with two workers that share the GPU, the real model in float32 against transformers
 
 Six calls of less than ten minutes each, none of which leaves more than eight files. Half an hour may be too short for
@@ -86,7 +86,7 @@ bench() {
 tiles() {
     local settings=() sizes=(--budget-s 480)
     if [ "$device" = cpu ]; then settings=(TRITON_INTERPRET=1) sizes=(--device cpu --tiny); fi
-    part tiles 540 env "${settings[@]}" "$python" -m tandem_kernels.bench.tiles "${sizes[@]}" --json "$out/tiles.json"
+    part tiles 540 env "${settings[@]}" "$python" -m tandem_kernels.bench.autotune "${sizes[@]}" --json "$out/tiles.json"
 }
 
 model() {
@@ -99,7 +99,7 @@ model() {
     done
 }
 
-# Both ways of sharing a GPU while the giver computes, and both alone.
+# Both ways of sharing a GPU while the producer computes, and both alone.
 transfer() {
     if [ "$device" = cpu ]; then
         part transfer 60 "$python" -m loadtest gpu-transfer --device cpu --kib 64 --mib 1 --rounds 2 \

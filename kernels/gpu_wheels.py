@@ -20,7 +20,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tandem.runtime.catalog import PACKAGED
+from tandem.runtime.model_store import PACKAGED
 
 ROOT = Path(__file__).resolve().parent.parent
 PARCEL_BYTES = 56 << 20

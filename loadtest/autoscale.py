@@ -20,7 +20,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from loadtest.autoscale_run import LOADS, Outcome, Way, run
+from loadtest.autoscale_run import LOADS, AutoscaleOutcome, AutoscalerConfig, run
 from loadtest.tables import ms, table
 from tandem.core.slo import Slo
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     if not os.environ.get("TANDEM_TRACES") or not (folder / load.trace).is_file():
         sys.stderr.write(f"loadtest autoscale: set TANDEM_TRACES to a folder with {load.trace}\n")
         return 1
-    ways = [Way.parse(text) for text in args.ways.split(",")] if args.ways else load.ways
+    ways = [AutoscalerConfig.parse(text) for text in args.ways.split(",")] if args.ways else load.ways
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
         outcomes = []
         for outcome in pool.map(partial(run, load, folder / load.trace), ways):
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def told(outcomes: Sequence[Outcome], slo: Slo) -> str:
+def told(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
     """Markdown: a line for each way, and what follows from them."""
     heads = (
         "",
@@ -64,7 +64,7 @@ def told(outcomes: Sequence[Outcome], slo: Slo) -> str:
     return table(heads, list(map(_row, outcomes))) + "\n" + verdict(outcomes, slo)
 
 
-def verdict(outcomes: Sequence[Outcome], slo: Slo) -> str:
+def verdict(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
     """The planner beside the best fixed split that costs no more, and beside the smallest that keeps the targets."""
     planner = next((one for one in outcomes if one.way.kind == "planner"), None)
     fixed = [one for one in outcomes if one.way.kind == "fixed"]
@@ -92,7 +92,7 @@ def verdict(outcomes: Sequence[Outcome], slo: Slo) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(one: Outcome) -> tuple[str, ...]:
+def _row(one: AutoscaleOutcome) -> tuple[str, ...]:
     return (
         str(one.way),
         f"{one.mean_prefill:.1f} + {one.mean_decode:.1f}",

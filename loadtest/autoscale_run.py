@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from loadtest.day import Day, requests
+from loadtest.diurnal_load import Day, requests
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config, EngineConfig, GatewayConfig
 from tandem.core.slo import Slo
-from tandem.scaling.decision import Target
-from tandem.scaling.observed import Observed
+from tandem.scaling.cluster_state import ClusterState
+from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.policy import ScalingPolicy
 from tandem.scaling.scaler import Scaler
 from tandem.sim.autoscale import ElasticRun, Planned, simulate_elastic
+from tandem.sim.autoscaled_cluster import Autoscaler, ElasticSpec
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec
 from tandem.sim.deployment import Deployment, PoolSize
-from tandem.sim.elastic import Autoscaler, ElasticSpec
 from tandem.sim.hardware import HARDWARE
+from tandem.sim.latency_stats import LatencyStats
 from tandem.sim.machine import RooflineMachine
+from tandem.sim.model_shapes import SHAPES
 from tandem.sim.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.roofline import SERVING, Roofline
-from tandem.sim.run import collecting_seldom
-from tandem.sim.shapes import SHAPES
-from tandem.sim.tally import Tally
-from tandem.sim.trace import Trace
-from tandem.workload.trace import entries
+from tandem.sim.simulate import collecting_seldom
+from tandem.workload.trace_reader import entries
 
 BUDGET = 8192
 BLOCK_SIZE = 128
@@ -37,7 +37,7 @@ NUM_PARTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class AutoscalerConfig:
     """How many workers there are: as many as a `kind` of autoscaler says, or `numbers` of them all the time. Of `queue`
     the numbers are the requests that it wants at each prefill and decode worker."""
 
@@ -45,7 +45,7 @@ class Way:
     numbers: tuple[int, int] = (0, 0)
 
     @classmethod
-    def parse(cls, text: str) -> Way:
+    def parse(cls, text: str) -> AutoscalerConfig:
         """Of `planner`, `queue=2:16` and `fixed=8+3`. Raises ValueError."""
         kind, _, rest = text.strip().partition("=")
         if kind == "planner" and not rest:
@@ -67,7 +67,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class OfferedLoad:
     """A trace, what serves it and what its clients were promised. `degree`: accelerators of a worker; `begins` with so
     many workers of each role; `ways` are those of its table."""
 
@@ -76,9 +76,9 @@ class Load:
     hardware: str
     degree: int
     slo: Slo
-    begins: Target
+    begins: ReplicaTarget
     policy: ScalingPolicy
-    ways: Sequence[Way]
+    ways: Sequence[AutoscalerConfig]
 
 
 def _policy(slo: Slo, scale_down_s: float = 300.0) -> ScalingPolicy:
@@ -87,32 +87,32 @@ def _policy(slo: Slo, scale_down_s: float = 300.0) -> ScalingPolicy:
     return ScalingPolicy(slo=slo, scale_down_s=scale_down_s, change_roles=False)
 
 
-def _ways(*texts: str) -> tuple[Way, ...]:
-    return tuple(map(Way.parse, texts))
+def _ways(*texts: str) -> tuple[AutoscalerConfig, ...]:
+    return tuple(map(AutoscalerConfig.parse, texts))
 
 
 _CHAT = Slo(ttft_s=15.0, itl_s=0.1)
 _CODE = Slo(ttft_s=3.0, itl_s=0.1)
 LOADS = {
-    "conversation": Load(
+    "conversation": OfferedLoad(
         trace="mooncake_conversation.jsonl.gz",
         day=Day(num_copies=3, lasts_s=3600.0, low=0.2),
         hardware="h100",
         degree=4,
         slo=_CHAT,
-        begins=Target(3, 1),
+        begins=ReplicaTarget(3, 1),
         policy=_policy(_CHAT, scale_down_s=60.0),
         ways=_ways(
             "planner", "fixed=11+4", "fixed=12+3", "fixed=9+3", "queue=2:16", "fixed=8+4", "fixed=10+4", "fixed=12+4"
         ),
     ),
-    "code": Load(
+    "code": OfferedLoad(
         trace="azure_llm_code_2023.csv.gz",
         day=Day(num_copies=3, lasts_s=3600.0, low=0.2),
         hardware="h200",
         degree=2,
         slo=_CODE,
-        begins=Target(3, 1),
+        begins=ReplicaTarget(3, 1),
         policy=_policy(_CODE),
         ways=_ways("planner", "queue=2:16", "fixed=7+1", "fixed=8+1", "fixed=10+1", "fixed=13+1", "fixed=13+2"),
     ),
@@ -120,11 +120,11 @@ LOADS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AutoscaleOutcome:
     """`late_share` of the requests got their first token late or none, `late_gap_share` of the gaps were late.
     `worst_share` of those that came in one part of the day were good, and a larger share in each other."""
 
-    way: Way
+    way: AutoscalerConfig
     percentile: float
     num_requests: int
     gpu_hours: float
@@ -144,15 +144,15 @@ class Outcome:
 class _Fixed:
     """Leaves everything as it is."""
 
-    def target(self, observed: Observed, ongoing: Target) -> Target:
-        return Target(observed.prefill.num_kept, observed.decode.num_kept)
+    def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget:
+        return ReplicaTarget(observed.prefill.num_kept, observed.decode.num_kept)
 
 
-def run(load: Load, trace: Path, way: Way) -> Outcome:
+def run(load: OfferedLoad, trace: Path, way: AutoscalerConfig) -> AutoscaleOutcome:
     """To its end; raises AssertionError where books do not balance."""
     clock = SystemClock()
     began = clock.now()
-    size = Target(*way.numbers) if way.kind == "fixed" else load.begins
+    size = ReplicaTarget(*way.numbers) if way.kind == "fixed" else load.begins
     spec = cluster(load, size)
     kinds = {kind.pool: kind for kind, _ in spec.workers}
     elastic = ElasticSpec(
@@ -162,9 +162,9 @@ def run(load: Load, trace: Path, way: Way) -> Outcome:
         start_s=load.policy.start_s,
     )
     asks = requests(load.day, list(entries(trace)))
-    parts = [Tally(load.slo) for _ in range(NUM_PARTS)]
+    parts = [LatencyStats(load.slo) for _ in range(NUM_PARTS)]
 
-    def told(trace: Trace) -> None:
+    def told(trace: ClientTrace) -> None:
         parts[min(NUM_PARTS - 1, int(NUM_PARTS * trace.due_s / load.day.lasts_s))].add(trace)
 
     with collecting_seldom():
@@ -173,7 +173,7 @@ def run(load: Load, trace: Path, way: Way) -> Outcome:
     return _outcome(load, way, done, min(shares), clock.now() - began)
 
 
-def autoscaler(load: Load, way: Way) -> Autoscaler:
+def autoscaler(load: OfferedLoad, way: AutoscalerConfig) -> Autoscaler:
     match way.kind:
         case "planner":
             return Planned(Scaler(load.policy))
@@ -183,7 +183,7 @@ def autoscaler(load: Load, way: Way) -> Autoscaler:
             return _Fixed()
 
 
-def cluster(load: Load, size: Target) -> ClusterSpec:
+def cluster(load: OfferedLoad, size: ReplicaTarget) -> ClusterSpec:
     """Requests wait as long as it takes: what is not served in time is late, and what could be lost by waiting would
     only make a fleet that is too small look better."""
     config = Config(
@@ -197,12 +197,14 @@ def cluster(load: Load, size: Target) -> ClusterSpec:
     return Deployment(machine=machine, pools=pools, config=config).cluster(load.day.seed)
 
 
-def _outcome(load: Load, way: Way, done: ElasticRun, worst_share: float, wall_s: float) -> Outcome:
+def _outcome(
+    load: OfferedLoad, way: AutoscalerConfig, done: ElasticRun, worst_share: float, wall_s: float
+) -> AutoscaleOutcome:
     whole = done.tally.all()
     everyone = done.report.groups[0]
     assert everyone.ttft is not None and everyone.itl is not None, "no request was served"
     moments = done.moments
-    return Outcome(
+    return AutoscaleOutcome(
         way=way,
         percentile=load.policy.percentile,
         num_requests=whole.num_requests,

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadtest.contenders import Contender, Failure, Ring
 from loadtest.model import encoder, model_directory
 from loadtest.peers.catalog import PEERS, Settings, is_installed
 from loadtest.records import Probe, Run
-from loadtest.report import Bench, add_report_flags, report_to
+from loadtest.report import BenchRun, add_report_flags, report_to
 from loadtest.systems import NotStarted
+from loadtest.systems_under_test import Failure, SystemFactory, SystemUnderTest
 from loadtest.workloads import NAMES, Encode, workload
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import ModelConfig
@@ -92,19 +92,19 @@ def _variant(text: str) -> tuple[str, list[str]]:
     return name, shlex.split(flags)
 
 
-async def _bench(args: argparse.Namespace, clock: Clock) -> Bench:
+async def _bench(args: argparse.Namespace, clock: Clock) -> BenchRun:
     directory = model_directory(args.model)
     settings = Settings(model=directory, threads=args.threads, chunk=args.chunk)
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
-        ring = Ring(settings, dict(args.variant), clock, logs, stack)
+        ring = SystemFactory(settings, dict(args.variant), clock, logs, stack)
         names = [*args.systems, *(name for name, _ in args.variant if name not in args.systems and name != "tandem")]
         contenders = [await ring.enter(name) for name in names]
         runs: list[Run] = []
         keeper = _Keeper(args, clock, encoder(directory), runs)
         for name in args.workloads:
             await keeper.run_all(name, contenders)
-        return Bench(systems=tuple(c.name for c in contenders), runs=tuple(runs), facts=_facts(args))
+        return BenchRun(systems=tuple(c.name for c in contenders), runs=tuple(runs), facts=_facts(args))
 
 
 def _facts(args: argparse.Namespace) -> dict[str, str]:
@@ -132,7 +132,7 @@ class _Keeper:
     def __init__(self, args: argparse.Namespace, clock: Clock, encode_text: Encode, runs: list[Run]) -> None:
         self._args, self._clock, self._encode, self._runs = args, clock, encode_text, runs
 
-    async def run_all(self, name: str, contenders: Sequence[Contender]) -> None:
+    async def run_all(self, name: str, contenders: Sequence[SystemUnderTest]) -> None:
         args = self._args
         num_seeds = args.mix_seeds if name.startswith("mix") else 1
         able = {c.name: c for c in contenders if c.runs(workload(name, args.seed, 0, self._encode, args.scale))}
@@ -151,7 +151,7 @@ class _Keeper:
         """In a process of its own, whose threads are gone when the next run begins."""
         if self._args.no_probe:
             return None
-        command = (sys.executable, "-m", "loadtest.probe", str(self._args.threads))
+        command = (sys.executable, "-m", "loadtest.machine_probe", str(self._args.threads))
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         out, _ = await process.communicate()
         return msgspec.json.decode(out, type=Probe) if process.returncode == 0 else None

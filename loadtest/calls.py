@@ -12,11 +12,11 @@ from loadtest.endpoint import Endpoint
 from loadtest.records import Record
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.workload import chance
-from tandem.workload.ask import Ask, Follow
+from tandem.workload import seeded_random
+from tandem.workload.ask import Follow, ScheduledRequest
 
 
-class Call(msgspec.Struct, kw_only=True):
+class TimedCall(msgspec.Struct, kw_only=True):
     """One request as it is sent: `body` is JSON, until it has been sent. `is_exact`: the answer may not end before
     `num_asked_tokens`. `follow` makes the next turn from the record of this one."""
 
@@ -29,17 +29,17 @@ class Call(msgspec.Struct, kw_only=True):
     tenant: str = ""
     headers: Mapping[str, str] = {}
     is_exact: bool = True
-    follow: Callable[[Record], Call] | None = None
+    follow: Callable[[Record], TimedCall] | None = None
 
 
 _JSON = {"content-type": "application/json"}
 _TIERS = {Lane.STANDARD: "default", Lane.BATCH: "flex"}
 
 
-def greedy_call(endpoint: Endpoint, ask: workloads.Ask) -> Call:
+def greedy_call(endpoint: Endpoint, ask: workloads.Ask) -> TimedCall:
     """Of a bench: without chance, and of an exact length."""
     fields = {"max_tokens": ask.max_tokens, "temperature": 0, "ignore_eos": True}
-    return Call(
+    return TimedCall(
         name=ask.name,
         group=ask.group,
         num_prompt_tokens=len(ask.prompt),
@@ -59,9 +59,9 @@ class Caller:
         self._headers = {tenant: {**_JSON, "authorization": f"Bearer {key}"} for tenant, key in keys.items()}
         self._with_priority = with_priority
 
-    def call(self, ask: Ask) -> Call:
+    def call(self, ask: ScheduledRequest) -> TimedCall:
         request = ask.request
-        return Call(
+        return TimedCall(
             name=request.id,
             group=ask.group,
             tenant=ask.tenant,
@@ -74,11 +74,11 @@ class Caller:
             follow=self._following(ask.follow, request.id) if ask.follow is not None else None,
         )
 
-    def _following(self, follow: Follow, name: str) -> Callable[[Record], Call]:
-        def next_turn(record: Record) -> Call:
+    def _following(self, follow: Follow, name: str) -> Callable[[Record], TimedCall]:
+        def next_turn(record: Record) -> TimedCall:
             said: Sequence[int] | None = record.tokens
             if said is None:  # an endpoint that tells no ids cannot be quoted: other tokens are as long to compute
-                said = chance.tokens(record.num_output_tokens, name, "answer")
+                said = seeded_random.tokens(record.num_output_tokens, name, "answer")
             return self.call(follow(said, record.stamps_s[-1]))
 
         return next_turn

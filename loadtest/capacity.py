@@ -19,13 +19,13 @@ from multiprocessing.connection import Connection
 from loadtest.calls import Caller
 from loadtest.client import Client
 from loadtest.endpoint import ANSWER_TOKENS, Endpoint
-from loadtest.loop import MAX_OPEN, OpenLoop, open_session
+from loadtest.open_loop import MAX_OPEN, OpenLoop, open_session
+from loadtest.stats_collector import StatsCollector
 from loadtest.tables import ms, table
-from loadtest.tally import Tally
 from tandem.core.clock import SystemClock
 from tandem.core.slo import Slo
-from tandem.workload.group import Group
 from tandem.workload.mix import poisson
+from tandem.workload.request_class import RequestClass
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 _TOKEN = b'data: {"object":"text_completion","choices":[{"index":0,"text":" of","token_ids":[282]}]}\n\n'
@@ -108,9 +108,9 @@ def _measure(args: argparse.Namespace, rate: float) -> list[str]:
 
 
 async def _load(args: argparse.Namespace, rate: float, url: str) -> list[str]:
-    endpoint, clock, tally = Endpoint(url=url, model="none", extra=ANSWER_TOKENS), SystemClock(), Tally(Slo())
+    endpoint, clock, tally = Endpoint(url=url, model="none", extra=ANSWER_TOKENS), SystemClock(), StatsCollector(Slo())
     caller = Caller(endpoint, {})
-    groups = [Group("same", 1.0, (args.prompt, args.prompt), (args.tokens, args.tokens))]
+    groups = [RequestClass("same", 1.0, (args.prompt, args.prompt), (args.tokens, args.tokens))]
     asks = poisson(groups, 0, round(rate * args.seconds), rate)
     before = resource.getrusage(resource.RUSAGE_SELF)
     async with open_session() as session:

@@ -11,7 +11,7 @@ from loadtest.distribution import distribution
 from loadtest.plot import cdf, colour, dress_cdf, log_time, panels, styled
 from loadtest.records import Run
 from loadtest.stats import percentile
-from tandem.core.histogram import Histogram
+from tandem.core.quantile_sketch import QuantileSketch
 
 
 @styled
@@ -22,7 +22,7 @@ def draw(systems: Sequence[str], runs: Sequence[Run]) -> Figure:
     for workload, (left, right) in zip(workloads, rows, strict=True):
         found = {s: [r for r in runs if (r.system, r.workload) == (s, workload) and not r.failures] for s in systems}
         for place, (system, counted) in enumerate(found.items()):
-            gaps = distribution(Histogram(gap for run in counted for r in run.records for gap in r.gaps_s))
+            gaps = distribution(QuantileSketch(gap for run in counted for r in run.records for gap in r.gaps_s))
             if gaps is not None:
                 cdf(left, gaps, system, colour(place))
         dress_cdf(left, f"{workload}: inter-token latency", "ITL")

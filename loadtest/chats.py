@@ -20,13 +20,13 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Bytes, Config, EngineConfig
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
-from tandem.core.request import Generate, Request, SamplingParams
-from tandem.engine.compose import compose_engine
-from tandem.engine.effects import Effect, Emit
+from tandem.core.request import GenerateJob, Request, SamplingParams
+from tandem.engine.effects import Effect, SendEvent
 from tandem.engine.engine import Engine
+from tandem.engine.factory import build_engine
 from tandem.engine.ports import Executor
-from tandem.runtime.load import load_model
-from tandem.workload.chance import tokens
+from tandem.runtime.model_loader import load_model
+from tandem.workload.seeded_random import tokens
 
 _PROMPT, _OUTPUT = 160, 16
 _SEED = 1
@@ -60,7 +60,7 @@ def _measure(num_chats: int, num_turns: int, num_tokens: int, has_host: bool) ->
     pool, host = Bytes(num_tokens * token_bytes // 3), Bytes(num_tokens * token_bytes * has_host)
     config = replace(config, engine=replace(engine_config, kv_cache_memory=pool, host_cache_memory=host))
     model = load_model(config.model, config.engine)
-    engine = compose_engine(config, model.executor, model.fingerprint.digest, model.max_model_len)
+    engine = build_engine(config, model.executor, model.fingerprint.digest, model.max_model_len)
     histories: list[list[int]] = [[] for _ in range(num_chats)]
     for turn in range(num_turns):
         for i, history in enumerate(histories):
@@ -80,12 +80,12 @@ def _ask(
     sampling = SamplingParams(max_tokens=_OUTPUT, temperature=0.0)
     request = Request(id=RequestId(name), model="m", prompt_tokens=tuple(prompt), sampling=sampling)
     began, first_at, answer, cached = clock.now(), 0.0, [], 0
-    effects: list[Effect] = engine.submit(Generate(request=request, attempt=1), began)
+    effects: list[Effect] = engine.submit(GenerateJob(request=request, attempt=1), began)
     while not engine.is_idle:
         plan, effects = engine.begin(clock.now())
         assert plan is not None, "a prompt waits for nothing here"
         effects = [*effects, *engine.finish(executor.execute(plan), clock.now())]
-        for event in (effect.event for effect in effects if isinstance(effect, Emit)):
+        for event in (effect.event for effect in effects if isinstance(effect, SendEvent)):
             if isinstance(event, Token):
                 first_at = first_at or clock.now()
                 answer.append(event.token.id)

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from loadtest.calls import Call
+from loadtest.calls import TimedCall
 from loadtest.endpoint import Endpoint
 from loadtest.records import Record
 from tandem.core.clock import Clock
@@ -41,7 +41,7 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class Chunk(msgspec.Struct):
+class StreamChunk(msgspec.Struct):
     """An event of a stream of completions; of other fields nothing is read. `token_ids` is vLLM's addition."""
 
     choices: list[_Choice] = []
@@ -119,7 +119,7 @@ class Answer:
         return "", ""
 
 
-_CHUNK = msgspec.json.Decoder(Chunk)
+_CHUNK = msgspec.json.Decoder(StreamChunk)
 
 
 _FAILURES = (aiohttp.ClientError, OSError, Refused, TimeoutError, msgspec.MsgspecError, ValueError)
@@ -137,7 +137,7 @@ class Client:
         self._clock = clock
         self._timeout_s = timeout_s
 
-    async def ask(self, call: Call, began: float, due_s: float | None) -> Record:
+    async def ask(self, call: TimedCall, began: float, due_s: float | None) -> Record:
         """Send it now; a failure is in the record. Times count from `began`; without `due_s` it was due now."""
         answer = Answer()
         sent = self._clock.now() - began
@@ -166,7 +166,7 @@ class Client:
             error_kind=kind,
         )
 
-    async def _events(self, call: Call) -> AsyncIterator[tuple[bytes, float]]:
+    async def _events(self, call: TimedCall) -> AsyncIterator[tuple[bytes, float]]:
         """The data of each event with the time at which its last byte was here."""
         parser = SseParser()
         async with self._session.post(self._url, data=call.body, headers=call.headers) as response:

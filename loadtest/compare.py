@@ -13,7 +13,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from loadtest.bootstrap import CONFIDENCE
-from loadtest.comparison import Row, compare, differing_facts, pairs
+from loadtest.comparison import ComparisonRow, compare, differing_facts, pairs
 from loadtest.load_report import LoadReport
 from loadtest.plot import cdf, chart_path, colour, dress_cdf, panels, save, styled
 from loadtest.report_file import NoReport, read_report
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def markdown(first: LoadReport, second: LoadReport, rows: Sequence[Row]) -> str:
+def markdown(first: LoadReport, second: LoadReport, rows: Sequence[ComparisonRow]) -> str:
     lines = [f"## A {first.name} against B {second.name}\n"]
     differing = differing_facts(first, second)
     if differing:
@@ -64,7 +64,7 @@ def _simulated(first: LoadReport, second: LoadReport) -> list[str]:
     return [f"{told}: {limits}. {gaps}\n"]
 
 
-def _judged(rows: Sequence[Row]) -> str:
+def _judged(rows: Sequence[ComparisonRow]) -> str:
     judged = [row for row in rows if row.verdict.startswith(("B is", "inside"))]
     outside = [row for row in judged if row.verdict.startswith("B is")]
     if not judged:
@@ -76,7 +76,7 @@ def _judged(rows: Sequence[Row]) -> str:
     return f"{len(outside)} of {len(judged)} differences that can be judged lie outside the noise.{of_all}\n"
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ComparisonRow) -> list[str]:
     values = [ms(value) + " ms" if row.is_time else f"{value:.3g}" for value in (row.first, row.second)]
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
     interval = "-" if row.interval is None else f"{row.interval.low:.2f}-{row.interval.high:.2f}"

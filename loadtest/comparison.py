@@ -26,7 +26,7 @@ _PERCENTILES: dict[str, tuple[float, Callable[[Distribution], float]]] = {
 }
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity of `scope` in both tests. `ratio` is second / first; `interval` where it lies by chance alone, None
     where that is not known; `is_time`: seconds, of which less is better."""
 
@@ -53,9 +53,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return "B is lower" if self.interval.high < 1 else "B is higher"
 
 
-def compare(first: LoadReport, second: LoadReport) -> list[Row]:
+def compare(first: LoadReport, second: LoadReport) -> list[ComparisonRow]:
     """All requests, then each class that both have."""
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     for a, b in pairs(first, second):
         sides = [_members(report.sample, a) for report in (first, second)]
         for metric, values in _VALUES.items():
@@ -82,14 +82,14 @@ def _members(sample: Iterable[Sampled], scope: Scope) -> list[Sampled]:
     return [one for one in sample if scope.kind == "all" or one.group == scope.name]
 
 
-def _latency_rows(a: Scope, b: Scope, metric: str, sides: Sequence[Sequence[Sequence[float]]]) -> list[Row]:
+def _latency_rows(a: Scope, b: Scope, metric: str, sides: Sequence[Sequence[Sequence[float]]]) -> list[ComparisonRow]:
     ours, theirs = a.times.get(metric), b.times.get(metric)
     if ours is None or theirs is None:
         return []
     intervals = ratio_intervals(sides[1], sides[0], [share for share, _ in _PERCENTILES.values()], SEED)
     num_least = min(sum(1 for values in side if values) for side in sides)
     return [
-        Row(
+        ComparisonRow(
             scope=a.name,
             name=f"{metric.upper()} {name}",
             first=value(ours),
@@ -101,9 +101,9 @@ def _latency_rows(a: Scope, b: Scope, metric: str, sides: Sequence[Sequence[Sequ
     ]
 
 
-def _rate_rows(a: Scope, b: Scope) -> list[Row]:
-    def row(name: str, first: float, second: float, interval: Interval | None = None) -> Row:
-        return Row(scope=a.name, name=name, first=first, second=second, interval=interval, is_time=False)
+def _rate_rows(a: Scope, b: Scope) -> list[ComparisonRow]:
+    def row(name: str, first: float, second: float, interval: Interval | None = None) -> ComparisonRow:
+        return ComparisonRow(scope=a.name, name=name, first=first, second=second, interval=interval, is_time=False)
 
     counts = [(scope.num_good, scope.num_requests) for scope in (b, a)]
     good = share_ratio_interval(counts[0], counts[1], SEED)

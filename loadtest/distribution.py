@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tandem.core.histogram import Histogram, Spread
+from tandem.core.quantile_sketch import LatencySummary, QuantileSketch
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[tuple[float, int], ...] = ()
 
 
-def distribution(histogram: Histogram) -> Distribution | None:
+def distribution(histogram: QuantileSketch) -> Distribution | None:
     """None of no values."""
     found = histogram.spread()
     if found is None:
@@ -31,7 +31,7 @@ def distribution(histogram: Histogram) -> Distribution | None:
     return of_spread(found, ((round(value, 7), number) for value, number in histogram.buckets()))
 
 
-def of_spread(found: Spread, buckets: Iterable[tuple[float, int]]) -> Distribution:
+def of_spread(found: LatencySummary, buckets: Iterable[tuple[float, int]]) -> Distribution:
     return Distribution(
         count=found.count,
         mean=found.mean,

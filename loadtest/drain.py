@@ -2,7 +2,7 @@
 
     python -m loadtest drain [--sequences 32] [--tokens 256] [--outputs 400] [--transport nixl|local]
 
-It stands in for the gateway: each offer is answered with a `Resume` at the other worker, and a client has each token
+It stands in for the gateway: each offer is answered with a `ResumeJob` at the other worker, and a client has each token
 from whoever tells it first. The bump is the longest time between two neighbouring tokens of a request from the drain
 on, against the median one before it.
 """
@@ -22,13 +22,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from loadtest.workers import MeasurementError, WorkerClient, running_worker
-from tandem.core.by_device import by_device
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config, ModelConfig
+from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, Moving, Pulled, Token
+from tandem.core.events import Finished, KVReceived, MigrationOffered, Token
 from tandem.core.ids import RequestId
-from tandem.core.request import Generate, Request, Resume, SamplingParams
+from tandem.core.request import GenerateJob, Request, ResumeJob, SamplingParams
 
 VOCABULARY = 32_000
 """Every served model has at least as many tokens."""
@@ -82,65 +82,67 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> Drain:
         "--kv-transport": args.transport,
         "--num-threads": args.threads,
         "--max-num-seqs": 2 * args.sequences,
-        "--block-size": by_device(Config()).engine.block_size,
+        "--block-size": with_device_defaults(Config()).engine.block_size,
         "--queue-horizon-ms": 10**6,
     }
     words = [str(part) for pair in flags.items() for part in pair]
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-loadtest-")))
         clients: list[WorkerClient] = []
-        for name in ("giver", "taker"):
+        for name in ("producer", "consumer"):
             worker = await stack.enter_async_context(running_worker("decode", words, logs / name))
             clients.append(await stack.enter_async_context(WorkerClient(worker, clock)))
-        giver, taker = clients
-        jobs = [_job(giver.model, i, args) for i in range(args.sequences)]
-        await asyncio.gather(*(giver.submit(job) for job in jobs))
+        producer, consumer = clients
+        jobs = [_job(producer.model, i, args) for i in range(args.sequences)]
+        await asyncio.gather(*(producer.submit(job) for job in jobs))
         for job in jobs:
-            await giver.first(job.key, lambda e: isinstance(e, Token) and e.index >= WARM_TOKENS)
+            await producer.first(job.key, lambda e: isinstance(e, Token) and e.index >= WARM_TOKENS)
         began = clock.now()
-        draining = asyncio.create_task(giver.drain(DRAIN_S))
-        moves = await asyncio.gather(*(_move(giver, taker, job) for job in jobs))
+        draining = asyncio.create_task(producer.drain(DRAIN_S))
+        moves = await asyncio.gather(*(_move(producer, consumer, job) for job in jobs))
         reply, drain_s = await draining, clock.now() - began
         for move in moves:
-            await taker.first(move.key, lambda e: isinstance(e, Finished))
-        gaps = [_gaps(giver, taker, job, move) for job, move in zip(jobs, moves, strict=True)]
+            await consumer.first(move.key, lambda e: isinstance(e, Finished))
+        gaps = [_gaps(producer, consumer, job, move) for job, move in zip(jobs, moves, strict=True)]
         before = [gap for request in gaps for at, gap in request if at < began]
         worst = tuple(max(gap for at, gap in request if at >= began) for request in gaps)
-        pulled = [event for move in moves for _, event in taker.told(move.key) if isinstance(event, Pulled)]
+        pulled = [event for move in moves for _, event in consumer.told(move.key) if isinstance(event, KVReceived)]
     num_bytes = sum(event.num_bytes for event in pulled)
     return Drain(
         reply.num_moved, reply.num_given_back, reply.num_left, drain_s, num_bytes, statistics.median(before), worst
     )
 
 
-def _job(model: str, number: int, args: argparse.Namespace) -> Generate:
+def _job(model: str, number: int, args: argparse.Namespace) -> GenerateJob:
     prompt = tuple((7 * number + 13 * i) % VOCABULARY for i in range(args.tokens))
     sampling = SamplingParams(max_tokens=args.outputs, temperature=0.0)
     request = Request(id=RequestId(f"drain-{number}"), model=model, prompt_tokens=prompt, sampling=sampling)
-    return Generate(request=request, attempt=1)
+    return GenerateJob(request=request, attempt=1)
 
 
-async def _move(giver: WorkerClient, taker: WorkerClient, job: Generate) -> Resume:
+async def _move(producer: WorkerClient, consumer: WorkerClient, job: GenerateJob) -> ResumeJob:
     """Answer a job's offer with what its client has."""
-    _, event = await giver.first(job.key, lambda e: isinstance(e, Moving))
-    assert isinstance(event, Moving)
-    known = tuple(e.token.id for _, e in giver.told(job.key) if isinstance(e, Token))
-    resume = Resume(
+    _, event = await producer.first(job.key, lambda e: isinstance(e, MigrationOffered))
+    assert isinstance(event, MigrationOffered)
+    known = tuple(e.token.id for _, e in producer.told(job.key) if isinstance(e, Token))
+    resume = ResumeJob(
         request=job.request,
         attempt=2,
         output_tokens=known,
         handoff=event.offer.handoff,
         offer_attempt=event.offer.attempt,
-        source=giver.worker,
+        source=producer.worker,
     )
-    await taker.submit(resume)
+    await consumer.submit(resume)
     return resume
 
 
-def _gaps(giver: WorkerClient, taker: WorkerClient, job: Generate, move: Resume) -> list[tuple[float, float]]:
+def _gaps(
+    producer: WorkerClient, consumer: WorkerClient, job: GenerateJob, move: ResumeJob
+) -> list[tuple[float, float]]:
     """(when, how long) between neighbouring tokens as the client gets them; MeasurementError when one is lost."""
     came: dict[int, float] = {}
-    for at, event in sorted([*giver.told(job.key), *taker.told(move.key)], key=lambda stamped: stamped[0]):
+    for at, event in sorted([*producer.told(job.key), *consumer.told(move.key)], key=lambda stamped: stamped[0]):
         if isinstance(event, Token):
             came.setdefault(event.index, at)
     if sorted(came) != list(range(job.request.sampling.max_tokens)):

@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.predicted import Times
+from loadtest.predictions import Times
 from loadtest.stats import percentile
 
 MONOLITHIC, CHUNKED, SPLIT = "monolithic", "chunked", "disaggregated"
@@ -23,7 +23,7 @@ SHORT = "short"
 """The class of the requests that have reason to complain."""
 
 
-class Outcome(NamedTuple):
+class ExperimentOutcome(NamedTuple):
     """One way, in one place: runs at the usual rate, which are pooled, and one of requests that all come at once."""
 
     way: str
@@ -42,18 +42,18 @@ class Outcome(NamedTuple):
         return sum(run.output_rate for run in self.runs) / len(self.runs)
 
 
-class Place(NamedTuple):
+class ExperimentPlace(NamedTuple):
     """`told`: what ran there."""
 
     name: str
     told: str
-    outcomes: list[Outcome]
+    outcomes: list[ExperimentOutcome]
 
-    def of(self, way: str) -> Outcome | None:
+    def of(self, way: str) -> ExperimentOutcome | None:
         return next((outcome for outcome in self.outcomes if outcome.way == way), None)
 
 
-def markdown(places: Sequence[Place]) -> str:
+def markdown(places: Sequence[ExperimentPlace]) -> str:
     tables = [f"**{place.name}**: {place.told}.\n\n{_table(place)}" for place in places]
     return "\n".join([*tables, "**The published effects**\n", _effects(places)])
 
@@ -70,7 +70,7 @@ def insert(document: str, text: str) -> str:
 # ---- tables
 
 
-def _table(place: Place) -> str:
+def _table(place: ExperimentPlace) -> str:
     lines = [
         "| | TTFT short p50 / p99 ms | TTFT all p50 / p99 ms | ITL p50 / p99 ms | longest gap ms | out tok/s "
         "| all at once, out tok/s |",
@@ -95,7 +95,7 @@ class _Effect(NamedTuple):
     name: str
     published: str
     ways: tuple[str, str]
-    value: Callable[[Outcome, Outcome], float]
+    value: Callable[[ExperimentOutcome, ExperimentOutcome], float]
     holds: Callable[[float], bool]
     unit: str
 
@@ -136,7 +136,7 @@ _EFFECTS = (
 )
 
 
-def _effects(places: Sequence[Place]) -> str:
+def _effects(places: Sequence[ExperimentPlace]) -> str:
     heads = ["effect", "published", *(place.name for place in places)]
     lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "---:|" * len(places)]
     for effect in _EFFECTS:
@@ -145,7 +145,7 @@ def _effects(places: Sequence[Place]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _effect_cell(effect: _Effect, place: Place) -> str:
+def _effect_cell(effect: _Effect, place: ExperimentPlace) -> str:
     first, second = (place.of(way) for way in effect.ways)
     if first is None or second is None:
         return "-"
@@ -156,7 +156,7 @@ def _effect_cell(effect: _Effect, place: Place) -> str:
 # ---- chart
 
 
-def chart(places: Sequence[Place], file: Path) -> None:
+def chart(places: Sequence[ExperimentPlace], file: Path) -> None:
     """A row for each place: TTFT of short requests, and gaps between tokens. Format by the file's suffix."""
     figure = Figure(figsize=(10, 3.1 * len(places)), layout="constrained")
     grid = figure.subplots(len(places), 2, squeeze=False)

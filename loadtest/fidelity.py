@@ -19,18 +19,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtest.contenders import Failure
-from loadtest.measured import Kept, Load, Way, kept
-from loadtest.predicted import Times, predicted, profile_from, replayed, times_of
+from loadtest.predictions import Times, predicted, profile_from, replayed, times_of
+from loadtest.recorded_runs import RecordedLoad, RunConfig, StoredRun, kept
 from loadtest.stats import percentile
 from loadtest.systems import NotStarted
+from loadtest.systems_under_test import Failure
 from tandem.core.clock import Clock, SystemClock
 from tandem.sim.profile import encode_profile
 
 CHUNK = ("--max-num-batched-tokens", "256")
 WAYS = {
-    "mixed": Way("mixed", ("--mixed", "1", *CHUNK)),
-    "split": Way("split", ("--mixed", "0", "--prefill", "1", "--decode", "1", *CHUNK)),
+    "mixed": RunConfig("mixed", ("--mixed", "1", *CHUNK)),
+    "split": RunConfig("split", ("--mixed", "0", "--prefill", "1", "--decode", "1", *CHUNK)),
 }
 NUM_DRAWS = 9
 """Simulations with residuals of their own; the prediction is their median."""
@@ -39,7 +39,7 @@ ALLOWED = {"TTFT p50": 0.15, "TTFT p99": 0.25, "ITL p50": 0.15, "ITL p99": 0.25}
 ALLOWED_REPLAY = 0.05
 
 
-class Row(NamedTuple):
+class FidelityRow(NamedTuple):
     """One figure in seconds: of the real runs, of the simulations, and of each real run's replay. `unlike`: the share
     of a replay's steps that the run's log had no like of, at most; with many, a replay says little."""
 
@@ -93,9 +93,9 @@ def main(argv: Sequence[str]) -> int:
 
 async def _compare(args: argparse.Namespace, clock: Clock) -> int:
     way, (seed_a, seed_b) = WAYS[args.way], args.seeds
-    a = await kept(way, Load(seed_a, args.count, args.rate), args.directory, clock)
+    a = await kept(way, RecordedLoad(seed_a, args.count, args.rate), args.directory, clock)
     turns = range(args.turns)
-    runs = [await kept(way, Load(seed_b, args.count, args.rate, turn), args.directory, clock) for turn in turns]
+    runs = [await kept(way, RecordedLoad(seed_b, args.count, args.rate, turn), args.directory, clock) for turn in turns]
     rows = compare(a, runs)
     sys.stdout.write(markdown(rows, len(runs)) + "\n")
     if args.profile:
@@ -105,7 +105,7 @@ async def _compare(args: argparse.Namespace, clock: Clock) -> int:
     return 0 if all(row.holds for row in rows) else 1
 
 
-def compare(a: Kept, runs: Sequence[Kept]) -> list[Row]:
+def compare(a: StoredRun, runs: Sequence[StoredRun]) -> list[FidelityRow]:
     """Fit on `a`, predict and replay `runs`, which are of one load."""
     profile = profile_from(a, "")
     real = [_figures(times_of(run.run.records)) for run in runs]
@@ -113,7 +113,7 @@ def compare(a: Kept, runs: Sequence[Kept]) -> list[Row]:
     again = [replayed(run) for run in runs]
     replays, unlike = [_figures(times) for times in again], max(times.unlike for times in again)
     return [
-        Row(name, [f[name] for f in real], [f[name] for f in simulated], [f[name] for f in replays], unlike)
+        FidelityRow(name, [f[name] for f in real], [f[name] for f in simulated], [f[name] for f in replays], unlike)
         for name in ALLOWED
     ]
 
@@ -127,7 +127,7 @@ def _figures(times: Times) -> dict[str, float]:
     }
 
 
-def markdown(rows: Sequence[Row], num_runs: int) -> str:
+def markdown(rows: Sequence[FidelityRow], num_runs: int) -> str:
     lines = [
         f"| ms | real, median of {num_runs} (range) | predicted, median of {NUM_DRAWS} draws (range) | error | allowed "
         "| replay's error | |",
@@ -143,7 +143,7 @@ def markdown(rows: Sequence[Row], num_runs: int) -> str:
     return "\n".join(lines)
 
 
-def told(rows: Sequence[Row], num_runs: int) -> str:
+def told(rows: Sequence[FidelityRow], num_runs: int) -> str:
     """One sentence for a profile, which every report prints."""
     errors = ", ".join(f"{row.name} {row.error:+.0%}" for row in rows)
     return f"predicted {num_runs} real runs of another seed with errors of {errors}"

@@ -7,7 +7,7 @@ The loop copies block by block with the driver's own asynchronous copy over a ha
 Blocks lie in random order on both sides. The KV of 8,192 tokens of an 8B model in bf16 has 1,024 MiB, that of 2,048
 tokens 256, a chunk of 512 tokens 64, and a block of 16, 64 or 128 tokens 2,048, 8,192 or 16,384 KiB: the time of the
 last chunk is what a hand-off adds where the rest is read while the prompt is computed, that of the whole the most that
-it can add. `--busy` lets the giver compute without a pause, as a worker that goes on with other prompts does.
+it can add. `--busy` lets the producer compute without a pause, as a worker that goes on with other prompts does.
 `--device cpu` does the same in the host's memory, with process_vm_readv in the loop.
 """
 
@@ -29,19 +29,19 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.memories import Memory, open_memory
+from loadtest.device_memory import DeviceMemory, open_memory
 from loadtest.mps import MpsUnavailable, multi_process_service
 from loadtest.tables import table
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.memory import Span
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.pool import MemoryPool
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.nixl_transport import NixlTransport
+from tandem.transfer.process_memory import CopySpan
 
 KIB, MIB = 1 << 10, 1 << 20
-GIVER = WorkerRef(WorkerId("giver"), Incarnation(1), "127.0.0.1:1")
+PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "127.0.0.1:1")
 _BLOCK_TOKENS, _HEAD_DIM = 16, 128
 _LAYER_KIB = 2 * _BLOCK_TOKENS * _HEAD_DIM * 2 // KIB
 """Of one layer and head, keys and values in bf16."""
@@ -58,7 +58,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class GpuTransferCase:
     """One pair of processes and pools. `sizes` are payloads in bytes."""
 
     device: str
@@ -80,15 +80,15 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What the giver tells the taker: its transport, and its memory for plain copies."""
+class GpuOffer:
+    """What the producer tells the consumer: its transport, and its memory for plain copies."""
 
     peer: TransportPeer
     shared: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GpuTransferRow:
     """Medians in seconds, and the least."""
 
     block_kib: int
@@ -108,23 +108,23 @@ class Row:
 
 
 def content_of(block: int, num_bytes: int) -> bytes:
-    """Of the giver's block; no two words of one block are equal, and no two blocks."""
+    """Of the producer's block; no two words of one block are equal, and no two blocks."""
     words = np.arange(block << 32, (block << 32) + num_bytes // 8, dtype=np.uint64)
     return (words * np.uint64(0x9E3779B97F4A7C15)).tobytes()
 
 
-# ---- the giver's process
+# ---- the producer's process
 
 
-def give(case: Case, pipe: Connection) -> None:
+def give(case: GpuTransferCase, pipe: Connection) -> None:
     """Offer a pool with known content and answer its readers until the other end says something."""
     memory = open_memory(case.device)
     pool = _open_pool(case, memory)
     for block in range(case.num_blocks):
         memory.write(pool.address + block * pool.block_bytes, content_of(block, pool.block_bytes))
-    transport = NixlTransport(pool, "giver.1")
+    transport = NixlTransport(pool, "producer.1")
     with _computing(case.device) if case.is_busy else nullcontext():
-        pipe.send(Offer(transport.describe(GIVER), memory.share(pool.address)))
+        pipe.send(GpuOffer(transport.describe(PRODUCER), memory.share(pool.address)))
         while not pipe.poll(_POLL_S):
             transport.progress()
 
@@ -153,21 +153,21 @@ def _multiply(device: str, ended: threading.Event) -> None:
             torch.cuda.synchronize()
 
 
-def _open_pool(case: Case, memory: Memory) -> MemoryPool:
+def _open_pool(case: GpuTransferCase, memory: DeviceMemory) -> MemoryPool:
     num_bytes = case.num_blocks * case.block_kib * KIB
     return MemoryPool(memory.allocate(num_bytes), case.num_blocks, case.layout, device=memory.device)
 
 
-# ---- the taker's process
+# ---- the consumer's process
 
 
-class Taker:
-    """Reads the giver's blocks in both ways."""
+class Consumer:
+    """Reads the producer's blocks in both ways."""
 
-    def __init__(self, case: Case, offer: Offer) -> None:
+    def __init__(self, case: GpuTransferCase, offer: GpuOffer) -> None:
         self._memory = open_memory(case.device)
         self._pool = _open_pool(case, self._memory)
-        self._transport = NixlTransport(self._pool, "taker.1")
+        self._transport = NixlTransport(self._pool, "consumer.1")
         self._peer = offer.peer
         self._transport.connect(offer.peer)
         self._remote = self._memory.open(offer.shared)
@@ -187,7 +187,7 @@ class Taker:
     def loop(self, copies: Sequence[BlockCopy]) -> float:
         """Seconds of the same by plain copies."""
         size = self._pool.block_bytes
-        spans = [Span(self._remote + c.remote * size, self._pool.block_address(c.local), size) for c in copies]
+        spans = [CopySpan(self._remote + c.remote * size, self._pool.block_address(c.local), size) for c in copies]
         began = self._clock.now()
         self._memory.copy(spans)
         return self._clock.now() - began
@@ -205,38 +205,38 @@ class Taker:
                 raise Broken(f"block {copy.remote} has not arrived")
 
 
-def take(case: Case, result: Connection, giver: Connection) -> None:
-    """Measure against a giver that runs already; rows go into `result`, or what went wrong as text."""
+def take(case: GpuTransferCase, result: Connection, producer: Connection) -> None:
+    """Measure against a producer that runs already; rows go into `result`, or what went wrong as text."""
     try:
-        taker = Taker(case, giver.recv())
+        consumer = Consumer(case, producer.recv())
         one = copies_of(case, 1)
         for _ in range(_CONTACTS):
-            taker.nixl(one)
-        result.send([measure(case, size, taker) for size in case.sizes])
+            consumer.nixl(one)
+        result.send([measure(case, size, consumer) for size in case.sizes])
     except Exception:
         result.send(traceback.format_exc())
     finally:
-        giver.send("done")
+        producer.send("done")
 
 
-def copies_of(case: Case, count: int) -> list[BlockCopy]:
+def copies_of(case: GpuTransferCase, count: int) -> list[BlockCopy]:
     """Blocks in random order on both sides."""
     source = random.Random(_SEED)
     theirs, ours = (source.sample(range(case.num_blocks), count) for _ in range(2))
     return [BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(theirs, ours, strict=True)]
 
 
-def measure(case: Case, size: int, taker: Taker) -> Row:
+def measure(case: GpuTransferCase, size: int, consumer: Consumer) -> GpuTransferRow:
     """Both ways in turn; what arrives is checked once for each, before the rounds that count. Raises Broken."""
     copies = copies_of(case, case.blocks_of(size))
     sampled = copies[:: max(1, len(copies) // 3)]
-    for way in (taker.nixl, taker.loop):
-        taker.spoil(sampled)
+    for way in (consumer.nixl, consumer.loop):
+        consumer.spoil(sampled)
         way(copies)
-        taker.check(sampled)
-    seconds = [(taker.nixl(copies), taker.loop(copies)) for _ in range(case.rounds)]
+        consumer.check(sampled)
+    seconds = [(consumer.nixl(copies), consumer.loop(copies)) for _ in range(case.rounds)]
     nixl, loop = zip(*seconds, strict=True)
-    return Row(
+    return GpuTransferRow(
         block_kib=case.block_kib,
         num_blocks=len(copies),
         num_bytes=len(copies) * case.block_kib * KIB,
@@ -260,12 +260,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(kib % _LAYER_KIB or kib < _LAYER_KIB for kib in args.kib):
         parser.error(f"--kib: blocks have multiples of {_LAYER_KIB} KiB")
     sizes = tuple(int(mib * MIB) for mib in args.mib)
-    rows: list[Row] = []
+    rows: list[GpuTransferRow] = []
     try:
         with multi_process_service() if args.mps else nullcontext():
             for kib in args.kib:
-                for row in run(Case(args.device, kib, sizes, args.rounds, args.busy)):
-                    rows.append(Row(**asdict(row) | {"is_mps": args.mps}))
+                for row in run(GpuTransferCase(args.device, kib, sizes, args.rounds, args.busy)):
+                    rows.append(GpuTransferRow(**asdict(row) | {"is_mps": args.mps}))
     except (MpsUnavailable, Broken) as error:
         sys.stderr.write(f"loadtest gpu-transfer: {error}\n")
         return 1
@@ -282,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kib", type=_integers, default=[64, 2048, 8192, 16384], help="of a block")
     parser.add_argument("--mib", type=_numbers, default=[8.0, 64.0, 256.0, 1024.0], help="of a read")
     parser.add_argument("--rounds", type=int, default=20, help="of each size (default: %(default)s)")
-    parser.add_argument("--busy", action="store_true", help="the giver computes meanwhile")
+    parser.add_argument("--busy", action="store_true", help="the producer computes meanwhile")
     parser.add_argument("--mps", action="store_true", help="under a multi-process service of its own")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser
@@ -296,29 +296,29 @@ def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def run(case: Case) -> list[Row]:
+def run(case: GpuTransferCase) -> list[GpuTransferRow]:
     """In two fresh processes. Raises Broken when one of them fails."""
     context = get_context("spawn")
-    giver_end, taker_end = context.Pipe()
+    producer_end, consumer_end = context.Pipe()
     result, sender = context.Pipe(duplex=False)
     with ExitStack() as stack:
-        for target, *pipes in ((give, giver_end), (take, sender, taker_end)):
+        for target, *pipes in ((give, producer_end), (take, sender, consumer_end)):
             process = context.Process(target=target, args=(case, *pipes), daemon=True)
             process.start()
             stack.callback(process.join)
             for pipe in pipes:
                 pipe.close()
         try:
-            told: list[Row] | str = result.recv()
+            told: list[GpuTransferRow] | str = result.recv()
         except EOFError:
             raise Broken("a process ended without a word, see above") from None
     if isinstance(told, str):
-        raise Broken(f"the taker failed:\n{told}")
+        raise Broken(f"the consumer failed:\n{told}")
     return told
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    heads = ("block", "blocks", "MiB", "NIXL ms", "GB/s", "loop ms", "GB/s", "NIXL of the loop", "giver", "MPS")
+def markdown(rows: Sequence[GpuTransferRow]) -> str:
+    heads = ("block", "blocks", "MiB", "NIXL ms", "GB/s", "loop ms", "GB/s", "NIXL of the loop", "producer", "MPS")
     cells = [
         (
             f"{row.block_kib} KiB",

@@ -2,8 +2,9 @@
 
     python -m loadtest.handoff [--transport nixl|local] [--tokens 128,512] [--repeats 3] [--json FILE]
 
-Each prompt is sent as the design orders it: `Resume` to the decode worker, then `Prefill` to the prefill worker. The
-clock starts before the first of them. No prompt shares a block with another one, so that nothing is found in a cache.
+Each prompt is sent as the design orders it: `ResumeJob` to the decode worker, then `PrefillJob` to the prefill worker.
+The clock starts before the first of them. No prompt shares a block with another one, so that nothing is found in a
+cache.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from pathlib import Path
 import msgspec
 
 from loadtest.workers import MeasurementError, WorkerClient, running_worker
-from tandem.core.by_device import by_device
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config, ModelConfig
+from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, Pulled, Token
+from tandem.core.events import Finished, KVReceived, Token
 from tandem.core.ids import HandoffId, RequestId
-from tandem.core.request import Prefill, Request, Resume, SamplingParams
+from tandem.core.request import PrefillJob, Request, ResumeJob, SamplingParams
 
-BLOCK_SIZE = by_device(Config()).engine.block_size
+BLOCK_SIZE = with_device_defaults(Config()).engine.block_size
 VOCABULARY = 32_000
 """Every served model has at least as many tokens."""
 MIB = 1 << 20
@@ -105,7 +106,7 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> list[HandoffTimes]
             _say(f"starting a {pool} worker ...\n")
             worker = await stack.enter_async_context(running_worker(pool, _flags(args), logs / pool))
             clients.append(await stack.enter_async_context(WorkerClient(worker, clock)))
-        meter = _Meter(giver=clients[0], taker=clients[1], clock=clock, budget=args.budget)
+        meter = _Meter(producer=clients[0], consumer=clients[1], clock=clock, budget=args.budget)
         _say("warming up ...\n")
         await meter.hand_over(args.budget)
         return [await _medians(meter, count, args.repeats) for count in args.tokens]
@@ -134,25 +135,25 @@ async def _medians(meter: _Meter, count: int, repeats: int) -> HandoffTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Meter:
-    giver: WorkerClient
-    taker: WorkerClient
+    producer: WorkerClient
+    consumer: WorkerClient
     clock: Clock
     budget: int
 
     async def hand_over(self, count: int) -> HandoffTimes:
         """One prompt of `count` tokens, until both of its jobs have ended."""
-        request = _request(self.giver.model, count)
+        request = _request(self.producer.model, count)
         handoff = HandoffId(f"handoff-{request.id}")
-        resume = Resume(request=request, attempt=1, handoff=handoff, source=self.giver.worker)
+        resume = ResumeJob(request=request, attempt=1, handoff=handoff, source=self.producer.worker)
         key, began = resume.key, self.clock.now()
-        await self.taker.submit(resume)
-        await self.giver.submit(Prefill(request=request, attempt=1, handoff=handoff))
-        first_at, _ = await self.giver.first(key, lambda event: isinstance(event, Token))
-        second_at, _ = await self.taker.first(key, lambda event: isinstance(event, Token) and event.index == 1)
-        _, pulled = await self.taker.first(key, lambda event: isinstance(event, Pulled))
-        for client in (self.giver, self.taker):
+        await self.consumer.submit(resume)
+        await self.producer.submit(PrefillJob(request=request, attempt=1, handoff=handoff))
+        first_at, _ = await self.producer.first(key, lambda event: isinstance(event, Token))
+        second_at, _ = await self.consumer.first(key, lambda event: isinstance(event, Token) and event.index == 1)
+        _, pulled = await self.consumer.first(key, lambda event: isinstance(event, KVReceived))
+        for client in (self.producer, self.consumer):
             await client.first(key, lambda event: isinstance(event, Finished))
-        assert isinstance(pulled, Pulled)
+        assert isinstance(pulled, KVReceived)
         if pulled.num_cached_tokens:
             raise MeasurementError(f"{pulled.num_cached_tokens} tokens of {request.id} were in the cache already")
         return HandoffTimes(

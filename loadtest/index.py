@@ -20,17 +20,17 @@ from collections.abc import Iterator, Sequence
 from redis.asyncio import Redis
 
 from loadtest.index_memory import NUM_BLOCKS, NUM_WORKERS, Holdings, forms, hashing, lookups, worker
-from loadtest.index_reads import Fleet, processor, ways
-from loadtest.index_tellers import NAMESPACE, PROMPT_BLOCKS
+from loadtest.index_publishers import NAMESPACE, PROMPT_BLOCKS
+from loadtest.index_reads import IndexedWorkers, processor, ways
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes
 from tandem.core.events import BlockStored
 from tandem.core.ids import BlockHash
-from tandem.gateway.prefixes import PrefixIndex
-from tandem.kv.prefix_log import PrefixLog
-from tandem.routing.prefix_mirror import Entry
-from tandem.stores.embedded import EmbeddedServer
-from tandem.stores.index_format import Snapshot
+from tandem.gateway.prefix_index_client import PrefixIndexClient
+from tandem.kv.kv_event_log import KVEventLog
+from tandem.routing.kv_indexer import WorkerKVEvents
+from tandem.stores.embedded_redis import EmbeddedServer
+from tandem.stores.index_format import IndexSnapshot
 from tandem.stores.prefix_index import IndexReader, IndexWriter
 
 LOOK_S = 0.001
@@ -67,8 +67,8 @@ def _rows(num_blocks: int, seconds: float, seed: int) -> Iterator[str]:
         yield from ways(server.url, seconds)
 
 
-def _index(url: str) -> PrefixIndex:
-    return PrefixIndex(IndexReader(url, NAMESPACE), Fleet(), 1, SystemClock())
+def _index(url: str) -> PrefixIndexClient:
+    return PrefixIndexClient(IndexReader(url, NAMESPACE), IndexedWorkers(), 1, SystemClock())
 
 
 async def _cold_start(url: str, num_blocks: int, seed: int) -> list[str]:
@@ -78,7 +78,7 @@ async def _cold_start(url: str, num_blocks: int, seed: int) -> list[str]:
     num_bytes = 0
     for number, words in enumerate(holdings.words):
         writer = IndexWriter(url, NAMESPACE, worker(number))
-        await writer.write(Snapshot(worker(number).incarnation, 0, len(words), words))
+        await writer.write(IndexSnapshot(worker(number).incarnation, 0, len(words), words))
         await writer.close()
     async for key in redis.scan_iter(f"{{{NAMESPACE}:index:w:*"):
         num_bytes += await redis.memory_usage(key, samples=0) or 0
@@ -102,13 +102,13 @@ async def _publish_cost(url: str) -> list[str]:
     """Of facts that are told 32 at a time, in microseconds of the worker's event loop and of Redis."""
     redis, rng = Redis.from_url(url), random.Random(0)
     writer = IndexWriter(url, "cost", worker(0))
-    log = PrefixLog(1, 1 << 20, 1 << 17)
+    log = KVEventLog(1, 1 << 20, 1 << 17)
     steps = [[BlockStored(BlockHash(rng.randbytes(16)), None) for _ in range(PROMPT_BLOCKS)] for _ in range(COST_STEPS)]
     before, used = await processor(redis), time.process_time()
     for step in steps:
         log.add(step)
         facts = log.waiting(len(step))
-        await writer.tell([Entry(worker(0).id, worker(0).incarnation, facts)])
+        await writer.tell([WorkerKVEvents(worker(0).id, worker(0).incarnation, facts)])
         log.told(facts.end)
     mine, theirs = time.process_time() - used, await processor(redis) - before
     num_bytes = sum([await redis.memory_usage(key, samples=0) or 0 async for key in redis.scan_iter("{cost:index:*")])

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from loadtest.stats import percentile
 from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.prompt_names import name_prompt
+from tandem.gateway.block_hashes import hash_prompt_blocks
+from tandem.kv.compact_block_set import CompactBlockSet
 from tandem.kv.hashing import chain_hashes, root_hash
-from tandem.kv.held_blocks import HeldBlocks
-from tandem.kv.prefix_word import DEVICE, name_of
-from tandem.routing.prefix_table import PrefixTable
+from tandem.kv.kv_event_codec import DEVICE, short_hash
+from tandem.routing.prefix_index import PrefixTable
 
 NUM_WORKERS = 64
 NUM_BLOCKS = 1_000_000
@@ -46,13 +46,13 @@ class Holdings(NamedTuple):
             mine = prompt[: lengths[worker % num_lengths]]
             mine += [BlockHash(rng.randbytes(16)) for _ in range(each - len(mine))]
             rng.shuffle(mine)
-            words.append(array("Q", (name_of(block) | DEVICE for block in mine)))
+            words.append(array("Q", (short_hash(block) | DEVICE for block in mine)))
         return cls(prompt, words)
 
     def table(self) -> PrefixTable:
         table = PrefixTable()
         for number, words in enumerate(self.words):
-            held = HeldBlocks(len(words))
+            held = CompactBlockSet(len(words))
             held.write(words)
             table.load(worker(number), held)
         return table
@@ -82,7 +82,7 @@ def forms(seed: int, num_blocks: int) -> Iterator[str]:
     """Markdown rows: the table beside plain Python that does the same for one worker."""
     words = Holdings.draw(seed, num_blocks, 1).words[0]
     names = [word - DEVICE for word in words]
-    held = HeldBlocks()
+    held = CompactBlockSet()
     held.write(words)
     integers = len(words) * sys.getsizeof(1 << 62)
     plain = {"set of integers": set(names), "dict of integers": dict.fromkeys(names, DEVICE)}
@@ -111,7 +111,7 @@ async def hashing(num_tokens: int) -> list[str]:
     async def in_slices() -> None:
         sampling = SamplingParams(max_tokens=1)
         request = Request(id=RequestId("r"), model="m", prompt_tokens=tokens, sampling=sampling)
-        await name_prompt(request, "model", BLOCK_SIZE)
+        await hash_prompt_blocks(request, "model", BLOCK_SIZE)
 
     rows = [
         f"| hashing of {num_tokens:,} tokens | ms, p50 | event loop held up, ms, p50 of the longest |",

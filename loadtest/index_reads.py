@@ -12,13 +12,13 @@ from typing import Any
 from redis.asyncio import Redis
 
 from loadtest.index_memory import NUM_WORKERS, worker
-from loadtest.index_tellers import FACTS_PER_S, NAMESPACE, Tellers, first_name
+from loadtest.index_publishers import FACTS_PER_S, NAMESPACE, IndexPublishers, first_name
 from loadtest.stats import percentile
 from tandem.core.clock import SystemClock
 from tandem.core.ids import WorkerRef
-from tandem.gateway.prefixes import PrefixIndex
-from tandem.routing.prefix_mirror import PrefixMirror
-from tandem.routing.prefix_table import PrefixTable
+from tandem.gateway.prefix_index_client import PrefixIndexClient
+from tandem.routing.kv_indexer import KVIndexer
+from tandem.routing.prefix_index import PrefixTable
 from tandem.stores.index_format import unpack_entry
 from tandem.stores.prefix_index import NUM_SHARDS, READ_ENTRIES, IndexReader
 
@@ -32,7 +32,7 @@ Reading = Callable[[str], AbstractAsyncContextManager[PrefixTable]]
 """A table that is kept true to what is told at a URL."""
 
 
-class Fleet:
+class IndexedWorkers:
     """Workers that all live."""
 
     def workers(self) -> list[WorkerRef]:
@@ -60,7 +60,7 @@ async def _measured(url: str, seconds: float, reading: Reading) -> str:
     redis: Any = Redis.from_url(url)
     await redis.flushall()
     seen: list[list[float]] = [[] for _ in range(NUM_LOOKED_AT)]
-    tellers = Tellers(url, seconds)
+    tellers = IndexPublishers(url, seconds)
     async with reading(url) as table:
         while table.num_blocks == 0 and not tellers.has_ended():  # noqa: ASYNC110 - nobody says so
             await asyncio.sleep(LOOK_S)
@@ -103,7 +103,7 @@ async def _num_reads(redis: Any) -> int:
 
 @asynccontextmanager
 async def polling(url: str) -> AsyncGenerator[PrefixTable, None]:
-    index = PrefixIndex(IndexReader(url, NAMESPACE), Fleet(), 1, SystemClock())
+    index = PrefixIndexClient(IndexReader(url, NAMESPACE), IndexedWorkers(), 1, SystemClock())
     await index.start()
     yield index.table
     await index.stop()
@@ -130,13 +130,13 @@ async def blocking_all(url: str) -> AsyncGenerator[PrefixTable, None]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _mirror() -> PrefixMirror:
-    mirror = PrefixMirror(PrefixTable())
-    mirror.expect(Fleet().workers())
+def _mirror() -> KVIndexer:
+    mirror = KVIndexer(PrefixTable())
+    mirror.expect(IndexedWorkers().workers())
     return mirror
 
 
-async def _block(url: str, mirror: PrefixMirror, shards: list[int]) -> None:
+async def _block(url: str, mirror: KVIndexer, shards: list[int]) -> None:
     after = {f"{{{NAMESPACE}:index:{shard}}}".encode(): b"0-0" for shard in shards}
     redis: Any = Redis.from_url(url)
     async with redis:

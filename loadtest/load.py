@@ -24,18 +24,18 @@ from loadtest.endpoint import ANSWER_TOKENS, Endpoint, NoEndpoint, base_url, fir
 from loadtest.load_chart import draw
 from loadtest.load_markdown import markdown
 from loadtest.load_report import ClientFacts, LoadReport
-from loadtest.loop import MAX_OPEN, OpenLoop, open_session
+from loadtest.open_loop import MAX_OPEN, OpenLoop, open_session
 from loadtest.plot import chart_path, save
 from loadtest.progress import show
 from loadtest.records import Record
 from loadtest.report import add_slo_flags
-from loadtest.steps import StepLog, read_steps, within
+from loadtest.stats_collector import StatsCollector
+from loadtest.steps import RecordedSteps, read_steps, within
 from loadtest.steps_markdown import steps_markdown
-from loadtest.tally import Tally
 from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
-from tandem.workload.ask import Ask
+from tandem.workload.ask import ScheduledRequest
 from tandem.workload.source import open_workload
 
 STOPPED = 130
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
-def _asks(args: argparse.Namespace) -> Iterator[Ask]:
+def _asks(args: argparse.Namespace) -> Iterator[ScheduledRequest]:
     """Raises TandemError."""
     asks = open_workload(
         args.workload, seed=args.seed, count=args.count, rate=args.rate, speedup=args.speedup, salt=args.salt
@@ -107,7 +107,7 @@ def _key(text: str) -> tuple[str, str]:
     return tenant, key
 
 
-def _run(test: LoadTest, asks: Iterable[Ask]) -> int:
+def _run(test: LoadTest, asks: Iterable[ScheduledRequest]) -> int:
     """A bad line of a trace or a full disk ends a test as Ctrl-C does: what was measured until then is told."""
     status = 0
     try:
@@ -126,12 +126,12 @@ class LoadTest:
     def __init__(self, args: argparse.Namespace, clock: Clock, out: BinaryIO | None) -> None:
         self._args, self._clock, self._out = args, clock, out
         self._slo = Slo.of_ms(args.slo_ttft_ms, args.slo_itl_ms)
-        self._tally = Tally(self._slo, args.seed)
+        self._tally = StatsCollector(self._slo, args.seed)
         self._loop: OpenLoop | None = None
         self._facts: dict[str, str] = {}
         self._began = wall_ns() / 1e9
 
-    async def run(self, asks: Iterable[Ask]) -> None:
+    async def run(self, asks: Iterable[ScheduledRequest]) -> None:
         """Raises NoEndpoint, and a group of the workload's TandemErrors."""
         args, keys = self._args, dict(self._args.key)
         url = base_url(args.url)
@@ -208,7 +208,7 @@ def _tell(report: LoadReport, args: argparse.Namespace) -> int:
     sys.stdout.write(markdown(report))
     if args.json:
         args.json.write_bytes(msgspec.json.encode(report))
-    logs: list[StepLog] = []
+    logs: list[RecordedSteps] = []
     if args.steps:
         time.sleep(STEPS_WRITTEN_S)
         logs = [within(read_steps(path), report.began, report.wall_s) for path in args.steps]

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 
 from loadtest.load_report import LoadReport, Scope
 from loadtest.plot import GREY, cdf, colour, dress_cdf, log_time, panels, styled
-from loadtest.steps import StepLog, per_interval
-from loadtest.tally import WINDOW_S
+from loadtest.stats_collector import WINDOW_S
+from loadtest.steps import RecordedSteps, per_interval
 
 
 @styled
-def draw(report: LoadReport, logs: Sequence[StepLog] = ()) -> Figure:
+def draw(report: LoadReport, logs: Sequence[RecordedSteps] = ()) -> Figure:
     """A row of latencies, one of time, and one for each two workers whose steps are known."""
     told = ", ".join(f"{name} {value}" for name, value in report.facts.items() if name != "url")
     figure, rows = panels(2 + (len(logs) + 1) // 2, 2, f"{report.name}: {told}")
@@ -84,7 +84,7 @@ def _draw_stalls(axes: Axes, report: LoadReport) -> None:
         axes.axhline(report.slo.itl_s * 1e3, color=GREY, linestyle=":")
 
 
-def _draw_steps(axes: Axes, log: StepLog, wall_s: float) -> None:
+def _draw_steps(axes: Axes, log: RecordedSteps, wall_s: float) -> None:
     """Mean tokens of an iteration in each interval, prompts above decodes."""
     edges, prefill, decode = per_interval(log)
     both = [p + d for p, d in zip(prefill, decode, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from loadtest.load_report import LoadReport, Scope, Window
+from loadtest.load_report import LoadReport, LoadWindow, Scope
 from loadtest.tables import ms, table
 from tandem.core.slo import TOLERATED, Slo
 
@@ -101,7 +101,7 @@ def _errors(report: LoadReport) -> str:
     return table(["error", "requests", "the first one"], rows) if rows else ""
 
 
-def _timeline(windows: Sequence[Window]) -> str:
+def _timeline(windows: Sequence[LoadWindow]) -> str:
     if len(windows) < 2:
         return ""
     step = math.ceil(len(windows) / MOST_WINDOWS)

@@ -32,7 +32,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     times: dict[str, Distribution]
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Ten seconds of a run; the last one may be shorter. `output_rate`: tokens per second that arrived, those of failed
     answers included."""
 
@@ -80,7 +80,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     is_simulated: bool = False
     slo: Slo = Slo()
     scopes: tuple[Scope, ...]
-    windows: tuple[Window, ...] = ()
+    windows: tuple[LoadWindow, ...] = ()
     client: ClientFacts | None = None
     examples: dict[str, str] = {}
     sample: tuple[Sampled, ...] = ()

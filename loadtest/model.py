@@ -7,12 +7,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from loadtest.workloads import Encode
-from tandem.runtime.catalog import cache_root, locate
+from tandem.runtime.model_store import cache_root, resolve_model
 
 
 def model_directory(model: str) -> Path:
     """Made where there is none yet. Raises TandemError."""
-    return locate(model, cache_root(""))
+    return resolve_model(model, cache_root(""))
 
 
 def encoder(directory: Path) -> Encode:

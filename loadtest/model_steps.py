@@ -23,9 +23,9 @@ import torch
 
 from loadtest.step_floor import Rates, floor_s
 from loadtest.step_plans import (
-    Chunk,
     Decode,
     ModelExecutor,
+    PlannedChunk,
     StepCase,
     Unfit,
     fill,
@@ -37,13 +37,13 @@ from loadtest.tables import table
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.device import num_compute_threads, torch_dtype
 from tandem.runtime.model_config import DecoderConfig, read_model_config
+from tandem.runtime.model_store import cache_root, resolve_model
 from tandem.runtime.random_model import PREFIX
+from tandem_kernels.bench.environment import clocks, describe
 from tandem_kernels.bench.grid import QUICK
-from tandem_kernels.bench.limits import measure_limits
-from tandem_kernels.bench.machine import clocks, describe
+from tandem_kernels.bench.roofline import measure_limits
 from tandem_kernels.bench.timing import CudaStopwatch, HostStopwatch, Stopwatch
 
 GIB = 1 << 30
@@ -78,7 +78,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ModelStepsReport:
     """`rates` as bytes and operations per second."""
 
     machine: dict[str, str]
@@ -160,14 +160,14 @@ def cases_of(args: argparse.Namespace) -> list[StepCase]:
     sizes = {name: _sizes(text) for name, text in SIZES[args.device].items()}
     sizes |= {name: vars(args)[name] for name in sizes if vars(args)[name] is not None}
     decodes = [Decode(batch, context) for context in sizes["contexts"] for batch in sizes["batches"]]
-    return [*decodes, *(Chunk(rows, cached) for cached in sizes["cached"] for rows in sizes["chunks"])]
+    return [*decodes, *(PlannedChunk(rows, cached) for cached in sizes["cached"] for rows in sizes["chunks"])]
 
 
-def run(args: argparse.Namespace, command: str, clock: Clock) -> Report:
+def run(args: argparse.Namespace, command: str, clock: Clock) -> ModelStepsReport:
     """All cases, on one executor after the other. Raises TandemError."""
     device, cases = torch.device(args.device), cases_of(args)
     model, engine = _settings(args, cases)
-    directory = locate(model.id, cache_root(model.cache_dir))
+    directory = resolve_model(model.id, cache_root(model.cache_dir))
     config = read_model_config(directory)
     torch.set_num_threads(num_compute_threads(args.threads))
     rates = measure_rates(device, torch_dtype(model.dtype))
@@ -184,7 +184,7 @@ def run(args: argparse.Namespace, command: str, clock: Clock) -> Report:
         _give_back(device)
     if device.type == "cuda":
         machine["clocks after (SM, memory, degrees C, power)"] = clocks()
-    return Report(machine, rates, rows, left_out)
+    return ModelStepsReport(machine, rates, rows, left_out)
 
 
 def _give_back(device: torch.device) -> None:
@@ -235,7 +235,7 @@ def _ways(args: argparse.Namespace, engine: EngineConfig) -> Iterator[tuple[str,
 
 def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> ModelExecutor:
     """With random KV in its pool. Raises TandemError, also where the model is on another device than was asked for."""
-    from tandem.runtime.load import load_executor  # brings what only serving needs
+    from tandem.runtime.model_loader import load_executor  # brings what only serving needs
 
     executor = load_executor(directory, config, model, engine)
     pool = executor.cache.pool

@@ -20,21 +20,21 @@ from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.events import Failed, Finished, JobEvent, Token
 from tandem.core.ids import GatewayId, RequestId
-from tandem.core.load import Load
-from tandem.core.request import Generate, Request, SamplingParams
-from tandem.engine.compose import compose_engine
-from tandem.engine.effects import Effect, Emit
+from tandem.core.request import GenerateJob, Request, SamplingParams
+from tandem.core.worker_load import WorkerLoad
+from tandem.engine.effects import Effect, SendEvent
 from tandem.engine.engine import Engine
+from tandem.engine.factory import build_engine
 from tandem.engine.ports import Executor
 from tandem.runtime.executor import TorchExecutor
-from tandem.sched.plan import StepPlan
-from tandem.wire.convert import encode_update
-from tandem.worker.gateways import Gateways
-from tandem.worker.model import WorkerModel
+from tandem.sched.step_plan import StepPlan
+from tandem.wire.worker_codec import encode_update
+from tandem.worker.watch_sessions import WatchSessions
+from tandem.worker.worker_model import WorkerModel
 
 if TYPE_CHECKING:
-    from tandem.runtime.batch import Batch
-    from tandem.runtime.cache import KVCache
+    from tandem.runtime.input_batch import Batch
+    from tandem.runtime.kv_cache import KVCache
     from tandem.runtime.model_config import DecoderConfig
     from tandem.runtime.models.causal import CausalModel
 
@@ -88,7 +88,7 @@ class OfflineEngine:
         if isinstance(model.executor, TorchExecutor):
             self.timed = TimedModel(model.executor.model, clock)
             model.executor.model = self.timed
-        self.engine: Engine = compose_engine(config, model.executor, model.fingerprint, model.max_model_len)
+        self.engine: Engine = build_engine(config, model.executor, model.fingerprint, model.max_model_len)
         self.name = model.name
         self.clock = clock
         self.sleep = sleep
@@ -104,13 +104,13 @@ class _Pass:
     def __init__(self, offline: OfflineEngine, workload: Workload) -> None:
         self._offline, self._engine, self._clock = offline, offline.engine, offline.clock
         self._workload = workload
-        self._told: Load | None = None
+        self._told: WorkerLoad | None = None
         self._waiting = sorted(workload.asks, key=lambda ask: 0.0 if workload.is_sequential else ask.due_s)
         self._began = self._clock.now()
         self._open: dict[str, _Answer] = {}
         self._records: dict[str, Record] = {}
         self._steps: list[Step] = []
-        self._gateways = Gateways(grace_s=0.0)
+        self._gateways = WatchSessions(grace_s=0.0)
         self._watch, _ = self._gateways.attach(_GATEWAY, {}, 0.0)
 
     def run(self, system: str) -> Run:
@@ -153,7 +153,7 @@ class _Pass:
     def _submit(self, ask: Ask, due: float, now: float) -> None:
         sampling = SamplingParams(max_tokens=ask.max_tokens, temperature=0.0)
         name = RequestId(f"{self._workload.name}-{self._workload.seed}-{self._workload.turn}-{self._began}-{ask.name}")
-        job = Generate(
+        job = GenerateJob(
             request=Request(id=name, model=self._offline.name, prompt_tokens=ask.prompt, sampling=sampling), attempt=1
         )
         self._gateways.expect(_GATEWAY, job.keys, 0, 0.0)
@@ -166,7 +166,7 @@ class _Pass:
         effects = [*effects, *self._engine.finish(result, executed)]
         committed = self._clock.now()
         self._engine.pacer.measured(result, committed - began)
-        events = [effect.event for effect in effects if isinstance(effect, Emit)]
+        events = [effect.event for effect in effects if isinstance(effect, SendEvent)]
         self._stream(events)
         streamed = self._clock.now()
         inside = self._offline.timed.take_s() if self._offline.timed is not None else 0.0

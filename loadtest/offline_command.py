@@ -15,7 +15,7 @@ import msgspec
 
 from loadtest.model import encoder, model_directory
 from loadtest.records import Run, encode
-from loadtest.report import Bench, add_report_flags, report_to
+from loadtest.report import BenchRun, add_report_flags, report_to
 from loadtest.workloads import NAMES, Workload, warm_up, workload
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     if args.workload_file:
         args.json.write_bytes(encode(runs[0]))
         return 0
-    return report_to(Bench(systems=("tandem-offline",), runs=tuple(runs)), args)
+    return report_to(BenchRun(systems=("tandem-offline",), runs=tuple(runs)), args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,7 +67,7 @@ def _flags(words: Sequence[str]) -> dict[str, str | bool]:
 def _run(args: argparse.Namespace, config: Config) -> list[Run]:
     # Only now: importing torch reads the environment.
     from loadtest.offline import OfflineEngine
-    from tandem.worker.model import load_worker_model
+    from tandem.worker.worker_model import load_worker_model
 
     engine = OfflineEngine(config, load_worker_model(config), SystemClock())
     settle_process()

@@ -31,7 +31,7 @@ from loadtest.overhead_ways import NAME, EngineWay, GrpcWay, HttpWay, Prompts, S
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.stores.embedded import EmbeddedServer
+from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.worker.driver import THREAD_NAME as ENGINE_THREAD
 from tandem.worker.main import prepare_process
 

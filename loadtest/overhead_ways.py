@@ -17,7 +17,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.events import Finished, Token
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
-from tandem.core.request import Generate, Request, SamplingParams
+from tandem.core.request import GenerateJob, Request, SamplingParams
 
 NAME = "measured"
 """Of the model, whichever it is."""
@@ -89,11 +89,11 @@ class EngineWay:
     """Engine and executor in a loop, as the worker's driver runs them, without anything around."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        from tandem.engine.compose import compose_engine
-        from tandem.worker.model import load_worker_model
+        from tandem.engine.factory import build_engine
+        from tandem.worker.worker_model import load_worker_model
 
         model = load_worker_model(config)
-        self._engine = compose_engine(config, model.executor, model.fingerprint, model.max_model_len)
+        self._engine = build_engine(config, model.executor, model.fingerprint, model.max_model_len)
         self._executor = model.executor
         self._clock = clock
 
@@ -101,17 +101,17 @@ class EngineWay:
         return await asyncio.to_thread(self._run, requests)
 
     def _run(self, requests: list[Request]) -> list[Served]:
-        from tandem.engine.effects import Emit
+        from tandem.engine.effects import SendEvent
 
         log, engine, now = Log(self._clock), self._engine, self._clock.now
         for request in requests:
             log.begin(request)
-            engine.submit(Generate(request=request, attempt=1), now())
+            engine.submit(GenerateJob(request=request, attempt=1), now())
         while not engine.is_idle:
             plan, _ = engine.begin(now())
             assert plan is not None
             for effect in engine.finish(self._executor.execute(plan), now()):
-                if isinstance(effect, Emit) and isinstance(effect.event, Token):
+                if isinstance(effect, SendEvent) and isinstance(effect.event, Token):
                     log.came(effect.event.key.request)
         return [log.served(request) for request in requests]
 
@@ -146,15 +146,15 @@ class GrpcWay:
         await self._channel.close(None)
 
     async def __call__(self, requests: list[Request]) -> list[Served]:
-        jobs = [Generate(request=request, attempt=1) for request in requests]
+        jobs = [GenerateJob(request=request, attempt=1) for request in requests]
         ends = [self._ends.setdefault(job.key, asyncio.get_running_loop().create_future()) for job in jobs]
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(self._submit(job) for job in jobs), *ends)
         return [self._log.served(request) for request in requests]
 
-    async def _submit(self, job: Generate) -> None:
-        from tandem.wire.convert import decode_refusal
-        from tandem.wire.convert_job import Submission, encode_submission
+    async def _submit(self, job: GenerateJob) -> None:
+        from tandem.wire.job_codec import Submission, encode_submission
+        from tandem.wire.worker_codec import decode_refusal
 
         self._log.begin(job.request)
         reply = await self._stub.Submit(encode_submission(Submission(self._me, self._worker.incarnation, job)))
@@ -162,8 +162,8 @@ class GrpcWay:
             raise decode_refusal(reply.refusal)
 
     async def _read(self) -> None:
-        from tandem.wire.convert import decode_update
         from tandem.wire.gen import worker_pb2 as pb
+        from tandem.wire.worker_codec import decode_update
 
         async for update in self._stub.Watch(pb.WatchRequest(gateway=self._me)):
             for event in decode_update(update):

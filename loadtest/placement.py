@@ -18,14 +18,14 @@ from statistics import median, quantiles
 from loadtest.tables import table
 from tandem.core.clock import SystemClock
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import WorkerLoad
 from tandem.routing.placement import Placement
-from tandem.routing.prefix_table import PrefixHit
-from tandem.routing.roster import Roster
+from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.router import Disaggregation, place
-from tandem.routing.view import Pool, WorkerView
-from tandem.routing.want import Want
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_ranking import WorkerRanking
+from tandem.routing.worker_view import Pool, WorkerView
 
 STEPS = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
 NUM_PLACEMENTS = 2000
@@ -33,19 +33,23 @@ NUM_PROMPT = 8000
 WAYS: tuple[tuple[Disaggregation, bool], ...] = (("prefer", False), ("prefer", True), ("auto", True))
 
 
-class Fleet:
+class PlacementWorkers:
     def __init__(self, num_workers: int) -> None:
         self.views = {view.ref: view for view in map(_worker, range(num_workers))}
-        givers = [ref for ref, view in self.views.items() if view.prefills]
-        takers = [ref for ref, view in self.views.items() if view.decodes]
-        self.roster = Roster({(giver, taker) for giver in givers for taker in takers}, frozenset())
+        producers = [ref for ref, view in self.views.items() if view.prefills]
+        consumers = [ref for ref, view in self.views.items() if view.decodes]
+        self.roster = WorkerRanking(
+            {(producer, consumer) for producer in producers for consumer in consumers}, frozenset()
+        )
         for ref in self.views:
             self.roster.put(partial(self.views.__getitem__, ref))
         self.hits = {ref: PrefixHit(50 + i % 400, 50) for i, ref in enumerate(self.views) if i % 8 in (0, 1)}
 
     def place(self, number: int, mode: Disaggregation, *, has_hits: bool) -> None:
         hits = self.hits if has_hits else {}
-        placed = place(self.roster, Want("m", NUM_PROMPT, num_prompt=NUM_PROMPT, hits=hits, key=f"r{number}"), mode)
+        placed = place(
+            self.roster, RoutingRequest("m", NUM_PROMPT, num_prompt=NUM_PROMPT, hits=hits, key=f"r{number}"), mode
+        )
         assert isinstance(placed, Placement), placed
         view = self.views[placed.prefill]
         load = replace(view.load, num_queued_tokens=(view.load.num_queued_tokens + 700) % 30_000)
@@ -67,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _timed(num_workers: int, mode: Disaggregation, *, has_hits: bool) -> tuple[str, str]:
-    fleet, clock = Fleet(num_workers), SystemClock()
+    fleet, clock = PlacementWorkers(num_workers), SystemClock()
     took = []
     for number in range(NUM_PLACEMENTS):
         began = clock.now()
@@ -78,7 +82,7 @@ def _timed(num_workers: int, mode: Disaggregation, *, has_hits: bool) -> tuple[s
 
 def _worker(number: int) -> WorkerView:
     ref = WorkerRef(WorkerId(f"w{number:04}"), Incarnation(1), "")
-    load = Load(
+    load = WorkerLoad(
         num_running=number % 17,
         num_queued_tokens=number * 7919 % 20_000,
         num_blocks=50_000,

@@ -20,11 +20,11 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.gateway.fleet import DISCOVERY_PERIOD_S
-from tandem.stores.embedded import EmbeddedServer
-from tandem.stores.heartbeat import BEATS_PER_TTL
-from tandem.stores.record import WorkerRecord
-from tandem.stores.registry import DEFAULT_TTL_S, WorkerRegistry
+from tandem.gateway.worker_pool import DISCOVERY_PERIOD_S
+from tandem.stores.embedded_redis import EmbeddedServer
+from tandem.stores.registry_heartbeat import BEATS_PER_TTL
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import DEFAULT_TTL_S, WorkerRegistry
 
 REPEATS = 15
 

@@ -13,16 +13,16 @@ import msgspec
 from loadtest.chart import draw
 from loadtest.plot import chart_path, save
 from loadtest.records import Run, encode
-from loadtest.stats import Agreement, Overhead, Point, Summary, agreement, overhead, pair_ratio, summarise
+from loadtest.stats import Agreement, Overhead, StatsPoint, Summary, agreement, overhead, pair_ratio, summarise
 from loadtest.tables import ms, table
-from tandem.core.histogram import Spread
+from tandem.core.quantile_sketch import LatencySummary
 from tandem.core.slo import Slo
 
 FULL_BATCH = 32
 """Decodes of a step from which its overhead is judged."""
 
 
-class Bench(msgspec.Struct, frozen=True, kw_only=True):
+class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
     """All runs in the order in which they were made. The first of `systems` is compared with all others."""
 
     systems: tuple[str, ...]
@@ -51,7 +51,7 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slo-itl-ms", type=float, help="target of 95 %% of a request's gaps")
 
 
-def report_to(bench: Bench, args: argparse.Namespace) -> int:
+def report_to(bench: BenchRun, args: argparse.Namespace) -> int:
     """Write all that the arguments ask for. The exit status is 1 when a run failed."""
     slo = Slo.of_ms(args.slo_ttft_ms, args.slo_itl_ms)
     sys.stdout.write(markdown(bench, slo) + "\n")
@@ -64,13 +64,13 @@ def report_to(bench: Bench, args: argparse.Namespace) -> int:
     return 1 if bench.failed() else 0
 
 
-def markdown(bench: Bench, slo: Slo) -> str:
+def markdown(bench: BenchRun, slo: Slo) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in bench.facts.items())
     parts = [f"{facts}\n", *(_section(bench, name, slo) for name in bench.workloads())]
     return "\n".join(parts)
 
 
-def _section(bench: Bench, workload: str, slo: Slo) -> str:
+def _section(bench: BenchRun, workload: str, slo: Slo) -> str:
     found = {system: summarise(bench.of(system, workload), slo) for system in bench.systems}
     summaries = {system: summary for system, summary in found.items() if summary is not None}
     parts = [f"## {workload}\n", _summary_table(summaries, slo)]
@@ -112,11 +112,11 @@ def _group_table(summaries: dict[str, Summary], groups: Sequence[str]) -> str:
     return table(["TTFT p50 / p99 ms", *groups], rows)
 
 
-def _three(spread: Spread) -> str:
+def _three(spread: LatencySummary) -> str:
     return " / ".join(ms(value) for value in (spread.p50, spread.p95, spread.p99))
 
 
-def _four(spread: Spread | None) -> str:
+def _four(spread: LatencySummary | None) -> str:
     return "-" if spread is None else f"{_three(spread)} / {ms(spread.max)}"
 
 
@@ -134,7 +134,7 @@ _METRICS: dict[str, _Metric] = {
 """Times are better when below 1, rates when above."""
 
 
-def _comparison(bench: Bench, workload: str, slo: Slo) -> str:
+def _comparison(bench: BenchRun, workload: str, slo: Slo) -> str:
     ours, *others = [system for system in bench.systems if bench.of(system, workload)] or [""]
     rows, notes = [], []
     for other in others:
@@ -146,7 +146,7 @@ def _comparison(bench: Bench, workload: str, slo: Slo) -> str:
     return table(["median ratio of pairs (range)", *_METRICS], rows) + "\n" + "\n".join(notes) + "\n"
 
 
-def _ratio_cell(bench: Bench, workload: str, ours: str, other: str, metric: _Metric, slo: Slo) -> str:
+def _ratio_cell(bench: BenchRun, workload: str, ours: str, other: str, metric: _Metric, slo: Slo) -> str:
     found = []
     for seed in dict.fromkeys(run.seed for run in bench.of(ours, workload)):
         sides = [_values(bench, system, workload, seed, metric, slo) for system in (ours, other)]
@@ -161,17 +161,17 @@ def _ratio_cell(bench: Bench, workload: str, ours: str, other: str, metric: _Met
     return f"{middle:.2f} ({low:.2f}-{high:.2f}, n={sum(ratio.count for ratio in ratios)}{void})"
 
 
-def _values(bench: Bench, system: str, workload: str, seed: int, metric: _Metric, slo: Slo) -> list[Point]:
+def _values(bench: BenchRun, system: str, workload: str, seed: int, metric: _Metric, slo: Slo) -> list[StatsPoint]:
     values = []
     for run in bench.of(system, workload):
         summary = summarise([run], slo) if run.seed == seed else None
         value = metric(summary) if summary is not None else None
         if value is not None:
-            values.append(Point(run.began, value, run.speed))
+            values.append(StatsPoint(run.began, value, run.speed))
     return values
 
 
-def _agreements(bench: Bench, workload: str, ours: str, other: str) -> list[Agreement]:
+def _agreements(bench: BenchRun, workload: str, ours: str, other: str) -> list[Agreement]:
     theirs = {(run.seed, run.turn): run for run in bench.of(other, workload)}
     mine = [run for run in bench.of(ours, workload) if (run.seed, run.turn) in theirs]
     return [agreement(run.records, theirs[run.seed, run.turn].records) for run in mine]

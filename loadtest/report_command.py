@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.report import Bench, add_report_flags, report_to
+from loadtest.report import BenchRun, add_report_flags, report_to
 
 
 def main(argv: Sequence[str]) -> int:
@@ -16,12 +16,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("files", nargs="+", type=Path, help="several are pooled; the first names the systems' order")
     add_report_flags(parser)
     args = parser.parse_args(argv)
-    benches = [msgspec.json.decode(path.read_bytes(), type=Bench) for path in args.files]
+    benches = [msgspec.json.decode(path.read_bytes(), type=BenchRun) for path in args.files]
     return report_to(pooled(benches), args)
 
 
-def pooled(benches: Sequence[Bench]) -> Bench:
+def pooled(benches: Sequence[BenchRun]) -> BenchRun:
     """One bench of all their runs. Facts are the first one's."""
     systems = tuple(dict.fromkeys(system for bench in benches for system in bench.systems))
     runs = tuple(run for bench in benches for run in bench.runs)
-    return Bench(systems=systems, runs=runs, facts=benches[0].facts)
+    return BenchRun(systems=systems, runs=runs, facts=benches[0].facts)

@@ -24,15 +24,15 @@ from tandem.core.config import Config, EngineConfig, GatewayConfig
 from tandem.core.slo import Slo
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.router import Disaggregation
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import SimCluster
 from tandem.sim.deployment import Deployment, parse_pools
 from tandem.sim.hardware import HARDWARE
 from tandem.sim.machine import RooflineMachine
-from tandem.sim.report import Report
+from tandem.sim.model_shapes import SHAPES
+from tandem.sim.report import SimulationReport
 from tandem.sim.roofline import Roofline
-from tandem.sim.run import collecting_seldom, simulate
-from tandem.sim.shapes import SHAPES
-from tandem.sim.trace import Trace
+from tandem.sim.simulate import collecting_seldom, simulate
 from tandem.workload.source import open_workload
 
 POLICIES: tuple[RoutingPolicy, ...] = get_args(RoutingPolicy)
@@ -40,7 +40,7 @@ TRACE = "mooncake_conversation.jsonl.gz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RoutingSetting:
     """What all policies have in common."""
 
     workload: str
@@ -56,13 +56,13 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """`borrowed_share`: of prompt tokens, those read from other workers' caches; they count as cached too."""
+class RoutingOutcome:
+    """`remote_hit_share`: of prompt tokens, those read from other workers' caches; they count as cached too."""
 
     policy: str
-    report: Report
+    report: SimulationReport
     local_share: float
-    borrowed_share: float
+    remote_hit_share: float
     wall_s: float
 
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     if not args.workload and (not folder or not path.is_file()):
         sys.stderr.write(f"loadtest routing: set TANDEM_TRACES to a folder with {TRACE}\n")
         return 1
-    setting = Setting(
+    setting = RoutingSetting(
         workload=args.workload or str(path), pools=args.pools, speedup=args.speedup, count=args.count, rate=args.rate,
         disaggregation=args.disaggregation, remote_prefix=args.remote_prefix, budget=args.budget,
         index_delay_s=args.index_delay_ms / 1e3,
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def compare(setting: Setting, policy: RoutingPolicy) -> Outcome:
+def compare(setting: RoutingSetting, policy: RoutingPolicy) -> RoutingOutcome:
     """One run to its end, which checks that nothing is left."""
     config = Config(
         engine=EngineConfig(max_num_batched_tokens=setting.budget, max_num_seqs=256),
@@ -103,7 +103,7 @@ def compare(setting: Setting, policy: RoutingPolicy) -> Outcome:
     began, num_local, num_prompt = clock.now(), 0, 0
     seen: set[SimCluster] = set()
 
-    def each(trace: Trace) -> None:
+    def each(trace: ClientTrace) -> None:
         nonlocal num_local, num_prompt
         num_local += not trace.path.startswith("remote")
         num_prompt += trace.num_prompt
@@ -111,11 +111,11 @@ def compare(setting: Setting, policy: RoutingPolicy) -> Outcome:
     with collecting_seldom():
         report, _ = simulate(spec, asks, Slo(), each=each, look=lambda cluster, _: seen.add(cluster))
     (cluster,) = seen
-    borrowed_share = cluster.num_borrowed_tokens / num_prompt
-    return Outcome(policy, report, num_local / report.num_requests, borrowed_share, clock.now() - began)
+    remote_hit_share = cluster.num_remote_hit_tokens / num_prompt
+    return RoutingOutcome(policy, report, num_local / report.num_requests, remote_hit_share, clock.now() - began)
 
 
-def told(outcomes: Sequence[Outcome]) -> str:
+def told(outcomes: Sequence[RoutingOutcome]) -> str:
     """Markdown."""
     return table(
         ("policy", "cached", "read from others", "TTFT p50, ms", "p99", "ITL p99, ms", "local", "failed"),
@@ -123,14 +123,14 @@ def told(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
+def _row(outcome: RoutingOutcome) -> tuple[str, ...]:
     whole = outcome.report.groups[0]
     ttft, itl = whole.ttft, whole.itl
     assert ttft is not None and itl is not None, "no request was served"
     return (
         outcome.policy,
         f"{outcome.report.cached_share:.1%}",
-        f"{outcome.borrowed_share:.1%}",
+        f"{outcome.remote_hit_share:.1%}",
         ms(ttft.p50),
         ms(ttft.p99),
         ms(itl.p99),
@@ -139,7 +139,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def _said(outcome: Outcome) -> Outcome:
+def _said(outcome: RoutingOutcome) -> RoutingOutcome:
     sys.stderr.write(f"{outcome.policy}: {outcome.wall_s:.0f} s\n")
     return outcome
 

@@ -19,18 +19,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tandem.core.config import Config, EngineConfig, GatewayConfig
-from tandem.routing.view import Pool
+from tandem.routing.worker_view import Pool
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.hardware import H200
+from tandem.sim.model_shapes import LLAMA_8B
 from tandem.sim.roofline import Efficiency, Roofline
-from tandem.sim.run import collecting_seldom
-from tandem.sim.shapes import LLAMA_8B
-from tandem.sim.trace import Trace
+from tandem.sim.simulate import collecting_seldom
 from tandem.sim.worker import WorkerSpec
-from tandem.workload.group import Group
 from tandem.workload.mix import poisson
+from tandem.workload.request_class import RequestClass
 
-GROUP = Group("trace", 1.0, (1000, 8000), (150, 250))
+GROUP = RequestClass("trace", 1.0, (1000, 8000), (150, 250))
 """Tokens in and out, as long as those of published production traces."""
 RATE = 3.5
 """Requests per second and worker: about two thirds of what the prefill workers of a split cluster can compute."""
@@ -51,7 +51,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ScalePoint:
     """Processor and wall seconds are of the run, without building the cluster; `rss_mb` is the most that the process
     held. `num_complete` of the requests ended well. `answers` names what every client saw, in any order."""
 
@@ -76,7 +76,7 @@ class Point:
 def main(argv: Sequence[str]) -> int:
     asked = _parsed(argv)
     sizes = [int(size) for size in asked.workers.split(",")]
-    points: list[Point] = []
+    points: list[ScalePoint] = []
     sys.stdout.write(_HEADER)
     for size in sizes:
         one = Asked(
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if all(point.num_complete == point.asked.requests for point in points) else 1
 
 
-def measure(asked: Asked) -> Point:
+def measure(asked: Asked) -> ScalePoint:
     """Build, run, check the books. Raises AssertionError when a request has no end or a book is off."""
     cluster = SimCluster(ClusterSpec(workers=workers_of(asked), gateway=GatewayConfig(), seed=asked.seed))
     tally = _Tally(cluster)
@@ -108,7 +108,7 @@ def measure(asked: Asked) -> Point:
     rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     cluster.check()
     assert tally.num_ended == asked.requests, f"{tally.num_ended} of {asked.requests} requests have an end"
-    return Point(
+    return ScalePoint(
         asked=asked,
         cpu_s=cpu_s,
         wall_s=wall_s,
@@ -148,7 +148,7 @@ class _Tally:
         self._cluster = cluster
         self._began = time.perf_counter()
 
-    def add(self, trace: Trace) -> None:
+    def add(self, trace: ClientTrace) -> None:
         self.num_ended += 1
         self.num_complete += trace.is_complete
         self.num_tokens += len(trace.token_times)
@@ -173,7 +173,7 @@ _HEADER = (
 )
 
 
-def _row(point: Point) -> str:
+def _row(point: ScalePoint) -> str:
     count = point.asked.requests
     return (
         f"{point.asked.workers:>8,} {count:>9,} {point.cpu_ms:>11.2f} {point.num_events / count:>8.1f} "

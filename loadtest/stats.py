@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadtest.records import Record, Run, Step
-from tandem.core.histogram import Histogram, Spread
+from tandem.core.quantile_sketch import LatencySummary, QuantileSketch
 from tandem.core.slo import Slo
 
 
@@ -24,15 +24,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     num_failed: int
     wall_s: float
-    ttft: Spread
-    itl: Spread | None
-    tpot: Spread | None
+    ttft: LatencySummary
+    itl: LatencySummary | None
+    tpot: LatencySummary | None
     prompt_rate: float
     output_rate: float
     good_share: float
     good_rate: float
     late_s: float
-    ttft_by_group: dict[str, Spread]
+    ttft_by_group: dict[str, LatencySummary]
 
 
 def meets(record: Record, slo: Slo) -> bool:
@@ -54,9 +54,9 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def spread(values: Sequence[float]) -> LatencySummary | None:
     """Exact. None of no values."""
-    return Histogram(values, exact=len(values)).spread()
+    return QuantileSketch(values, exact=len(values)).spread()
 
 
 def summarise(runs: Sequence[Run], slo: Slo) -> Summary | None:
@@ -84,7 +84,7 @@ def summarise(runs: Sequence[Run], slo: Slo) -> Summary | None:
     )
 
 
-def _by_group(records: Iterable[Record]) -> dict[str, Spread]:
+def _by_group(records: Iterable[Record]) -> dict[str, LatencySummary]:
     groups: dict[str, list[float]] = {}
     for record in records:
         groups.setdefault(record.group, []).append(record.ttft_s)
@@ -133,7 +133,7 @@ VOID = 0.15
 """Two runs between whose probes the machine's speed differs by more than this share cannot be compared."""
 
 
-class Point(NamedTuple):
+class StatsPoint(NamedTuple):
     """One run's value. `speed` is what the probes around it say of the machine; None when there were none."""
 
     at: float
@@ -151,10 +151,10 @@ class Ratio(msgspec.Struct, frozen=True):
     num_void: int = 0
 
 
-def pair_ratio(ours: Sequence[Point], theirs: Sequence[Point]) -> Ratio | None:
+def pair_ratio(ours: Sequence[StatsPoint], theirs: Sequence[StatsPoint]) -> Ratio | None:
     """Ratios ours / theirs in alternation A B A B A: each of their runs is paired with our nearest run before it and
     our nearest after it, so that a machine that slowly drifts favours nobody. None when no pair counts."""
-    pairs: list[tuple[Point, Point]] = []
+    pairs: list[tuple[StatsPoint, StatsPoint]] = []
     for their in theirs:
         before = max((our for our in ours if our.at < their.at), default=None)
         after = min((our for our in ours if our.at > their.at), default=None)
@@ -165,7 +165,7 @@ def pair_ratio(ours: Sequence[Point], theirs: Sequence[Point]) -> Ratio | None:
     return Ratio(len(ratios), statistics.median(ratios), min(ratios), max(ratios), len(pairs) - len(ratios))
 
 
-def _is_void(a: Point, b: Point) -> bool:
+def _is_void(a: StatsPoint, b: StatsPoint) -> bool:
     if a.speed is None or b.speed is None:
         return False
     return abs(a.speed - b.speed) > VOID * max(a.speed, b.speed)

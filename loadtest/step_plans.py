@@ -18,9 +18,9 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.engine.ports import Executor
 from tandem.kv.layout import KVLayout
-from tandem.runtime.cache import KVCache
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.models.causal import CausalModel
-from tandem.sched.plan import Sampling, Slice, StepPlan, StepResult
+from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan, StepResult
 
 _FILLED_AT_ONCE = 1 << 28
 _SEED = 11
@@ -73,11 +73,11 @@ class Decode:
         """Tokens of each sequence after so many steps."""
         return (self.context + steps - 1,) * self.batch
 
-    def slices(self, step: int, tables: Sequence[tuple[BlockId, ...]], vocab_size: int) -> tuple[Slice, ...]:
+    def slices(self, step: int, tables: Sequence[tuple[BlockId, ...]], vocab_size: int) -> tuple[ScheduledSlice, ...]:
         """Of the `step`-th plan; after the first, each goes on with the token drawn before."""
         params = SamplingParams(max_tokens=step + 1, temperature=0.0)
         return tuple(
-            Slice(
+            ScheduledSlice(
                 SeqId(i + 1),
                 self.context - 1 + step,
                 1,
@@ -91,7 +91,7 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PlannedChunk:
     """`rows` of one prompt after `cached` tokens, again and again; nothing is drawn."""
 
     rows: int
@@ -113,13 +113,13 @@ class Chunk:
         """Tokens of the sequence, however many steps."""
         return (self.cached + self.rows,)
 
-    def slices(self, step: int, tables: Sequence[tuple[BlockId, ...]], vocab_size: int) -> tuple[Slice, ...]:
+    def slices(self, step: int, tables: Sequence[tuple[BlockId, ...]], vocab_size: int) -> tuple[ScheduledSlice, ...]:
         """The same in every plan."""
         ids = tuple((7919 * i + 1) % vocab_size for i in range(self.rows))
-        return (Slice(SeqId(1), self.cached, self.rows, ids, tables[0], None),)
+        return (ScheduledSlice(SeqId(1), self.cached, self.rows, ids, tables[0], None),)
 
 
-StepCase = Decode | Chunk
+StepCase = Decode | PlannedChunk
 
 
 class Unfit(Exception):

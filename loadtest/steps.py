@@ -12,9 +12,9 @@ import msgspec
 
 from loadtest.distribution import Distribution, distribution
 from loadtest.stats import percentile
-from tandem.core.histogram import Histogram
+from tandem.core.quantile_sketch import QuantileSketch
 from tandem.engine.step_log import decode_log
-from tandem.sched.outcome import StepRecord
+from tandem.sched.schedule_result import StepRecord
 
 INTERVALS = 120
 """At most so many in a chart."""
@@ -27,7 +27,7 @@ class TimedStep(msgspec.Struct, frozen=True):
     step: StepRecord
 
 
-class StepLog(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     pool: str
     steps: tuple[TimedStep, ...]
@@ -59,24 +59,24 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     over_target: float | None
 
 
-def read_steps(path: Path) -> StepLog:
+def read_steps(path: Path) -> RecordedSteps:
     """Times are seconds since the epoch. Raises TandemError that names the line, or OSError."""
     with path.open(encoding="utf-8") as lines:
         log = decode_log(lines, str(path))
     steps = tuple(TimedStep(step.at, step.record) for step in log.steps)
-    return StepLog(worker=log.head.worker, pool=log.head.pool, steps=steps)
+    return RecordedSteps(worker=log.head.worker, pool=log.head.pool, steps=steps)
 
 
-def within(log: StepLog, began: float, wall_s: float) -> StepLog:
+def within(log: RecordedSteps, began: float, wall_s: float) -> RecordedSteps:
     """The steps that ended during a test, in its time. `began`: seconds since the epoch."""
     moved = (TimedStep(step.ended_s - began, step.step) for step in log.steps)
-    return StepLog(worker=log.worker, pool=log.pool, steps=tuple(s for s in moved if 0 <= s.ended_s <= wall_s))
+    return RecordedSteps(worker=log.worker, pool=log.pool, steps=tuple(s for s in moved if 0 <= s.ended_s <= wall_s))
 
 
-def summarise(log: StepLog) -> StepSummary | None:
+def summarise(log: RecordedSteps) -> StepSummary | None:
     """None without a step."""
     steps = [one.step for one in log.steps]
-    seconds = distribution(Histogram(step.measured_s for step in steps))
+    seconds = distribution(QuantileSketch(step.measured_s for step in steps))
     if seconds is None:
         return None
     prompts = [step for step in steps if step.features.num_prefill_tokens]
@@ -101,7 +101,7 @@ def _counts(values: Sequence[int]) -> Counts | None:
     return Counts(*(percentile(values, share) for share in (0.5, 0.99, 1.0))) if values else None
 
 
-def per_interval(log: StepLog) -> tuple[list[float], list[float], list[float]]:
+def per_interval(log: RecordedSteps) -> tuple[list[float], list[float], list[float]]:
     """Edges of equal intervals in seconds, and the mean prefill and decode tokens of an iteration in each; 0 in those
     without any."""
     if not log.steps:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.steps import Counts, StepLog, StepSummary, summarise
+from loadtest.steps import Counts, RecordedSteps, StepSummary, summarise
 from loadtest.tables import ms, table
 
 
-def steps_markdown(logs: Sequence[StepLog]) -> str:
+def steps_markdown(logs: Sequence[RecordedSteps]) -> str:
     heads = ["worker", "pool", "iterations", "prefill tokens p50 / p99 / max", "decodes p50 / p99 / max", "mixed"]
     heads += ["budget used", "step p50 / p99 / max ms", "over target", "preempted", "failed"]
     rows = [_row(found) if (found := summarise(log)) is not None else _empty(log, len(heads)) for log in logs]
@@ -32,7 +32,7 @@ def _row(found: StepSummary) -> list[str]:
     ]
 
 
-def _empty(log: StepLog, width: int) -> list[str]:
+def _empty(log: RecordedSteps, width: int) -> list[str]:
     """It computed nothing during the test."""
     return [log.worker, log.pool, "0", *["-"] * (width - 3)]
 

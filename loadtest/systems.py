@@ -65,7 +65,7 @@ class NotStarted(Exception):
     """A server ended or did not answer in time; says the end of its log."""
 
 
-class Server:
+class SystemServer:
     """One running server: its guard and the id of its process group. One that somebody else started has no guard and
     is left running; it is paused too where its group is known."""
 
@@ -109,10 +109,10 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def running_server(command: ServerCommand, directory: Path) -> AsyncIterator[Server]:
+async def running_server(command: ServerCommand, directory: Path) -> AsyncIterator[SystemServer]:
     """A server that has answered its first request, paused. Its log is in `directory`. Raises NotStarted."""
     log = directory / f"{command.name}.log"
-    server = await _spawn(command, log) if command.command else Server(command, pid=command.group)
+    server = await _spawn(command, log) if command.command else SystemServer(command, pid=command.group)
     try:
         await _wait_until_up(server, log)
         server.pause()
@@ -121,7 +121,7 @@ async def running_server(command: ServerCommand, directory: Path) -> AsyncIterat
         await server.end()
 
 
-async def _spawn(command: ServerCommand, log: Path) -> Server:
+async def _spawn(command: ServerCommand, log: Path) -> SystemServer:
     guard = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-c", _GUARD, str(log), str(STOP_S), *command.command),
         env={**os.environ, **command.environment},
@@ -130,10 +130,10 @@ async def _spawn(command: ServerCommand, log: Path) -> Server:
         start_new_session=True,  # Ctrl-C is for the bench, which ends its servers in order
     )
     assert guard.stdout is not None
-    return Server(command, guard, int(await guard.stdout.readline()))
+    return SystemServer(command, guard, int(await guard.stdout.readline()))
 
 
-async def _wait_until_up(server: Server, log: Path) -> None:
+async def _wait_until_up(server: SystemServer, log: Path) -> None:
     endpoint = server.command.endpoint
     body = {"model": endpoint.model, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0}
     async with aiohttp.ClientSession() as session:

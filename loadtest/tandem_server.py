@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from loadtest.workers import MeasurementError, running_worker
-from tandem.cli.threads import threads_by_pool
-from tandem.stores.embedded import EmbeddedServer
+from tandem.cli.thread_assignment import threads_by_pool
+from tandem.stores.embedded_redis import EmbeddedServer
 
 
 def main(argv: Sequence[str] | None = None) -> int:

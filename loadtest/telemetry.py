@@ -25,9 +25,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.paired import Added, added, drift, levelled
+from loadtest.paired_comparison import Added, added, drift, levelled
+from loadtest.processes import ProcessPlacement
 from loadtest.tables import table
-from loadtest.telemetry_sides import Place
 from loadtest.telemetry_steps import BATCHES, StepTurn, measure_steps
 from loadtest.telemetry_streams import NUM_STREAMS, NUM_TOKENS, STEP_S, StreamTurn, measure_streams
 
@@ -39,7 +39,7 @@ ROUND_S = 1.0
 """Of each side's steps; the one with telemetry is scraped once for as many."""
 
 
-class Report(msgspec.Struct, kw_only=True):
+class TelemetryReport(msgspec.Struct, kw_only=True):
     """All rounds, by batch, and of streams by the share of requests that is traced. `step_s`: what the model of a step
     is taken to take; `stream_step_s`: how often a token comes for each stream."""
 
@@ -56,9 +56,9 @@ def main(argv: Sequence[str]) -> int:
     core = (cores[-1] if len(cores) > 1 else -1) if args.core is None else args.core
     if len(cores) > 1:
         os.sched_setaffinity(0, set(cores) - {core})
-    place = Place(core, args.before)
+    place = ProcessPlacement(core, args.before)
     launches, num_rounds = (1, 4) if args.quick else (args.launches, args.rounds)
-    report = Report(
+    report = TelemetryReport(
         step_s=args.step_ms / 1e3,
         stream_step_s=args.stream_step_ms / 1e3,
         before=str(args.before or ""),
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def text(report: Report) -> str:
+def text(report: TelemetryReport) -> str:
     without = f"the commit in {report.before}" if report.before else "nobody looking and nothing counted"
     heads = ["", "without, us", "with, us", "added, us", "added", "95%", f"of {LIMIT:.0%}", "pairs"]
     rows = []

@@ -24,16 +24,16 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config
 from tandem.core.events import Failed, Finished, KVFact
 from tandem.core.ids import RequestId
-from tandem.core.request import Generate, Request, SamplingParams
-from tandem.engine.compose import compose_engine
-from tandem.engine.effects import Effect, Emit
+from tandem.core.request import GenerateJob, Request, SamplingParams
+from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.factory import build_engine
 from tandem.engine.ports import StepObserver
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.sched.plan import StepResult
+from tandem.sched.step_plan import StepResult
 from tandem.sim.executor import SimExecutor
-from tandem.worker.driver import EngineDriver, Snapshot
-from tandem.worker.in_turn import InTurn
-from tandem.worker.steps import RecentSteps
+from tandem.worker.driver import EngineDriver, EngineSnapshot
+from tandem.worker.recent_steps import RecentSteps
+from tandem.worker.serial_pipeline import SerialPipeline
 
 MAX_MODEL_LEN = 2048
 NUM_PROMPT_TOKENS = 16
@@ -42,7 +42,7 @@ NUM_BLOCKS = 16_384
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 16, "float32"),))
 
 
-class CountingPipeline(InTurn):
+class CountingPipeline(SerialPipeline):
     """Knows how many plans were collected."""
 
     num_steps = 0
@@ -58,20 +58,20 @@ class Ends:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.num_ended = 0
-        self.snapshot = Snapshot()
+        self.snapshot = EngineSnapshot()
         self.heard: Callable[[Sequence[Effect]], None] | None = None
 
-    def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
+    def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
         self.snapshot = snapshot
         if self.heard is not None:
             self.heard(effects)
-        ended = sum(isinstance(each, Emit) and isinstance(each.event, Finished | Failed) for each in effects)
+        ended = sum(isinstance(each, SendEvent) and isinstance(each.event, Finished | Failed) for each in effects)
         if ended:
             with self._changed:
                 self.num_ended += ended
                 self._changed.notify_all()
 
-    def told(self, facts: Sequence[KVFact]) -> None:
+    def on_kv_events(self, facts: Sequence[KVFact]) -> None:
         pass
 
     def ended(self, error: str | None) -> None:
@@ -93,7 +93,7 @@ class Look(NamedTuple):
     request: Mapping[str, Any] = {}
 
 
-class Bench:
+class TelemetryBench:
     """One engine; rounds come one after the other."""
 
     def __init__(self, clock: Clock) -> None:
@@ -102,7 +102,7 @@ class Bench:
         self.pipeline = CountingPipeline(executor)
         self._clock = clock
         self._request: Mapping[str, Any] = {}
-        engine = compose_engine(Config(), executor, "f", MAX_MODEL_LEN)
+        engine = build_engine(Config(), executor, "f", MAX_MODEL_LEN)
         self._always = RecentSteps()
         self.driver = EngineDriver(engine, self.pipeline, self.sink, clock, 60.0, (self._always,))
         self._numbers = itertools.count()
@@ -123,7 +123,7 @@ class Bench:
             "cpu_s": time.process_time() - cpu,
         }
 
-    def _run(self, jobs: Sequence[Generate]) -> None:
+    def _run(self, jobs: Sequence[GenerateJob]) -> None:
         def submit(engine: Any, now: float) -> list[Effect]:
             return [effect for job in jobs for effect in engine.submit(job, now)]
 
@@ -131,21 +131,21 @@ class Bench:
         self.driver.post(submit)
         self.sink.wait(wanted)
 
-    def _job(self) -> Generate:
+    def _job(self) -> GenerateJob:
         number = next(self._numbers)
         prompt = tuple((number * 31 + place) % 1000 for place in range(NUM_PROMPT_TOKENS))
         sampling = SamplingParams(max_tokens=NUM_OUTPUT_TOKENS, temperature=0.0)
         identity = RequestId(f"r{number}")
         request = Request(id=identity, model="m", prompt_tokens=prompt, sampling=sampling, **self._request)
-        return Generate(request=request, attempt=1)
+        return GenerateJob(request=request, attempt=1)
 
 
 class Watched:
     """A bench with telemetry as a worker composes it, for requests that are all traced. `metrics`: where it answers to
     who asks for /metrics."""
 
-    def __init__(self, bench: Bench, clock: Clock) -> None:
-        from tandem.engine.effects import Ended
+    def __init__(self, bench: TelemetryBench, clock: Clock) -> None:
+        from tandem.engine.effects import JobEnded
 
         telemetry = _telemetry(bench, clock)
         self.metrics = telemetry.open()
@@ -154,7 +154,7 @@ class Watched:
 
         def heard(effects: Sequence[Effect]) -> None:
             for effect in effects:
-                if isinstance(effect, Ended):
+                if isinstance(effect, JobEnded):
                     telemetry.job_ended(effect.times)
 
         self._looks = Look(), Look([telemetry.steps], heard, {"traceparent": f"00-{1:032x}-{1:016x}-01"})
@@ -172,16 +172,16 @@ class Watched:
             time.sleep(0.1)  # for the call itself
 
 
-def _telemetry(bench: Bench, clock: Clock) -> Any:
+def _telemetry(bench: TelemetryBench, clock: Clock) -> Any:
     from tandem.core.bundle import TokenizerBundle
     from tandem.core.ids import Incarnation, WorkerId, WorkerRef
     from tandem.engine.ports import TransportPeer
-    from tandem.worker.gauges import BookReader, Sources
-    from tandem.worker.identity import Identity
-    from tandem.worker.telemetry import WorkerTelemetry
+    from tandem.worker.gauges import MetricSources, StatsReader
+    from tandem.worker.worker_info import WorkerInfo
+    from tandem.worker.worker_telemetry import WorkerTelemetry
 
     me = WorkerRef(WorkerId("bench"), Incarnation(1), "127.0.0.1:1")
-    identity = Identity(
+    identity = WorkerInfo(
         me=me,
         pool="mixed",
         model="m",
@@ -193,10 +193,12 @@ def _telemetry(bench: Bench, clock: Clock) -> Any:
         transport_kind="local",
     )
     telemetry = WorkerTelemetry(Config(), identity, clock)
-    reader = BookReader(lambda: bench.driver.call(lambda engine, now: (engine.books(), [])), clock)
+    reader = StatsReader(lambda: bench.driver.call(lambda engine, now: (engine.books(), [])), clock)
     sink = bench.sink
     telemetry.watch(
-        Sources(snapshot=lambda: sink.snapshot, books=reader.read, is_healthy=lambda: True, num_gateways=lambda: 1)
+        MetricSources(
+            snapshot=lambda: sink.snapshot, books=reader.read, is_healthy=lambda: True, num_gateways=lambda: 1
+        )
     )
     return telemetry
 
@@ -210,7 +212,7 @@ def main() -> int:
         os.sched_setaffinity(0, {args.core})
     sys.setswitchinterval(0.001)
     clock = SystemClock()
-    bench = Bench(clock)
+    bench = TelemetryBench(clock)
     watched = Watched(bench, clock) if args.side == "on" else None
     _say({"metrics": None if watched is None else watched.metrics})
     for asked in _asked():

@@ -68,11 +68,11 @@ class Switch:
 
     def __init__(self) -> None:
         try:
-            from tandem.gateway.chronicle import Chronicles
             from tandem.gateway.console_routes import Console
-            from tandem.gateway.measures import Measures
-            from tandem.gateway.pace import Pace
             from tandem.gateway.request_log import RequestLog
+            from tandem.gateway.request_metrics import RequestMetrics
+            from tandem.gateway.request_recorder import RequestRecorder
+            from tandem.gateway.token_timing import TokenTiming
             from tandem.obs.tracing import OFF, Tracing
         except ImportError:
             self._parts: list[tuple[type, str, Callable[..., Any], Callable[..., Any]]] = []
@@ -80,12 +80,12 @@ class Switch:
         begin = Tracing.begin
         self._parts = [
             (Tracing, "begin", begin, lambda _, *headers: begin(OFF, *headers)),
-            *((Measures, each, getattr(Measures, each), _nothing) for each in _MEASURES),
+            *((RequestMetrics, each, getattr(RequestMetrics, each), _nothing) for each in _MEASURES),
             *((each, "answered", each.answered, _nothing) for each in (RequestLog, Console)),
-            (Pace, "left", Pace.left, _nothing),
+            (TokenTiming, "left", TokenTiming.on_token_sent, _nothing),
         ]
-        if hasattr(Chronicles, "admitted"):
-            self._parts.append((Chronicles, "admitted", Chronicles.admitted, _nothing))
+        if hasattr(RequestRecorder, "admitted"):
+            self._parts.append((RequestRecorder, "admitted", RequestRecorder.admitted, _nothing))
 
     def turn(self, *, on: bool) -> None:
         for owner, name, real, nothing in self._parts:
@@ -133,7 +133,7 @@ def main() -> int:
 
 def _told(config: Config, log: str) -> Config:
     from tandem.obs.log_handler import LineHandler
-    from tandem.obs.logs import set_up_logging
+    from tandem.obs.logging_setup import set_up_logging
 
     telemetry: Any = replace(config.telemetry, log_format="json", log_requests="all")
     set_up_logging(telemetry, "tandem-gateway", handlers=[LineHandler(open(log, "a"))])  # noqa: SIM115

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import msgspec
 
-from loadtest.paired import Timed
-from loadtest.telemetry_sides import NUM_TURNS, TURNS, Child, Place, Yardstick, get, pushing, sink
+from loadtest.paired_comparison import Timed
+from loadtest.processes import NUM_TURNS, TURNS, Child, CoreSpeed, ProcessPlacement, get, pushing, sink
 
 BATCHES = (1, 8, 32)
 """Sequences that decode at once."""
@@ -28,12 +28,14 @@ class StepTurn(msgspec.Struct, frozen=True, kw_only=True):
         return Timed(self.cpu_s / self.steps, self.yardstick_s)
 
 
-def measure_steps(place: Place, num_rounds: int, seconds: float) -> dict[int, list[tuple[StepTurn, StepTurn]]]:
+def measure_steps(
+    place: ProcessPlacement, num_rounds: int, seconds: float
+) -> dict[int, list[tuple[StepTurn, StepTurn]]]:
     """Turns (without, with) of fresh processes, by batch; each side has its turns for so many seconds in a round. One
     process turns telemetry off and on, because no two have their memory laid out alike; where the side without is
     another commit there are two."""
     with ExitStack() as stack:
-        yardstick = Yardstick(place, stack)
+        yardstick = CoreSpeed(place, stack)
         # What one side leaves to be sent is not sent in the other's turn.
         pushed = pushing(sink(stack).said["endpoint"]) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
         sides = [Child(stack, place.command("telemetry_engine", "on"), place.environment() | pushed)] * 2
@@ -47,7 +49,7 @@ def measure_steps(place: Place, num_rounds: int, seconds: float) -> dict[int, li
     return found
 
 
-def _round(sides: list[Child], yardstick: Yardstick, batch: int, seconds: float) -> list[tuple[StepTurn, StepTurn]]:
+def _round(sides: list[Child], yardstick: CoreSpeed, batch: int, seconds: float) -> list[tuple[StepTurn, StepTurn]]:
     """In pairs of neighbours."""
     asked = {"batch": batch, "seconds": seconds / NUM_TURNS}
     turns: tuple[list[StepTurn], list[StepTurn]] = ([], [])

@@ -26,12 +26,12 @@ from typing import NamedTuple
 import msgspec
 import uvloop
 
-from loadtest.door_backend import BY_STEP
-from loadtest.door_client import Connection, ask
-from loadtest.paired import Timed
-from loadtest.telemetry_sides import TURNS, Child, Place, Yardstick, get, pushing, sink
+from loadtest.instant_backend import BY_STEP
+from loadtest.paired_comparison import Timed
+from loadtest.processes import TURNS, Child, CoreSpeed, ProcessPlacement, get, pushing, sink
+from loadtest.raw_client import Connection, ask
 from tandem.core.clock import SystemClock
-from tandem.stores.embedded import EmbeddedServer
+from tandem.stores.embedded_redis import EmbeddedServer
 
 NUM_TOKENS = 128
 """Of an answer. What a request costs once is borne by so many."""
@@ -69,7 +69,7 @@ class Gateways:
     """Without telemetry and with it: one process that turns it off and on, because no two have their memory laid out
     alike, which makes 5% easily. Where the side without is another commit there are two, on one core."""
 
-    def __init__(self, place: Place, stack: ExitStack, step_s: float, ratio: float) -> None:
+    def __init__(self, place: ProcessPlacement, stack: ExitStack, step_s: float, ratio: float) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-telemetry-")))
         redis = stack.enter_context(EmbeddedServer.start())
         self.sink = sink(stack)
@@ -79,7 +79,7 @@ class Gateways:
 
         def start(*arguments: str, **more: str) -> Child:
             is_off = arguments[0] == "off"
-            stepping = [sys.executable, "-m", "loadtest.door_worker", "--step-ms", str(1e3 * step_s)]
+            stepping = [sys.executable, "-m", "loadtest.fake_worker", "--step-ms", str(1e3 * step_s)]
             worker = Child(stack, stepping, place.environment()).said["worker"]
             shared = ("--worker", worker, "--redis", redis.url)
             command = place.command("telemetry_server", *arguments, *shared, is_off=is_off)
@@ -87,7 +87,7 @@ class Gateways:
 
         told = start("on", "--log", str(self.log), **pushed)
         self.sides = [told if place.before is None else start("off"), told]
-        self.yardstick = Yardstick(place, stack)
+        self.yardstick = CoreSpeed(place, stack)
 
 
 class Looker:
@@ -108,7 +108,7 @@ class Looker:
 class Streams:
     """The connections to both, and their rounds."""
 
-    def __init__(self, sides: Sequence[Child], yardstick: Yardstick) -> None:
+    def __init__(self, sides: Sequence[Child], yardstick: CoreSpeed) -> None:
         self._sides = sides
         self._yardstick = yardstick
         self._clock = SystemClock()
@@ -176,7 +176,9 @@ def _stream_turn(cpu_s: float, yardstick_s: float) -> StreamTurn:
     return StreamTurn(num_tokens=NUM_STREAMS * NUM_ANSWERS * NUM_TOKENS, cpu_s=cpu_s, yardstick_s=yardstick_s)
 
 
-def measure_streams(place: Place, num_rounds: int, step_s: float, ratio: float) -> list[tuple[StreamTurn, StreamTurn]]:
+def measure_streams(
+    place: ProcessPlacement, num_rounds: int, step_s: float, ratio: float
+) -> list[tuple[StreamTurn, StreamTurn]]:
     """Turns (without, with) of fresh processes. A worker makes a step each `step_s`; 0: whenever there is room. Of the
     requests a share of `ratio` is traced."""
     with ExitStack() as stack:

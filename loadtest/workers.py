@@ -17,10 +17,10 @@ from tandem.core.events import Cancelled, Failed, JobEvent
 from tandem.core.ids import GatewayId, Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.core.request import Job
 from tandem.wire.channels import open_channel
-from tandem.wire.convert import decode_refusal, decode_update
-from tandem.wire.convert_job import Submission, encode_submission
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.wire.job_codec import Submission, encode_submission
+from tandem.wire.worker_codec import decode_refusal, decode_update
 
 START_S = 600.0
 """The first start may fetch and convert the model."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadtest.passages import passages
-from tandem.workload.chance import HIGHEST_TOKEN, LOWEST_TOKEN
+from loadtest.edit_prompts import passages
+from tandem.workload.seeded_random import HIGHEST_TOKEN, LOWEST_TOKEN
 
 MIX_RATE = 0.35
 """Requests per second; loads the best peer of the development machine to 83 %."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tandem.stores.embedded import EmbeddedServer
+from tandem.stores.embedded_redis import EmbeddedServer
 from tests.effort import IS_NIGHTLY, PHASES, scaled
 
 _HERE = Path(__file__).parent

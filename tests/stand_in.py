@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.runtime import load_device
-from tandem.runtime.stream import HostStream
+from tandem.runtime import model_loader_cuda
+from tandem.runtime.device_stream import HostStream
 from tandem_kernels.dispatch import REFERENCE
 
 
 def stand_in_for_a_gpu(patch: pytest.MonkeyPatch, total_bytes: int, reserved_bytes: int = 1 << 20) -> None:
     """Of so much memory, all of it free; `reserved_bytes` of it hold weights."""
-    patch.setattr(load_device, "open_cuda", lambda rank: torch.device("cpu"))
-    patch.setattr(load_device, "device_kernels", lambda device, **_: REFERENCE)
-    patch.setattr(load_device, "CudaStream", lambda device: HostStream())
-    patch.setattr(load_device, "free_and_total", lambda device: (total_bytes, total_bytes))
-    patch.setattr(load_device, "reserved", lambda device: reserved_bytes)
+    patch.setattr(model_loader_cuda, "open_cuda", lambda rank: torch.device("cpu"))
+    patch.setattr(model_loader_cuda, "device_kernels", lambda device, **_: REFERENCE)
+    patch.setattr(model_loader_cuda, "CudaStream", lambda device: HostStream())
+    patch.setattr(model_loader_cuda, "free_and_total", lambda device: (total_bytes, total_bytes))
+    patch.setattr(model_loader_cuda, "reserved", lambda device: reserved_bytes)
     for name in ("synchronize", "empty_cache"):
         patch.setattr(torch.cuda, name, lambda *_: None)
     patch.setattr(torch.cuda, "get_device_name", lambda device: "none")

@@ -18,7 +18,7 @@ class KernelsUnavailable(Exception):
     """A device has no kernels here; says what is missing."""
 
 
-class BlockDigest(Protocol):
+class BlockDigestOp(Protocol):
     """`contract.block_digest`."""
 
     def __call__(
@@ -46,7 +46,7 @@ class Kernels:
     paged_attention: Callable[[torch.Tensor, LayerKV, AttentionBatch, float], torch.Tensor]
     pack_blocks: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
     unpack_blocks: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
-    block_digest: BlockDigest
+    block_digest: BlockDigestOp
     sample: Callable[[torch.Tensor, SamplingRows], torch.Tensor]
 
 

@@ -12,8 +12,14 @@ from tandem.admission.tenant import Tenant
 from tandem.core.errors import ERROR_TABLE, ErrorKind
 from tandem.core.lane import Lane
 from tandem.gateway import openai_schema
-from tandem.gateway.caller import EXPLAIN_HEADER, LANE_HEADER, TIMEOUT_HEADER, TIMING_HEADER, TRACEPARENT_HEADER
 from tandem.gateway.openai_schema import ChatBody, CompletionBody
+from tandem.gateway.request_context import (
+    EXPLAIN_HEADER,
+    LANE_HEADER,
+    TIMEOUT_HEADER,
+    TIMING_HEADER,
+    TRACEPARENT_HEADER,
+)
 from tandem.gateway.tenants_watch import read_tenants
 
 ROOT = Path(__file__).resolve().parents[2]

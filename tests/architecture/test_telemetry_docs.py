@@ -8,12 +8,12 @@ from pathlib import Path
 from opentelemetry import environment_variables as of_api
 from opentelemetry.sdk import environment_variables as of_sdk
 
+from tandem.core.request_stages import Stage
 from tandem.core.settings import settings
-from tandem.core.stages import Stage
 from tandem.obs.instrument import Kind
 from tandem.obs.instruments import all_instruments
 from tandem.obs.prometheus import prometheus_name
-from tandem.obs.vllm import ALIASES
+from tandem.obs.vllm_metrics import ALIASES
 from tests.architecture.test_docs import names, rows
 
 ROOT = Path(__file__).resolve().parents[2]

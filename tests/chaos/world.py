@@ -12,7 +12,7 @@ from pathlib import Path
 
 import redis as redis_client
 
-from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.api_keys import hash_text, key_digest
 from tests.chaos.load import Target
 from tests.chaos.proxy import How, Proxies, Proxy
 from tests.chaos.script import Fault

@@ -18,8 +18,8 @@ from redis.retry import Retry
 
 from tandem.core.settings import from_environment, resolve
 from tandem.doctor.rbac import wanted_permissions
-from tandem.stores.client import Cluster, connect
-from tandem.stores.embedded import find_program
+from tandem.stores.embedded_redis import find_program
+from tandem.stores.redis_client import ClusterClient, connect
 from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, pods, render
 from tests.ports import free_port
 
@@ -39,7 +39,7 @@ def test_an_external_redis_has_a_url_that_the_client_takes(name: str) -> None:
     url = redis_url(ci(name))
     resolve([("environment", from_environment({"TANDEM_REDIS__URL": url}))])
     client = connect(url)
-    assert isinstance(client, Cluster) is (name == "external-redis")
+    assert isinstance(client, ClusterClient) is (name == "external-redis")
     assert not any(ci(name).has(template) for template in ("redis-deployment", "redis-service", "redis-secret"))
 
 

@@ -163,7 +163,7 @@ def test_traces_go_where_values_say() -> None:
 @EACH
 def test_variables_are_ones_that_the_program_takes(name: str) -> None:
     from tandem.core.settings import from_environment
-    from tandem.obs.otel_environment import read_otel
+    from tandem.obs.otel_settings import read_otel
 
     told = {key: value for key, value in env(gateway(ci(name))["containers"][0]).items() if isinstance(value, str)}
     resolve([("environment", from_environment(told))])

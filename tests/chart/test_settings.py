@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.cli.door import require_door
+from tandem.cli.auth_check import require_auth_if_public
 from tandem.core.config import Bytes, value_of
+from tandem.core.ray_worker_groups import WorkerGroup, read_groups
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, resolve, settings
-from tandem.core.worker_groups import WorkerGroup, read_groups
 from tandem.gateway.tenants_watch import read_tenants
-from tandem.worker.door import require_guard
+from tandem.worker.bind_check import require_worker_auth
 from tests.chart.release import CI, ROOT, SCHEMA, Rendered, ci, refusal, render
 
 EACH = pytest.mark.parametrize("name", CI)
@@ -75,12 +75,12 @@ def sample(setting: Setting) -> Any:
 @EACH
 def test_the_config_is_one_that_programs_start_with(name: str, tmp_path: Path) -> None:
     found = resolved(readable(ci(name), tmp_path))
-    require_door(found)
-    require_guard(found.config)
+    require_auth_if_public(found)
+    require_worker_auth(found.config)
     for application in ci(name).applications.values():
         tree = application["args"]["settings"]
         config = resolved({**tree, "cluster": found_cluster(tmp_path, tree)}).config
-        require_guard(config)
+        require_worker_auth(config)
         assert config.worker.host == "0.0.0.0" and not config.worker.id and not config.worker.announce
 
 
@@ -218,7 +218,7 @@ def test_the_key_that_the_chart_draws_is_one_that_the_gateway_takes(tmp_path: Pa
     secret = render().one("tenants-secret")["stringData"]
     file = tmp_path / "tenants.yaml"
     file.write_text(secret["tenants.yaml"])
-    from tandem.admission.keys import key_digest
+    from tandem.admission.api_keys import key_digest
 
     assert secret["key"].startswith("tdm_") and len(secret["key"]) > 40
     assert key_digest(secret["key"]) in read_tenants(file, "prefer").keys

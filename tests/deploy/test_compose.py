@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from opentelemetry.sdk import environment_variables
 
-from tandem.cli.door import require_door
+from tandem.cli.auth_check import require_auth_if_public
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, Resolved, from_environment, resolve, settings
-from tandem.obs.otel_environment import read_otel
-from tandem.worker.door import require_guard
+from tandem.obs.otel_settings import read_otel
+from tandem.worker.bind_check import require_worker_auth
 from tests.deploy.dockerfile import read_stages
 from tests.deploy.files import DASHBOARDS, DEPLOY, PROMETHEUS, ROOT, read_yaml
 
@@ -96,7 +96,7 @@ def test_traces_are_pushed_and_metrics_are_not_counted_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", GATEWAYS)
 def test_a_gateway_starts(name: str, secret: Path) -> None:
-    require_door(resolved(name, secret))
+    require_auth_if_public(resolved(name, secret))
     told = config(name)
     port, grpc_port = (int(port.split(":")[-1]) for port in SERVICES[name]["ports"])
     assert (told.gateway.port, told.gateway.own_grpc_port) == (port, grpc_port)
@@ -105,7 +105,7 @@ def test_a_gateway_starts(name: str, secret: Path) -> None:
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_a_worker_starts_and_is_found(name: str, secret: Path) -> None:
-    require_guard(resolved(name, secret).config)
+    require_worker_auth(resolved(name, secret).config)
     told = config(name).worker
     assert told.announce == f"{name}:{told.port}" and told.id == told.pool == name
     assert f":{told.metrics_port}/metrics" in SERVICES[name]["healthcheck"]["test"][-1]

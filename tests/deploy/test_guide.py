@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.cli.command import _PROGRAMS, _parser
+from tandem.cli.main import _PROGRAMS, _parser
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, resolve
 from tests.chart.release import CHART, RELEASE, helm

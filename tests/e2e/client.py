@@ -9,15 +9,23 @@ from types import TracebackType
 
 import grpc.aio
 
-from tandem.core.events import JobEvent, Moving, PromptScored, Pulled, SampledToken, TerminalEvent, Token
+from tandem.core.events import (
+    JobEvent,
+    KVReceived,
+    MigrationOffered,
+    PromptLogprobs,
+    SampledToken,
+    TerminalEvent,
+    Token,
+)
 from tandem.core.ids import GatewayId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
-from tandem.core.load import Books
-from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
-from tandem.wire.convert import decode_books, decode_refusal, decode_update
-from tandem.wire.convert_job import Submission, encode_key, encode_submission
-from tandem.wire.convert_kv import encode_handoff_key
+from tandem.core.request import GenerateJob, Job, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.core.worker_load import EngineStats
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.wire.trust import Trust
+from tandem.wire.job_codec import Submission, encode_key, encode_submission
+from tandem.wire.kv_codec import encode_handoff_key
+from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.worker_codec import decode_books, decode_refusal, decode_update
 
 PATIENCE_S = 30.0
 """After this a test has failed."""
@@ -37,14 +45,14 @@ def new_request(model: str, prompt: Sequence[int], max_tokens: int) -> Request:
 class Client:
     """One worker as one gateway sees it. `events[key]` is all that was received of a job, in order."""
 
-    def __init__(self, worker: WorkerRef, gateway: str = "g", trust: Trust | None = None) -> None:
+    def __init__(self, worker: WorkerRef, gateway: str = "g", trust: PeerAuth | None = None) -> None:
         self.worker = worker
         self.gateway = GatewayId(gateway)
         self.events: dict[JobKey, list[JobEvent]] = {}
         self.updates: list[pb.WatchUpdate] = []
         self.load = pb.Load()
         self.stream_error: Exception | None = None
-        trust = trust or Trust(gateway)
+        trust = trust or PeerAuth(gateway)
         self._channel = trust.open_channel(worker.address)
         self.stub = trust.stub(self._channel, worker.incarnation)
         self._changed = asyncio.Condition()
@@ -110,7 +118,7 @@ class Client:
             raise decode_refusal(reply.refusal)
 
     async def generate(self, request: Request, attempt: int = 1, output: Sequence[int] = ()) -> JobKey:
-        job = Generate(request=request, attempt=attempt, output_tokens=tuple(output))
+        job = GenerateJob(request=request, attempt=attempt, output_tokens=tuple(output))
         await self.submit(job)
         return job.key
 
@@ -133,21 +141,21 @@ class Client:
         """Of the prompt from its second token on, after a check that none is missing; one may come twice."""
         found: list[SampledToken] = []
         for event in self.events.get(key, []):
-            if isinstance(event, PromptScored):
+            if isinstance(event, PromptLogprobs):
                 assert 1 <= event.first_index <= 1 + len(found)
                 found[event.first_index - 1 :] = event.tokens
         return found
 
-    def pulled(self, key: JobKey) -> Pulled | None:
-        return next((event for event in self.events.get(key, []) if isinstance(event, Pulled)), None)
+    def pulled(self, key: JobKey) -> KVReceived | None:
+        return next((event for event in self.events.get(key, []) if isinstance(event, KVReceived)), None)
 
     def ends(self, key: JobKey) -> list[TerminalEvent]:
-        others = (Token, PromptScored, Pulled, Moving)
+        others = (Token, PromptLogprobs, KVReceived, MigrationOffered)
         return [event for event in self.events.get(key, []) if not isinstance(event, others)]
 
     def offers(self, key: JobKey) -> list[HandoffKey]:
         """What the worker offered of a job while it drained, the newest last."""
-        return [event.offer for event in self.events.get(key, []) if isinstance(event, Moving)]
+        return [event.offer for event in self.events.get(key, []) if isinstance(event, MigrationOffered)]
 
     async def end_of(self, key: JobKey) -> TerminalEvent:
         await self.until(lambda: self.ends(key) or self.stream_error is not None)
@@ -162,7 +170,7 @@ class Client:
 
     # ---- the worker
 
-    async def books(self) -> Books:
+    async def books(self) -> EngineStats:
         """The worker's books, asked for again while a step keeps it from counting."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -176,7 +184,7 @@ class Client:
             while not (await self.books()).num_reading_blocks:
                 await asyncio.sleep(0.005)
 
-    async def settled(self) -> Books:
+    async def settled(self) -> EngineStats:
         """Wait until the books are back to zero; returns the last ones."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -196,13 +204,13 @@ class Client:
 
 
 async def hand_over(
-    giver: Client, taker: Client, request: Request, attempt: int = 1, output: Sequence[int] = ()
+    producer: Client, consumer: Client, request: Request, attempt: int = 1, output: Sequence[int] = ()
 ) -> tuple[JobKey, HandoffKey]:
-    """Resume at the taker, then prefill at the giver, as the design orders it."""
+    """Resume at the consumer, then prefill at the producer, as the design orders it."""
     handoff = HandoffId(f"h-{request.id}")
     known = tuple(output)
-    resume = Resume(request=request, attempt=attempt, output_tokens=known, handoff=handoff, source=giver.worker)
-    prefill = Prefill(request=request, attempt=attempt, output_tokens=known, handoff=handoff)
-    await taker.submit(resume)
-    await giver.submit(prefill)
+    resume = ResumeJob(request=request, attempt=attempt, output_tokens=known, handoff=handoff, source=producer.worker)
+    prefill = PrefillJob(request=request, attempt=attempt, output_tokens=known, handoff=handoff)
+    await consumer.submit(resume)
+    await producer.submit(prefill)
     return resume.key, HandoffKey(handoff, attempt)

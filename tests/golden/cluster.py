@@ -1,6 +1,6 @@
 """A cluster of whole engines with real executors in one thread: messages are calls, time is a counter; never a mock.
 
-A request runs on one node (`Generate`), or is prefilled on one and resumed on another in the order of the design. KV
+A request runs on one node (`GenerateJob`), or is prefilled on one and resumed on another in the order of the design. KV
 moves through a real transport, driven turn by turn, so that a test may hold it back.
 """
 
@@ -13,24 +13,34 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, KVReceived, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.engine.effects import Announce, Effect, Emit, Ended, EndHandoff, Follow, Renew, Take, Unfollow
+from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.engine.effects import (
+    Effect,
+    FollowHandoff,
+    JobEnded,
+    ReleaseHandoff,
+    RenewLeases,
+    SendAnnouncement,
+    SendEvent,
+    SendHandoffEnded,
+    SendRemainderRequest,
+)
 from tandem.engine.engine import Engine, HandoffLimits
-from tandem.engine.orders import Connect, PeerLost, ReadDone, ReadFailed, ReadOrder
 from tandem.engine.ports import BlockCopy, Pipeline
-from tandem.kv.pool import BlockPool
-from tandem.kv.pull_outcome import StartRead, Teardown
-from tandem.runtime.device_executor import DeviceExecutor
-from tandem.runtime.load import AnyExecutor
-from tandem.sched.policy import SchedulerLimits
-from tandem.transfer.carrier import Carrier
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.engine.transfer_messages import ConnectPeer, PeerLost, ReadDone, ReadFailed, ReadRequest
+from tandem.kv.block_pool import BlockPool
+from tandem.kv.pull_actions import StartRead, TearDownProducer
+from tandem.runtime.async_executor import AsyncExecutor
+from tandem.runtime.model_loader import AnyExecutor
+from tandem.sched.limits import SchedulerLimits
+from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.nixl_transport import NixlTransport
+from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.transfer.transfer_engine import TransferEngine
 from tandem.transfer.transport import Transport
-from tandem.worker.in_turn import InTurn
+from tandem.worker.serial_pipeline import SerialPipeline
 from tests.golden.guesses import Method, speculation
 from tests.golden.ranked_movers import RankedMover
 
@@ -103,18 +113,18 @@ class Node:
         handoff = HandoffLimits(block_bytes=executor.layout.block_bytes)
         guesses = speculation(knobs.speculation, answers)
         self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth, speculation=guesses)
-        self.pipeline: Pipeline = executor if isinstance(executor, DeviceExecutor) else InTurn(executor)
+        self.pipeline: Pipeline = executor if isinstance(executor, AsyncExecutor) else SerialPipeline(executor)
         self.num_open = 0
         self.num_spilled = self.num_filled = 0
         self.transport: Transport | RankedMover
-        self.carrier: Carrier | RankedMover
+        self.carrier: TransferEngine | RankedMover
         if num_ranks > 1:
             self.transport = self.carrier = RankedMover(knobs.transport, self.ref, executor.cache, clock, num_ranks)
             return
         memory = MemoryPool.of(executor.cache.region, executor.layout, keepalive=executor)
         agent = agent_name(self.ref.id, self.ref.incarnation)
-        self.transport = (LocalTransport if knobs.transport == "local" else NixlTransport)(memory, agent)
-        self.carrier = Carrier(self.transport, executor.cache.digest, clock, 1 << 20)
+        self.transport = (ProcessVmTransport if knobs.transport == "local" else NixlTransport)(memory, agent)
+        self.carrier = TransferEngine(self.transport, executor.cache.digest, clock, 1 << 20)
 
     def share(self, blocks: Sequence[BlockId]) -> None:
         """Blocks that are announced are where others read them."""
@@ -129,7 +139,7 @@ class Outcome:
     tokens: list[SampledToken] = field(default_factory=list)
     scores: list[SampledToken] = field(default_factory=list)
     end: Finished | Failed | Cancelled | None = None
-    pulled: Pulled | None = None
+    pulled: KVReceived | None = None
     first_from: str = ""
 
     @property
@@ -154,13 +164,13 @@ class Cluster(AbstractContextManager["Cluster"]):
             Node(name, x, knobs, self.clock, answers, ranks)
             for name, x, ranks in zip("pdx", executors, num_ranks, strict=False)
         ]
-        self.giver, self.taker = self.nodes[0], self.nodes[-1]
+        self.producer, self.consumer = self.nodes[0], self.nodes[-1]
         self.hold = False
         self.outcomes: dict[RequestId, Outcome] = {}
         self._by_ref = {node.ref: node for node in self.nodes}
         self._ids = itertools.count()
         if len(self.nodes) > 1:
-            self.taker.carrier.accept(Connect(self.giver.transport.describe(self.giver.ref)))
+            self.consumer.carrier.accept(ConnectPeer(self.producer.transport.describe(self.producer.ref)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -176,14 +186,14 @@ class Cluster(AbstractContextManager["Cluster"]):
         self.outcomes[name] = Outcome()
         if not self.knobs.remote:
             self._carry_out(
-                self.taker, self.taker.engine.submit(Generate(request=request, attempt=1), self.clock.now())
+                self.consumer, self.consumer.engine.submit(GenerateJob(request=request, attempt=1), self.clock.now())
             )
             return name
         handoff = HandoffId(f"h-{name}")
-        resume = Resume(request=request, attempt=1, handoff=handoff, source=self.giver.ref)
-        self._carry_out(self.taker, self.taker.engine.submit(resume, self.clock.now()))
-        prefill = Prefill(request=request, attempt=1, handoff=handoff)
-        self._carry_out(self.giver, self.giver.engine.submit(prefill, self.clock.now()))
+        resume = ResumeJob(request=request, attempt=1, handoff=handoff, source=self.producer.ref)
+        self._carry_out(self.consumer, self.consumer.engine.submit(resume, self.clock.now()))
+        prefill = PrefillJob(request=request, attempt=1, handoff=handoff)
+        self._carry_out(self.producer, self.producer.engine.submit(prefill, self.clock.now()))
         return name
 
     def ask(
@@ -207,9 +217,9 @@ class Cluster(AbstractContextManager["Cluster"]):
             assert all(o.pulled is not None and o.first_from == "p" for o in outcomes)
         # A sequence that guesses may have ended before one whose KV came later needs its room.
         if knobs.preempt and knobs.company and (knobs.speculation == "off" or not knobs.remote):
-            assert self.taker.engine.num_preempted > 0, f"nobody gave way under {knobs}"
+            assert self.consumer.engine.num_preempted > 0, f"nobody gave way under {knobs}"
         if knobs.speculation != "off" and can_guess(knobs.plan_depth, knobs.remote):
-            load = self.taker.engine.load()
+            load = self.consumer.engine.load()
             assert 0 < load.num_accepted_tokens < load.num_drafted_tokens, f"{load} under {knobs}"
         return outcomes
 
@@ -259,7 +269,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         events = []
         while True:
             events += node.carrier.turn()
-            if node.carrier.is_drained and not node.carrier.is_hungry:
+            if node.carrier.is_drained and not node.carrier.has_ready_work:
                 break
             for other in self.nodes:
                 other.transport.progress()
@@ -279,41 +289,45 @@ class Cluster(AbstractContextManager["Cluster"]):
         for effect in effects:
             now = self.clock.now()
             match effect:
-                case Emit(event):
+                case SendEvent(event):
                     self._take(node, event)
-                case Announce(taker, message):
+                case SendAnnouncement(consumer, message):
                     node.share([offered.block for offered in message.blocks])
-                    self._carry_out(self._by_ref[taker], self._by_ref[taker].engine.announced(message, now))
-                case EndHandoff(taker, key, kind, text):
-                    self._carry_out(self._by_ref[taker], self._by_ref[taker].engine.handoff_ended(key, kind, text, now))
-                case Follow() | Take() | Unfollow() | Renew():
+                    self._carry_out(self._by_ref[consumer], self._by_ref[consumer].engine.announced(message, now))
+                case SendHandoffEnded(consumer, key, kind, text):
+                    self._carry_out(
+                        self._by_ref[consumer], self._by_ref[consumer].engine.handoff_ended(key, kind, text, now)
+                    )
+                case FollowHandoff() | SendRemainderRequest() | ReleaseHandoff() | RenewLeases():
                     self._tell_source(node, effect)
                 case StartRead():
                     node.carrier.accept(self._order(effect))
-                case Ended():
+                case JobEnded():
                     pass
-                case Teardown():
+                case TearDownProducer():
                     raise AssertionError("a read did not end")
 
-    def _tell_source(self, node: Node, effect: Follow | Take | Unfollow | Renew) -> None:
-        giver, now = self._by_ref[effect.source], self.clock.now()
+    def _tell_source(
+        self, node: Node, effect: FollowHandoff | SendRemainderRequest | ReleaseHandoff | RenewLeases
+    ) -> None:
+        producer, now = self._by_ref[effect.source], self.clock.now()
         match effect:
-            case Follow(_, key, borrow):
-                self._carry_out(giver, giver.engine.follow(key, node.ref, now, borrow))
+            case FollowHandoff(_, key, prefix_request):
+                self._carry_out(producer, producer.engine.follow(key, node.ref, now, prefix_request))
                 node.engine.renewed((key,), now, 10.0)
-            case Take(_, key, num_known):
-                giver.engine.take(key, num_known)
-            case Unfollow(_, key, is_taken):
-                self._carry_out(giver, giver.engine.release(key, now, is_taken=is_taken))
-            case Renew(_, keys):
-                self._carry_out(giver, giver.engine.renew(keys, node.ref, now))
+            case SendRemainderRequest(_, key, num_known):
+                producer.engine.take(key, num_known)
+            case ReleaseHandoff(_, key, is_taken):
+                self._carry_out(producer, producer.engine.release(key, now, is_taken=is_taken))
+            case RenewLeases(_, keys):
+                self._carry_out(producer, producer.engine.renew(keys, node.ref, now))
                 node.engine.renewed(keys, now, 10.0)
 
-    def _order(self, read: StartRead) -> ReadOrder:
+    def _order(self, read: StartRead) -> ReadRequest:
         peer = self._by_ref[read.source].transport.describe(read.source)
         copies = tuple(BlockCopy(o.block, mine) for o, mine in zip(read.offered, read.local, strict=True))
         logical = tuple(range(read.first_index, read.first_index + len(copies)))
-        return ReadOrder(read.read, peer, copies, logical, tuple(o.heads for o in read.offered))
+        return ReadRequest(read.read, peer, copies, logical, tuple(o.heads for o in read.offered))
 
     def _take(self, node: Node, event: JobEvent) -> None:
         """As a gateway would: tokens once, in order of index; the end is the one of the node that decodes."""
@@ -327,17 +341,19 @@ class Cluster(AbstractContextManager["Cluster"]):
                 if index == 0:
                     outcome.first_from = node.ref.id
                 outcome.tokens.append(token)
-            case PromptScored(_, first_index, scores):
-                assert not outcome.tokens and node is self.giver, "scores come first, from where the prompt is computed"
+            case PromptLogprobs(_, first_index, scores):
+                assert not outcome.tokens and node is self.producer, (
+                    "scores come first, from where the prompt is computed"
+                )
                 assert first_index <= 1 + len(outcome.scores), "a score is missing"
                 outcome.scores[first_index - 1 :] = scores
-            case Pulled():
+            case KVReceived():
                 outcome.pulled = event
             case Finished(_, None, _, _):
                 pass
-            case _ if node is self.taker or (isinstance(event, Finished) and outcome.end is None):
+            case _ if node is self.consumer or (isinstance(event, Finished) and outcome.end is None):
                 assert outcome.end is None or self.knobs.remote, "two ends"
                 if outcome.end is None:
                     outcome.end = event
-                if self.knobs.remote and node is not self.taker:
+                if self.knobs.remote and node is not self.consumer:
                     self.cancel(event.key.request)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from tandem.sched.propose import PromptLookup
-from tandem.sched.speculate import Speculation
+from tandem.sched.ngram_proposer import NgramProposer
+from tandem.sched.spec_decode import Speculation
 
 Method = Literal["off", "ngram", "mixed"]
 
@@ -28,4 +28,4 @@ def speculation(method: Method, answers: Sequence[Sequence[int]]) -> Speculation
         return None
     if method == "mixed":
         return Speculation(lambda: Spoiler(answers), num_tokens=5, max_batch_tokens=64)
-    return Speculation(lambda: PromptLookup(1, 3), num_tokens=5, max_batch_tokens=64)
+    return Speculation(lambda: NgramProposer(1, 3), num_tokens=5, max_batch_tokens=64)

@@ -29,12 +29,12 @@ from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.runtime.catalog import cache_root, locate
 from tandem.runtime.grammar_masks import GrammarMasks
-from tandem.runtime.load import AnyExecutor, load_executor
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_loader import AnyExecutor, load_executor
+from tandem.runtime.model_store import cache_root, resolve_model
 from tandem.runtime.sampler import filters_of
-from tandem.sched.plan import Slice
+from tandem.sched.step_plan import ScheduledSlice
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import kept_tokens
 from tests.effort import IS_NIGHTLY
@@ -202,7 +202,7 @@ def make_random(config: PretrainedConfig, seed: int, directory: Path, dtype: str
 def real_model() -> Reference:
     """The catalog's model in float32, imported on first use."""
     cache_dir = os.environ.get("TANDEM_CACHE_DIR", "")
-    directory = locate(REAL_MODEL, cache_root(cache_dir))
+    directory = resolve_model(REAL_MODEL, cache_root(cache_dir))
     return Reference(directory, "float32", cache_dir)
 
 
@@ -302,4 +302,4 @@ def check_sampled(
 def teacher_forced(executor: AnyExecutor, tokens: Sequence[int]) -> torch.Tensor:
     """Our logits `[len(tokens), vocab]`, computed at once in blocks from the start of the pool."""
     blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
-    return executor.logits(Slice(SeqId(-1), 0, len(tokens), tuple(tokens), blocks, None))
+    return executor.logits(ScheduledSlice(SeqId(-1), 0, len(tokens), tuple(tokens), blocks, None))

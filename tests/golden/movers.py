@@ -1,6 +1,6 @@
 """A cluster of whole engines in which running choices move from one that drains to the next; never a mock.
 
-Its gateway is what a gateway must do at least: it answers an offer with a `Resume` at the next node, places what was
+Its gateway is what a gateway must do at least: it answers an offer with a `ResumeJob` at the next node, places what was
 given back or lost again, and tells a client each token once, whoever says it first.
 """
 
@@ -9,11 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Moving, PromptScored, Pulled, SampledToken, Token
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    JobEvent,
+    KVReceived,
+    MigrationOffered,
+    PromptLogprobs,
+    SampledToken,
+    Token,
+)
 from tandem.core.ids import HandoffKey, JobKey, RequestId
-from tandem.core.request import Generate, Job, Request, Resume, SamplingParams
-from tandem.engine.orders import Connect
-from tandem.runtime.load import AnyExecutor
+from tandem.core.request import GenerateJob, Job, Request, ResumeJob, SamplingParams
+from tandem.engine.transfer_messages import ConnectPeer
+from tandem.runtime.model_loader import AnyExecutor
 from tests.golden.cluster import Cluster, Knobs, Node
 
 Name = tuple[RequestId, int]
@@ -44,10 +54,10 @@ class Movers(Cluster):
         super().__init__(executors, knobs, answers)
         self.stories: dict[Name, Story] = {}
         self.offers: list[tuple[Node, JobKey, HandoffKey]] = []
-        for taker in self.nodes:
-            for giver in self.nodes:
-                if giver is not taker and (giver, taker) != (self.giver, self.taker):
-                    taker.carrier.accept(Connect(giver.transport.describe(giver.ref)))
+        for consumer in self.nodes:
+            for producer in self.nodes:
+                if producer is not consumer and (producer, consumer) != (self.producer, self.consumer):
+                    consumer.carrier.accept(ConnectPeer(producer.transport.describe(producer.ref)))
 
     def begin(self, prompt: Sequence[int], sampling: SamplingParams, num_choices: int = 1) -> list[Story]:
         """A story for each choice."""
@@ -57,11 +67,11 @@ class Movers(Cluster):
         )  # fmt: skip
         for choice in range(num_choices):
             self.stories[name, choice] = Story(request)
-        self._submit(self.nodes[0], Generate(request=request, attempt=1, num_choices=num_choices))
+        self._submit(self.nodes[0], GenerateJob(request=request, attempt=1, num_choices=num_choices))
         return [self.stories[name, choice] for choice in range(num_choices)]
 
     def evacuate(self, node: Node) -> None:
-        self._carry_out(node, node.engine.evacuate(self.clock.now()))
+        self._carry_out(node, node.engine.start_drain(self.clock.now()))
 
     def answer(self) -> None:
         """Place a Resume for every offer of a choice that is still open where it was offered."""
@@ -70,7 +80,7 @@ class Movers(Cluster):
             story = self.stories[key.request, key.choice]
             if story.end is None and story.open.get(key.attempt) is node and max(story.open) == key.attempt:
                 story.attempt += 1
-                resume = Resume(
+                resume = ResumeJob(
                     request=story.request,
                     attempt=story.attempt,
                     choice=key.choice,
@@ -111,12 +121,12 @@ class Movers(Cluster):
                     assert story.tokens[index] == token, "two workers disagree about a token"
                 else:
                     story.tokens.append(token)
-            case Moving(key, offer):
+            case MigrationOffered(key, offer):
                 self.offers.append((node, key, offer))
-            case Pulled(key):
+            case KVReceived(key):
                 assert story.open.get(key.attempt) is node
                 story.num_moved += 1
-            case PromptScored():
+            case PromptLogprobs():
                 pass
             case Finished() | Failed() | Cancelled():
                 self._take_end(node, story, event)
@@ -134,7 +144,7 @@ class Movers(Cluster):
         elif isinstance(event, Failed) and not story.open:
             story.attempt += 1
             story.num_recomputed += 1
-            again = Generate(
+            again = GenerateJob(
                 request=story.request, attempt=story.attempt, choice=key.choice, output_tokens=tuple(story.ids)
             )
             self._submit(self._next(node), again)

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from tandem.core.config import EngineConfig, ModelConfig
-from tandem.engine.ranks import RankCommand
+from tandem.engine.rank_messages import RankCommand
 from tandem.runtime.executor import TorchExecutor
-from tandem.runtime.load import load_executor, load_follower
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_loader import load_executor, load_follower
 from tandem.runtime.parallel.follower import Follower
-from tandem.runtime.parallel.group import join_group
-from tandem.runtime.parallel.place import Place
+from tandem.runtime.parallel.rank_context import RankContext
 from tandem.runtime.parallel.shard import Shard
+from tandem.runtime.parallel.torch_group import join_group
 
 TIMEOUT_S = 60.0
 
@@ -42,7 +42,9 @@ def ranked_executor(
 
     def follow(rank: int) -> None:
         try:
-            place = Place(shard := Shard(rank, size), join_group(rendezvous, shard, torch.device("cpu"), timeout_s))
+            place = RankContext(
+                shard := Shard(rank, size), join_group(rendezvous, shard, torch.device("cpu"), timeout_s)
+            )
             follower: Follower = load_follower(model, engine, place)
             carry_out = wrap(follower.carry_out)
             while (command := inboxes[rank - 1].get()) is not None:
@@ -59,7 +61,7 @@ def ranked_executor(
         thread.start()
     try:
         group = join_group(rendezvous, Shard(0, size), torch.device("cpu"), timeout_s)
-        place = Place(Shard(0, size), group, tell)
+        place = RankContext(Shard(0, size), group, tell)
         yield load_executor(directory, read_model_config(directory), model, engine, place=place)
     finally:
         for inbox in inboxes:

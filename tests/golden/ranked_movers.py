@@ -12,16 +12,16 @@ import torch
 
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockId, WorkerRef
-from tandem.engine.orders import Command, Connect, Connected, Event, ReadDone, ReadOrder
 from tandem.engine.ports import TransportPeer
+from tandem.engine.transfer_messages import Command, Connected, ConnectPeer, Event, ReadDone, ReadRequest
 from tandem.kv.layout import KVLayout
-from tandem.runtime.cache import KVCache
-from tandem.transfer.carrier import Carrier
-from tandem.transfer.joint import Joint
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.peers import join_ranks
-from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.runtime.kv_cache import KVCache
+from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.nixl_transport import NixlTransport
+from tandem.transfer.peer_layout import join_ranks
+from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.transfer.rank_merge import RankEventMerger
+from tandem.transfer.transfer_engine import TransferEngine
 from tandem.transfer.transport import Transport
 from tandem_kernels.reference import pack_blocks, unpack_blocks
 
@@ -36,24 +36,24 @@ class Rank:
         self.cache = KVCache(layout, num_blocks, heads=range(rank * share, (rank + 1) * share))
         memory = MemoryPool.of(self.cache.region, layout, keepalive=self.cache)
         agent = agent_name(worker.id, worker.incarnation, rank)
-        self.transport: Transport = (LocalTransport if kind == "local" else NixlTransport)(memory, agent)
-        self.carrier = Carrier(self.transport, self.cache.digest, clock, 1 << 20)
+        self.transport: Transport = (ProcessVmTransport if kind == "local" else NixlTransport)(memory, agent)
+        self.carrier = TransferEngine(self.transport, self.cache.digest, clock, 1 << 20)
 
 
 class RankedMover:
-    """What `Carrier` and `Transport` are to a node whose KV lies with several ranks."""
+    """What `TransferEngine` and `Transport` are to a node whose KV lies with several ranks."""
 
     def __init__(self, kind: str, worker: WorkerRef, whole: KVCache, clock: Clock, num_ranks: int) -> None:
         self._whole = whole
         self._ranks = [
             Rank(kind, worker, whole.layout, whole.num_blocks, clock, rank, num_ranks) for rank in range(num_ranks)
         ]
-        self._joint = Joint(num_ranks)
-        self._orders: dict[int, ReadOrder] = {}
+        self._joint = RankEventMerger(num_ranks)
+        self._orders: dict[int, ReadRequest] = {}
 
     @property
-    def is_hungry(self) -> bool:
-        return any(rank.carrier.is_hungry for rank in self._ranks)
+    def has_ready_work(self) -> bool:
+        return any(rank.carrier.has_ready_work for rank in self._ranks)
 
     @property
     def is_drained(self) -> bool:
@@ -67,11 +67,11 @@ class RankedMover:
             rank.transport.progress()
 
     def accept(self, command: Command) -> None:
-        if isinstance(command, ReadOrder):
+        if isinstance(command, ReadRequest):
             self._orders[command.id] = command
         self._joint.ask(command)
         self._tell()
-        if isinstance(command, Connect):
+        if isinstance(command, ConnectPeer):
             assert self.turn() == [Connected(command.peer)], "nodes order reads at once"
 
     def turn(self) -> list[Event]:

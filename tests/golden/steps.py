@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.sched.plan import Sampling, Slice, StepPlan
+from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
 
 if TYPE_CHECKING:
-    from tandem.runtime.load import AnyExecutor
+    from tandem.runtime.model_loader import AnyExecutor
 
 
 @dataclass(slots=True)
@@ -28,14 +28,14 @@ class Run:
     num_computed: int = 0
     outputs: list[int] = field(default_factory=list)
 
-    def slice(self, budget: int, chained: bool) -> Slice:
+    def slice(self, budget: int, chained: bool) -> ScheduledSlice:
         """The next step of this prompt: a chunk of at most `budget`, or one decode."""
         count = min(budget, len(self.known) - self.num_computed)
         stop = self.num_computed + count
         sampling = Sampling(self.params, 0, len(self.outputs)) if stop == len(self.known) else None
         is_chained = chained and bool(self.outputs)
         tokens = () if is_chained else tuple(self.known[self.num_computed : stop])
-        return Slice(self.seq, self.num_computed, count, tokens, self.blocks, sampling, chained=is_chained)
+        return ScheduledSlice(self.seq, self.num_computed, count, tokens, self.blocks, sampling, chained=is_chained)
 
 
 def generate(

@@ -11,8 +11,8 @@ import torch
 
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.load import AnyExecutor
-from tandem.sched.plan import Sampling, Slice, StepPlan
+from tandem.runtime.model_loader import AnyExecutor
+from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, TINY_VOCAB, Quantization, Reference, teacher_forced
 
@@ -33,7 +33,9 @@ def _in_chunks(executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int
     while start < len(tokens):
         stop = min(len(tokens), start + sizes[turn % len(sizes)])
         needed = blocks[: executor.layout.num_blocks_for(stop)]
-        rows.append(executor.logits(Slice(SeqId(0), start, stop - start, tuple(tokens[start:stop]), needed, None)))
+        rows.append(
+            executor.logits(ScheduledSlice(SeqId(0), start, stop - start, tuple(tokens[start:stop]), needed, None))
+        )
         start, turn = stop, turn + 1
     return torch.cat(rows)
 
@@ -87,7 +89,7 @@ def test_company_and_threads_change_no_bit(tiny: TinyModels, num_threads: int) -
     count = executor.layout.num_blocks_for(_LENGTH)
     greedy = Sampling(SamplingParams(max_tokens=1, temperature=0, logprobs=3), 0, 0)
     slices = [
-        Slice(
+        ScheduledSlice(
             SeqId(seed),
             0,
             length,

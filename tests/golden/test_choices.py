@@ -15,7 +15,7 @@ import pytest
 
 from tandem.core.events import Cancelled, Finished, JobEvent
 from tandem.core.ids import HandoffId, JobKey, RequestId
-from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
+from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
 from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, Node, Outcome, can_guess
 from tests.golden.conftest import TinyModels
@@ -49,13 +49,13 @@ class Choices(Cluster):
         several = {"request": request, "attempt": 1, "choice": choices[0], "num_choices": len(choices)}
         now, handoff = self.clock.now(), HandoffId(f"h-{name}")
         if self.knobs.remote:
-            resume = Resume(**several, handoff=handoff, source=self.giver.ref)  # type: ignore[arg-type]
-            self._carry_out(self.taker, self.taker.engine.submit(resume, now))
-            prefill = Prefill(**several, handoff=handoff)  # type: ignore[arg-type]
-            self._carry_out(self.giver, self.giver.engine.submit(prefill, now))
+            resume = ResumeJob(**several, handoff=handoff, source=self.producer.ref)  # type: ignore[arg-type]
+            self._carry_out(self.consumer, self.consumer.engine.submit(resume, now))
+            prefill = PrefillJob(**several, handoff=handoff)  # type: ignore[arg-type]
+            self._carry_out(self.producer, self.producer.engine.submit(prefill, now))
         else:
-            generate = Generate(**several)  # type: ignore[arg-type]
-            self._carry_out(self.taker, self.taker.engine.submit(generate, now))
+            generate = GenerateJob(**several)  # type: ignore[arg-type]
+            self._carry_out(self.consumer, self.consumer.engine.submit(generate, now))
         return [self.outcomes[_of(name, choice)] for choice in choices]
 
     def end(self, name: RequestId, choice: int) -> None:
@@ -128,7 +128,7 @@ def _check(reference: Reference, product: Sequence[Knobs]) -> None:
                 outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
                 cluster.run()
                 assert all(isinstance(outcome.end, Finished) for outcome in outcomes), knobs
-                num_preempted += cluster.taker.engine.num_preempted
+                num_preempted += cluster.consumer.engine.num_preempted
                 if [outcome.ids for outcome in outcomes] != right:
                     wrong.append(str(knobs))
     assert not wrong, wrong
@@ -195,4 +195,4 @@ def test_the_real_model_draws_for_each_choice_what_it_draws_for_it_alone(real: R
             outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
             cluster.run()
             assert [outcome.ids for outcome in outcomes] == alone, knobs
-            assert cluster.taker.engine.is_idle and cluster.giver.engine.num_live == 0
+            assert cluster.consumer.engine.is_idle and cluster.producer.engine.num_live == 0

@@ -17,12 +17,12 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.events import Finished, FinishReason, SampledToken
 from tandem.core.grammar import Grammar
 from tandem.core.ids import RequestId, SeqId
-from tandem.core.request import Generate, Request, SamplingParams
-from tandem.runtime.bundle import read_bundle
-from tandem.runtime.grammar import GrammarMasks
-from tandem.runtime.load import AnyExecutor
+from tandem.core.request import GenerateJob, Request, SamplingParams
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_loader import AnyExecutor
 from tandem.runtime.sampler import filters_of
+from tandem.runtime.tokenizer_bundle import read_bundle
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import kept_tokens
 from tests.covering import covering
@@ -70,7 +70,7 @@ def masked(tiny: TinyModels, bundle: TokenizerBundle) -> Callable[[bool, float],
 
     @cache
     def outputs(rivals: bool, temperature: float) -> list[list[int]]:
-        reference, masks = tiny("llama", "float64"), GrammarMasks(bundle, TINY_VOCAB)
+        reference, masks = tiny("llama", "float64"), LlguidanceMasks(bundle, TINY_VOCAB)
         params = SamplingParams(max_tokens=_OUTPUTS, temperature=temperature, seed=3, grammar=_ENDLESS)
         return [_masked(reference, masks, prompt, params) for prompt in (_RIVALS if rivals else _PROMPTS)]
 
@@ -78,7 +78,7 @@ def masked(tiny: TinyModels, bundle: TokenizerBundle) -> Callable[[bool, float],
 
 
 def _masked(
-    reference: Reference, masks: GrammarMasks, prompt: Sequence[int], params: SamplingParams, choice: int = 0
+    reference: Reference, masks: LlguidanceMasks, prompt: Sequence[int], params: SamplingParams, choice: int = 0
 ) -> list[int]:
     """What transformers' logits, a mask made anew for each token, and a draw by the book say."""
     assert params.grammar is not None
@@ -105,7 +105,7 @@ def _executors(reference: Reference, bundle: TokenizerBundle, knobs: Knobs, num_
         reference.executor(
             block_size=knobs.block_size,
             num_blocks=num_blocks if place == knobs.remote else 64,
-            grammars=GrammarMasks(bundle, TINY_VOCAB),
+            grammars=LlguidanceMasks(bundle, TINY_VOCAB),
         )
         for place in range(1 + knobs.remote)
     ]
@@ -151,11 +151,13 @@ def test_choices_that_move_stay_within_their_grammar(tiny: TinyModels, bundle: T
     """Whoever takes a choice builds its state anew, from the tokens that it is told."""
     reference, prompt = tiny("llama", "float64"), _PROMPTS[1]
     params = SamplingParams(max_tokens=_OUTPUTS, temperature=1.1, seed=5, grammar=_ENDLESS)
-    masks = GrammarMasks(bundle, TINY_VOCAB)
+    masks = LlguidanceMasks(bundle, TINY_VOCAB)
     right = [_masked(reference, masks, prompt, params, choice) for choice in range(3)]
     for num_steps in (2, 9, 17):
         executors = [
-            reference.executor(block_size=knobs.block_size, num_blocks=160, grammars=GrammarMasks(bundle, TINY_VOCAB))
+            reference.executor(
+                block_size=knobs.block_size, num_blocks=160, grammars=LlguidanceMasks(bundle, TINY_VOCAB)
+            )
             for _ in range(2)
         ]
         with Movers(executors, knobs) as movers:
@@ -173,14 +175,14 @@ def test_another_worker_goes_on_where_one_was_lost(tiny: TinyModels, bundle: Tok
     reference = tiny("qwen3", "float64")
     params = SamplingParams(max_tokens=_OUTPUTS, temperature=0.9, seed=8, grammar=_ENDLESS)
     prompt = _PROMPTS[1]
-    right = _masked(reference, GrammarMasks(bundle, TINY_VOCAB), prompt, params)
+    right = _masked(reference, LlguidanceMasks(bundle, TINY_VOCAB), prompt, params)
     knobs = Knobs()
     with Cluster(_executors(reference, bundle, knobs, 64), knobs) as cluster:
         request = Request(id=RequestId("r"), model="m", prompt_tokens=tuple(prompt), sampling=params)
         known = tuple(right[:num_known])
         outcome = cluster.outcomes[request.id] = Outcome(tokens=[SampledToken(token) for token in known])
-        job = Generate(request=request, attempt=2, output_tokens=known)
-        cluster._carry_out(cluster.taker, cluster.taker.engine.submit(job, 0.0))
+        job = GenerateJob(request=request, attempt=2, output_tokens=known)
+        cluster._carry_out(cluster.consumer, cluster.consumer.engine.submit(job, 0.0))
         cluster.run()
         assert outcome.ids == right
         assert isinstance(outcome.end, Finished)
@@ -232,7 +234,7 @@ def test_what_is_complete_and_has_no_token_to_say_so_ends(
 ) -> None:
     """Each choice by itself, with the tokens that it has; where nothing may come at all, at once."""
     reference, prompt = tiny("llama", "float64"), _PROMPTS[1]
-    right = [_masked(reference, GrammarMasks(endless, TINY_VOCAB), prompt, _SHORT, choice) for choice in range(3)]
+    right = [_masked(reference, LlguidanceMasks(endless, TINY_VOCAB), prompt, _SHORT, choice) for choice in range(3)]
     assert len(set(map(len, right))) > 1 and max(map(len, right)) < _OUTPUTS
     executors = _executors(reference, endless, knobs, _few_blocks(knobs, 3))
     with Choices(executors, knobs, [[*prompt, *output] for output in right]) as cluster:
@@ -242,7 +244,7 @@ def test_what_is_complete_and_has_no_token_to_say_so_ends(
         for num_choices in (2, 1):
             nothing += cluster.ask_choices(prompt, _NOTHING, range(num_choices))
             cluster.run()
-        assert (cluster.taker.engine.num_preempted > 0) == knobs.preempt and cluster.taker.engine.is_idle
+        assert (cluster.consumer.engine.num_preempted > 0) == knobs.preempt and cluster.consumer.engine.is_idle
     assert [outcome.ids for outcome in outcomes] == right and not any(outcome.ids for outcome in nothing)
     for outcome in (*outcomes, *nothing):
         assert isinstance(outcome.end, Finished) and outcome.end.reason is FinishReason.STOP
@@ -281,7 +283,7 @@ def test_the_real_model_says_the_same_however_computed(real: Reference) -> None:
     grammar = Grammar("json_schema", json.dumps({**schema, "required": ["facts"]}))
     asks = [f"<|im_start|>user\nFacts on {it} as JSON.<|im_end|>\n<|im_start|>assistant\n" for it in ("Lyon", "cats")]
     prompts = [tokenizer.encode(ask, add_special_tokens=False).ids for ask in asks]
-    masks = GrammarMasks(bundle, read_model_config(real.directory).vocab_size)
+    masks = LlguidanceMasks(bundle, read_model_config(real.directory).vocab_size)
     for params in (
         SamplingParams(max_tokens=40, temperature=0.0, grammar=grammar),
         SamplingParams(max_tokens=40, temperature=0.8, seed=6, grammar=grammar),

@@ -22,7 +22,7 @@ def test_first_token_leaves_the_prefill_worker_while_no_kv_has_moved(tiny: TinyM
             cluster.step()
         outcome = cluster.outcomes[name]
         assert outcome.ids == reference.greedy(_PROMPT, 1) and outcome.first_from == "p"
-        assert outcome.pulled is None and cluster.taker.engine.books().num_reading_blocks > 0
+        assert outcome.pulled is None and cluster.consumer.engine.books().num_reading_blocks > 0
         cluster.hold = False
         cluster.run()
         assert outcome.ids == reference.greedy(_PROMPT, 4)
@@ -43,7 +43,7 @@ def test_what_is_left_after_the_last_chunk_is_that_chunk_and_one_block_at_most(
     assert 0 < pulled.num_exposed_bytes <= (chunk // 16 + 1) * block
 
 
-def test_only_blocks_that_the_taker_lacks_are_read(tiny: TinyModels) -> None:
+def test_only_blocks_that_the_consumer_lacks_are_read(tiny: TinyModels) -> None:
     reference = tiny("llama", "float64")
     with Cluster([reference.executor(), reference.executor()], Knobs(remote=True)) as cluster:
         first = cluster.submit(_PROMPT[:160], _GREEDY)
@@ -65,9 +65,11 @@ def test_cancel_in_the_middle_of_a_transfer_gives_everything_back(tiny: TinyMode
         for _ in range(3):
             cluster.step()
         cluster.cancel(name)
-        taker = cluster.taker.engine.books()
-        assert taker.num_reading_blocks > 0 and taker.num_table_blocks == 0, "only blocks under a read are still held"
-        assert cluster.giver.engine.books().num_leased_blocks == 0
+        consumer = cluster.consumer.engine.books()
+        assert consumer.num_reading_blocks > 0 and consumer.num_table_blocks == 0, (
+            "only blocks under a read are still held"
+        )
+        assert cluster.producer.engine.books().num_leased_blocks == 0
         cluster.hold = False
         cluster.run()
-        assert cluster.taker.engine.books().num_free_blocks == cluster.taker.engine.books().num_blocks
+        assert cluster.consumer.engine.books().num_free_blocks == cluster.consumer.engine.books().num_blocks

@@ -71,14 +71,14 @@ def _check(reference: Reference, product: Sequence[_Case]) -> None:
 
 def _check_copies(cluster: Cluster, case: _Case, last: Sequence[Outcome]) -> None:
     """Blocks went out; where there is room for all, they came back and count as cached."""
-    assert cluster.giver.num_spilled > 0, f"nothing was copied out under {case}"
+    assert cluster.producer.num_spilled > 0, f"nothing was copied out under {case}"
     if case.num_host_slots < 64 or case.knobs.company:
         return
-    assert cluster.giver.num_filled > 0, f"nothing came back under {case}"
+    assert cluster.producer.num_filled > 0, f"nothing came back under {case}"
     ends = [outcome.end for outcome in last]
     assert all(isinstance(end, Finished) and end.num_cached_tokens >= 48 for end in ends), f"{ends} under {case}"
     if case.knobs.remote:
-        assert cluster.taker.num_filled > 0 and all(o.pulled and o.pulled.num_cached_tokens >= 48 for o in last)
+        assert cluster.consumer.num_filled > 0 and all(o.pulled and o.pulled.num_cached_tokens >= 48 for o in last)
 
 
 @pytest.mark.parametrize("case", covering(_PRODUCT), ids=str)
@@ -114,7 +114,7 @@ def test_choices_share_what_came_back(tiny: TinyModels, case: _Case) -> None:
                 outcomes = cluster.ask_choices(prompt, _SAMPLED, range(4))
                 cluster.run()
                 seen += [outcome.ids for outcome in outcomes]
-            return seen, cluster.taker.num_filled
+            return seen, cluster.consumer.num_filled
 
     right, _ = ask(_Case(Knobs(), 0))
     seen, num_filled = ask(case)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tandem.runtime.bundle import read_bundle
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, TINY_VOCAB, Reference, teacher_forced
 from tests.golden.prompts import prompts

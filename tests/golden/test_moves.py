@@ -149,7 +149,7 @@ def test_a_choice_moves_on_from_the_worker_that_it_moved_to(tiny: TinyModels) ->
     assert all(story.num_moved == 2 and not story.num_recomputed for story in stories)
 
 
-def test_a_sequence_whose_taker_is_lost_thaws_and_is_offered_anew(tiny: TinyModels) -> None:
+def test_a_sequence_whose_consumer_is_lost_thaws_and_is_offered_anew(tiny: TinyModels) -> None:
     """Lost at every stage: while it reads, when all was handed over, and before it heard anything."""
     reference = tiny("llama", "float64")
     right = _alone(reference, _SAMPLED)
@@ -172,8 +172,9 @@ def test_a_sequence_whose_taker_is_lost_thaws_and_is_offered_anew(tiny: TinyMode
         assert not any(story.num_recomputed for story in stories), seed
 
 
-def test_without_room_at_the_taker_the_giver_goes_on(tiny: TinyModels) -> None:
-    """Each taker in turn is too small for what is drawn while it moves; in the end the sequence ends where it began."""
+def test_without_room_at_the_consumer_the_producer_goes_on(tiny: TinyModels) -> None:
+    """Each consumer in turn is too small for what is drawn while it moves; in the end the sequence ends where it
+    began."""
     reference = tiny("llama", "float64")
     right = _alone(reference, _GREEDY)[2]
     executors = [reference.executor(block_size=4, num_blocks=blocks) for blocks in (64, 32)]

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from tandem.runtime.bundle import read_bundle
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.golden.models import Reference, check_equal
 from tests.golden.steps import generate
 

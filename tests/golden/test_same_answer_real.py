@@ -17,9 +17,9 @@ import torch
 from tokenizers import Tokenizer
 
 from tandem.core.request import SamplingParams
-from tandem.runtime.bundle import read_bundle
-from tandem.runtime.load import AnyExecutor
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_loader import AnyExecutor
+from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.covering import covering
 from tests.golden.cluster import Cluster, Knobs, TransportKind
 from tests.golden.guesses import Method

@@ -14,11 +14,11 @@ import torch
 
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.ids import BlockId, SeqId
-from tandem.engine.ranks import Forward, RankCommand, RanksLost
-from tandem.kv.host_pool import HostSlot
-from tandem.runtime.device_executor import DeviceExecutor
+from tandem.engine.rank_messages import Forward, RankCommand, RanksLost
+from tandem.kv.host_offload import HostSlot
+from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.executor import TorchExecutor
-from tandem.sched.plan import Slice, StepPlan
+from tandem.sched.step_plan import ScheduledSlice, StepPlan
 from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY, TINY_VOCAB, Reference, make_wide, teacher_forced
 from tests.golden.parallel import Wrap, ranked_executor
@@ -92,10 +92,12 @@ def test_two_ranks_on_devices_that_compute_by_themselves(
     model = ModelConfig(id=str(reference.directory), dtype=dtype, device="cuda", cache_dir=reference.cache_dir)
     expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
     with ranked_executor(reference.directory, tmp_path, model, engine) as executor:
-        assert isinstance(executor, DeviceExecutor) and executor.num_blocks == _BLOCKS
+        assert isinstance(executor, AsyncExecutor) and executor.num_blocks == _BLOCKS
         assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
         prompt = tuple(_prompts((16,))[0])
-        piece = Slice(SeqId(99), 0, 16, prompt, (BlockId(3), BlockId(5)), None, digest_blocks=(BlockId(3), BlockId(5)))
+        piece = ScheduledSlice(
+            SeqId(99), 0, 16, prompt, (BlockId(3), BlockId(5)), None, digest_blocks=(BlockId(3), BlockId(5))
+        )
         (mine,) = executor.execute(StepPlan(500, (piece,))).slices
         (theirs,) = whole.execute(StepPlan(500, (piece,))).slices
     assert [len(digest.heads) for digest in mine.digests] == [whole.layout.group.heads] * 2
@@ -127,7 +129,7 @@ def test_blocks_of_all_ranks_are_copied_kept_and_digested(wide: Reference, ranke
     block, back, third, empty = (BlockId(i) for i in (3, 9, 20, 50))
     alone = wide.executor(kernels="reference", num_blocks=_BLOCKS)
     with ranked(wide, 4) as executor:
-        executor.execute(StepPlan(0, (Slice(SeqId(1), 0, 16, tuple(prompt), (block,), None),)))
+        executor.execute(StepPlan(0, (ScheduledSlice(SeqId(1), 0, 16, tuple(prompt), (block,), None),)))
         (digest,) = executor.cache.digest([block], [5])
         executor.execute(StepPlan(1, (), spills=((block, HostSlot(1)),)))
         executor.execute(StepPlan(2, (), fills=((HostSlot(1), back),), copies=((back, third),)))
@@ -157,7 +159,7 @@ def _failing(kind: type[RankCommand]) -> Wrap:
 
 def test_a_rank_that_takes_no_part_ends_the_step(tiny: TinyModels, ranked: Ranked) -> None:
     """It does not hang, and no slice's error hides it."""
-    piece = Slice(SeqId(1), 0, 3, (1, 2, 3), (BlockId(0),), None)
+    piece = ScheduledSlice(SeqId(1), 0, 3, (1, 2, 3), (BlockId(0),), None)
     with (
         ranked(tiny("llama", "float64"), 2, wrap=_failing(Forward), timeout_s=2.0) as executor,
         pytest.raises(RanksLost, match="Forward"),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from tandem_kernels.native.library import Coding
-from tandem_kernels.reference.codes import Codes
+from tandem_kernels.native.library import WeightFormat
+from tandem_kernels.reference.int4 import Codes
 from tandem_kernels.reference.linear_int8 import GROUP
 
 
@@ -34,10 +34,10 @@ def _eights(n: int, k: int) -> torch.Tensor:
     return (values * (_random(n, k // 32, 1, seed=8).abs() + 0.01).half().float()).view(n, k)
 
 
-WEIGHTS: dict[Coding, Callable[[int, int], torch.Tensor]] = {
-    Coding.FOUR: lambda n, k: random_codes(n, k).floats(),
-    Coding.EIGHT: _eights,
-    Coding.BFLOAT: lambda n, k: _random(n, k).bfloat16().float(),
-    Coding.FLOAT: lambda n, k: _random(n, k),
+WEIGHTS: dict[WeightFormat, Callable[[int, int], torch.Tensor]] = {
+    WeightFormat.FOUR: lambda n, k: random_codes(n, k).floats(),
+    WeightFormat.EIGHT: _eights,
+    WeightFormat.BFLOAT: lambda n, k: _random(n, k).bfloat16().float(),
+    WeightFormat.FLOAT: lambda n, k: _random(n, k),
 }
 """By coding, random weights `[n, k]` for which it is the one of fewest bits."""

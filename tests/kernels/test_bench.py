@@ -16,15 +16,15 @@ import torch
 
 from tandem_kernels.bench.__main__ import main
 from tandem_kernels.bench.attention import attention_cases, layout_cases
-from tandem_kernels.bench.case import Bench, Case, NotHere, Row, Work, share_of
+from tandem_kernels.bench.case import Bench, BenchCase, BenchRow, NotHere, Work, share_of
 from tandem_kernels.bench.checks import checks, run_check
 from tandem_kernels.bench.grid import FULL, LLAMA_8B, TINY
-from tandem_kernels.bench.limits import Limits, measure_limits
 from tandem_kernels.bench.pools import batch_over, block_pool, layer_pool, layers_within
 from tandem_kernels.bench.report import best_block_size, layout_loss
+from tandem_kernels.bench.roofline import DeviceLimits, measure_limits
 from tandem_kernels.bench.rows import block_cases, row_cases, sampling_cases
-from tandem_kernels.bench.runner import Outcome, run_cases, run_checks
-from tandem_kernels.bench.timing import HostStopwatch, Timing
+from tandem_kernels.bench.runner import RunOutcome, run_cases, run_checks
+from tandem_kernels.bench.timing import HostStopwatch, KernelTiming
 from tandem_kernels.contract import FLOAT8, LayerKV
 from tandem_kernels.dispatch import REFERENCE
 from tandem_kernels.reference import paged_attention
@@ -42,16 +42,16 @@ def _bench(**kernels: Any) -> Bench:
     return Bench(CPU, replace(REFERENCE, **kernels), HostStopwatch(0.0), TINY, 1 << 30)
 
 
-def _limits() -> Limits:
+def _limits() -> DeviceLimits:
     return measure_limits(CPU, torch.bfloat16, HostStopwatch(0.0), TINY)
 
 
-def _timing(seconds: float) -> Timing:
-    return Timing(seconds, seconds, seconds, 1, "host")
+def _timing(seconds: float) -> KernelTiming:
+    return KernelTiming(seconds, seconds, seconds, 1, "host")
 
 
-def _row(group: str, name: str, seconds: float) -> Row:
-    return Row(group, name, _timing(seconds), 1, 0, 1.0, {})
+def _row(group: str, name: str, seconds: float) -> BenchRow:
+    return BenchRow(group, name, _timing(seconds), 1, 0, 1.0, {})
 
 
 def test_one_call_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_a_kernel_that_is_a_little_wrong_is_found(kernel: str) -> None:
             return result[0] * 1.02, result[1]
         return result * 1.02 if result.dtype.is_floating_point and kernel != "pack_blocks" else result + 1
 
-    outcome = Outcome()
+    outcome = RunOutcome()
     run_checks(_bench(**{kernel: wrong}), checks(TINY), float("inf"), outcome, TOLD.append)
     assert not outcome.is_right
     assert any(not verdict.is_right and verdict.error > verdict.tolerance for verdict in outcome.verdicts)
@@ -150,7 +150,7 @@ def test_a_stray_write_and_a_number_that_is_none_are_found(wrong: Callable[[Laye
         wrong(arguments[4], query)
         return query
 
-    outcome = Outcome()
+    outcome = RunOutcome()
     run_checks(_bench(rope_cache_write=write), checks(TINY), float("inf"), outcome, TOLD.append)
     verdicts = {verdict.name: verdict.is_right for verdict in outcome.verdicts}
     assert all(is_right != name.startswith("rope") for name, is_right in verdicts.items())
@@ -160,7 +160,7 @@ def test_timed_work_is_compared_with_what_torch_yields() -> None:
     def wrong(*arguments: Any) -> torch.Tensor:
         return paged_attention(*arguments) * 1.02
 
-    outcome = Outcome()
+    outcome = RunOutcome()
     cases = [case for case in attention_cases(TINY) if case.group in ("decode", "chunk")]
     run_cases(_bench(paged_attention=wrong), _limits(), cases, float("inf"), outcome, TOLD.append)
     assert len(outcome.failed) == len(cases) and all("away from SDPA" in why for why in outcome.failed.values())
@@ -173,8 +173,8 @@ def test_a_rival_that_cannot_run_is_left_out_and_the_kernel_is_not() -> None:
     def build(bench: Bench) -> Work:
         return Work(run=lambda: torch.ones(3), num_bytes=12, agreeing={"theirs": raises}, rivals={"other": list})
 
-    outcome = Outcome()
-    run_cases(_bench(), _limits(), [Case("a", "one", build)], float("inf"), outcome, TOLD.append)
+    outcome = RunOutcome()
+    run_cases(_bench(), _limits(), [BenchCase("a", "one", build)], float("inf"), outcome, TOLD.append)
     assert [set(row.rivals) for row in outcome.rows] == [{"other"}] and outcome.is_right
     assert outcome.left_out == {"a: one, theirs": "OutOfMemoryError: too large"}
 
@@ -187,12 +187,12 @@ def test_a_case_that_fails_does_not_stop_the_next_and_time_ends_all() -> None:
         raise NotHere("too large")
 
     good = next(block_cases(TINY))
-    cases = [Case("a", "fails", fails), Case("a", "large", too_large), good]
-    outcome = Outcome()
+    cases = [BenchCase("a", "fails", fails), BenchCase("a", "large", too_large), good]
+    outcome = RunOutcome()
     run_cases(_bench(), _limits(), cases, float("inf"), outcome, TOLD.append)
     assert outcome.failed == {"a: fails": "RuntimeError: broken"} and outcome.left_out == {"a: large": "too large"}
     assert [row.group for row in outcome.rows] == ["pack"] and not outcome.is_right
-    late = Outcome()
+    late = RunOutcome()
     run_cases(_bench(), _limits(), cases, -1.0, late, TOLD.append)
     run_checks(_bench(), checks(TINY), -1.0, late, TOLD.append)
     assert not late.rows and len(late.left_out) == len(cases) + len(list(checks(TINY)))
@@ -270,5 +270,5 @@ def test_a_layout_s_loss_is_by_case() -> None:
 
 
 def test_a_timing_tells_middle_and_spread() -> None:
-    timing = Timing.of([float(i) for i in range(11, 0, -1)], "host")
+    timing = KernelTiming.of([float(i) for i in range(11, 0, -1)], "host")
     assert (timing.low_s, timing.median_s, timing.high_s, timing.runs) == (2.0, 6.0, 10.0, 11)

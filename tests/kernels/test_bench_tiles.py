@@ -12,57 +12,59 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem_kernels.bench import tiles
-from tandem_kernels.bench.case import Bench, Case, Work
+from tandem_kernels.bench import autotune
+from tandem_kernels.bench.autotune import SIZES, TileSearch, contest_of, main, run_search, to_markdown
+from tandem_kernels.bench.case import Bench, BenchCase, Work
 from tandem_kernels.bench.grid import FULL, LLAMA_1B, LLAMA_8B, TINY
-from tandem_kernels.bench.tiles import SIZES, Contest, contest_of, hold, main, to_markdown
-from tandem_kernels.bench.timing import Call, Timing
+from tandem_kernels.bench.timing import Call, KernelTiming
 from tandem_kernels.dispatch import REFERENCE
-from tandem_kernels.triton import decode
+from tandem_kernels.triton import decode_attention
 
 KEY = 128, 2
-BEFORE = dict(decode.TILES)
+BEFORE = dict(decode_attention.TILES)
 
 
 class Stopwatch:
     """A launch takes `costs` of the tiles in the table, and each reading of the clock a second."""
 
-    def __init__(self, costs: Callable[[decode.Tiles], float]) -> None:
+    def __init__(self, costs: Callable[[decode_attention.DecodeTiles], float]) -> None:
         self.costs, self.seconds = costs, 0.0
 
     def now(self) -> float:
         self.seconds += 1.0
         return self.seconds
 
-    def time(self, call: Call, *, waits: bool = False) -> Timing:
+    def time(self, call: Call, *, waits: bool = False) -> KernelTiming:
         call()
-        return Timing.of([self.costs(decode.TILES[KEY])], "host")
+        return KernelTiming.of([self.costs(decode_attention.TILES[KEY])], "host")
 
     def launch(self, call: Call, count: int) -> tuple[float, float]:
         raise NotImplementedError
 
 
 def _race(
-    run: Callable[[decode.Tiles], torch.Tensor],
-    costs: Callable[[decode.Tiles], float] = lambda _: 1.0,
+    run: Callable[[decode_attention.DecodeTiles], torch.Tensor],
+    costs: Callable[[decode_attention.DecodeTiles], float] = lambda _: 1.0,
     ends_at: float = 1e9,
-) -> Contest:
+) -> TileSearch:
     """Of two works that do the same."""
 
     def build(_: Bench) -> Work:
-        return Work(run=lambda: run(decode.TILES[KEY]), num_bytes=1)
+        return Work(run=lambda: run(decode_attention.TILES[KEY]), num_bytes=1)
 
     grid = replace(FULL, shapes=(LLAMA_8B,))
-    contest = replace(contest_of("decode", grid, SIZES["decode"]), cases=[Case("decode", name, build) for name in "ab"])
-    hold(contest, Bench(torch.device("cpu"), REFERENCE, Stopwatch(costs), TINY, 0), ends_at, lambda _: None)
-    assert decode.TILES == BEFORE
+    contest = replace(
+        contest_of("decode", grid, SIZES["decode"]), cases=[BenchCase("decode", name, build) for name in "ab"]
+    )
+    run_search(contest, Bench(torch.device("cpu"), REFERENCE, Stopwatch(costs), TINY, 0), ends_at, lambda _: None)
+    assert decode_attention.TILES == BEFORE
     return contest
 
 
 def test_every_choice_is_tried_once_the_tables_first() -> None:
     contest = contest_of("decode", replace(FULL, shapes=(LLAMA_8B,)), SIZES["decode"])
     found = [entry.tiles for entry in contest.entries]
-    assert contest.ours.tiles == decode.TILES[KEY] and len(set(found)) == len(found) == 3 * 2 * 3 * 4
+    assert contest.ours.tiles == decode_attention.TILES[KEY] and len(set(found)) == len(found) == 3 * 2 * 3 * 4
     assert all(entry.tiles._asdict()["slice_tokens"] % entry.tiles.block_n == 0 for entry in contest.entries)
     assert contest_of("chunk", replace(FULL, shapes=(LLAMA_1B,)), SIZES["chunk"]).key == (64, 2)
 
@@ -78,7 +80,7 @@ def test_the_fastest_is_first_and_the_hopeless_run_no_second_work() -> None:
 
 
 def test_a_wrong_result_is_an_error_and_one_that_does_not_fit_is_none() -> None:
-    def run(tiles: decode.Tiles) -> torch.Tensor:
+    def run(tiles: decode_attention.DecodeTiles) -> torch.Tensor:
         if tiles.stages == 9:
             raise RuntimeError("out of resource: shared memory\nRequired: 300000")
         return torch.full((3,), 1.1 if tiles.block_n == 32 and tiles.warps == 2 else 1.0)
@@ -92,7 +94,7 @@ def test_a_wrong_result_is_an_error_and_one_that_does_not_fit_is_none() -> None:
 
 
 def test_the_tables_tiles_must_run() -> None:
-    def run(tiles: decode.Tiles) -> torch.Tensor:
+    def run(tiles: decode_attention.DecodeTiles) -> torch.Tensor:
         if tiles == BEFORE[KEY]:
             raise RuntimeError("no")
         return torch.ones(1)
@@ -112,7 +114,7 @@ def test_it_runs_at_toy_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An interpreted kernel takes as long as the machine lets it.
-    monkeypatch.setattr(tiles, "_HOPELESS", math.inf)
+    monkeypatch.setattr(autotune, "_HOPELESS", math.inf)
     assert main(["--device", "cpu", "--tiny", "--kernels", "decode", "--json", str(tmp_path / "a.json")]) == 0
     told = json.loads((tmp_path / "a.json").read_text())
     (contest,) = told["contests"]
@@ -126,5 +128,5 @@ def test_it_runs_at_toy_sizes(
 )
 def test_what_it_cannot_do_is_refused(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        tiles.main(args)
+        autotune.main(args)
     assert caught.value.code == 2 and says in capsys.readouterr().err

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem_kernels.native.library import Coding, Into, Team, embed, linear, matrix_of
+from tandem_kernels.native.library import Into, Team, WeightFormat, embed, linear, matrix_of
 from tandem_kernels.native.pack import gate_up_rows, pack_linear
-from tandem_kernels.native.pack_coded import pack_exact
-from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
+from tandem_kernels.native.pack_int4 import pack_exact
+from tandem_kernels.reference.int4 import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import GROUP, linear_int8, quantize_rows, quantize_weight
 from tests.kernels.codes import WEIGHTS, random_codes
 
@@ -21,7 +21,7 @@ def _random(*shape: int, seed: int = 3) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-_CODED = [coding for coding in WEIGHTS if coding is not Coding.FLOAT]
+_CODED = [coding for coding in WEIGHTS if coding is not WeightFormat.FLOAT]
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,12 @@ def team() -> Team:
 
 @pytest.mark.parametrize("coding", WEIGHTS)
 @pytest.mark.parametrize(("n", "k"), _SHAPES)
-def test_the_fewest_bits_that_hold_a_matrix_are_found(coding: Coding, n: int, k: int) -> None:
+def test_the_fewest_bits_that_hold_a_matrix_are_found(coding: WeightFormat, n: int, k: int) -> None:
     panels, scales = pack_exact(WEIGHTS[coding](n, k))
     assert matrix_of(panels, n, k, scales).coding == coding
-    per_weight = {Coding.FOUR: 0.625, Coding.EIGHT: 1.125, Coding.BFLOAT: 2, Coding.FLOAT: 4}[coding]
+    per_weight = {WeightFormat.FOUR: 0.625, WeightFormat.EIGHT: 1.125, WeightFormat.BFLOAT: 2, WeightFormat.FLOAT: 4}[
+        coding
+    ]
     held = panels.nbytes + (0 if scales is None else scales.nbytes)
     assert held == -(-n // 32) * 32 * k * per_weight
 
@@ -42,7 +44,7 @@ def test_the_fewest_bits_that_hold_a_matrix_are_found(coding: Coding, n: int, k:
 @pytest.mark.parametrize("coding", _CODED)
 @pytest.mark.parametrize("rows", _ROWS)
 @pytest.mark.parametrize(("n", "k"), _SHAPES)
-def test_products_have_the_bits_of_floats(team: Team, n: int, k: int, rows: int, coding: Coding) -> None:
+def test_products_have_the_bits_of_floats(team: Team, n: int, k: int, rows: int, coding: WeightFormat) -> None:
     weight, x, bias = WEIGHTS[coding](n, k), _random(rows, k, seed=5), _random(n, seed=6)
     panels, scales = pack_exact(weight)
     floats = pack_linear(weight)
@@ -53,7 +55,7 @@ def test_products_have_the_bits_of_floats(team: Team, n: int, k: int, rows: int,
 
 @pytest.mark.parametrize("coding", _CODED)
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_gated_products_have_the_bits_of_floats(team: Team, rows: int, coding: Coding) -> None:
+def test_gated_products_have_the_bits_of_floats(team: Team, rows: int, coding: WeightFormat) -> None:
     n, k = 40, 96
     weight = gate_up_rows(WEIGHTS[coding](n, k), WEIGHTS[coding](n, k).flip(0))
     panels, scales = pack_exact(weight)
@@ -63,7 +65,7 @@ def test_gated_products_have_the_bits_of_floats(team: Team, rows: int, coding: C
 
 
 @pytest.mark.parametrize("coding", WEIGHTS)
-def test_a_row_does_not_see_its_company_or_the_lanes(coding: Coding) -> None:
+def test_a_row_does_not_see_its_company_or_the_lanes(coding: WeightFormat) -> None:
     n, k, most = 130, 192, 160
     x, weight = _random(most, k), WEIGHTS[coding](n, k)
     panels, scales = pack_exact(weight)
@@ -78,7 +80,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(coding: Coding) -> None:
 
 
 @pytest.mark.parametrize("coding", WEIGHTS)
-def test_embeddings_come_back(coding: Coding) -> None:
+def test_embeddings_come_back(coding: WeightFormat) -> None:
     weight = WEIGHTS[coding](70, 96)
     panels, scales = pack_exact(weight)
     tokens = torch.tensor([0, 31, 32, 69, 31])

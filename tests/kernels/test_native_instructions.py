@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem_kernels.native.library import Coding, Into, Team, linear, matrix_of, vector_width
+from tandem_kernels.native.library import Into, Team, WeightFormat, linear, matrix_of, vector_width
 from tandem_kernels.native.pack import pack_linear
-from tandem_kernels.native.pack_coded import pack_exact, pack_fours
+from tandem_kernels.native.pack_int4 import pack_exact, pack_fours
 from tandem_kernels.native.pack_int8 import pack_linear_int8
-from tandem_kernels.reference.codes import linear_codes
+from tandem_kernels.reference.int4 import linear_codes
 from tandem_kernels.reference.linear_int8 import linear_int8, quantize_weight
 from tests.kernels.builds import FLOAT_PRODUCT, INT8_PRODUCT, Builds, Product
 from tests.kernels.codes import WEIGHTS, random_codes
@@ -44,8 +44,12 @@ def test_builds_are_narrower(product: Product) -> None:
 
 @pytest.mark.parametrize("into", list(Into))
 @pytest.mark.parametrize("rows", _ROWS)
-@pytest.mark.parametrize(("coding", "k"), [(Coding.FLOAT, 203), *((c, 192) for c in Coding if c is not Coding.FLOAT)])
-def test_products_have_the_bits_of_the_library(product: Product, coding: Coding, k: int, rows: int, into: Into) -> None:
+@pytest.mark.parametrize(
+    ("coding", "k"), [(WeightFormat.FLOAT, 203), *((c, 192) for c in WeightFormat if c is not WeightFormat.FLOAT)]
+)
+def test_products_have_the_bits_of_the_library(
+    product: Product, coding: WeightFormat, k: int, rows: int, into: Into
+) -> None:
     n = 96
     x, weight, bias = _random(rows, k, seed=5) * 4, WEIGHTS[coding](n, k), _random(n, seed=6)
     panels, scales = pack_exact(weight)
@@ -58,7 +62,7 @@ def test_products_have_the_bits_of_the_library(product: Product, coding: Coding,
 
 
 @pytest.mark.parametrize("coding", WEIGHTS)
-def test_embeddings_come_back(product: Product, coding: Coding) -> None:
+def test_embeddings_come_back(product: Product, coding: WeightFormat) -> None:
     weight = WEIGHTS[coding](96, 192)
     panels, scales = pack_exact(weight)
     assert torch.equal(product.embed(matrix_of(panels, 96, 192, scales), 37), weight[37])

@@ -7,9 +7,9 @@ import torch
 
 from tandem_kernels.native.library import Into, matrix_of, vector_width
 from tandem_kernels.native.pack import gate_up_rows
-from tandem_kernels.native.pack_coded import pack_fours
+from tandem_kernels.native.pack_int4 import pack_fours
 from tandem_kernels.native.pack_int8 import pack_linear_int8, unpack_int8
-from tandem_kernels.reference.codes import linear_codes
+from tandem_kernels.reference.int4 import linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
 from tests.kernels.builds import INT8_PRODUCT, Builds, Product
 from tests.kernels.codes import random_codes

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.runtime.cache import KVCache
+from tandem.runtime.kv_cache import KVCache
 from tandem_kernels.contract import FLOAT8, AttentionBatch, HeadNorms, SamplingRows
 from tandem_kernels.dispatch import REFERENCE, KernelsUnavailable, kernels_for
 from tandem_kernels.reference import (

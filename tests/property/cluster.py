@@ -9,27 +9,37 @@ from dataclasses import replace
 from random import Random
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptScored, Pulled, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, KVReceived, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, RequestId, WorkerRef
-from tandem.core.request import Generate, Job, RemotePrefix, Request, Resume
-from tandem.engine.effects import Announce, Effect, Emit, Ended, EndHandoff, Follow, Renew, Take, Unfollow
+from tandem.core.request import GenerateJob, Job, RemotePrefix, Request, ResumeJob
+from tandem.engine.effects import (
+    Effect,
+    FollowHandoff,
+    JobEnded,
+    ReleaseHandoff,
+    RenewLeases,
+    SendAnnouncement,
+    SendEvent,
+    SendHandoffEnded,
+    SendRemainderRequest,
+)
 from tandem.flow.commands import (
-    Blame,
     CancelJob,
     Command,
     Deliver,
-    End,
+    DeliverPromptLogprobs,
     EndChoice,
-    Place,
+    EndRequest,
+    FindConsumer,
     ReleaseLease,
-    Score,
-    Seek,
+    ReportWorkerFailure,
+    Requeue,
     Submit,
 )
-from tandem.flow.lifecycle import RequestLife
-from tandem.flow.strand import Phase
-from tandem.kv.handoff import Borrow
-from tandem.kv.pull_outcome import StartRead, Teardown
+from tandem.flow.job_group import JobGroupPhase
+from tandem.flow.request_state import RequestState
+from tandem.kv.handoff import RemotePrefixRequest
+from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.routing.placement import Placement
 from tests.property.model import expected_output, expected_scores
 from tests.property.workers import Action, Agenda, Knobs, Link, Worker
@@ -47,7 +57,7 @@ class Cluster:
         self.workers = [Worker(i, 1, knobs) for i in range(len(knobs.num_blocks))]
         self.dead: list[Worker] = []
         self.links: dict[tuple[WorkerRef, WorkerRef], Link] = defaultdict(Link)
-        self.lives: dict[RequestId, RequestLife] = {}
+        self.lives: dict[RequestId, RequestState] = {}
         self.placements: dict[RequestId, tuple[int, int]] = {}
         self.expected: dict[tuple[RequestId, int], tuple[int, ...]] = {}
         self.delivered: dict[tuple[RequestId, int], list[int]] = {}
@@ -57,8 +67,8 @@ class Cluster:
         self.hung: list[tuple[Worker, StartRead]] = []
         self.failures: list[Failed] = []
         self.num_pulled = 0
-        self.num_borrowed = 0
-        self.num_loans = 0
+        self.num_remote_hit = 0
+        self.num_prefix_fetches = 0
         self.num_refused = 0
         self.num_given_up = 0
         self.has_faults = True
@@ -69,35 +79,35 @@ class Cluster:
     # ---- the gateway
 
     def ask(self, request: Request, prefill: int, decode: int) -> None:
-        life = RequestLife(request, HandoffId(f"h-{request.id}"))
+        life = RequestState(request, HandoffId(f"h-{request.id}"))
         self.lives[request.id] = life
         self.placements[request.id] = (prefill, decode)
         self.scored[request.id] = []
         for index in range(request.num_choices):
-            alone = Generate(request=request, attempt=1, choice=index)
+            alone = GenerateJob(request=request, attempt=1, choice=index)
             self.expected[request.id, index], _ = expected_output(alone)
             self.delivered[request.id, index] = []
         self.place(life)
 
-    def place(self, life: RequestLife) -> None:
-        if life.phase is Phase.QUEUED:
+    def place(self, life: RequestState) -> None:
+        if life.phase is JobGroupPhase.QUEUED:
             prefill, decode = (self.workers[i].ref for i in self.placements[life.request.id])
             self.obey(life, life.placed(Placement(prefill, decode)))
 
-    def obey(self, life: RequestLife, commands: Sequence[Command]) -> None:
+    def obey(self, life: RequestState, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Place() | Seek():
+                case Requeue() | FindConsumer():
                     self.find_place(life, command)
                 case Submit() | CancelJob() | ReleaseLease():
                     self.tell_worker(life, command)
-                case Score() | Deliver() | EndChoice() | End():
+                case DeliverPromptLogprobs() | Deliver() | EndChoice() | EndRequest():
                     self.tell_client(life, command)
-                case Blame(workers):
+                case ReportWorkerFailure(workers):
                     assert workers, "nobody is to blame"
 
-    def find_place(self, life: RequestLife, command: Place | Seek) -> None:
-        if isinstance(command, Seek):
+    def find_place(self, life: RequestState, command: Requeue | FindConsumer) -> None:
+        if isinstance(command, FindConsumer):
             self.seek(life, command)
             return
         self.num_refused += 1
@@ -105,7 +115,7 @@ class Cluster:
             self.placements[life.request.id] = (self.any_worker(), self.any_worker())
         self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
 
-    def tell_worker(self, life: RequestLife, command: Submit | CancelJob | ReleaseLease) -> None:
+    def tell_worker(self, life: RequestState, command: Submit | CancelJob | ReleaseLease) -> None:
         match command:
             case Submit(worker, job):
                 self.submit(life, worker, job)
@@ -114,26 +124,28 @@ class Cluster:
             case ReleaseLease(worker, handoff):
                 self.call(worker, lambda w: self.effects(w, w.engine.release(handoff, self.agenda.now)))
 
-    def tell_client(self, life: RequestLife, command: Score | Deliver | EndChoice | End) -> None:
+    def tell_client(
+        self, life: RequestState, command: DeliverPromptLogprobs | Deliver | EndChoice | EndRequest
+    ) -> None:
         match command:
-            case Score(scores):
+            case DeliverPromptLogprobs(scores):
                 self.take_scores(life, scores)
             case Deliver(token):
                 assert (life.request.id, token.key.choice) not in self.choice_ends, f"{token} after its end"
                 self.delivered[life.request.id, token.key.choice].append(token.token.id)
             case EndChoice(outcome):
                 self.end_choice(life, outcome)
-            case End(outcome):
+            case EndRequest(outcome):
                 self.end(life, outcome)
 
     def any_worker(self) -> int:
         return self.random.randrange(len(self.workers))
 
-    def seek(self, life: RequestLife, seek: Seek) -> None:
+    def seek(self, life: RequestState, seek: FindConsumer) -> None:
         """Mostly somebody takes over, and while nobody does, it is asked again."""
-        taker = self.workers[self.any_worker()].ref
-        is_able = taker != seek.source and taker not in seek.excluded | seek.unfit
-        self.obey(life, life.sought(seek.choice, taker if is_able else None))
+        consumer = self.workers[self.any_worker()].ref
+        is_able = consumer != seek.source and consumer not in seek.excluded | seek.unfit
+        self.obey(life, life.consumer_found(seek.choice, consumer if is_able else None))
         if not is_able:
             self.agenda.after(0.3, lambda: [self.seek(life, again) for again in life.seeks()])
 
@@ -141,14 +153,14 @@ class Cluster:
         for key in keys:
             self.effects(worker, worker.engine.cancel(key, self.agenda.now))
 
-    def take_scores(self, life: RequestLife, scores: PromptScored) -> None:
+    def take_scores(self, life: RequestState, scores: PromptLogprobs) -> None:
         told = self.scored[life.request.id]
         assert scores.first_index == 1 + len(told) and scores.tokens, f"{scores} after {len(told)}"
         seen = [self.delivered[life.request.id, i] for i in range(life.request.num_choices)]
         assert not any(seen), f"{scores} after the first token"
         told += scores.tokens
 
-    def end(self, life: RequestLife, outcome: Finished | TandemError) -> None:
+    def end(self, life: RequestState, outcome: Finished | TandemError) -> None:
         name = life.request.id
         assert name not in self.outcomes, f"{name} ended twice"
         self.outcomes[name] = outcome
@@ -163,8 +175,8 @@ class Cluster:
             choices = {(name, index) for index in range(life.request.num_choices)}
             assert choices <= self.choice_ends.keys(), f"{name} ended without {choices - self.choice_ends.keys()}"
 
-    def end_choice(self, life: RequestLife, outcome: Finished) -> None:
-        place, alone = (life.request.id, outcome.key.choice), Generate(request=life.request, attempt=1)
+    def end_choice(self, life: RequestState, outcome: Finished) -> None:
+        place, alone = (life.request.id, outcome.key.choice), GenerateJob(request=life.request, attempt=1)
         assert place not in self.choice_ends, f"{place} ended twice"
         self.choice_ends[place] = "finished"
         told, expected = tuple(self.delivered[place]), self.expected[place]
@@ -172,14 +184,14 @@ class Cluster:
         wanted = () if life.request.prompt_logprobs is None else expected_scores(alone)
         assert tuple(self.scored[life.request.id]) == wanted, f"{place}: scores"
 
-    def leave(self, life: RequestLife, index: int) -> None:
+    def leave(self, life: RequestState, index: int) -> None:
         """The client has enough of one choice."""
         place = life.request.id, index
-        if life.phase is not Phase.ENDED and place not in self.choice_ends:
+        if life.phase is not JobGroupPhase.ENDED and place not in self.choice_ends:
             self.choice_ends[place] = "left"
             self.obey(life, life.finished(index))
 
-    def submit(self, life: RequestLife, ref: WorkerRef, job: Job) -> None:
+    def submit(self, life: RequestState, ref: WorkerRef, job: Job) -> None:
         """A call that may be lost on its way or on its way back; either way the gateway hears of a lost worker."""
         job = self.with_prefix(job)
 
@@ -205,18 +217,18 @@ class Cluster:
 
     def with_prefix(self, job: Job) -> Job:
         """Some jobs are to read a prefix from a worker, mostly one that lives."""
-        if isinstance(job, Resume) or self.random.random() >= self.knobs.loans:
+        if isinstance(job, ResumeJob) or self.random.random() >= self.knobs.prefix_fetches:
             return job
-        self.num_loans += 1
-        loan = HandoffId(f"loan-{self.random.choice(['a', 'b', self.num_loans])}")
+        self.num_prefix_fetches += 1
+        prefix_fetch = HandoffId(f"loan-{self.random.choice(['a', 'b', self.num_prefix_fetches])}")
         source = self.random.choice([worker.ref for worker in [*self.workers, *self.workers, *self.dead]])
         num_blocks = self.random.randint(1, 1 + job.num_known_tokens // self.knobs.block_size)
-        return replace(job, prefix=RemotePrefix(handoff=loan, source=source, num_blocks=num_blocks))
+        return replace(job, prefix=RemotePrefix(handoff=prefix_fetch, source=source, num_blocks=num_blocks))
 
-    def lose_call(self, life: RequestLife, ref: WorkerRef, job: Job) -> None:
+    def lose_call(self, life: RequestState, ref: WorkerRef, job: Job) -> None:
         self.agenda.after(1.0, lambda: self.answer(life, ref, job, TandemError(ErrorKind.WORKER_LOST, "no answer")))
 
-    def answer(self, life: RequestLife, ref: WorkerRef, job: Job, error: TandemError | None) -> None:
+    def answer(self, life: RequestState, ref: WorkerRef, job: Job, error: TandemError | None) -> None:
         if error is None:
             self.obey(life, life.accepted(ref, job.key))
         else:
@@ -336,112 +348,117 @@ class Cluster:
         for other in self.workers:
             self.agenda.after(0.2, lambda w=other: w.inbox.append(lambda: self.lose_peer(w, worker.ref, True)))  # type: ignore[misc]
 
-    def break_link(self, taker: WorkerRef, giver: WorkerRef) -> None:
-        """The Follow stream breaks; after a while the taker follows again whatever it still needs."""
-        link = self.links[taker, giver]
-        if taker == giver:
+    def break_link(self, consumer: WorkerRef, producer: WorkerRef) -> None:
+        """The Follow stream breaks; after a while the consumer follows again whatever it still needs."""
+        link = self.links[consumer, producer]
+        if consumer == producer:
             return
         link.life += 1
-        self.agenda.after(self.random.choice([0.1, 1.0]), lambda: self.reconnect(taker, giver))
+        self.agenda.after(self.random.choice([0.1, 1.0]), lambda: self.reconnect(consumer, producer))
 
-    def reconnect(self, taker: WorkerRef, giver: WorkerRef) -> None:
-        worker = self.find(taker)
+    def reconnect(self, consumer: WorkerRef, producer: WorkerRef) -> None:
+        worker = self.find(consumer)
         if worker is not None:
-            for key, borrow in sorted(self.links[taker, giver].following.items()):
-                worker.inbox.append(lambda k=key, b=borrow: self.say(worker, giver, "follow", (k,), borrow=b))  # type: ignore[misc]
+            for key, prefix_request in sorted(self.links[consumer, producer].following.items()):
+                worker.inbox.append(
+                    lambda k=key, b=prefix_request: self.say(worker, producer, "follow", (k,), prefix_request=b)
+                )  # type: ignore[misc]
 
     # ---- what engines want done
 
     def effects(self, worker: Worker, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Emit(event):
+                case SendEvent(event):
                     worker.times.heard(event)
                     self.witness(worker, event)
                     self.report(worker, event)
-                case Ended(times):
+                case JobEnded(times):
                     worker.times.ended(times, worker.engine.num_preempted)
-                case Announce(taker, message):
-                    self.tell(worker, taker, lambda w, m=message: w.engine.announced(m, self.agenda.now))  # type: ignore[misc]
-                case EndHandoff(taker, key, kind, text):
-                    self.tell_end(worker, taker, key, kind, text)
-                case Follow() | Take() | Unfollow() | Renew():
+                case SendAnnouncement(consumer, message):
+                    self.tell(worker, consumer, lambda w, m=message: w.engine.announced(m, self.agenda.now))  # type: ignore[misc]
+                case SendHandoffEnded(consumer, key, kind, text):
+                    self.tell_end(worker, consumer, key, kind, text)
+                case FollowHandoff() | SendRemainderRequest() | ReleaseHandoff() | RenewLeases():
                     self.ask_source(worker, effect)
                 case StartRead():
                     self.start_read(worker, effect)
-                case Teardown(source):
+                case TearDownProducer(source):
                     # The transport answers; only then is it known whether its reads have really ended.
                     proven = self.random.random() < 0.5
                     self.agenda.after(0.2, lambda s=source, p=proven: self.lose_peer_later(worker, s, p))  # type: ignore[misc]
 
-    def ask_source(self, worker: Worker, effect: Follow | Take | Unfollow | Renew) -> None:
+    def ask_source(
+        self, worker: Worker, effect: FollowHandoff | SendRemainderRequest | ReleaseHandoff | RenewLeases
+    ) -> None:
         following = self.links[worker.ref, effect.source].following
         match effect:
-            case Follow(source, key, borrow):
-                following[key] = borrow
-                self.say(worker, source, "follow", (key,), borrow=borrow)
-            case Take(source, key, num_known):
+            case FollowHandoff(source, key, prefix_request):
+                following[key] = prefix_request
+                self.say(worker, source, "follow", (key,), prefix_request=prefix_request)
+            case SendRemainderRequest(source, key, num_known):
                 self.say(worker, source, "take", (key,), num_known)
-            case Unfollow(source, key, is_taken):
+            case ReleaseHandoff(source, key, is_taken):
                 following.pop(key, None)
                 self.say(worker, source, "taken" if is_taken else "release", (key,))
-            case Renew(source, keys):
+            case RenewLeases(source, keys):
                 self.say(worker, source, "renew", keys)
 
-    def tell(self, giver: Worker, taker: WorkerRef, action: Callable[[Worker], list[Effect]]) -> None:
-        link = self.links[taker, giver.ref]
+    def tell(self, producer: Worker, consumer: WorkerRef, action: Callable[[Worker], list[Effect]]) -> None:
+        link = self.links[consumer, producer.ref]
 
         def arrive() -> None:
-            worker = self.find(taker)
+            worker = self.find(consumer)
             if worker is not None:
                 worker.inbox.append(lambda: self.effects(worker, action(worker)))
 
         self.deliver("down", link, arrive)
 
-    def tell_end(self, giver: Worker, taker: WorkerRef, key: HandoffKey, kind: ErrorKind, text: str) -> None:
+    def tell_end(self, producer: Worker, consumer: WorkerRef, key: HandoffKey, kind: ErrorKind, text: str) -> None:
         def hear(worker: Worker) -> list[Effect]:
-            self.links[taker, giver.ref].following.pop(key, None)
+            self.links[consumer, producer.ref].following.pop(key, None)
             return worker.engine.handoff_ended(key, kind, text, self.agenda.now)
 
-        self.tell(giver, taker, hear)
+        self.tell(producer, consumer, hear)
 
     def say(
         self,
-        taker: Worker,
+        consumer: Worker,
         source: WorkerRef,
         what: str,
         keys: tuple[HandoffKey, ...],
         num_known: int = 0,
-        borrow: Borrow | None = None,
+        prefix_request: RemotePrefixRequest | None = None,
     ) -> None:
-        """A message of the taker on the stream, and the giver's answer to it."""
+        """A message of the consumer on the stream, and the producer's answer to it."""
         sent_at = self.agenda.now
 
-        def hear(giver: Worker) -> None:
+        def hear(producer: Worker) -> None:
             now = self.agenda.now
             for key in keys if what == "follow" else ():
-                self.effects(giver, giver.engine.follow(key, taker.ref, now, borrow))
+                self.effects(producer, producer.engine.follow(key, consumer.ref, now, prefix_request))
             if what == "renew":
-                self.effects(giver, giver.engine.renew(keys, taker.ref, now))
+                self.effects(producer, producer.engine.renew(keys, consumer.ref, now))
             for key in keys if what == "take" else ():
-                giver.engine.take(key, num_known)
+                producer.engine.take(key, num_known)
             for key in keys if what in ("release", "taken") else ():
-                self.effects(giver, giver.engine.release(key, now, is_taken=what == "taken"))
+                self.effects(producer, producer.engine.release(key, now, is_taken=what == "taken"))
             if what in ("follow", "renew"):
-                self.tell(giver, taker.ref, lambda w: self.renew(w, keys, sent_at))
+                self.tell(producer, consumer.ref, lambda w: self.renew(w, keys, sent_at))
 
         def arrive() -> None:
-            giver = self.find(source)
-            if giver is not None:
-                giver.inbox.append(lambda: hear(giver))
-            elif taker.is_alive:
-                lost = lambda: self.effects(taker, taker.engine.source_lost(source, "unreachable", self.agenda.now))  # noqa: E731
-                taker.inbox.append(lost)
+            producer = self.find(source)
+            if producer is not None:
+                producer.inbox.append(lambda: hear(producer))
+            elif consumer.is_alive:
+                consumer.inbox.append(
+                    lambda: self.effects(consumer, consumer.engine.source_lost(source, "unreachable", self.agenda.now))
+                )
 
-        self.deliver("up", self.links[taker.ref, source], arrive)
+        self.deliver("up", self.links[consumer.ref, source], arrive)
 
-    def renew(self, taker: Worker, keys: tuple[HandoffKey, ...], sent_at: float) -> list[Effect]:
-        taker.engine.renewed(keys, sent_at, self.knobs.lease_s)
+    def renew(self, consumer: Worker, keys: tuple[HandoffKey, ...], sent_at: float) -> list[Effect]:
+        consumer.engine.renewed(keys, sent_at, self.knobs.lease_s)
         return []
 
     # ---- the transport
@@ -455,11 +472,11 @@ class Cluster:
 
     def copy(self, worker: Worker, read: StartRead) -> None:
         """The bytes move, whoever is stalled, and whatever stands there now."""
-        giver = self.find(read.source)
-        if giver is None or (worker, read) not in self.hung:
+        producer = self.find(read.source)
+        if producer is None or (worker, read) not in self.hung:
             return
         for offered, mine in zip(read.offered, read.local, strict=True):
-            worker.store.cells[mine] = list(giver.store.cells[offered.block])
+            worker.store.cells[mine] = list(producer.store.cells[offered.block])
 
     def end_read(self, worker: Worker, read: StartRead) -> None:
         if (worker, read) not in self.hung:
@@ -514,15 +531,15 @@ class Cluster:
                     f"{worker.ref}: {event} is not what the model says"
                 )
                 worker.next_index[key] = index + 1
-            case PromptScored(_, first_index, tokens):
+            case PromptLogprobs(_, first_index, tokens):
                 # They are told in the name of a choice that is open; others may be by then.
                 job = JobKey(key.request, key.attempt)
                 known = worker.num_scored.get(job, 0)
                 assert 1 <= first_index <= 1 + known, f"{worker.ref}: a gap before {event}"
                 worker.num_scored[job] = max(known, first_index - 1 + len(tokens))
-            case Pulled():
+            case KVReceived():
                 self.num_pulled += event.source is None
-                self.num_borrowed += event.num_blocks if event.source is not None else 0
+                self.num_remote_hit += event.num_blocks if event.source is not None else 0
             case Finished():
                 worker.ends[key] = "finished"
             case Failed():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from tandem.core.request import Job
-from tandem.sched.speculate import Speculation
+from tandem.sched.spec_decode import Speculation
 from tests.property.model import VOCABULARY, chain, chain_of, draw
 
 
@@ -20,7 +20,7 @@ class Guesser:
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         known = list(tokens)
-        parts = (job.of(key.choice) for job in self._jobs() for key in job.keys)
+        parts = (job.for_choice(key.choice) for job in self._jobs() for key in job.keys)
         job = next((job for job in parts if _is_of(job, known)), None)
         value = chain_of(known)
         for _ in range(self._random.randint(0, max_tokens + 1)):

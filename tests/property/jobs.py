@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
+from tandem.core.request import GenerateJob, Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tests.property.model import STOP_TOKEN, VOCABULARY, expected_output, expected_scores
 
 ELSEWHERE = WorkerRef(WorkerId("elsewhere"), Incarnation(1), "elsewhere:1")
@@ -19,7 +19,7 @@ ELSEWHERE = WorkerRef(WorkerId("elsewhere"), Incarnation(1), "elsewhere:1")
 class Shape:
     """What a job is made of. Equal `branch`es share `shared` tokens, and so blocks."""
 
-    kind: type[Generate] | type[Prefill] | type[Resume]
+    kind: type[GenerateJob] | type[PrefillJob] | type[ResumeJob]
     length: int
     shared: int
     branch: int
@@ -37,7 +37,7 @@ class Shape:
 def shapes(max_length: int, max_tokens: int) -> st.SearchStrategy[Shape]:
     return st.builds(
         Shape,
-        kind=st.sampled_from([Generate, Generate, Prefill, Resume]),
+        kind=st.sampled_from([GenerateJob, GenerateJob, PrefillJob, ResumeJob]),
         length=st.integers(1, max_length),
         shared=st.integers(0, max_length),
         branch=st.integers(0, 2),
@@ -82,11 +82,11 @@ def job_of(shape: Shape, name: str, attempt: int = 1) -> Job:
     common = {"request": request, "attempt": attempt, "output_tokens": output}
     if shape.num_choices > 1:
         common |= {"choice": shape.branch, "num_choices": shape.num_choices, "output_tokens": ()}
-    if shape.kind is Generate:
-        return Generate(**common)  # type: ignore[arg-type]
-    if shape.kind is Prefill:
-        return Prefill(handoff=HandoffId(name), **common)  # type: ignore[arg-type]
-    return Resume(handoff=HandoffId(name), source=ELSEWHERE, **common)  # type: ignore[arg-type]
+    if shape.kind is GenerateJob:
+        return GenerateJob(**common)  # type: ignore[arg-type]
+    if shape.kind is PrefillJob:
+        return PrefillJob(handoff=HandoffId(name), **common)  # type: ignore[arg-type]
+    return ResumeJob(handoff=HandoffId(name), source=ELSEWHERE, **common)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
@@ -119,12 +119,12 @@ class Witness:
 
     def finished(self, reason: FinishReason | None) -> None:
         if reason is None:
-            assert isinstance(self.job, Prefill), f"{self.job.key} handed over, but is no prefill"
+            assert isinstance(self.job, PrefillJob), f"{self.job.key} handed over, but is no prefill"
             assert len(self.output) == len(self.job.output_tokens) + 1 < len(self.expected) + 1
             assert tuple(self.output) != self.expected, f"{self.job.key}: nothing was left to hand over"
         else:
             assert tuple(self.output) == self.expected and reason is self.reason, f"{self.job.key}: a wrong end"
-        is_scored = self.job.request.prompt_logprobs is not None and not isinstance(self.job, Resume)
+        is_scored = self.job.request.prompt_logprobs is not None and not isinstance(self.job, ResumeJob)
         assert self.num_scored == (len(self.job.request.prompt_tokens) - 1 if is_scored else 0)
         self._end("finished")
 

@@ -13,7 +13,7 @@ from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import Job, SamplingParams
 from tandem.kv.handoff import BlockDigest
-from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
+from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 
 VOCABULARY = 40
 STOP_TOKEN = 7
@@ -138,7 +138,7 @@ class ModelExecutor:
         digests = tuple(BlockDigest(block, self.store.digest(block)) for block, _ in plan.digests)
         return StepResult(plan.number, tuple(self._run(piece) for piece in plan.slices), digests)
 
-    def _run(self, piece: Slice) -> SliceResult:
+    def _run(self, piece: ScheduledSlice) -> SliceResult:
         size = self.store.block_size
         assert len(set(piece.blocks)) == len(piece.blocks) == -(-piece.stop // size), f"{piece}: blocks"
         if piece.seq in self._failed:
@@ -154,13 +154,13 @@ class ModelExecutor:
         digests = tuple(BlockDigest(b, self.store.digest(b)) for b in piece.digest_blocks)
         return SliceResult(piece.seq, drawn, digests, scores=self._score(piece))
 
-    def _score(self, piece: Slice) -> tuple[SampledToken, ...]:
+    def _score(self, piece: ScheduledSlice) -> tuple[SampledToken, ...]:
         """Each known token after the cell before it, which this slice has written."""
         assert len(piece.scored) <= piece.num_certain, f"{piece} scores more than it computes"
         prefixes = [self.store.read(piece.blocks, piece.start + 1 + i) for i in range(len(piece.scored))]
         return tuple(score(prefix, token) for prefix, token in zip(prefixes, piece.scored, strict=True))
 
-    def _draw(self, piece: Slice, value: int, guesses: Sequence[int]) -> tuple[SampledToken, ...]:
+    def _draw(self, piece: ScheduledSlice, value: int, guesses: Sequence[int]) -> tuple[SampledToken, ...]:
         """One token after the certain ones, and one after each guess for as long as guesses are right."""
         sampling = piece.sampling
         if sampling is None:

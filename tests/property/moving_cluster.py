@@ -1,5 +1,6 @@
 """Engines that drain one after the other while requests run on them, and a gateway that lets every choice go on
-elsewhere. Faults are those of `Cluster`; it knows no more of moves than that an offer is answered with a `Resume`."""
+elsewhere. Faults are those of `Cluster`; it knows no more of moves than that an offer is answered with a
+`ResumeJob`."""
 
 from __future__ import annotations
 
@@ -7,9 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Moving, PromptScored, Pulled, Token
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    JobEvent,
+    KVReceived,
+    MigrationOffered,
+    PromptLogprobs,
+    Token,
+)
 from tandem.core.ids import HandoffKey, JobKey, RequestId
-from tandem.core.request import Generate, Job, Request, Resume
+from tandem.core.request import GenerateJob, Job, Request, ResumeJob
 from tests.property.cluster import Cluster
 from tests.property.model import expected_output
 from tests.property.workers import Knobs, Worker
@@ -44,10 +54,10 @@ class MovingCluster(Cluster):
     def begin(self, request: Request, at: int) -> None:
         for choice in range(request.num_choices):
             story = self.stories[request.id, choice] = Story(request, choice)
-            alone = Generate(request=request, attempt=1, choice=choice)
+            alone = GenerateJob(request=request, attempt=1, choice=choice)
             self.expected[request.id, choice], _ = expected_output(alone)
             story.attempt = 1
-        self.send(self.workers[at], Generate(request=request, attempt=1, num_choices=request.num_choices))
+        self.send(self.workers[at], GenerateJob(request=request, attempt=1, num_choices=request.num_choices))
 
     def send(self, worker: Worker, job: Job) -> None:
         """A call that is answered, or whose deadline is."""
@@ -71,7 +81,7 @@ class MovingCluster(Cluster):
         """All of it anew, at whoever takes it."""
         story.attempt += 1
         known = tuple(story.tokens)
-        job = Generate(request=story.request, attempt=story.attempt, choice=story.choice, output_tokens=known)
+        job = GenerateJob(request=story.request, attempt=story.attempt, choice=story.choice, output_tokens=known)
         self.send(self.random.choice(self.workers), job)
 
     def lose(self, story: Story, attempt: int) -> None:
@@ -104,10 +114,10 @@ class MovingCluster(Cluster):
                 assert index <= len(story.tokens), f"{event} came when {len(story.tokens)} was due"
                 if index == len(story.tokens):
                     story.tokens.append(token.id)
-            case Moving(_, offer):
+            case MigrationOffered(_, offer):
                 if attempt == max(story.open):
                     self.move(story, worker, offer)
-            case Pulled(source=None):
+            case KVReceived(source=None):
                 self.end_attempts(story, [a for a in story.open if a < attempt])
             case Finished(_, None, _, _) | Cancelled() | Failed():
                 self.lose(story, attempt)
@@ -115,21 +125,21 @@ class MovingCluster(Cluster):
                 assert story.end is None and len(story.tokens) == event.num_output_tokens
                 story.end = event
                 self.end_attempts(story, list(story.open))
-            case PromptScored() | Pulled():
+            case PromptLogprobs() | KVReceived():
                 pass
 
-    def move(self, story: Story, giver: Worker, offer: HandoffKey) -> None:
+    def move(self, story: Story, producer: Worker, offer: HandoffKey) -> None:
         story.attempt += 1
-        job = Resume(
+        job = ResumeJob(
             request=story.request,
             attempt=story.attempt,
             choice=story.choice,
             output_tokens=tuple(story.tokens),
             handoff=offer.handoff,
             offer_attempt=offer.attempt,
-            source=giver.ref,
+            source=producer.ref,
         )
-        others = [worker for worker in self.workers if worker is not giver]
+        others = [worker for worker in self.workers if worker is not producer]
         self.send(self.random.choice(others), job)
 
     def end_attempts(self, story: Story, attempts: Sequence[int]) -> None:
@@ -144,7 +154,7 @@ class MovingCluster(Cluster):
         """Replaced once it is empty, or when its time is over."""
         worker = self.workers[index]
         if not worker.engine.draining:
-            self.call(worker.ref, lambda w: self.effects(w, w.engine.evacuate(self.agenda.now)))
+            self.call(worker.ref, lambda w: self.effects(w, w.engine.start_drain(self.agenda.now)))
             self.agenda.after(DRAIN_S, lambda: self.kill(worker))
 
     def kill(self, worker: Worker) -> None:
@@ -161,7 +171,7 @@ class MovingCluster(Cluster):
         return not busy and all(story.end is not None for story in self.stories.values())
 
     def witness(self, worker: Worker, event: JobEvent) -> None:
-        if not isinstance(event, Moving):
+        if not isinstance(event, MigrationOffered):
             super().witness(worker, event)
         elif event.key in worker.ends:
             raise AssertionError(f"{event} after the end of {event.key}: {ErrorKind.INTERNAL}")

@@ -125,7 +125,7 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], rounds: int) -> Cluster:
         deaths=0.02,
         cancels=0.01,
         drains=0.01,
-        loans=0.5,
+        prefix_fetches=0.5,
     ),
     wanted=asks(3, 12),
 )
@@ -158,8 +158,8 @@ def test_every_request_ends_once_and_no_token_is_wrong(seed: int, knobs: Knobs, 
 def test_without_digests_the_lease_keeps_wrong_kv_out(
     seed: int, num_blocks: tuple[int, int], plan_depth: int, places: list[tuple[int, int]]
 ) -> None:
-    """A giver reuses the blocks of a lapsed lease for work of its own; a taker that stalled meanwhile may have read
-    either, and the message that would tell it was lost."""
+    """A producer reuses the blocks of a lapsed lease for work of its own; a consumer that stalled meanwhile may have
+    read either, and the message that would tell it was lost."""
     knobs = Knobs(
         num_blocks=num_blocks,
         budget=12,
@@ -169,7 +169,7 @@ def test_without_digests_the_lease_keeps_wrong_kv_out(
         stalls=0.06,
         broken_links=0.3,
         slow_reads=0.9,
-        loans=0.5,
+        prefix_fetches=0.5,
         cancels=0.05,
     )
     wanted = [
@@ -182,7 +182,7 @@ def test_without_digests_the_lease_keeps_wrong_kv_out(
 @effort(80)
 @given(
     seed=st.integers(0, 2**32),
-    knobs=shapes(pull_timeout_s=NEVER, drain_timeout_s=NEVER, slow_reads=0.1, loans=0.5),
+    knobs=shapes(pull_timeout_s=NEVER, drain_timeout_s=NEVER, slow_reads=0.1, prefix_fetches=0.5),
     wanted=asks(3, 16, 12),
     mutual=st.booleans(),
 )
@@ -213,8 +213,8 @@ def mutual(length: int, num_pairs: int, budget: int) -> PromptCluster:
     )
     cluster = PromptCluster(1, knobs)
     for number in range(2 * num_pairs):
-        giver, taker = number % 2, (number + 1) % 2
-        cluster.ask(Ask(giver, taker, length, 0, 3).request(number), giver, taker)
+        producer, consumer = number % 2, (number + 1) % 2
+        cluster.ask(Ask(producer, consumer, length, 0, 3).request(number), producer, consumer)
     return cluster
 
 

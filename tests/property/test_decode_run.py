@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tandem.core.errors import TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import JobKey, RequestId, SeqId
-from tandem.core.request import Generate, Request, SamplingParams
-from tandem.kv.pool import BlockPool
-from tandem.sched.plan import SliceResult, StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits
-from tandem.sched.run import DecodeRun
+from tandem.core.request import GenerateJob, Request, SamplingParams
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.decode_run import DecodeRun
+from tandem.sched.limits import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.step_cost import features
+from tandem.sched.step_plan import SliceResult, StepPlan, StepResult
+from tandem.sched.step_time_model import features
 from tests.effort import effort
 
 BLOCK_SIZE = 4
@@ -95,14 +95,14 @@ def result_of(plan: StepPlan) -> StepResult:
     return StepResult(plan.number, tuple(slices))
 
 
-def job_of(number: int, wish: Wish) -> Generate:
+def job_of(number: int, wish: Wish) -> GenerateJob:
     prompt = (1,) * min(wish.shared, wish.num_prompt) + (2 + number,) * max(0, wish.num_prompt - wish.shared)
     stop = frozenset({3} if wish.may_stop else ())
     looks_back = float(number % 2)
     sampling = SamplingParams(max_tokens=wish.max_tokens, stop_token_ids=stop, frequency_penalty=looks_back)
     request = Request(id=RequestId(f"r{number}"), model="m", prompt_tokens=prompt, sampling=sampling,
                       priority=wish.priority)  # fmt: skip
-    return Generate(request=request, attempt=1, num_choices=wish.num_choices)
+    return GenerateJob(request=request, attempt=1, num_choices=wish.num_choices)
 
 
 def wishes() -> st.SearchStrategy[list[Wish]]:
@@ -143,7 +143,7 @@ def worked(
                 except TandemError:
                     continue
             has_work = True
-            states.append((now, worker.state(), pool.take_facts()))
+            states.append((now, worker.state(), pool.take_events()))
         room = min([longest, *[at - now for at, _, _ in acts[:1]]])
         run = worker.scheduler.run(room) if longest > 1 and room > 0 else None
         if run is not None:
@@ -154,7 +154,7 @@ def worked(
             now += has_work
         worker.scheduler.check()
         pool.check(worker.scheduler.tables(), (), (), worker.scheduler.copied_blocks())
-    states.append((now, worker.state(), pool.take_facts()))
+    states.append((now, worker.state(), pool.take_events()))
     return worker, states
 
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.grammar import Grammar
 from tandem.core.ids import SeqId
-from tandem.gateway.response_format import Form, GrammarCheck, schema_source
-from tandem.runtime.grammar import GrammarMasks
+from tandem.gateway.response_format import GrammarCheck, StructuredOutput, schema_source
+from tandem.runtime.grammar_engine import LlguidanceMasks
 from tests.effort import effort
 from tests.unit.gateway.conftest import train_tokenizer
 
@@ -74,12 +74,12 @@ SCHEMAS = st.recursive(
 
 
 @cache
-def text() -> tuple[Tokenizer, GrammarMasks]:
+def text() -> tuple[Tokenizer, LlguidanceMasks]:
     tokenizer = train_tokenizer()
     bundle = TokenizerBundle(
         tokenizer_json=tokenizer.to_str().encode(), special_tokens_json=json.dumps({"eos_token_ids": [END]})
     )
-    return tokenizer, GrammarMasks(bundle, tokenizer.get_vocab_size())
+    return tokenizer, LlguidanceMasks(bundle, tokenizer.get_vocab_size())
 
 
 def draw(grammar: Grammar, seed: int, keen: float) -> str | None:
@@ -103,7 +103,7 @@ def draw(grammar: Grammar, seed: int, keen: float) -> str | None:
 @effort(80)
 def test_what_ends_fits_its_schema(schema: dict[str, Any], seed: int, keen: float) -> None:
     grammar = Grammar("json_schema", schema_source(schema))
-    GrammarCheck().check(Form(grammar, "schema"))
+    GrammarCheck().check(StructuredOutput(grammar, "schema"))
     said = draw(grammar, seed, keen)
     if said is not None:
         jsonschema.validate(json.loads(said), schema)

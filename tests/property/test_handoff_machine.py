@@ -14,13 +14,13 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.kv.handoff import Announcement, BlockDigest, LeaseState, PullState
-from tandem.kv.lease_book import Ended, LeaseBook
-from tandem.kv.pull_book import PullBook
-from tandem.kv.pull_outcome import Arrived, Lost, PullOutcome, ReadEnded, StartRead, Teardown
+from tandem.kv.kv_consumer import PullTable
+from tandem.kv.kv_producer import EndedLease, LeaseTable
+from tandem.kv.pull_actions import KVComplete, PullFailed, PullOutcome, ReadEnded, StartRead, TearDownProducer
 from tests.effort import effort
 
-GIVER = WorkerRef(WorkerId("giver"), Incarnation(1), "giver:1")
-TAKER = WorkerRef(WorkerId("taker"), Incarnation(1), "taker:1")
+PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "producer:1")
+CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(1), "consumer:1")
 LEASE_S, PULL_TIMEOUT_S, DRAIN_TIMEOUT_S, MEMORY_S = 10.0, 20.0, 10.0, 60.0
 NUM_BLOCKS = 24
 PROMPT_BLOCKS = 4
@@ -52,14 +52,14 @@ class HandoffMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.leases = LeaseBook(LEASE_S, memory_s=MEMORY_S)
-        self.pulls = PullBook(pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S)
-        # The giver's memory, and what it has not lent.
+        self.leases = LeaseTable(LEASE_S, memory_s=MEMORY_S)
+        self.pulls = PullTable(pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S)
+        # The producer's memory, and what it has not lent.
         self.given: list[Content] = ["none"] * NUM_BLOCKS
-        self.giver_free = deque(BlockId(i) for i in range(NUM_BLOCKS))
+        self.producer_free = deque(BlockId(i) for i in range(NUM_BLOCKS))
         self.progress: dict[HandoffKey, int] = {}
         self.newest: dict[HandoffId, tuple[int, float]] = {}
-        # The taker's memory, who has a table, and what the transport may still write.
+        # The consumer's memory, who has a table, and what the transport may still write.
         self.taken: list[Content] = ["none"] * NUM_BLOCKS
         self.tables: dict[HandoffKey, tuple[BlockId, ...]] = {}
         self.reads: dict[int, Read] = {}
@@ -69,8 +69,8 @@ class HandoffMachine(RuleBasedStateMachine):
         self.hits: dict[HandoffKey, int] = {}
         self.torn = False
         # The stream, in both directions; messages are calls with their arguments.
-        self.to_giver: deque[tuple[str, tuple[HandoffKey, ...], float]] = deque()
-        self.to_taker: deque[Announcement | tuple[str, tuple[HandoffKey, ...], float]] = deque()
+        self.to_producer: deque[tuple[str, tuple[HandoffKey, ...], float]] = deque()
+        self.to_consumer: deque[Announcement | tuple[str, tuple[HandoffKey, ...], float]] = deque()
 
     # ---- time
 
@@ -80,44 +80,44 @@ class HandoffMachine(RuleBasedStateMachine):
         self.now += seconds
 
     @rule()
-    def giver_ticks(self) -> None:
-        for ended in self.leases.lapse(self.now):
+    def producer_ticks(self) -> None:
+        for ended in self.leases.expire(self.now):
             self.give_back(ended)
 
     @precondition(lambda self: len(self.leases) > 0)
     @rule()
-    def giver_lapses_in_time(self) -> None:
-        """The first moment at which the giver may take a lease's blocks back."""
+    def producer_lapses_in_time(self) -> None:
+        """The first moment at which the producer may take a lease's blocks back."""
         self.now = max(self.now, min((lease.until for lease in self.leases), default=0.0))
-        self.giver_ticks()
+        self.producer_ticks()
 
     @rule()
-    def taker_ticks(self) -> None:
+    def consumer_ticks(self) -> None:
         self.carry_out(self.pulls.tick(self.now))
         for pull in self.pulls.live():
             late = pull.lease_until is not None and self.now - pull.lease_until >= PULL_TIMEOUT_S
             assert not late, "a source that renews no lease is waited for"
 
     @rule()
-    def taker_renews(self) -> None:
+    def consumer_renews(self) -> None:
         keys = tuple(pull.key for pull in self.pulls.live())
         if keys:
-            self.to_giver.append(("renew", keys, self.now))
+            self.to_producer.append(("renew", keys, self.now))
 
     # ---- the gateway
 
     @rule(handoff=st.sampled_from(["a", "b", "c"]), luck=LUCK)
     def new_attempt(self, handoff: str, luck: bool) -> None:
-        """The taker first; it fences its own older attempt."""
+        """The consumer first; it fences its own older attempt."""
         if luck and any(k.handoff == handoff and how == "open" for k, how in self.outcomes.items()):
             return
         attempts = [key.attempt for key in self.outcomes if key.handoff == handoff]
         key = HandoffKey(HandoffId(handoff), max(attempts, default=0) + 1)
         for old in [k for k in self.outcomes if k.handoff == handoff]:
             self.abandon(old)
-        self.pulls.open(key, job_of(key), GIVER, self.now)
+        self.pulls.open(key, job_of(key), PRODUCER, self.now)
         self.outcomes[key] = "open"
-        self.to_giver.append(("follow", (key,), self.now))
+        self.to_producer.append(("follow", (key,), self.now))
 
     @precondition(lambda self: self.outcomes)
     @rule(data=st.data())
@@ -141,21 +141,22 @@ class HandoffMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.outcomes)
     @rule(data=st.data(), luck=LUCK)
     def gateway_recalls(self, data: st.DataObject, luck: bool) -> None:
-        """Not on the stream, so at any time, and for any attempt. Whether its taker hears of it is another matter."""
+        """Not on the stream, so at any time, and for any attempt. Whether its consumer hears of it is another
+        matter."""
         if not luck:
             self.recall(data.draw(st.sampled_from(sorted(self.outcomes))))
 
     @precondition(lambda self: self.reads)
     @rule(data=st.data(), luck=LUCK)
     def gateway_recalls_what_is_read(self, data: st.DataObject, luck: bool) -> None:
-        """Or the giver ends it, which is the same to its taker: the read is over before it hears of that."""
+        """Or the producer ends it, which is the same to its consumer: the read is over before it hears of that."""
         if luck:
             return
         read = self.reads[data.draw(st.sampled_from(sorted(self.reads)))]
         self.recall(read.key)
         self.end_read(read.order.read)
 
-    # ---- the giver computes
+    # ---- the producer computes
 
     @precondition(lambda self: self.open_leases())
     @rule(data=st.data(), num=st.integers(0, 3))
@@ -164,10 +165,10 @@ class HandoffMachine(RuleBasedStateMachine):
 
     # ---- the stream
 
-    @precondition(lambda self: self.to_giver)
+    @precondition(lambda self: self.to_producer)
     @rule()
-    def giver_hears(self) -> None:
-        what, keys, sent_at = self.to_giver.popleft()
+    def producer_hears(self) -> None:
+        what, keys, sent_at = self.to_producer.popleft()
         if what == "release":
             for key in keys:
                 self.release(key)
@@ -175,22 +176,22 @@ class HandoffMachine(RuleBasedStateMachine):
         granted = []
         for key in keys:
             if what == "follow":
-                replay = self.leases.follow(key, TAKER, self.now)
+                replay = self.leases.follow(key, CONSUMER, self.now)
                 ok = replay is not None
-                self.to_taker.extend(replay or [])
+                self.to_consumer.extend(replay or [])
             else:
                 ok = self.leases.renew(key, self.now)
             if ok:
                 granted.append(key)
             else:
-                self.to_taker.append(("ended", (key,), self.now))
-        self.to_taker.append(("renewed", tuple(granted), sent_at))
+                self.to_consumer.append(("ended", (key,), self.now))
+        self.to_consumer.append(("renewed", tuple(granted), sent_at))
 
-    @precondition(lambda self: self.to_taker)
+    @precondition(lambda self: self.to_consumer)
     @rule(again=st.booleans())
-    def taker_hears(self, again: bool) -> None:
+    def consumer_hears(self, again: bool) -> None:
         """A repeated announcement is what a second Follow on the same stream gives."""
-        message = self.to_taker.popleft()
+        message = self.to_consumer.popleft()
         if isinstance(message, Announcement):
             self.carry_out(self.pulls.announced(message, self.now))
             if again:
@@ -206,10 +207,10 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @rule()
     def stream_flows(self) -> None:
-        while self.to_giver:
-            self.giver_hears()
-        while self.to_taker:
-            self.taker_hears(False)
+        while self.to_producer:
+            self.producer_hears()
+        while self.to_consumer:
+            self.consumer_hears(False)
 
     @rule(num=st.integers(1, PROMPT_BLOCKS))
     def all_goes_well(self, num: int) -> None:
@@ -225,15 +226,15 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @rule(luck=LUCK)
     def stream_breaks(self, luck: bool) -> None:
-        """What is under way is lost; the taker follows again whatever it still needs."""
+        """What is under way is lost; the consumer follows again whatever it still needs."""
         if luck:
             return
-        self.to_giver.clear()
-        self.to_taker.clear()
+        self.to_producer.clear()
+        self.to_consumer.clear()
         for pull in self.pulls.live():
-            self.to_giver.append(("follow", (pull.key,), self.now))
+            self.to_producer.append(("follow", (pull.key,), self.now))
 
-    # ---- the taker gets room
+    # ---- the consumer gets room
 
     @precondition(lambda self: any(p.state is PullState.WAITING and p.offered for p in self.pulls.live()))
     @rule(data=st.data(), num_hits=st.integers(0, PROMPT_BLOCKS - 1))
@@ -312,27 +313,27 @@ class HandoffMachine(RuleBasedStateMachine):
         for lease in self.leases:
             is_open = lease.state in (LeaseState.PROMISED, LeaseState.OFFERED)
             assert is_open == (self.leases.find(lease.key) is lease) and (is_open or lease.may_be_read)
-        assert sorted(self.giver_free) == sorted(set(range(NUM_BLOCKS)) - set(self.leases.blocks()))
+        assert sorted(self.producer_free) == sorted(set(range(NUM_BLOCKS)) - set(self.leases.blocks()))
 
     def teardown(self) -> None:
-        """Both sides work, nothing new comes: within two deadlines and the giver's memory everything has ended."""
+        """Both sides work, nothing new comes: within two deadlines and the producer's memory everything has ended."""
         for _ in range(int(2 * PULL_TIMEOUT_S + DRAIN_TIMEOUT_S + MEMORY_S)):
             self.now += 1.0
-            self.taker_renews()
-            while self.to_giver:
-                self.giver_hears()
+            self.consumer_renews()
+            while self.to_producer:
+                self.producer_hears()
             for key in self.open_leases():
                 self.compute_on(key, PROMPT_BLOCKS)
-            while self.to_taker:
-                self.taker_hears(False)
+            while self.to_consumer:
+                self.consumer_hears(False)
             for read in sorted(self.reads):
                 self.end_read(read)
-            self.giver_ticks()
-            self.taker_ticks()
+            self.producer_ticks()
+            self.consumer_ticks()
         if self.lingers:
             self.lose_peer(True)
         assert "open" not in self.outcomes.values() and not self.reads and not len(self.pulls)
-        assert not len(self.leases) and len(self.giver_free) == NUM_BLOCKS
+        assert not len(self.leases) and len(self.producer_free) == NUM_BLOCKS
 
     # ---- how
 
@@ -370,9 +371,9 @@ class HandoffMachine(RuleBasedStateMachine):
         lease = self.leases.find(key)
         assert lease is not None
         if lease.state is LeaseState.PROMISED:
-            if len(self.giver_free) < PROMPT_BLOCKS:
+            if len(self.producer_free) < PROMPT_BLOCKS:
                 return
-            self.leases.start(key, tuple(self.giver_free.popleft() for _ in range(PROMPT_BLOCKS)))
+            self.leases.start(key, tuple(self.producer_free.popleft() for _ in range(PROMPT_BLOCKS)))
         done = self.progress[key]
         if done > PROMPT_BLOCKS:
             return
@@ -384,8 +385,8 @@ class HandoffMachine(RuleBasedStateMachine):
         message = self.leases.announce(key, stop, digests, stop, (TOKEN,) if is_last else ())
         assert (message is None) == (stop == done and not is_last)
         self.progress[key] = PROMPT_BLOCKS + 1 if is_last else stop
-        if message is not None and lease.taker is not None:
-            self.to_taker.append(message)
+        if message is not None and lease.consumer is not None:
+            self.to_consumer.append(message)
 
     def release(self, key: HandoffKey) -> None:
         self.end_lease(key, self.leases.release(key, self.now))
@@ -393,26 +394,26 @@ class HandoffMachine(RuleBasedStateMachine):
     def recall(self, key: HandoffKey) -> None:
         self.end_lease(key, self.leases.withdraw(key, self.now))
 
-    def end_lease(self, key: HandoffKey, ended: Ended | None) -> None:
+    def end_lease(self, key: HandoffKey, ended: EndedLease | None) -> None:
         if key.attempt > self.newest.get(key.handoff, (0, 0.0))[0]:
             self.newest[key.handoff] = (key.attempt, self.now)
         assert ended is None or ended.key == key, "a release ended another attempt"
         if ended is not None:
             self.give_back(ended)
 
-    def give_back(self, ended: Ended) -> None:
+    def give_back(self, ended: EndedLease) -> None:
         """The worst case: the blocks are used for something else at once."""
         if ended.key.attempt >= self.newest[ended.key.handoff][0]:
             self.newest[ended.key.handoff] = (ended.key.attempt, self.now)
         for block in ended.blocks:
             self.given[block] = "recycled"
-        self.giver_free.extend(ended.blocks)
+        self.producer_free.extend(ended.blocks)
 
     def abandon(self, key: HandoffKey) -> None:
         """The job of a pull is cancelled; an ended one is not touched."""
         was_open = self.outcomes[key] == "open"
         outcomes = self.pulls.abandon(job_of(key), ErrorKind.CANCELLED, "cancelled", self.now)
-        assert [type(x) for x in outcomes] == [Lost] * was_open
+        assert [type(x) for x in outcomes] == [PullFailed] * was_open
         self.carry_out(outcomes)
 
     def end_read(self, read_id: int) -> None:
@@ -444,7 +445,7 @@ class HandoffMachine(RuleBasedStateMachine):
             self.just_ended.update(self.reads)
             self.reads.clear()
         self.lingers = bool(self.reads)
-        self.carry_out(self.pulls.peer_lost(GIVER, "lost", proven=proven, now=self.now))
+        self.carry_out(self.pulls.peer_lost(PRODUCER, "lost", proven=proven, now=self.now))
         assert not list(self.pulls.live())
         assert self.pulls.num_quarantined == sum(len(r.order.local) for r in self.reads.values())
 
@@ -457,13 +458,13 @@ class HandoffMachine(RuleBasedStateMachine):
                     ended = next((i for i, r in self.just_ended.items() if r.order.local == blocks), None)
                     assert ended is not None, f"{blocks} were given back, but no read of them has ended"
                     del self.just_ended[ended]
-                case Arrived():
+                case KVComplete():
                     self.arrive(outcome)
-                case Lost():
+                case PullFailed():
                     self.settle(outcome.key, "lost")
                     self.tables.pop(outcome.key, None)
-                    self.to_giver.append(("release", (outcome.key,), self.now))
-                case Teardown():
+                    self.to_producer.append(("release", (outcome.key,), self.now))
+                case TearDownProducer():
                     assert not self.torn, "torn down twice"
                     self.torn = self.lingers = True
         assert not self.just_ended, "a read has ended, but its blocks are not given back"
@@ -475,7 +476,7 @@ class HandoffMachine(RuleBasedStateMachine):
         assert order.first_index >= self.hits[key] and len(order.offered) == len(order.local) > 0
         self.reads[order.read] = Read(order, key)
 
-    def arrive(self, arrived: Arrived) -> None:
+    def arrive(self, arrived: KVComplete) -> None:
         self.settle(arrived.key, "arrived")
         blocks = self.tables.pop(arrived.key)
         assert arrived.first_tokens == (TOKEN,)
@@ -483,7 +484,7 @@ class HandoffMachine(RuleBasedStateMachine):
         assert 0 <= arrived.stats.exposed_s <= arrived.stats.total_s and arrived.stats.busy_s >= 0
         content = [self.taken[b] for b in blocks[:PROMPT_BLOCKS]]
         assert content == [(arrived.key, i) for i in range(PROMPT_BLOCKS)], "wrong KV was accepted"
-        self.to_giver.append(("release", (arrived.key,), self.now))
+        self.to_producer.append(("release", (arrived.key,), self.now))
 
     def settle(self, key: HandoffKey, how: str) -> None:
         assert self.outcomes[key] == "open", f"{key} ended twice: {self.outcomes[key]}, {how}"

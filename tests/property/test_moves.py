@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.load import Drained
+from tandem.core.worker_load import DrainResult
 from tests.effort import effort
 from tests.property.moving_cluster import DRAIN_S, MovingCluster
 from tests.property.test_cluster import Ask, asks, check_silence
@@ -46,7 +46,7 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], drains: list[tuple[int, int]
         failed_slices=st.just(0.01),
         deaths=st.just(0.01),
         stalls=st.just(0.02),
-        loans=st.just(0.5),
+        prefix_fetches=st.just(0.5),
     ),
     wanted=asks(3, 10, 24),
     drains=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=5),
@@ -75,10 +75,10 @@ def test_with_room_elsewhere_all_that_runs_moves(seed: int, depth: int, lengths:
         ask = Ask(prefill=0, decode=0, length=length, shared=0, max_tokens=50)
         cluster.begin(ask.request(number), 0)
     cluster.run(5)
-    giver = cluster.workers[0]
+    producer = cluster.workers[0]
     cluster.drain(0)
     check_silence(cluster)
-    assert giver.engine.drained() == Drained(0, len(lengths), 0)
+    assert producer.engine.drained() == DrainResult(0, len(lengths), 0)
     for place, story in cluster.stories.items():
         assert tuple(story.tokens) == cluster.expected[place], place
 
@@ -104,11 +104,11 @@ def test_a_drain_of_a_full_pool_does_not_wait_for_its_end(
     for number in range(4):
         cluster.begin(Ask(prefill=0, decode=0, length=3, shared=0, max_tokens=50).request(number), 0)
     cluster.run(rounds)
-    giver, began = cluster.workers[0], cluster.agenda.now
+    producer, began = cluster.workers[0], cluster.agenda.now
     cluster.drain(0)
-    while giver.is_alive and giver.engine.num_live:
+    while producer.is_alive and producer.engine.num_live:
         cluster.run(1)
-        assert cluster.agenda.now - began < DRAIN_S / 2, giver.engine
+        assert cluster.agenda.now - began < DRAIN_S / 2, producer.engine
     check_silence(cluster)
     for place, story in cluster.stories.items():
         assert tuple(story.tokens) == cluster.expected[place], place

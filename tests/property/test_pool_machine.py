@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from tandem.core.events import BlockDemoted, BlockEvicted, BlockStored
+from tandem.core.events import BlockEvicted, BlockOffloaded, BlockStored
 from tandem.core.ids import BlockHash, BlockId, HostSlot
+from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.hashing import chain_hashes, root_hash
-from tandem.kv.host_pool import Fill, Spill
-from tandem.kv.pool import BlockPool, BlockTable, Holder
+from tandem.kv.host_offload import Offload, Onload
 from tests.effort import effort
 
 BLOCK_SIZE = 2
@@ -55,7 +55,7 @@ class PoolMachine(RuleBasedStateMachine):
         # What each physical block holds, written as a sequence computes it, and each host slot.
         self.content: dict[BlockId, BlockHash | None] = {}
         self.host_content: dict[HostSlot, BlockHash | None] = {}
-        self.plans: list[tuple[tuple[Spill, ...], tuple[Fill, ...]]] = []
+        self.plans: list[tuple[tuple[Offload, ...], tuple[Onload, ...]]] = []
 
     @rule(target=owners, branch=st.integers(0, 3), shared=st.integers(0, 4))
     def open_table(self, branch: int, shared: int) -> Owner:
@@ -162,7 +162,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not table.num_published <= index < len(table) or not self.pool.is_shared(table, index):
             return multiple()  # type: ignore[return-value]
         before = table.ids()
-        copy = self.pool.own(table, index)
+        copy = self.pool.make_exclusive(table, index)
         if copy is None:
             assert not free and table.ids() == before
             return multiple()  # type: ignore[return-value]
@@ -211,7 +211,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(blocks) == next((i for i, h in enumerate(hashes) if h not in self.pool.names()), len(hashes))
         if not blocks:
             return multiple()  # type: ignore[return-value]
-        self.pool.lend(blocks)
+        self.pool.retain_for_lease(blocks)
         assert set(self.pool.free_blocks()) == free - set(blocks)
         hold = Hold(blocks, Holder.LEASE)
         self.held.append(hold)
@@ -249,14 +249,14 @@ class PoolMachine(RuleBasedStateMachine):
     def facts_replay_to_what_is_present(self) -> None:
         if not hasattr(self, "pool"):
             return
-        for fact in self.pool.take_facts():
+        for fact in self.pool.take_events():
             match fact:
                 case BlockStored(name, parent):
                     assert name not in self.present or name in self.in_host, "stored twice"
                     assert parent is None or parent in self.present, "stored before its parent"
                     self.present[name] = parent
                     self.in_host.discard(name)
-                case BlockDemoted(name):
+                case BlockOffloaded(name):
                     assert name in self.present and name not in self.in_host, "demoted twice"
                     self.in_host.add(name)
                 case BlockEvicted(name):

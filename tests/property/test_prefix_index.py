@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tandem.core.ids import BlockHash, Incarnation, WorkerId, WorkerRef
-from tandem.gateway.prefixes import PrefixIndex
+from tandem.gateway.prefix_index_client import PrefixIndexClient
+from tandem.kv.block_pool import BlockPool, BlockTable
 from tandem.kv.hashing import chain_hashes, root_hash
-from tandem.kv.pool import BlockPool, BlockTable
-from tandem.kv.prefix_log import PrefixLog
-from tandem.kv.prefix_word import DEVICE, name_of
-from tandem.stores.client import connect
-from tandem.stores.embedded import EmbeddedServer
+from tandem.kv.kv_event_codec import DEVICE, short_hash
+from tandem.kv.kv_event_log import KVEventLog
+from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.prefix_index import NUM_SHARDS, IndexReader, IndexWriter
-from tandem.worker.publisher import Publisher
+from tandem.stores.redis_client import connect
+from tandem.worker.kv_event_publisher import KVEventPublisher
 from tests.effort import effort
 
 ROOT = root_hash("model", 1, "")
@@ -56,7 +56,7 @@ class Life:
         self.pool = BlockPool(16, 1, records_facts=True)
         self.stride = stride
         writer = IndexWriter(url, "tandem", self.ref)
-        self.publisher = Publisher(writer, self.ref, PrefixLog(stride, 16, 24), 16 // stride, clock)
+        self.publisher = KVEventPublisher(writer, self.ref, KVEventLog(stride, 16, 24), 16 // stride, clock)
         self.close = writer.close
 
     def serve(self, hashes: list[BlockHash]) -> None:
@@ -65,10 +65,10 @@ class Life:
         if self.pool.grow(table, len(hashes)):
             self.pool.publish(table, hashes)
         self.pool.release(table)
-        self.publisher.told(self.pool.take_facts())
+        self.publisher.told(self.pool.take_events())
 
     def due(self) -> set[int]:
-        return {name_of(h) | DEVICE for h in self.pool.names() if PLACES[h] % self.stride == 0}
+        return {short_hash(h) | DEVICE for h in self.pool.names() if PLACES[h] % self.stride == 0}
 
 
 class Fleet:
@@ -94,7 +94,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.url = f"unix://{self.link}"
         self.clock, self.fleet, self.stride, self.incarnation = Clock(), Fleet(), stride, 0
         self.server: EmbeddedServer | None = None
-        self.gateways: list[PrefixIndex] = []
+        self.gateways: list[PrefixIndexClient] = []
         self.redis = connect(self.url)
         self.come_back()
         self.new_gateway()
@@ -145,7 +145,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule()
     def new_gateway(self) -> None:
         reader = IndexReader(self.url, "tandem")
-        self.gateways.append(PrefixIndex(reader, self.fleet, self.stride, self.clock))
+        self.gateways.append(PrefixIndexClient(reader, self.fleet, self.stride, self.clock))
 
     @precondition(lambda self: self.server)
     @rule(what=st.sampled_from(["entries", "snapshots", "all"]), left=st.sampled_from([0, 0, 1]))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tandem.admission.bucket import UNIT, full
-from tandem.admission.quota import MAX_BACK_MS, MAX_SWEEP, Ask, Levels, Limits, QuotaBook
+from tandem.admission.quota import MAX_BACK_MS, MAX_SWEEP, Levels, QuotaLimits, Reservation, TenantQuota
+from tandem.admission.token_bucket import UNIT, capacity
 from tandem.core.ids import TenantId
-from tandem.stores.embedded import EmbeddedServer
-from tandem.stores.quota import RedisQuotas
+from tandem.stores.embedded_redis import EmbeddedServer
+from tandem.stores.quota_store import RedisQuotas
 from tests.effort import effort
 
 TTL_MS = 20_000
@@ -25,7 +25,7 @@ NAMES = st.sampled_from(["a", "b", "c", "gateway-1/17", "é"])
 AMOUNTS = st.one_of(st.integers(0, 40), st.integers(0, 10**9))
 JUMPS_MS = [-(10**7), -MAX_BACK_MS - 1, -MAX_BACK_MS, -5000, 1, 7, 999, 5000, TTL_MS - 1, TTL_MS, 10**7]
 LIMITS = st.builds(
-    Limits,
+    QuotaLimits,
     st.sampled_from([0, 1, 7, 60, 10**9]),
     st.sampled_from([0, 1, 59, 1000, 10**9]),
     st.sampled_from([0, 0, 1, 2]),
@@ -61,15 +61,15 @@ def url() -> Iterator[str]:
         yield server.url
 
 
-async def compare(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> None:
+async def compare(url: str, limits: QuotaLimits, steps: list[tuple[object, ...]]) -> None:
     now = 1_795_000_000_000
-    book, tenant = QuotaBook(), TenantId(f"t{next(_numbers)}")
+    book, tenant = TenantQuota(), TenantId(f"t{next(_numbers)}")
     quotas = RedisQuotas(url, "agree", ttl_s=TTL_MS / 1000, answer_s=30.0, now_ms=lambda: now)
     try:
         for step in steps:
             match step:
                 case ("reserve", str(name), int(requests), int(tokens), bool(force)):
-                    ask = Ask(name, requests, tokens, force)
+                    ask = Reservation(name, requests, tokens, force)
                     assert await quotas.reserve(tenant, limits, ask) == book.reserve(ask, limits, now, TTL_MS), step
                 case ("renew", dict(used)):
                     gone = await quotas.renew(tenant, limits, used)
@@ -80,7 +80,7 @@ async def compare(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> 
                     assert bool(answer[2]) == book.settle(name, used, limits, now, TTL_MS), step
                 case ("clock", int(ms)):
                     now += ms
-                case ("limits", Limits() as limits):
+                case ("limits", QuotaLimits() as limits):
                     pass
             levels = (await quotas.settle(tenant, limits, "nobody", 0))[:2]
             book.settle("nobody", 0, limits, now, TTL_MS)
@@ -93,11 +93,17 @@ async def compare(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> 
 @pytest.mark.redis
 @effort(80)
 @given(LIMITS, STEPS)
-@example(Limits(60, 1000, 2), [("reserve", "a", 1, 1000, False), ("renew", {"a": 5000}), ("reserve", "b", 1, 1, False)])
-@example(Limits(0, 1000, 0), [("reserve", "a", 1, 900, False), ("renew", {"a": 10}), ("clock", TTL_MS), ("renew", {})])
-@example(Limits(0, 1000, 1), AHEAD_AND_BACK)
-@example(Limits(7, 59, 0), [("reserve", "a", 1, 59, False), ("clock", -MAX_BACK_MS), ("clock", -1), ("clock", 999)])
-def test_python_and_lua_agree(url: str, limits: Limits, steps: list[tuple[object, ...]]) -> None:
+@example(
+    QuotaLimits(60, 1000, 2), [("reserve", "a", 1, 1000, False), ("renew", {"a": 5000}), ("reserve", "b", 1, 1, False)]
+)
+@example(
+    QuotaLimits(0, 1000, 0), [("reserve", "a", 1, 900, False), ("renew", {"a": 10}), ("clock", TTL_MS), ("renew", {})]
+)
+@example(QuotaLimits(0, 1000, 1), AHEAD_AND_BACK)
+@example(
+    QuotaLimits(7, 59, 0), [("reserve", "a", 1, 59, False), ("clock", -MAX_BACK_MS), ("clock", -1), ("clock", 999)]
+)
+def test_python_and_lua_agree(url: str, limits: QuotaLimits, steps: list[tuple[object, ...]]) -> None:
     asyncio.run(compare(url, limits, steps))
 
 
@@ -105,23 +111,23 @@ def test_python_and_lua_agree(url: str, limits: Limits, steps: list[tuple[object
 def test_they_agree_on_more_late_ones_than_one_call_settles(url: str) -> None:
     many: list[tuple[object, ...]] = [("reserve", f"r{i:04}", 1, 1, False) for i in range(MAX_SWEEP + 40)]
     looks: list[tuple[object, ...]] = [("clock", TTL_MS), *[("reserve", f"x{i}", 1, 1, False) for i in range(3)]]
-    asyncio.run(compare(url, Limits(10**6, 10**6, MAX_SWEEP + 40), many + looks))
+    asyncio.run(compare(url, QuotaLimits(10**6, 10**6, MAX_SWEEP + 40), many + looks))
 
 
 @effort(100)
 @given(LIMITS, STEPS)
 def test_what_is_taken_is_never_more_than_a_bucket_and_what_time_brings(
-    limits: Limits, steps: list[tuple[object, ...]]
+    limits: QuotaLimits, steps: list[tuple[object, ...]]
 ) -> None:
     """Whatever is refunded: a bucket is what was full, plus what time brought, less all that was taken, less what did
     not fit. So grants in any time are bounded by a bucket and the time's refill. A clock that goes back gives nothing;
     what it then goes on by counts as any time does."""
-    book, now, taken, gone_on = QuotaBook(), 10**9, 0, 0
+    book, now, taken, gone_on = TenantQuota(), 10**9, 0, 0
     for step in steps:
         match step:
             case ("reserve", str(name), int(_), int(tokens), bool(_)):
                 is_new = name not in book.open
-                verdict = book.reserve(Ask(name, 1, tokens), limits, now, 10**12)
+                verdict = book.reserve(Reservation(name, 1, tokens), limits, now, 10**12)
                 taken += tokens if is_new and not verdict.refused else 0
             case ("clock", int(ms)):
                 now, gone_on = now + ms, gone_on + max(0, ms)
@@ -130,4 +136,4 @@ def test_what_is_taken_is_never_more_than_a_bucket_and_what_time_brings(
         book.check()
         if limits.tokens_per_minute:
             brought = limits.tokens_per_minute * gone_on
-            assert taken * UNIT <= full(limits.tokens_per_minute) + brought
+            assert taken * UNIT <= capacity(limits.tokens_per_minute) + brought

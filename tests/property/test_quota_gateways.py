@@ -10,15 +10,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.admission.bucket import UNIT, full
-from tandem.admission.estimate import Spent
-from tandem.admission.quota import Ask, Limits, QuotaBook, Verdict
+from tandem.admission.quota import QuotaLimits, Reservation, ReservationResult, TenantQuota
 from tandem.admission.tenant import Tenant
+from tandem.admission.token_bucket import UNIT, capacity
+from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway.entry import Entry
+from tandem.gateway.quota_reservation import QuotaReservation
 from tandem.gateway.quotas import TenantQuotas
-from tandem.stores.script_line import StoreUnavailable
+from tandem.stores.script_pipeline import StoreUnavailable
 from tests.effort import effort
 
 TTL_MS = 20_000
@@ -43,7 +43,7 @@ class World:
     def __init__(self) -> None:
         self.ms = 1_000_000
         self.state = "well"
-        self.book = QuotaBook()
+        self.book = TenantQuota()
         self.ttl_s = TTL_MS / 1000
         self.ghosts: set[str] = set()
         """Reservations that were made, and whose answers were lost."""
@@ -53,18 +53,18 @@ class World:
 
     def set(self, state: str) -> None:
         if state == "new":
-            self.book, state = QuotaBook(), "well"
+            self.book, state = TenantQuota(), "well"
         self.state = state
 
-    def reserve(self, tenant: TenantId, limits: Limits, ask: Ask) -> Awaitable[Verdict]:
+    def reserve(self, tenant: TenantId, limits: QuotaLimits, ask: Reservation) -> Awaitable[ReservationResult]:
         if self.state == "dumb":
             self.ghosts.add(ask.id)
         return self._answer(lambda: self.book.reserve(ask, limits, self.ms, TTL_MS))
 
-    def renew(self, tenant: TenantId, limits: Limits, used: Mapping[str, int]) -> Awaitable[set[str]]:
+    def renew(self, tenant: TenantId, limits: QuotaLimits, used: Mapping[str, int]) -> Awaitable[set[str]]:
         return self._answer(lambda: set(self.book.renew(used, limits, self.ms, TTL_MS)))
 
-    def settle(self, tenant: TenantId, limits: Limits, name: str, used: int | None) -> Awaitable[bool]:
+    def settle(self, tenant: TenantId, limits: QuotaLimits, name: str, used: int | None) -> Awaitable[bool]:
         return self._answer(lambda: self.book.settle(name, used, limits, self.ms, TTL_MS))
 
     def beat(self, gateway: GatewayId) -> Awaitable[int]:
@@ -84,10 +84,10 @@ class World:
 class Used:
     """What one request has used."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: QuotaReservation) -> None:
         self.entry = entry
         self.tokens = 0
-        entry.watch(lambda: Spent(0, self.tokens))
+        entry.watch(lambda: TokenUsage(0, self.tokens))
 
 
 async def run(steps: list[tuple[Any, ...]]) -> None:
@@ -102,7 +102,7 @@ async def run(steps: list[tuple[Any, ...]]) -> None:
                 except TandemError as error:
                     assert error.kind is ErrorKind.QUOTA and error.retry_after_s
                 else:
-                    assert isinstance(entry, Entry)
+                    assert isinstance(entry, QuotaReservation)
                     running.append(Used(entry))
             case ("use", which, tokens) if running:
                 running[which % len(running)].tokens += tokens
@@ -142,7 +142,7 @@ async def end(world: World, gateways: list[TenantQuotas], running: list[Used]) -
     assert world.book.open == {}
     most = sum(used.tokens for used in running)
     tokens = world.book.levels.tokens
-    assert tokens is not None and tokens >= full(WHO.tokens_per_minute) - max(0, most) * UNIT
+    assert tokens is not None and tokens >= capacity(WHO.tokens_per_minute) - max(0, most) * UNIT
 
 
 async def beat(gateway: TenantQuotas) -> None:
@@ -172,18 +172,20 @@ def test_a_store_that_answers_ends_with_what_was_used(asks: list[tuple[int, int,
     async def scenario() -> None:
         world = World()
         gateway = TenantQuotas(GatewayId("g"), world, world, world)  # type: ignore[arg-type]
-        level, then = full(WHO.tokens_per_minute), world.ms
+        level, then = capacity(WHO.tokens_per_minute), world.ms
         for prompt, used, wait in asks:
             try:
                 entry = await gateway.enter(WHO, prompt, 0)
             except TandemError:
                 world.ms += wait
                 continue
-            entry.watch(lambda used=used: Spent(used, 0))  # type: ignore[misc]
+            entry.watch(lambda used=used: TokenUsage(used, 0))  # type: ignore[misc]
             entry.close()
             await settled([gateway])
             brought = WHO.tokens_per_minute * (world.ms - then)
-            level = min(full(WHO.tokens_per_minute), min(full(WHO.tokens_per_minute), level + brought) - used * UNIT)
+            level = min(
+                capacity(WHO.tokens_per_minute), min(capacity(WHO.tokens_per_minute), level + brought) - used * UNIT
+            )
             then = world.ms
             assert world.book.levels.tokens == level
             world.ms += wait

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost
-from tandem.scaling.decision import Decision, Target
-from tandem.scaling.observed import Capability, Demand, Observed, PoolState
+from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
+from tandem.scaling.decision import Decision, ReplicaTarget
 from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.scaler import Scaler
 from tests.effort import effort
 
-WORKER = Capability(
+WORKER = WorkerCapacity(
     cost=StepCost(base_s=7e-3, prefill_token_s=24e-6, decode_seq_s=3e-5, decode_context_s=4e-8, prefill_pair_s=9e-10),
     num_blocks=24_000,
     block_size=16,
@@ -76,13 +76,13 @@ class Fleet:
     leaving: list[tuple[float, str]] = field(default_factory=list)
     DRAIN_S = 15.0
 
-    def observed(self, what: Demand | None) -> Observed:
+    def observed(self, what: Demand | None) -> ClusterState:
         self.at += INTERVAL_S
         for at, role in [one for one in self.coming if one[0] <= self.at]:
             self.coming.remove((at, role))
             setattr(self, role, getattr(self, role) + 1)
         self.leaving = [one for one in self.leaving if one[0] > self.at]
-        return Observed(
+        return ClusterState(
             at=self.at, demand=what, prefill=self.state("prefill"), decode=self.state("decode"),
             prefill_worker=WORKER, decode_worker=WORKER,
         )  # fmt: skip
@@ -198,4 +198,4 @@ def test_a_target_is_never_below_what_is_needed_now_but_for_bounds(told: list[tu
 def test_the_same_size_for_ever_under_the_same_demand() -> None:
     told: list[Demand | None] = [demand(30.0)] * 200
     targets = {decision.target for decision in Fleet().driven(Scaler(POLICY), told)[20:]}
-    assert len(targets) == 1 and targets != {Target(2, 1)}
+    assert len(targets) == 1 and targets != {ReplicaTarget(2, 1)}

@@ -9,15 +9,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, JobKey, SeqId
-from tandem.core.request import Job, Prefill, Resume
-from tandem.kv.pool import BlockPool, Holder
-from tandem.sched.budget import LEAST_TOKENS
-from tandem.sched.outcome import Planned, Progress, PullGrant
-from tandem.sched.plan import Slice, StepPlan
-from tandem.sched.policy import SchedulerLimits
+from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.kv.block_pool import BlockPool, Holder
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.schedule_result import PullAllocated, ScheduleResult, SequenceUpdate
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.sequence import Sequence, Status
-from tandem.sched.targets import LatencyTargets, Target
+from tandem.sched.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.step_budget import LEAST_TOKENS
+from tandem.sched.step_plan import ScheduledSlice, StepPlan
 from tests.effort import effort
 from tests.property.guesses import speculation
 from tests.property.jobs import Shape, Witness, job_of, shapes
@@ -63,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_PROMPT + MAX_OUTPUT - 2,
             enable_chunked_prefill=chunked,
             digest_handoffs=digests,
-            targets=LatencyTargets(interactive=Target(2.0, itl_s), batch=Target(2.0, 2 * itl_s)),
+            targets=LatencyTargets(interactive=LaneSlo(2.0, itl_s), batch=LaneSlo(2.0, 2 * itl_s)),
         )
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching=caching, num_host_slots=num_host_slots)
@@ -76,7 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.jobs: dict[JobKey, Job] = {}
         self.leases: dict[JobKey, tuple[BlockId, ...]] = {}
         self.num_announced: dict[JobKey, int] = {}
-        self.grants: dict[JobKey, PullGrant] = {}
+        self.grants: dict[JobKey, PullAllocated] = {}
         self.landing: list[tuple[BlockId, ...]] = []
         self.now = 0.0
         self.has_started = True
@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (repr(self.scheduler), repr(self.pool)) == before, "a refused job left something"
             return
         self.jobs[job.key] = job
-        self.witnesses |= {key: Witness(job.of(key.choice)) for key in job.keys}
+        self.witnesses |= {key: Witness(job.for_choice(key.choice)) for key in job.keys}
 
     @precondition(lambda self: self.live())
     @rule(data=st.data())
@@ -130,7 +130,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting_pulls())
     @rule(data=st.data())
     def announce(self, data: st.DataObject) -> None:
-        self.scheduler.may_pull(data.draw(st.sampled_from(self.waiting_pulls())))
+        self.scheduler.on_producer_ready(data.draw(st.sampled_from(self.waiting_pulls())))
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data(), breaks=st.sampled_from([False, False, False, True]))
@@ -151,7 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.ended_leases())
     @rule(data=st.data())
-    def taker_is_done(self, data: st.DataObject) -> None:
+    def consumer_is_done(self, data: st.DataObject) -> None:
         self.end_lease(data.draw(st.sampled_from(self.ended_leases())))
 
     # ---- what must hold
@@ -225,7 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for key in self.ended_leases():
             self.end_lease(key)
         for key in self.waiting_pulls():
-            self.scheduler.may_pull(key)
+            self.scheduler.on_producer_ready(key)
         for key in list(self.grants):
             self.arrive(key)
         while len(self.plans) < self.depth and self.take_plan():
@@ -239,7 +239,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [w for w in self.witnesses.values() if w.end is None]
 
     def waiting_pulls(self) -> list[JobKey]:
-        return [s.keys[-1] for s in self.scheduler._waiting if isinstance(s.job, Resume) and not s.may_start]
+        return [s.keys[-1] for s in self.scheduler._waiting if isinstance(s.job, ResumeJob) and not s.may_start]
 
     def ended_leases(self) -> list[JobKey]:
         return [key for key in self.leases if self.has_ended(self.jobs[key])]
@@ -252,11 +252,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         return all(self.witnesses[key].end is not None for key in job.keys)
 
     def take_plan(self) -> bool:
-        ready = [s for s in self.scheduler._running if s.may_go_on and s.num_remaining == 1]
+        ready = [s for s in self.scheduler._running if s.is_schedulable and s.num_remaining == 1]
         free = self.pool.num_free
         sizes = {s.id: len(s.table) for s in self.scheduler._running}
         before = [(s, s.num_open_plans) for s in self.scheduler._running]
-        prompts = [s for s in self.scheduler._running if s.may_go_on and s.num_remaining > 1]
+        prompts = [s for s in self.scheduler._running if s.is_schedulable and s.num_remaining > 1]
         oldest = min((s.order for s in self.scheduler._waiting), default=(9, 0, 0))
         owed = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
         planned = self.scheduler.plan(self.now)
@@ -285,8 +285,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         victims = [s for s, _ in before if s.status is Status.WAITING]
         spared = [s for s, num_open in before if s.status is Status.RUNNING and not num_open]
         for victim in victims:
-            assert not isinstance(victim.job, Prefill)
-            younger = [s for s in spared if s.order > victim.order and not isinstance(s.job, Prefill)]
+            assert not isinstance(victim.job, PrefillJob)
+            younger = [s for s in spared if s.order > victim.order and not isinstance(s.job, PrefillJob)]
             assert not younger, f"{victim!r} gave way, not {younger}"
 
     def check_plan(self, plan: StepPlan) -> None:
@@ -295,7 +295,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({s.seq for s in plan.slices}) == len(plan.slices)
         for piece in plan.slices:
             seq = self.scheduler._by_id[piece.seq]
-            assert not (isinstance(seq.job, Prefill) and piece.chained), f"{plan}: a prefill decodes"
+            assert not (isinstance(seq.job, PrefillJob) and piece.chained), f"{plan}: a prefill decodes"
         over = plan.num_tokens - limits.max_num_batched_tokens
         if limits.enable_chunked_prefill:
             assert over <= 0, f"{plan} exceeds the budget"
@@ -307,7 +307,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             certain = piece.stop - piece.num_drafted
             assert piece.num_certain == 1 or certain == len(seq.tokens), f"{plan} cuts a prompt in pieces"
 
-    def check_share_of_oldest(self, planned: Planned, oldest: list[tuple[Sequence, int]], decodes: set[SeqId]) -> None:
+    def check_share_of_oldest(
+        self, planned: ScheduleResult, oldest: list[tuple[Sequence, int]], decodes: set[SeqId]
+    ) -> None:
         """Whatever else there is to do, the oldest prompt gets half of what decodes leave, or of the least."""
         for seq, num_remaining in oldest:
             if seq.status is not Status.RUNNING:
@@ -318,7 +320,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             share = sum(s.num_tokens for s in slices if s.seq == seq.id)
             assert share >= min(num_remaining, max(1, half), left), f"{planned.step} forgets {seq!r}"
 
-    def check_decodes_first(self, planned: Planned, ready: list[Sequence], free: int) -> None:
+    def check_decodes_first(self, planned: ScheduleResult, ready: list[Sequence], free: int) -> None:
         """Where there is room for all, every decode is in the plan, ahead of all prompts."""
         assert planned.step is not None
         if free < len(ready):
@@ -334,7 +336,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             rows += piece.num_tokens if piece.num_certain == 1 else 0
             if not piece.num_drafted:
                 continue
-            assert not piece.chained and not isinstance(seq.job, Prefill) and piece.sampling is not None
+            assert not piece.chained and not isinstance(seq.job, PrefillJob) and piece.sampling is not None
             assert piece.sampling.index + piece.num_drafted < seq.job.request.sampling.max_tokens
             certain = -(-(piece.stop - piece.num_drafted) // self.block_size)
             if len(seq.table) > max(certain, sizes.get(seq.id, 0)):
@@ -363,22 +365,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.limits.digest_handoffs
             assert set(piece.digest_blocks) <= set(piece.blocks[: self.num_complete(piece)])
 
-    def num_complete(self, piece: Slice) -> int:
+    def num_complete(self, piece: ScheduledSlice) -> int:
         seq = self.scheduler._by_id[piece.seq]
         return len(piece.blocks) if piece.stop == len(seq.tokens) else piece.stop // self.block_size
 
-    def record(self, progress: Progress) -> None:
+    def record(self, progress: SequenceUpdate) -> None:
         if progress.scores:
             for key in progress.job.keys:
                 if self.witnesses[key].end is None:
                     self.witnesses[key].scored(progress.first_scored, progress.scores)
-        if isinstance(progress.job, Prefill) and progress.error is None:
+        if isinstance(progress.job, PrefillJob) and progress.error is None:
             self.check_offer(progress)
         for part in progress.parts:
             if part.tokens or part.has_ended:
                 self.record_part(part, self.witnesses[part.key])
 
-    def record_part(self, part: Progress, witness: Witness) -> None:
+    def record_part(self, part: SequenceUpdate, witness: Witness) -> None:
         for i, token in enumerate(part.tokens):
             witness.token(part.first_index + i, token.id)
         if part.error is not None:
@@ -388,7 +390,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif part.finish is not None:
             witness.finished(part.finish)
 
-    def check_offer(self, progress: Progress) -> None:
+    def check_offer(self, progress: SequenceUpdate) -> None:
         """What may be announced now is computed, and digested in order, each block once."""
         blocks = self.leases[progress.key]
         size = self.block_size

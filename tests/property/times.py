@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Token
 from tandem.core.ids import JobKey
-from tandem.core.request import Resume
-from tandem.core.stages import JobStages
-from tandem.engine.job_times import MAX_CHUNKS, JobTimes
+from tandem.core.request import ResumeJob
+from tandem.core.request_stages import JobStages
+from tandem.engine.job_timings import MAX_CHUNKS, JobTimes
 
 
 class TimesWitness:
@@ -17,7 +17,7 @@ class TimesWitness:
     def __init__(self) -> None:
         self._ends: dict[JobKey, JobEvent] = {}
         self._told: set[JobKey] = set()
-        self._num_drawn: dict[JobKey, int] = {}
+        self._num_sampled: dict[JobKey, int] = {}
         self._stages: dict[JobKey, JobStages] = {}
         self.outcomes: set[str] = set()
 
@@ -27,9 +27,9 @@ class TimesWitness:
                 assert event.key not in self._stages, f"{event.key} draws its first token twice"
                 assert min(event.stages) >= 0.0, event
                 self._stages[event.key] = event.stages
-                self._num_drawn[event.key] = 0
+                self._num_sampled[event.key] = 0
             if event.key in self._stages:
-                self._num_drawn[event.key] += 1
+                self._num_sampled[event.key] += 1
         elif isinstance(event, Finished | Failed | Cancelled):
             self._ends[event.key] = event
 
@@ -39,7 +39,7 @@ class TimesWitness:
         assert self._told.isdisjoint(keys), f"{job.key} ends twice"
         self._told.update(keys)
         self.outcomes.add(times.outcome)
-        assert times.num_output == sum(self._num_drawn.get(key, 0) for key in keys), times
+        assert times.num_output == sum(self._num_sampled.get(key, 0) for key in keys), times
         assert (times.first_token_at is None) == self._stages.keys().isdisjoint(keys), times
         moments = (times.accepted_at, times.started_at, times.first_token_at, times.ended_at)
         _check_order(*(at for at in moments if at is not None))
@@ -61,7 +61,7 @@ class TimesWitness:
             _check_order(times.started_at, chunk.planned_at, chunk.ended_at, times.ended_at)
         for one, two in pairwise(times.chunks):
             _check_order(one.planned_at, two.planned_at)
-        if not isinstance(times.job, Resume) and times.first_token_at is not None:
+        if not isinstance(times.job, ResumeJob) and times.first_token_at is not None:
             num_computed = sum(chunk.num_tokens for chunk in times.chunks)
             num_needed = times.job.num_known_tokens - times.num_cached
             # What gave its blocks up is computed again, and so is a choice that found no seat beside the first.
@@ -71,13 +71,13 @@ class TimesWitness:
     def _check_pull(self, times: JobTimes) -> None:
         pull = times.pull
         if pull is None:
-            assert not isinstance(times.job, Resume), "every Resume pulls"
+            assert not isinstance(times.job, ResumeJob), "every Resume pulls"
             return
-        assert (pull.kind == "handoff") == isinstance(times.job, Resume)
+        assert (pull.kind == "handoff") == isinstance(times.job, ResumeJob)
         moments = (pull.first_announced_at, pull.last_announced_at, pull.ready_at)
         _check_order(times.accepted_at, *moments, times.ended_at)
         assert 0 <= pull.num_exposed_bytes <= pull.num_bytes and pull.busy_s >= 0.0
-        assert isinstance(times.job, Resume) <= (pull.outcome == "done" or times.first_token_at is None), times
+        assert isinstance(times.job, ResumeJob) <= (pull.outcome == "done" or times.first_token_at is None), times
 
 
 def _check_order(*moments: float) -> None:

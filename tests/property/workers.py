@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from tandem.core.ids import HandoffKey, Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.engine.engine import Engine, HandoffLimits
-from tandem.kv.handoff import Borrow
-from tandem.kv.pool import BlockPool
-from tandem.sched.plan import StepPlan
-from tandem.sched.policy import SchedulerLimits
-from tandem.sched.targets import LatencyTargets, Target
+from tandem.kv.block_pool import BlockPool
+from tandem.kv.handoff import RemotePrefixRequest
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.step_plan import StepPlan
 from tests.property.guesses import speculation
 from tests.property.model import KVStore, ModelExecutor
 from tests.property.times import TimesWitness
@@ -23,8 +23,8 @@ Action = Callable[[], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
     """Faults are probabilities per occasion; `digests=False` leaves the lease alone to keep wrong KV out.
-    `right_guesses` is the share of guesses that are right; None is no speculation. `loans` is the share of jobs that
-    are to read a prefix from some worker, which may have none of it."""
+    `right_guesses` is the share of guesses that are right; None is no speculation. `prefix_fetches` is the share of
+    jobs that are to read a prefix from some worker, which may have none of it."""
 
     num_blocks: tuple[int, ...] = (10, 10)
     num_host_slots: int = 0
@@ -49,7 +49,7 @@ class Knobs:
     deaths: float = 0.0
     cancels: float = 0.0
     drains: float = 0.0
-    loans: float = 0.0
+    prefix_fetches: float = 0.0
 
 
 class Agenda:
@@ -78,7 +78,7 @@ class Link:
 
     life: int = 0
     last: dict[str, float] = field(default_factory=dict)
-    following: dict[HandoffKey, Borrow | None] = field(default_factory=dict)
+    following: dict[HandoffKey, RemotePrefixRequest | None] = field(default_factory=dict)
 
 
 class Worker:
@@ -93,7 +93,7 @@ class Worker:
             max_model_len=64,
             enable_chunked_prefill=knobs.chunked,
             digest_handoffs=knobs.digests,
-            targets=LatencyTargets(interactive=Target(itl_s=knobs.itl_s)),
+            targets=LatencyTargets(interactive=LaneSlo(itl_s=knobs.itl_s)),
         )
         handoff = HandoffLimits(
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s

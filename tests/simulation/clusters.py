@@ -8,14 +8,14 @@ from dataclasses import replace
 from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfig
 from tandem.core.ids import RequestId
 from tandem.core.step_cost import StepCost
-from tandem.routing.view import Pool
+from tandem.routing.worker_view import Pool
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.hardware import H200
+from tandem.sim.model_shapes import LLAMA_8B, SMOLLM_135M
 from tandem.sim.roofline import Efficiency, Roofline
-from tandem.sim.shapes import LLAMA_8B, SMOLLM_135M
-from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
-from tandem.workload.ask import Ask
+from tandem.workload.ask import ScheduledRequest
 from tandem.workload.source import open_workload
 
 LAPTOP = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
@@ -60,20 +60,20 @@ def cluster(
     )
 
 
-def mix(seed: int, count: int, rate: float) -> list[Ask]:
+def mix(seed: int, count: int, rate: float) -> list[ScheduledRequest]:
     return list(open_workload("mix", seed=seed, count=count, rate=rate))
 
 
 def traces_of(
-    one: SimCluster, workload: Iterable[Ask], closed_at: Iterable[tuple[float, RequestId]] = ()
-) -> list[Trace]:
+    one: SimCluster, workload: Iterable[ScheduledRequest], closed_at: Iterable[tuple[float, RequestId]] = ()
+) -> list[ClientTrace]:
     """Run, and give the traces in the order of the requests' numbers."""
-    traces: list[Trace] = []
+    traces: list[ClientTrace] = []
     one.run(workload, traces.append, closed_at)
     return sorted(traces, key=lambda trace: tuple(map(int, trace.id.removeprefix("r").split("."))))
 
 
-def run(one: SimCluster, workload: Iterable[Ask]) -> list[Trace]:
+def run(one: SimCluster, workload: Iterable[ScheduledRequest]) -> list[ClientTrace]:
     """Run and check all that holds for every run: each request ends once, and well; nothing is left open."""
     asks = list(workload)
     traces = traces_of(one, asks)

@@ -13,12 +13,12 @@ from tandem.core.errors import TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.routing.view import Pool
+from tandem.routing.worker_view import Pool
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.executor import token_at
 from tandem.sim.faults import Fault, FaultKind
-from tandem.sim.trace import Trace
-from tandem.workload.ask import MODEL, Ask
+from tandem.workload.ask import MODEL, ScheduledRequest
 from tests.simulation.clusters import slow_spec
 
 POOLS: dict[Pool, int] = {"prefill": 20, "decode": 24, "mixed": 6}
@@ -49,8 +49,8 @@ class Scenario:
     closed_at: tuple[tuple[float, RequestId], ...]
     faults: tuple[Fault, ...]
 
-    def asks(self) -> list[Ask]:
-        return [Ask(request, "", due_s) for due_s, request in self.requests]
+    def asks(self) -> list[ScheduledRequest]:
+        return [ScheduledRequest(request, "", due_s) for due_s, request in self.requests]
 
 
 def scenario(seed: int) -> Scenario:
@@ -123,7 +123,7 @@ class Witness:
         assert token.token.id == right, f"{token} is not {right}"
         self.seen[place] += 1
 
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: ClientTrace) -> None:
         assert trace.id not in self.outcomes and trace.outcome is not None, f"{trace.id} ended twice"
         self.outcomes[trace.id] = trace.outcome
 

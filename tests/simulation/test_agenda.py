@@ -7,17 +7,17 @@ from statistics import fmean
 
 import pytest
 
-from tandem.sim.agenda import Agenda, Party
-from tandem.sim.log import Log, combined
-from tandem.workload import chance
+from tandem.sim.event_digest import EventDigest, combined
+from tandem.sim.event_queue import Actor, SimEventQueue
+from tandem.workload import seeded_random
 
 
-def parties(number: int) -> list[Party]:
-    return [Party(rank, Log()) for rank in range(number)]
+def parties(number: int) -> list[Actor]:
+    return [Actor(rank, EventDigest()) for rank in range(number)]
 
 
 def test_events_run_by_time_and_then_in_the_order_in_which_they_were_asked_for() -> None:
-    agenda, seen = Agenda(), []
+    agenda, seen = SimEventQueue(), []
     (one,) = parties(1)
 
     def note(what: str) -> Callable[[], None]:
@@ -38,7 +38,7 @@ def test_events_run_by_time_and_then_in_the_order_in_which_they_were_asked_for()
 
 @pytest.mark.parametrize("time", [0.5, float("nan")])
 def test_the_past_and_no_time_at_all_are_refused(time: float) -> None:
-    agenda, (one,) = Agenda(), parties(1)
+    agenda, (one,) = SimEventQueue(), parties(1)
     agenda.at(1.0, "x", lambda: None, by=one)
     agenda.run()
     with pytest.raises(ValueError, match="already"):
@@ -46,7 +46,7 @@ def test_the_past_and_no_time_at_all_are_refused(time: float) -> None:
 
 
 def test_run_stops_where_it_is_told_and_goes_on_from_there() -> None:
-    agenda, seen = Agenda(), []
+    agenda, seen = SimEventQueue(), []
     (one,) = parties(1)
     for time in (1.0, 2.0, 3.0):
         agenda.at(time, "x", lambda t=time: seen.append(t), by=one)  # type: ignore[misc]
@@ -57,7 +57,7 @@ def test_run_stops_where_it_is_told_and_goes_on_from_there() -> None:
 
 
 def test_at_one_time_ends_come_first_and_then_whoever_is_of_lower_rank() -> None:
-    agenda, seen = Agenda(), []
+    agenda, seen = SimEventQueue(), []
     low, high = parties(2)
 
     def note(what: str) -> Callable[[], None]:
@@ -71,7 +71,7 @@ def test_at_one_time_ends_come_first_and_then_whoever_is_of_lower_rank() -> None
 
 
 def test_what_has_passed_is_known_within_one_time() -> None:
-    agenda, seen = Agenda(), []
+    agenda, seen = SimEventQueue(), []
     low, mid, high = parties(3)
 
     def look() -> None:
@@ -84,7 +84,7 @@ def test_what_has_passed_is_known_within_one_time() -> None:
 
 def test_a_cancelled_event_neither_happens_nor_shows() -> None:
     def digest(is_asked: bool) -> str:
-        agenda, (one,) = Agenda(), parties(1)
+        agenda, (one,) = SimEventQueue(), parties(1)
         agenda.at(1.0, "x", lambda: None, by=one)
         if is_asked:
             agenda.cancel(agenda.at(1.5, "never", lambda: pytest.fail("it was cancelled"), by=one))
@@ -97,7 +97,7 @@ def test_a_cancelled_event_neither_happens_nor_shows() -> None:
 
 def test_a_digest_covers_times_labels_and_each_party_s_order() -> None:
     def digest(*events: tuple[float, str, int]) -> str:
-        agenda, two = Agenda(), parties(2)
+        agenda, two = SimEventQueue(), parties(2)
         for time, label, to in events:
             agenda.at(time, label, lambda: None, by=two[0], to=two[to])
         agenda.run()
@@ -116,7 +116,7 @@ def test_a_digest_covers_times_labels_and_each_party_s_order() -> None:
 
 def test_steps_may_be_written_down_later_but_not_in_another_order() -> None:
     def digest(*acts: str) -> bytes:
-        log = Log()
+        log = EventDigest()
         for act in acts:
             if act == "step":
                 log.step(1.0, 1, 2, 3)
@@ -131,21 +131,23 @@ def test_steps_may_be_written_down_later_but_not_in_another_order() -> None:
 
 
 def test_draws_are_functions_of_their_names() -> None:
-    assert chance.uniform(1, "a", 2) == chance.uniform(1, "a", 2)
-    assert len({chance.uniform(1, "a", 2), chance.uniform(2, "a", 2), chance.uniform(1, "b", 2)}) == 3
-    assert chance.tokens(5, 1, "a") == chance.tokens(9, 1, "a")[:5] != chance.tokens(5, 2, "a")
+    assert seeded_random.uniform(1, "a", 2) == seeded_random.uniform(1, "a", 2)
+    assert (
+        len({seeded_random.uniform(1, "a", 2), seeded_random.uniform(2, "a", 2), seeded_random.uniform(1, "b", 2)}) == 3
+    )
+    assert seeded_random.tokens(5, 1, "a") == seeded_random.tokens(9, 1, "a")[:5] != seeded_random.tokens(5, 2, "a")
 
 
 def test_draws_have_the_distribution_that_they_claim() -> None:
-    drawn = [chance.integer(3, 6, "seed", i) for i in range(4000)]
+    drawn = [seeded_random.integer(3, 6, "seed", i) for i in range(4000)]
     assert {drawn.count(n) > 900 for n in (3, 4, 5, 6)} == {True} and set(drawn) == {3, 4, 5, 6}
-    waits = [chance.exponential(2.0, "seed", i) for i in range(4000)]
+    waits = [seeded_random.exponential(2.0, "seed", i) for i in range(4000)]
     assert min(waits) >= 0 and 1.9 < fmean(waits) < 2.1
     assert 0.47 < sum(wait > 2.0 * 0.6931 for wait in waits) / 4000 < 0.53, "half lie above the median"
 
 
 def test_who_stands_still_does_all_of_it_later_in_order_and_who_is_gone_nothing() -> None:
-    agenda, seen = Agenda(), list[tuple[float, str]]()
+    agenda, seen = SimEventQueue(), list[tuple[float, str]]()
     world, still, gone = parties(3)
 
     def note(what: str) -> Callable[[], None]:

@@ -14,16 +14,16 @@ from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfi
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.routing.router import Disaggregation
-from tandem.routing.view import Pool
+from tandem.routing.worker_view import Pool
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.residuals import NONE, always
-from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
-from tandem.workload.mix import Group, poisson
+from tandem.workload.mix import RequestClass, poisson
 from tests.effort import effort
 from tests.simulation.clusters import slow_spec, traces_of
 
-GROUPS = (Group("short", 0.7, (1, 60), (1, 40)), Group("long", 0.3, (100, 400), (1, 40)))
+GROUPS = (RequestClass("short", 0.7, (1, 60), (1, 40)), RequestClass("long", 0.3, (100, 400), (1, 40)))
 NUM_REQUESTS = 25
 
 
@@ -63,7 +63,7 @@ def pools() -> st.SearchStrategy[list[Pool]]:
     return st.lists(kinds, min_size=1, max_size=4)
 
 
-def seen(trace: Trace) -> tuple[object, ...]:
+def seen(trace: ClientTrace) -> tuple[object, ...]:
     """All that a client sees; errors have no equality of their own."""
     return trace.id, trace.path, repr(trace.outcome), trace.ended_at, list(trace.token_times)
 
@@ -96,7 +96,7 @@ def test_every_request_ends_once_and_nothing_is_left(
     max_run: int,
 ) -> None:
 
-    def run(max_run: int) -> tuple[str, list[Trace]]:
+    def run(max_run: int) -> tuple[str, list[ClientTrace]]:
         workers = tuple((replace(spec, pool=label, max_run=max_run), 1) for label in labels)
         one = SimCluster(ClusterSpec(workers=workers, gateway=gateway, latency_s=latency_s, seed=seed))
         traces = traces_of(one, poisson(GROUPS, seed, NUM_REQUESTS, rate), [(t, RequestId(f"r{n}")) for t, n in closed])

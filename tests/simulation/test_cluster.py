@@ -9,15 +9,15 @@ import pytest
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished
-from tandem.gateway import dispatch
+from tandem.gateway import dispatcher
 from tandem.routing.router import Disaggregation
 from tandem.sim import gateway as sim_gateway
 from tandem.sim import worker as sim_worker
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.residuals import always
-from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
 from tandem.worker import driver
-from tandem.workload.mix import Group, poisson
+from tandem.workload.mix import RequestClass, poisson
 from tests.simulation.clusters import LAPTOP, cluster, gpu_spec, handing_over, mix, run, slow_spec, traces_of
 
 Workers = Sequence[tuple[WorkerSpec, int]]
@@ -59,7 +59,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 
 
 def test_one_request_alone_takes_what_can_be_added_up() -> None:
-    (ask,) = poisson([Group("one", 1.0, (100, 100), (4, 4))], seed=1, count=1, rate=0.0)
+    (ask,) = poisson([RequestClass("one", 1.0, (100, 100), (4, 4))], seed=1, count=1, rate=0.0)
     one = cluster((slow_spec(), 1), latency_s=0.01)
     (trace,) = run(one, [ask])
     chunk = LAPTOP.base_s + LAPTOP.chunk_s(0, 100)
@@ -110,7 +110,7 @@ def test_a_link_too_slow_for_its_reads_fails_them_loudly(mode: Disaggregation, k
 def test_a_read_longer_than_a_lease_is_renewed() -> None:
     config = handing_over(lease_s=1.0)
     pair = (slow_spec("prefill", bandwidth=2e6, config=config), 1), (slow_spec("decode", config=config), 1)
-    traces = run(cluster(*pair), poisson([Group("one", 1.0, (400, 400), (4, 4))], seed=1, count=3, rate=0.0))
+    traces = run(cluster(*pair), poisson([RequestClass("one", 1.0, (400, 400), (4, 4))], seed=1, count=3, rate=0.0))
     # 25 blocks of 368,640 bytes take 4.6 s alone.
     assert all(trace.gaps_s[0] > 4.0 for trace in traces)
 
@@ -126,7 +126,7 @@ def test_without_any_worker_for_it_a_request_is_refused_in_time() -> None:
 def test_a_burst_does_not_herd_onto_one_worker() -> None:
     """Two steps of prompts beside the longest go to each before any has answered: what is on its way counts."""
     one = cluster((slow_spec(), 3), latency_s=0.1)
-    run(one, poisson([Group("one", 1.0, (200, 200), (2, 2))], seed=1, count=18, rate=0.0))
+    run(one, poisson([RequestClass("one", 1.0, (200, 200), (2, 2))], seed=1, count=18, rate=0.0))
     assert [worker.num_prefill_tokens for worker in one.workers] == [1200] * 3
 
 
@@ -150,7 +150,7 @@ def test_a_prefill_pool_keeps_prompts_away_from_those_who_decode() -> None:
 
 def test_a_saturated_worker_decodes_as_fast_as_its_model_allows() -> None:
     """64 sequences at once: the steps' time is what the model says, and hardly anything is lost between them."""
-    group = Group("decode", 1.0, (16, 16), (400, 400))
+    group = RequestClass("decode", 1.0, (16, 16), (400, 400))
     one = cluster((slow_spec(), 1), latency_s=1e-3)
     run(one, poisson([group], seed=9, count=64, rate=0.0))
     (worker,) = one.workers
@@ -166,7 +166,7 @@ def test_steps_that_are_alike_are_one_event_and_the_run_is_the_same() -> None:
     def told(max_run: int) -> tuple[str, list[list[float]], int]:
         kinds = (slow_spec("prefill", max_run=max_run), 1), (slow_spec("decode", max_run=max_run), 2)
         one = cluster(*kinds)
-        traces = run(one, poisson([Group("one", 1.0, (100, 300), (100, 200))], seed=2, count=12, rate=0.5))
+        traces = run(one, poisson([RequestClass("one", 1.0, (100, 300), (100, 200))], seed=2, count=12, rate=0.5))
         return one.digest, [list(trace.token_times) for trace in traces], one.num_events
 
     single, many = told(max_run=1), told(max_run=64)
@@ -184,17 +184,17 @@ def test_a_cluster_says_what_is_still_open() -> None:
 
 def test_it_looks_and_backs_off_as_often_as_the_real_programs() -> None:
     assert sim_worker.TICK_S == driver.TICK_S
-    assert sim_gateway.TICK_S == dispatch.TICK_S
+    assert sim_gateway.TICK_S == dispatcher.TICK_S
 
 
 def test_a_second_end_is_an_error() -> None:
     (ask,) = mix(seed=1, count=1, rate=0.0)
-    trace = Trace(ask)
+    trace = ClientTrace(ask)
     trace.end(TandemError(ErrorKind.CANCELLED, "gone"), 1.0)
     with pytest.raises(RuntimeError, match="ended twice"):
         trace.end(TandemError(ErrorKind.CANCELLED, "gone"), 2.0)
 
 
-def _kind(trace: Trace) -> ErrorKind | None:
+def _kind(trace: ClientTrace) -> ErrorKind | None:
     assert trace.outcome is not None, trace.id
     return None if isinstance(trace.outcome, Finished) else trace.outcome.kind

@@ -10,15 +10,15 @@ import pytest
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.core.slo import Slo
-from tandem.scaling.decision import Target
-from tandem.scaling.observed import Observed
+from tandem.scaling.cluster_state import ClusterState
+from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.policy import ScalingPolicy
 from tandem.scaling.scaler import Scaler
 from tandem.sim.autoscale import ElasticRun, Planned, simulate_elastic
-from tandem.sim.elastic import Autoscaler, ElasticSpec
+from tandem.sim.autoscaled_cluster import Autoscaler, ElasticSpec
 from tandem.sim.queue_scaler import QueuePolicy, QueueScaler
-from tandem.sim.run import simulate
-from tandem.workload.ask import MODEL, Ask
+from tandem.sim.simulate import simulate
+from tandem.workload.ask import MODEL, ScheduledRequest
 from tests.simulation.clusters import cluster_spec, slow_spec
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
@@ -30,16 +30,16 @@ class Scripted:
 
     def __init__(self, *targets: tuple[int, int]) -> None:
         self._targets = targets
-        self.seen: list[tuple[Observed, Target]] = []
+        self.seen: list[tuple[ClusterState, ReplicaTarget]] = []
 
-    def target(self, observed: Observed, ongoing: Target) -> Target:
+    def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget:
         self.seen.append((observed, ongoing))
-        return Target(*self._targets[min(len(self.seen), len(self._targets)) - 1])
+        return ReplicaTarget(*self._targets[min(len(self.seen), len(self._targets)) - 1])
 
 
 def elastic_run(
     scaler: Autoscaler,
-    asks: Sequence[Ask],
+    asks: Sequence[ScheduledRequest],
     begins: tuple[int, int] = (1, 1),
 ) -> ElasticRun:
     kinds = slow_spec("prefill"), slow_spec("decode")
@@ -53,9 +53,9 @@ def elastic_run(
     return simulate_elastic(spec, elastic, scaler, asks, SLO)
 
 
-def waves(*rates: float, lasts_s: float = 20.0) -> list[Ask]:
+def waves(*rates: float, lasts_s: float = 20.0) -> list[ScheduledRequest]:
     """One after another, at these rates: short prompts and answers."""
-    asks: list[Ask] = []
+    asks: list[ScheduledRequest] = []
     for index, rate in enumerate(rates):
         for i in range(round(rate * lasts_s)):
             request = Request(
@@ -64,7 +64,7 @@ def waves(*rates: float, lasts_s: float = 20.0) -> list[Ask]:
                 prompt_tokens=(1000 + len(asks),) * (60 + 40 * (i % 3)),
                 sampling=SamplingParams(max_tokens=10 + 10 * (i % 2), seed=i),
             )
-            asks.append(Ask(request, "same", index * lasts_s + i / rate))
+            asks.append(ScheduledRequest(request, "same", index * lasts_s + i / rate))
     return asks
 
 

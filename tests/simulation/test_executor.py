@@ -11,10 +11,10 @@ from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.kv.handoff import BlockDigest
-from tandem.sched.plan import Sampling, Slice, StepPlan
-from tandem.sim.executor import HostMemory, SimExecutor
+from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
+from tandem.sim.executor import SimExecutor, SimHostMemory
+from tandem.sim.model_shapes import SMOLLM_135M
 from tandem.sim.residuals import always
-from tandem.sim.shapes import SMOLLM_135M
 
 COST = StepCost(1.0, 0.1, 0.01, 0.001, 0.0001)
 LAYOUT = SMOLLM_135M.layout(16)
@@ -24,15 +24,15 @@ def sampling(index: int, seed: int = 7) -> Sampling:
     return Sampling(SamplingParams(max_tokens=99, seed=seed), 0, index)
 
 
-def piece(start: int, tokens: tuple[int, ...], drawn: Sampling | None, num_drafted: int = 0) -> Slice:
-    return Slice(SeqId(0), start, len(tokens), tokens, (BlockId(0),), drawn, num_drafted=num_drafted)
+def piece(start: int, tokens: tuple[int, ...], drawn: Sampling | None, num_drafted: int = 0) -> ScheduledSlice:
+    return ScheduledSlice(SeqId(0), start, len(tokens), tokens, (BlockId(0),), drawn, num_drafted=num_drafted)
 
 
 def executor(**settings: object) -> SimExecutor:
     return SimExecutor(LAYOUT, 10, COST.predict, **settings)  # type: ignore[arg-type]
 
 
-def drawn(one: Slice) -> list[int]:
+def drawn(one: ScheduledSlice) -> list[int]:
     return [t.id for t in executor().execute(StepPlan(0, (one,))).slices[0].tokens]
 
 
@@ -43,7 +43,7 @@ def test_a_step_takes_what_the_model_says() -> None:
 
 
 def test_copies_to_host_memory_and_back_come_on_top() -> None:
-    one = executor(host=HostMemory(4, copy_s=0.25))
+    one = executor(host=SimHostMemory(4, copy_s=0.25))
     plan = StepPlan(0, (piece(9, (1,), sampling(0)),))
     copies = {"spills": ((BlockId(1), HostSlot(0)), (BlockId(2), HostSlot(1))), "fills": ((HostSlot(2), BlockId(3)),)}
     assert one.num_host_slots == 4
@@ -82,7 +82,7 @@ def test_guesses_count_as_far_as_they_are_right() -> None:
 
 
 def test_blocks_that_are_to_be_digested_are_named() -> None:
-    one = Slice(SeqId(0), 0, 16, (1,) * 16, (BlockId(3),), None, digest_blocks=(BlockId(3),))
+    one = ScheduledSlice(SeqId(0), 0, 16, (1,) * 16, (BlockId(3),), None, digest_blocks=(BlockId(3),))
     assert executor().execute(StepPlan(0, (one,))).slices[0].digests == (BlockDigest(BlockId(3), ()),)
 
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway import fleet, worker_link
-from tandem.sim import fleet as sim_fleet
-from tandem.sim import lives
+from tandem.gateway import worker_link, worker_pool
+from tandem.sim import worker_lifecycle
+from tandem.sim import worker_pool as sim_fleet
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.faults import Fault, FaultKind
-from tandem.sim.lives import RECONNECT_S
-from tandem.sim.trace import Trace
-from tandem.workload.ask import MODEL, Ask
+from tandem.sim.worker_lifecycle import RECONNECT_S
+from tandem.workload.ask import MODEL, ScheduledRequest
 from tests.effort import effort
 from tests.simulation.clusters import slow_spec
 from tests.simulation.faults import CONFIG, GATEWAY, KINDS, run, scenario
@@ -67,28 +67,30 @@ def test_the_scripts_have_every_kind_and_spare_one_worker_of_each_pool() -> None
     assert not {fault.worker for fault in faults if fault.kind != "lose registry"} & {0, 20, 44}
 
 
-def lone(kind: FaultKind, *, lasts_s: float, at_s: float = 0.1) -> tuple[SimCluster, Trace]:
+def lone(kind: FaultKind, *, lasts_s: float, at_s: float = 0.1) -> tuple[SimCluster, ClientTrace]:
     """One prefill and one decode worker, one request that both have begun, and one fault of the decode worker."""
     cluster, (trace,) = struck([0.0], Fault(at_s=at_s, kind=kind, worker=1, other=0, lasts_s=lasts_s))
     return cluster, trace
 
 
-def struck(due_s: list[float], fault: Fault) -> tuple[SimCluster, list[Trace]]:
+def struck(due_s: list[float], fault: Fault) -> tuple[SimCluster, list[ClientTrace]]:
     """Requests at these times to one prefill and one decode worker; what became of them, in the order of their ends."""
     spec = replace(slow_spec(), config=CONFIG, max_run=1)
     workers = ((replace(spec, pool="prefill"), 1), (replace(spec, pool="decode"), 1))
     cluster = SimCluster(ClusterSpec(workers=workers, gateway=GATEWAY))
     sampling = SamplingParams(max_tokens=100)
     asks = [
-        Ask(Request(id=RequestId(f"r{i}"), model=MODEL, prompt_tokens=(5,) * 20, sampling=sampling), "", at_s)
+        ScheduledRequest(
+            Request(id=RequestId(f"r{i}"), model=MODEL, prompt_tokens=(5,) * 20, sampling=sampling), "", at_s
+        )
         for i, at_s in enumerate(due_s)
     ]
-    traces: list[Trace] = []
+    traces: list[ClientTrace] = []
     cluster.run(asks, traces.append, (), [fault])
     return cluster, traces
 
 
-def longest_gap(trace: Trace) -> float:
+def longest_gap(trace: ClientTrace) -> float:
     return max(trace.gaps_s)
 
 
@@ -134,5 +136,5 @@ def test_workers_between_which_kv_is_lost_are_used_together_when_they_reach_each
 
 
 def test_times_are_those_of_the_programs() -> None:
-    assert (RECONNECT_S, lives.DISCOVERY_S) == (worker_link.RECONNECT_S, fleet.DISCOVERY_PERIOD_S)
-    assert sim_fleet.PROBE_RETRY_S == fleet.PROBE_RETRY_S
+    assert (RECONNECT_S, worker_lifecycle.DISCOVERY_S) == (worker_link.RECONNECT_S, worker_pool.DISCOVERY_PERIOD_S)
+    assert sim_fleet.PROBE_RETRY_S == worker_pool.PROBE_RETRY_S

@@ -9,11 +9,11 @@ from tandem.core.slo import Slo
 from tandem.sim.cluster import ClusterSpec
 from tandem.sim.fidelity import COMPARED, Compared, fidelity
 from tandem.sim.hardware import H200
+from tandem.sim.model_shapes import LLAMA_8B, LLAMA_70B, QWEN_8B
 from tandem.sim.roofline import SERVING, Efficiency, Roofline
-from tandem.sim.run import simulate
-from tandem.sim.shapes import LLAMA_8B, LLAMA_70B, QWEN_8B
+from tandem.sim.simulate import simulate
 from tandem.sim.worker import WorkerSpec
-from tandem.workload.mix import Group, poisson
+from tandem.workload.mix import RequestClass, poisson
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_what_is_stated_as_simulated_is(one: Compared) -> None:
     engine = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=2048, enable_prefix_caching=False)
     roofline = Roofline(one.shape, one.hardware, one.degree, SERVING, "fp8", "fp8")
     spec = WorkerSpec.of("mixed", roofline, Config(engine=engine, gateway=gateway))
-    group = Group("g", 1.0, (one.prompt, one.prompt), (one.output, one.output))
+    group = RequestClass("g", 1.0, (one.prompt, one.prompt), (one.output, one.output))
     # Enough to fill the KV twice.
     number = min(1000, int(2.2 * spec.num_blocks * 16 / (one.prompt + one.output)))
     report, _ = simulate(ClusterSpec(workers=((spec, 1),), gateway=gateway), poisson([group], 0, number, 0.0), Slo())

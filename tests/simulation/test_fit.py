@@ -14,24 +14,24 @@ from tandem.cli.fit_cost import fit_all, profile_of, read_logs
 from tandem.core.errors import TandemError
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLog, encode_head, encode_step
-from tandem.sched.outcome import StepRecord
+from tandem.sched.schedule_result import StepRecord
 from tandem.sim.fit import fit_worker
 from tandem.sim.profile import decode_profile, encode_profile
 from tandem.sim.replay import Replay
 from tandem.sim.residuals import Residuals, always, kind_of, residuals_of
-from tandem.workload import chance
+from tandem.workload import seeded_random
 from tests.simulation.clusters import LAPTOP
 from tests.unit.engine.test_step_log import HEAD
 
 
-def drawn_steps(count: int, seed: int = 0) -> list[StepFeatures]:
+def sampled_steps(count: int, seed: int = 0) -> list[StepFeatures]:
     """One in eight has a chunk of a prompt."""
     steps = []
     for n in range(count):
-        seqs = chance.integer(0, 8, seed, "seqs", n)
-        prompt = chance.integer(16, 256, seed, "prompt", n) if n % 8 == 0 or not seqs else 0
-        context = seqs * chance.integer(50, 900, seed, "context", n)
-        start = chance.integer(0, 2000, seed, "start", n)
+        seqs = seeded_random.integer(0, 8, seed, "seqs", n)
+        prompt = seeded_random.integer(16, 256, seed, "prompt", n) if n % 8 == 0 or not seqs else 0
+        context = seqs * seeded_random.integer(50, 900, seed, "context", n)
+        start = seeded_random.integer(0, 2000, seed, "start", n)
         steps.append(StepFeatures(prompt, seqs, context, prompt * start + prompt * (prompt + 1) // 2))
     return steps
 
@@ -58,7 +58,7 @@ def exact(steps: Sequence[StepFeatures], cost: StepCost = LAPTOP) -> list[tuple[
 
 
 def test_a_fit_finds_the_cost_that_made_its_steps() -> None:
-    worker, quality = fit_worker([log_of(exact(drawn_steps(2000)))])
+    worker, quality = fit_worker([log_of(exact(sampled_steps(2000)))])
     assert worker.cost.vector == pytest.approx(LAPTOP.vector, rel=0.02)
     assert quality.total == pytest.approx(1.0, abs=1e-3)
     assert quality.p99 < 0.01
@@ -76,7 +76,7 @@ def test_residuals_say_what_a_line_cannot() -> None:
     """Two sequences take half as long again as the line says; predictions with residuals do too."""
     times = [
         (s, t * (1.5 if s.num_decode_seqs == 2 and not s.num_prefill_tokens else 1.0))
-        for s, t in exact(drawn_steps(4000))
+        for s, t in exact(sampled_steps(4000))
     ]
     worker, _ = fit_worker([log_of(times)])
     for seqs in (1, 2, 3):
@@ -102,7 +102,7 @@ def test_residuals_are_refused_unless_they_are_factors() -> None:
 
 
 def test_failed_and_cold_steps_teach_nothing() -> None:
-    times = exact(drawn_steps(400))
+    times = exact(sampled_steps(400))
     slow = [(s, 50 * t) if n < 20 or n == 200 else (s, t) for n, (s, t) in enumerate(times)]
     worker, _ = fit_worker([log_of(slow, failed=200)])
     assert worker.cost.vector == pytest.approx(LAPTOP.vector, rel=0.05)
@@ -111,15 +111,15 @@ def test_failed_and_cold_steps_teach_nothing() -> None:
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(TandemError, match="too few to fit on"):
-        fit_worker([log_of(exact(drawn_steps(100)))])
-    one, other = log_of(exact(drawn_steps(200))), log_of(exact(drawn_steps(200)))
+        fit_worker([log_of(exact(sampled_steps(100)))])
+    one, other = log_of(exact(sampled_steps(200))), log_of(exact(sampled_steps(200)))
     other = replace(other, head=replace(other.head, settings={"engine": {"max_num_batched_tokens": 64}}))
     with pytest.raises(TandemError, match="different models or settings"):
         fit_worker([one, other])
 
 
 def test_a_profile_comes_back_and_makes_workers(tmp_path: Path) -> None:
-    logs = [log_of(exact(drawn_steps(500))), log_of(exact(drawn_steps(500, 1), LAPTOP.scaled(2)), pool="decode")]
+    logs = [log_of(exact(sampled_steps(500))), log_of(exact(sampled_steps(500, 1), LAPTOP.scaled(2)), pool="decode")]
     profile = profile_of(logs, fit_all(logs), 2e-3, 3e9, "a laptop")
     again = decode_profile(encode_profile(profile), "profile")
     assert encode_profile(again) == encode_profile(profile)
@@ -135,14 +135,14 @@ def test_a_profile_comes_back_and_makes_workers(tmp_path: Path) -> None:
     "change", [{"format": "x"}, {"workers": {"other": {}}}, {"workers": {"mixed": {}}}, {"latency_s": "soon"}]
 )
 def test_what_is_no_profile_is_refused(change: dict[str, object]) -> None:
-    logs = [log_of(exact(drawn_steps(200)))]
+    logs = [log_of(exact(sampled_steps(200)))]
     told = json.loads(encode_profile(profile_of(logs, fit_all(logs), 2e-3, 3e9, "")))
     with pytest.raises(TandemError, match="x is no profile"):
         decode_profile(json.dumps({**told, **change}), "x")
 
 
 def test_logs_are_read_from_files_and_directories(tmp_path: Path) -> None:
-    log = log_of(exact(drawn_steps(150)))
+    log = log_of(exact(sampled_steps(150)))
     text = "".join([encode_head(log.head) + "\n", *(encode_step(step) + "\n" for step in log.steps)])
     (tmp_path / "a.jsonl").write_text(text)
     (tmp_path / "b.jsonl").write_text(text)
@@ -156,14 +156,14 @@ def test_logs_are_read_from_files_and_directories(tmp_path: Path) -> None:
 
 
 def test_a_replay_of_the_same_steps_takes_the_same_times() -> None:
-    times = [(s, t * chance.uniform("time", n)) for n, (s, t) in enumerate(exact(drawn_steps(300)))]
+    times = [(s, t * seeded_random.uniform("time", n)) for n, (s, t) in enumerate(exact(sampled_steps(300)))]
     replay = Replay(log_of(times), LAPTOP)
     assert [replay.seconds(step) for step, _ in times] == [seconds for _, seconds in times]
     assert (replay.num_like, replay.num_unlike) == (300, 0)
 
 
 def test_a_replay_finds_its_place_again_after_steps_that_never_were() -> None:
-    times = exact(drawn_steps(300))
+    times = exact(sampled_steps(300))
     replay = Replay(log_of(times), LAPTOP)
     strange = StepFeatures(5000, 90, 10**5, 10**7)
     first = [replay.seconds(step) for step, _ in times[:100]]

@@ -12,20 +12,20 @@ from tandem.core.config import EngineConfig, GatewayConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
-from tandem.routing.view import Pool
-from tandem.sched.targets import LatencyTargets, Target
+from tandem.routing.worker_view import Pool
+from tandem.sched.slo_targets import LaneSlo, LatencyTargets
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.quotas import Terms
-from tandem.sim.trace import Trace
 from tandem.sim.worker import WorkerSpec
-from tandem.workload.group import Group
 from tandem.workload.mix import Mix, asks
+from tandem.workload.request_class import RequestClass
 from tests.simulation.clusters import gpu_spec, slow_spec, traces_of
 
 A, B = TenantId("a"), TenantId("b")
 LINE = GatewayConfig(max_queued=100_000)
-SHORT = Group("b", 1.0, (32, 128), (16, 64), tenant="b")
-LONG = Group("a", 1.0, (2000, 4000), (16, 64), tenant="a")
+SHORT = RequestClass("b", 1.0, (32, 128), (16, 64), tenant="b")
+LONG = RequestClass("a", 1.0, (2000, 4000), (16, 64), tenant="a")
 SHORT_RATE, FLOOD_RATE = 120.0, 48.0
 """Requests per second. In steps of 192 tokens a worker computes some 24,000 of prompts per second: the flood is
 144,000, more than ten times the half of it, and its neighbour's are 9,600."""
@@ -36,7 +36,7 @@ def pair(budget: int) -> tuple[tuple[WorkerSpec, int], ...]:
     return tuple((gpu_spec(pool, max_num_batched_tokens=budget), 1) for pool in pools)
 
 
-def run(groups: list[Group], rate: float, count: int, spec: ClusterSpec, seed: int = 1) -> list[Trace]:
+def run(groups: list[RequestClass], rate: float, count: int, spec: ClusterSpec, seed: int = 1) -> list[ClientTrace]:
     one = SimCluster(spec)
     traces = traces_of(one, asks(Mix(tuple(groups)), seed, count, rate))
     one.check()
@@ -76,8 +76,8 @@ def test_ten_times_a_quota_of_long_prompts_does_not_reach_a_neighbour_within_its
     neighbour's prompts are an eighth as long; those of 80 tokens would feel each full step for a long one."""
     quota, count = 20_000, round(10 * rate)
     flood = 10 * quota / 60 / 3040
-    short = Group("b", 1.0, (256, 448), (2, 4), tenant="b")
-    long = Group("a", 1.0, (2000, 4000), (2, 4), tenant="a")
+    short = RequestClass("b", 1.0, (256, 448), (2, 4), tenant="b")
+    long = RequestClass("a", 1.0, (2000, 4000), (2, 4), tenant="a")
     terms = {A: Tenant(id=A, tokens_per_minute=quota), B: Tenant(id=B, tokens_per_minute=3_000_000)}
     budget = EngineConfig().max_num_batched_tokens
     spec = ClusterSpec(workers=pair(budget), gateway=GatewayConfig(), terms=Terms(tenants=terms))
@@ -102,7 +102,9 @@ def test_prompts_of_each_size_wait_at_the_gateway_no_longer_than_a_worker_would_
     """Against workers that hold all prompts and order them. When two steps were all that was taken beside the longest
     prompt of any size, with 256 tokens in a step prompts of 600 waited for those of 16,000: ten times as long."""
     shares = (("short", 0.7, (64, 200)), ("medium", 0.2, (550, 650)), ("long", 0.1, (16000, 16000)))
-    groups = [Group(name, share, n, (8, 32), tenant=t) for (name, share, n), t in zip(shares, tenants, strict=True)]
+    groups = [
+        RequestClass(name, share, n, (8, 32), tenant=t) for (name, share, n), t in zip(shares, tenants, strict=True)
+    ]
     found: list[dict[str, float]] = []
     for horizon_ms in (0.0, 1e9):
         spec = gpu_spec(max_num_batched_tokens=budget)
@@ -114,7 +116,7 @@ def test_prompts_of_each_size_wait_at_the_gateway_no_longer_than_a_worker_would_
         assert kept[name] <= 1.5 * free[name], f"p99 of TTFT: {kept}, without a horizon {free}"
 
 
-def tokens_by(traces: list[Trace], until: float) -> dict[str, int]:
+def tokens_by(traces: list[ClientTrace], until: float) -> dict[str, int]:
     """Of prompts whose first token came, and of output, by tenant."""
     found: dict[str, int] = {}
     for trace in traces:
@@ -127,7 +129,7 @@ def tokens_by(traces: list[Trace], until: float) -> dict[str, int]:
 def test_tenants_that_always_wait_share_tokens_by_their_weights(weights: tuple[float, ...]) -> None:
     lengths = (50, 100, 200, 400, 800)
     total = sum(1 / n for n in lengths)
-    groups = [Group(f"t{n}", 1 / n / total, (n, n), (n // 10, n // 10), tenant=f"t{n}") for n in lengths]
+    groups = [RequestClass(f"t{n}", 1 / n / total, (n, n), (n // 10, n // 10), tenant=f"t{n}") for n in lengths]
     names = [TenantId(f"t{n}") for n in lengths]
     terms = Terms(tenants={n: Tenant(id=n, weight=w) for n, w in zip(names, weights, strict=True)})
     traces = run(groups, 0.0, 800, ClusterSpec(workers=pair(256), gateway=LINE, terms=terms))
@@ -139,7 +141,9 @@ def test_tenants_that_always_wait_share_tokens_by_their_weights(weights: tuple[f
 
 
 def test_a_lane_is_served_before_those_below_it() -> None:
-    groups = [Group(lane.label, 1 / 3, (200, 200), (4, 4), tenant=lane.label, lane=lane) for lane in reversed(Lane)]
+    groups = [
+        RequestClass(lane.label, 1 / 3, (200, 200), (4, 4), tenant=lane.label, lane=lane) for lane in reversed(Lane)
+    ]
     traces = run(groups, 0.0, 90, ClusterSpec(workers=((slow_spec(), 1),), gateway=LINE))
     firsts = {lane: sorted(t.token_times[0] for t in traces if t.group == lane.label) for lane in Lane}
     # What was sent before the first of a more urgent lane came is done; all arrive at once, in any order.
@@ -156,13 +160,13 @@ PAIRS = pytest.mark.parametrize(
 )
 
 
-def all_at_once(pools: tuple[Pool, ...], count: int, horizon_ms: float, tenants: str) -> list[Trace]:
+def all_at_once(pools: tuple[Pool, ...], count: int, horizon_ms: float, tenants: str) -> list[ClientTrace]:
     specs = [gpu_spec(pool, max_num_batched_tokens=512) for pool in pools]
     settings = WorkerConfig(queue_horizon_ms=horizon_ms)
     workers = tuple((replace(spec, config=replace(spec.config, worker=settings)), 1) for spec in specs)
     groups = [
-        Group("short", 0.7, (16, 200), (8, 64), tenant=tenants[0]),
-        Group("long", 0.3, (1000, 3000), (8, 64), tenant=tenants[1]),
+        RequestClass("short", 0.7, (16, 200), (8, 64), tenant=tenants[0]),
+        RequestClass("long", 0.3, (1000, 3000), (8, 64), tenant=tenants[1]),
     ]
     return run(groups, 0.0, count, ClusterSpec(workers=workers, gateway=LINE))
 
@@ -185,26 +189,28 @@ def test_the_line_of_one_tenant_serves_short_prompts_as_early_as_workers_would(
 
 
 def test_what_would_miss_its_lane_s_target_is_refused_before_any_work_is_done_for_it() -> None:
-    targets = LatencyTargets(interactive=Target(ttft_s=2.0))
+    targets = LatencyTargets(interactive=LaneSlo(ttft_s=2.0))
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=LINE, terms=Terms(targets=targets))
-    traces = run([Group("one", 1.0, (400, 400), (2, 2))], 20.0, 60, spec)
+    traces = run([RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, spec)
     refused = [trace for trace in traces if isinstance(trace.outcome, TandemError)]
     errors = [trace.outcome for trace in refused if isinstance(trace.outcome, TandemError)]
     assert 0 < len(refused) < len(traces) and not any(len(trace.token_times) for trace in refused)
     assert {(error.kind, error.reason) for error in errors} == {(ErrorKind.SLO_MISS, "predicted_ttft")}
     assert all(error.retry_after_s is not None and error.retry_after_s > 0 for error in errors)
     kept = [trace.ttft_s for trace in traces if trace.is_complete]
-    free = run([Group("one", 1.0, (400, 400), (2, 2))], 20.0, 60, ClusterSpec(workers=spec.workers, gateway=LINE))
+    free = run(
+        [RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, ClusterSpec(workers=spec.workers, gateway=LINE)
+    )
     assert max(kept) < 2 * 2.0 < max(trace.ttft_s for trace in free)
     off = replace(spec, gateway=replace(LINE, early_rejection="off"))
-    assert all(trace.is_complete for trace in run([Group("one", 1.0, (400, 400), (2, 2))], 20.0, 60, off))
+    assert all(trace.is_complete for trace in run([RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, off))
 
 
 def test_of_a_full_line_the_flood_loses_and_not_its_neighbour() -> None:
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(max_queued=16))
     groups = [
-        Group("a", 0.8, (400, 400), (2, 2), tenant="a"),
-        Group("b", 0.2, (50, 50), (2, 2), tenant="b"),
+        RequestClass("a", 0.8, (400, 400), (2, 2), tenant="a"),
+        RequestClass("b", 0.2, (50, 50), (2, 2), tenant="b"),
     ]
     traces = run(groups, 10.0, 100, spec)
     lost = [trace for trace in traces if isinstance(trace.outcome, TandemError)]

@@ -9,16 +9,16 @@ import pytest
 
 from tandem.core.config import Config, EngineConfig
 from tandem.core.slo import Slo
-from tandem.routing.view import Pool
+from tandem.routing.worker_view import Pool
 from tandem.sim.break_even import along, changes, lengthened
-from tandem.sim.demand import demand
-from tandem.sim.plan import Plan, Planner
+from tandem.sim.capacity_planner import CapacityPlanner, Plan
+from tandem.sim.deployment_kind import DeploymentKind, recipes
 from tandem.sim.plan_table import break_even, told
-from tandem.sim.recipe import Recipe, recipes
-from tandem.sim.trial import Promise
+from tandem.sim.slo_check import SloTarget
 from tandem.sim.worker import WorkerSpec
-from tandem.workload.ask import Ask
-from tandem.workload.mix import Group, poisson
+from tandem.sim.workload_demand import demand
+from tandem.workload.ask import ScheduledRequest
+from tandem.workload.mix import RequestClass, poisson
 from tests.simulation.clusters import LAPTOP, mix, slow_spec
 
 CONFIG = Config(engine=EngineConfig(max_num_batched_tokens=512, max_num_seqs=64))
@@ -43,18 +43,20 @@ class Laptop:
         )
 
 
-def promise(slo: Slo, rate: float, count: int = 60, percentile: float = 90.0, seed: int = 3) -> Promise:
-    return Promise(mix(seed, count, rate), slo, percentile, seed)
+def promise(slo: Slo, rate: float, count: int = 60, percentile: float = 90.0, seed: int = 3) -> SloTarget:
+    return SloTarget(mix(seed, count, rate), slo, percentile, seed)
 
 
-def planned(one: Promise, asked: list[Recipe], max_gpus: int = 8) -> tuple[Planner, Plan]:
+def planned(one: SloTarget, asked: list[DeploymentKind], max_gpus: int = 8) -> tuple[CapacityPlanner, Plan]:
     count = len(one.asks)
     second = replace(one, seed=one.seed + 1, asks=mix(one.seed + 1, count, count / one.asks[-1].due_s))
-    planner = Planner(one, second, demand(one.asks, 16, has_cache=True), max_gpus, lambda _: None)
+    planner = CapacityPlanner(one, second, demand(one.asks, 16, has_cache=True), max_gpus, lambda _: None)
     return planner, planner.find(asked)
 
 
-def of_laptops(slo: Slo, degrees: tuple[int, ...] = (1,), budgets: tuple[int, ...] = (256, 512)) -> list[Recipe]:
+def of_laptops(
+    slo: Slo, degrees: tuple[int, ...] = (1,), budgets: tuple[int, ...] = (256, 512)
+) -> list[DeploymentKind]:
     return list(recipes(Laptop(), degrees, budgets, CONFIG, slo))
 
 
@@ -99,7 +101,7 @@ def test_bounds_never_forbid_what_holds() -> None:
 
 def test_the_bound_of_a_busy_workload_is_close() -> None:
     """60 prompts of 2,500 tokens per second ask for more than a hundred laptops."""
-    asks = list(poisson([Group("long", 1.0, (2500, 2500), (4, 4))], seed=1, count=200, rate=60.0))
+    asks = list(poisson([RequestClass("long", 1.0, (2500, 2500), (4, 4))], seed=1, count=200, rate=60.0))
     slo = Slo(ttft_s=6.0)
     (bound,) = of_laptops(slo)[0].least(demand(asks, 16, has_cache=True), slo, 90.0)
     assert int(bound) > 50
@@ -134,7 +136,7 @@ def test_another_seed_adds_no_more_than_there_may_be() -> None:
     one, never = promise(slo, 1.0, count=20), promise(Slo(ttft_s=1e-9), 1.0, count=20, seed=4)
     needs = demand(one.asks, 16, has_cache=True)
     for max_gpus, num_added in ((2, 0), (3, 1), (9, 2)):
-        planner = Planner(one, never, needs, max_gpus, lambda _: None)
+        planner = CapacityPlanner(one, never, needs, max_gpus, lambda _: None)
         (recipe,) = (r for r in of_laptops(slo, budgets=(512,)) if r.kind == "split")
         found = planner.find([recipe]).best["split"]
         assert not found.is_confirmed and found.num_added == num_added
@@ -143,8 +145,8 @@ def test_another_seed_adds_no_more_than_there_may_be() -> None:
 
 def test_where_nothing_holds_the_nearest_is_told() -> None:
     slo = Slo(ttft_s=0.45)
-    one = Promise(mix(3, 40, 0.05), slo, 60.0, 3)
-    planner = Planner(one, one, demand(one.asks, 16, has_cache=True), 1, lambda _: None)
+    one = SloTarget(mix(3, 40, 0.05), slo, 60.0, 3)
+    planner = CapacityPlanner(one, one, demand(one.asks, 16, has_cache=True), 1, lambda _: None)
     strict = [replace(recipe, budget=64) for recipe in of_laptops(slo) if recipe.kind == "mixed"]
     plan = planner.find(strict)
     assert plan.winner is None
@@ -163,7 +165,7 @@ def test_a_run_that_is_lost_is_given_up_and_says_why() -> None:
 def test_a_request_that_is_refused_counts_as_never_answered() -> None:
     slo = Slo(itl_s=100.0)
     config = replace(CONFIG, gateway=replace(CONFIG.gateway, max_queued=1))
-    one = Promise(mix(3, 40, 0.0), slo, 90.0, 3)
+    one = SloTarget(mix(3, 40, 0.0), slo, 90.0, 3)
     (recipe, *_) = recipes(Laptop(), (1,), (64,), replace(config, engine=EngineConfig(max_num_seqs=1)), slo)
     tiny = replace(recipe, config=replace(config, engine=replace(config.engine, max_num_seqs=1, max_model_len=70)))
     verdict = one.tried(tiny.deployment((1,)))
@@ -187,7 +189,7 @@ def test_a_follow_up_is_lengthened_too() -> None:
     talk = replace(ask, follow=lambda tokens, ended_s: replace(answer, due_s=ended_s + 1))
     follow = lengthened(talk, 2.0).follow
     assert follow is not None
-    later: Ask = follow((), 5.0)
+    later: ScheduledRequest = follow((), 5.0)
     assert len(later.request.prompt_tokens) == 2 * len(answer.request.prompt_tokens) and later.due_s == 6.0
 
 

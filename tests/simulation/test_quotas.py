@@ -13,16 +13,16 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
 from tandem.core.slo import Slo
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.quotas import Terms
-from tandem.sim.run import simulate
-from tandem.sim.trace import Trace
-from tandem.workload.group import Group
+from tandem.sim.simulate import simulate
 from tandem.workload.mix import Mix, asks
+from tandem.workload.request_class import RequestClass
 from tests.simulation.clusters import slow_spec, traces_of
 
 A = TenantId("a")
-GROUP = Group("one", 1.0, (50, 50), (4, 4), tenant="a")
+GROUP = RequestClass("one", 1.0, (50, 50), (4, 4), tenant="a")
 
 
 def spec_of(**terms: object) -> ClusterSpec:
@@ -30,14 +30,14 @@ def spec_of(**terms: object) -> ClusterSpec:
     return ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), terms=Terms(tenants=tenants))
 
 
-def run(spec: ClusterSpec, rate: float, count: int, group: Group = GROUP) -> list[Trace]:
+def run(spec: ClusterSpec, rate: float, count: int, group: RequestClass = GROUP) -> list[ClientTrace]:
     one = SimCluster(spec)
     traces = traces_of(one, asks(Mix((group,)), 1, count, rate))
     one.check()
     return traces
 
 
-def reasons(traces: list[Trace]) -> Counter[str]:
+def reasons(traces: list[ClientTrace]) -> Counter[str]:
     return Counter(trace.outcome.reason for trace in traces if isinstance(trace.outcome, TandemError))
 
 
@@ -81,7 +81,7 @@ def test_a_tenant_gets_no_better_lane_than_its_own() -> None:
     tenants = {A: Tenant(id=A, lane=Lane.BATCH), other: Tenant(id=other, lane=Lane.STANDARD)}
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), terms=Terms(tenants=tenants))
     one = SimCluster(spec)
-    groups = tuple(Group(name, 0.5, (200, 200), (2, 2), tenant=name) for name in "ab")
+    groups = tuple(RequestClass(name, 0.5, (200, 200), (2, 2), tenant=name) for name in "ab")
     traces = traces_of(one, asks(Mix(groups), 1, 60, 0.0))
     one.check()
     first = {name: sorted(t.token_times[0] for t in traces if t.tenant == name) for name in "ab"}

@@ -9,21 +9,21 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.core.slo import Slo
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import SimCluster
+from tandem.sim.latency_stats import LatencyStats
 from tandem.sim.report import report
-from tandem.sim.run import simulate
-from tandem.sim.series import MAX_POINTS, Series
-from tandem.sim.tally import Tally
-from tandem.sim.trace import Trace
-from tandem.workload.ask import Ask
-from tandem.workload.mix import Group, poisson
+from tandem.sim.simulate import simulate
+from tandem.sim.time_series import MAX_POINTS, Series
+from tandem.workload.ask import ScheduledRequest
+from tandem.workload.mix import RequestClass, poisson
 from tests.simulation.clusters import cluster, cluster_spec, mix, run, slow_spec, traces_of
 
 TARGETS = Slo(ttft_s=2.0, itl_s=0.08)
 
 
-def tallied(traces: list[Trace], slo: Slo = TARGETS) -> Tally:
-    tally = Tally(slo)
+def tallied(traces: list[ClientTrace], slo: Slo = TARGETS) -> LatencyStats:
+    tally = LatencyStats(slo)
     for trace in traces:
         tally.add(trace)
     return tally
@@ -34,13 +34,13 @@ def split() -> SimCluster:
 
 
 @pytest.fixture(scope="module")
-def ran() -> tuple[SimCluster, list[Ask], list[Trace]]:
+def ran() -> tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]:
     """A run to its end, for tests that only read it."""
     one, asks = split(), mix(seed=2, count=60, rate=0.8)
     return one, asks, run(one, asks)
 
 
-def test_a_report_adds_up(ran: tuple[SimCluster, list[Ask], list[Trace]]) -> None:
+def test_a_report_adds_up(ran: tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]) -> None:
     one, asks, traces = ran
     told = report(one, tallied(traces))
     num_output = sum(ask.request.sampling.max_tokens for ask in asks)
@@ -62,7 +62,7 @@ def test_a_report_adds_up(ran: tuple[SimCluster, list[Ask], list[Trace]]) -> Non
     assert long is not None and short is not None and short.p50 < long.p50
 
 
-def test_pools_add_up(ran: tuple[SimCluster, list[Ask], list[Trace]]) -> None:
+def test_pools_add_up(ran: tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]) -> None:
     one, asks, traces = ran
     told = report(one, tallied(traces))
     num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
@@ -79,7 +79,7 @@ def test_pools_add_up(ran: tuple[SimCluster, list[Ask], list[Trace]]) -> None:
 
 
 def test_goodput_is_what_meets_both_targets_request_by_request(
-    ran: tuple[SimCluster, list[Ask], list[Trace]],
+    ran: tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]],
 ) -> None:
     one, _, traces = ran
     good = 0
@@ -94,7 +94,7 @@ def test_goodput_is_what_meets_both_targets_request_by_request(
 
 def test_prompt_tokens_from_a_prefix_cache_are_told() -> None:
     one = cluster((slow_spec(), 1))
-    (first,) = poisson([Group("g", 1.0, (64, 64), (5, 5))], seed=7, count=1, rate=0.0)
+    (first,) = poisson([RequestClass("g", 1.0, (64, 64), (5, 5))], seed=7, count=1, rate=0.0)
     again = replace(first, request=replace(first.request, id="r1"), due_s=60.0)  # type: ignore[arg-type]
     told = report(one, tallied(run(one, [first, again])))
     # Of 64 tokens the last block is computed again, because a hit never covers a whole prompt.
@@ -104,13 +104,13 @@ def test_prompt_tokens_from_a_prefix_cache_are_told() -> None:
 def test_preemptions_are_counted() -> None:
     tight = replace(slow_spec(), num_blocks=24)
     one = cluster((tight, 1))
-    traces = run(one, poisson([Group("g", 1.0, (60, 60), (100, 100))], seed=7, count=4, rate=0.0))
+    traces = run(one, poisson([RequestClass("g", 1.0, (60, 60), (100, 100))], seed=7, count=4, rate=0.0))
     assert report(one, tallied(traces)).pools[0].num_preempted > 0
 
 
 def test_failures_are_counted_and_kept_out_of_the_latencies() -> None:
     one = cluster((slow_spec("decode"), 1), gateway=GatewayConfig(disaggregation="strict", queue_timeout_s=2.0))
-    traces = traces_of(one, poisson([Group("g", 1.0, (9, 9), (5, 5))], seed=7, count=3, rate=0.0))
+    traces = traces_of(one, poisson([RequestClass("g", 1.0, (9, 9), (5, 5))], seed=7, count=3, rate=0.0))
     told = report(one, tallied(traces))
     assert told.errors == {"no_worker": 3}
     assert told.groups[0].ttft is None and told.groups[0].num_complete == told.groups[0].num_good == 0
@@ -119,7 +119,7 @@ def test_failures_are_counted_and_kept_out_of_the_latencies() -> None:
 
 def test_a_run_without_requests_has_no_report() -> None:
     with pytest.raises(ValueError, match="have ended"):
-        report(cluster((slow_spec(), 1)), Tally(TARGETS))
+        report(cluster((slow_spec(), 1)), LatencyStats(TARGETS))
     with pytest.raises(ValueError, match="have ended"):
         simulate(cluster_spec((slow_spec(), 1)), [], TARGETS)
 
@@ -139,7 +139,7 @@ def test_a_series_adds_up_and_stays_small() -> None:
     series, one = Series(width_s=0.01), split()
     asks = mix(seed=2, count=60, rate=0.8)
 
-    def ended(trace: Trace) -> None:
+    def ended(trace: ClientTrace) -> None:
         series.add(trace)
         series.look(one)
 

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.routing import TRACE, Outcome, Setting, compare
+from loadtest.routing import TRACE, RoutingOutcome, RoutingSetting, compare
 from tandem.core.config import GatewayConfig
 from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
-from tandem.core.load import Load
 from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import WorkerLoad
 from tandem.routing.placement import Placement
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.router import place
-from tandem.routing.view import ClusterView, WorkerView
-from tandem.routing.want import Want
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_view import ClusterView, WorkerView
 from tandem.sim.cluster import ClusterSpec, SimCluster
 from tandem.sim.executor import token_at
-from tandem.workload.ask import MODEL, Ask
+from tandem.workload.ask import MODEL, ScheduledRequest
 from tests.simulation.clusters import gpu_spec, run
 
 
-def talks(num_talks: int, num_turns: int, unit: int) -> list[Ask]:
+def talks(num_talks: int, num_turns: int, unit: int) -> list[ScheduledRequest]:
     """Conversations of which each turn repeats all before it; they come by turns, long ones among short ones. `unit`
     scales their prompts, and with them the time between two requests."""
     asks = []
@@ -37,11 +37,11 @@ def talks(num_talks: int, num_turns: int, unit: int) -> list[Ask]:
             asked = Request(
                 id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=prompt, sampling=SamplingParams(max_tokens=40)
             )
-            asks.append(Ask(asked, "talk", number * unit * 3e-4))
+            asks.append(ScheduledRequest(asked, "talk", number * unit * 3e-4))
     return asks
 
 
-def spent(policy: RoutingPolicy, asks: list[Ask], num_decode: int) -> tuple[float, float]:
+def spent(policy: RoutingPolicy, asks: list[ScheduledRequest], num_decode: int) -> tuple[float, float]:
     """The share of prompts that was cached, and the 95th percentile of TTFT."""
     spec = ClusterSpec(
         workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), num_decode)),
@@ -76,9 +76,9 @@ def traces() -> str:
 
 @pytest.mark.nightly
 def test_on_a_recorded_trace_too() -> None:
-    setting = Setting(workload=traces(), pools="prefill=3,decode=2", speedup=3.0, count=120, seed=1)
+    setting = RoutingSetting(workload=traces(), pools="prefill=3,decode=2", speedup=3.0, count=120, seed=1)
 
-    def tail(outcome: Outcome) -> float:
+    def tail(outcome: RoutingOutcome) -> float:
         ttft = outcome.report.groups[0].ttft
         assert ttft is not None
         return ttft.p99
@@ -122,10 +122,10 @@ def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
             prompt_tokens=first if turn == 0 else (*first, *answer, *range(100)),
             sampling=SamplingParams(max_tokens=1200 if turn == 0 else 4, seed=talk),
         )
-        asks.append(Ask(asked, "talk", 30.0 * turn + 0.1 * talk))
+        asks.append(ScheduledRequest(asked, "talk", 30.0 * turn + 0.1 * talk))
     cluster = SimCluster(spec)
     traces = run(cluster, asks)
-    return sum(t.outcome.num_cached_tokens for t in traces), cluster.num_borrowed_tokens  # type: ignore[union-attr]
+    return sum(t.outcome.num_cached_tokens for t in traces), cluster.num_remote_hit_tokens  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("num_gateways", [1, 3])
@@ -158,11 +158,11 @@ class Gateways:
     def ask(self, number: int, num_tokens: int) -> None:
         own = self.own[number % len(self.own)]
         views = tuple(
-            WorkerView(ref, "mixed", "m", "f", Load(num_queued_tokens=num), tuple(own[ref]), GPU)
+            WorkerView(ref, "mixed", "m", "f", WorkerLoad(num_queued_tokens=num), tuple(own[ref]), GPU)
             for ref, num in self.reported.items()
         )
         placed = place(
-            ClusterView(views), Want("m", num_tokens, num_prompt=num_tokens, hits={}, key=f"r{number}"), "off"
+            ClusterView(views), RoutingRequest("m", num_tokens, num_prompt=num_tokens, hits={}, key=f"r{number}"), "off"
         )
         assert isinstance(placed, Placement)
         own[placed.prefill].append(num_tokens)

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.sim.agenda import Agenda, Party
-from tandem.sim.log import Log
-from tandem.sim.transport import Fabric
+from tandem.sim.event_digest import EventDigest
+from tandem.sim.event_queue import Actor, SimEventQueue
+from tandem.sim.fabric import Fabric
 
 A, B, C, D = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abcd")
-PARTY = Party(0, Log())
+PARTY = Actor(0, EventDigest())
 
 
 def ends(*reads: tuple[float, WorkerRef, WorkerRef, int], latency_s: float = 0.0) -> Sequence[float]:
-    """When each of (start, source, taker, bytes) ends; links carry 100 bytes per second, D's 25."""
-    agenda = Agenda()
+    """When each of (start, source, consumer, bytes) ends; links carry 100 bytes per second, D's 25."""
+    agenda = SimEventQueue()
     fabric = Fabric(agenda, latency_s)
     for worker, bandwidth in ((A, 100.0), (B, 100.0), (C, 100.0), (D, 25.0)):
         fabric.add(worker, bandwidth, PARTY)
     ended = [0.0] * len(reads)
 
     def start(index: int) -> None:
-        _, source, taker, num_bytes = reads[index]
-        fabric.read(source, taker, num_bytes, lambda: ended.__setitem__(index, agenda.now))
+        _, source, consumer, num_bytes = reads[index]
+        fabric.read(source, consumer, num_bytes, lambda: ended.__setitem__(index, agenda.now))
 
     for index, read in enumerate(reads):
         agenda.at(read[0], "start", lambda i=index: start(i), by=PARTY)  # type: ignore[misc]
@@ -43,7 +43,7 @@ def test_the_slower_end_sets_the_pace() -> None:
     assert ends((0.0, A, D, 100)) == ends((0.0, D, A, 100)) == pytest.approx([4.0])
 
 
-def test_reads_from_one_source_or_into_one_taker_share_it() -> None:
+def test_reads_from_one_source_or_into_one_consumer_share_it() -> None:
     assert ends((0.0, A, B, 100), (0.0, A, C, 100)) == pytest.approx([2.0, 2.0])
     assert ends((0.0, A, C, 100), (0.0, B, C, 100)) == pytest.approx([2.0, 2.0])
 
@@ -63,7 +63,7 @@ def test_many_reads_use_a_link_fully() -> None:
 
 
 def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
-    agenda = Agenda()
+    agenda = SimEventQueue()
     fabric = Fabric(agenda, 0.5)
     for worker in (A, B, C):
         fabric.add(worker, 100.0, PARTY)
@@ -82,11 +82,11 @@ def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
 
 def test_a_link_without_bandwidth_is_refused() -> None:
     with pytest.raises(ValueError, match="a link of 0"):
-        Fabric(Agenda(), 0.0).add(A, 0, PARTY)
+        Fabric(SimEventQueue(), 0.0).add(A, 0, PARTY)
 
 
 def test_a_stopped_read_goes_on_where_it_stood() -> None:
-    agenda, ended = Agenda(), list[float]()
+    agenda, ended = SimEventQueue(), list[float]()
     fabric = Fabric(agenda, 0.0)
     for worker in (A, B):
         fabric.add(worker, 100.0, PARTY)
@@ -99,12 +99,14 @@ def test_a_stopped_read_goes_on_where_it_stood() -> None:
 
 
 def test_reads_from_a_worker_that_is_gone_are_lost_and_its_own_are_forgotten() -> None:
-    agenda, lost = Agenda(), list[float]()
+    agenda, lost = SimEventQueue(), list[float]()
     fabric = Fabric(agenda, 0.0)
     for worker in (A, B, C):
         fabric.add(worker, 100.0, PARTY)
     fabric.read(A, B, 100, lambda: pytest.fail("its source is gone"), lambda: lost.append(agenda.now))
-    fabric.read(C, A, 100, lambda: pytest.fail("its taker is gone"), lambda: pytest.fail("nobody is left to be told"))
+    fabric.read(
+        C, A, 100, lambda: pytest.fail("its consumer is gone"), lambda: pytest.fail("nobody is left to be told")
+    )
     agenda.at(0.5, "lose", lambda: fabric.lose(A), by=PARTY)
     agenda.run()
     assert lost == [0.5] and fabric.num_reads == 0

@@ -13,56 +13,56 @@ from tandem.core.config import Bytes, Config, EngineConfig, SloConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, SampledToken, Token
 from tandem.core.ids import RequestId
-from tandem.core.load import Load
-from tandem.core.request import Generate, Request, SamplingParams
+from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.core.step_cost import StepCost
-from tandem.engine.effects import Effect, Emit
-from tandem.sim.agenda import Agenda, Party
-from tandem.sim.log import Log
+from tandem.core.worker_load import WorkerLoad
+from tandem.engine.effects import Effect, SendEvent
+from tandem.sim.event_digest import EventDigest
+from tandem.sim.event_queue import Actor, SimEventQueue
+from tandem.sim.lookahead import StepRun
+from tandem.sim.model_shapes import SMOLLM_135M
 from tandem.sim.residuals import always
-from tandem.sim.shapes import SMOLLM_135M
-from tandem.sim.stretch import Stretch
 from tandem.sim.worker import SimWorker
 from tests.simulation.clusters import LAPTOP, slow_spec
 
-PARTY = Party(0, Log())
+PARTY = Actor(0, EventDigest())
 
 
 class Notes:
     """An `Outlet` that keeps what it was given, with the time."""
 
-    def __init__(self, agenda: Agenda) -> None:
+    def __init__(self, agenda: SimEventQueue) -> None:
         self._agenda = agenda
         self.effects: list[tuple[float, Effect]] = []
-        self.loads: list[Load] = []
+        self.loads: list[WorkerLoad] = []
 
-    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load | None) -> None:
+    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: WorkerLoad | None) -> None:
         self.effects += [(self._agenda.now, effect) for effect in effects]
         if load is not None:
             self.loads.append(load)
 
-    def stream(self, worker: SimWorker, stretch: Stretch) -> None:
+    def stream(self, worker: SimWorker, stretch: StepRun) -> None:
         for i, end in enumerate(stretch.ends):
             for one in stretch.tokens:
                 token = SampledToken(one.ids[i])
-                self.effects.append((end, Emit(Token(one.key, one.first_index + i, token))))
+                self.effects.append((end, SendEvent(Token(one.key, one.first_index + i, token))))
 
     def times(self, name: str, kind: type[Token] | type[Finished]) -> list[float]:
         return [
             time
             for time, effect in self.effects
-            if isinstance(effect, Emit) and isinstance(effect.event, kind) and effect.event.key.request == name
+            if isinstance(effect, SendEvent) and isinstance(effect.event, kind) and effect.event.key.request == name
         ]
 
 
-def job(name: str, num_prompt: int, max_tokens: int = 1) -> Generate:
+def job(name: str, num_prompt: int, max_tokens: int = 1) -> GenerateJob:
     sampling = SamplingParams(max_tokens=max_tokens)
     request = Request(id=RequestId(name), model="m", prompt_tokens=(ord(name),) * num_prompt, sampling=sampling)
-    return Generate(request=request, attempt=1)
+    return GenerateJob(request=request, attempt=1)
 
 
-def rig(num_blocks: int = 2000) -> tuple[Agenda, Notes, SimWorker]:
-    agenda = Agenda()
+def rig(num_blocks: int = 2000) -> tuple[SimEventQueue, Notes, SimWorker]:
+    agenda = SimEventQueue()
     notes = Notes(agenda)
     return agenda, notes, SimWorker(agenda, slow_spec(num_blocks=num_blocks), "w", notes, seed=0, party=PARTY)
 
@@ -114,7 +114,7 @@ def test_a_load_is_told_when_it_has_changed() -> None:
 @pytest.mark.parametrize("num_host_slots", [0, 200])
 def test_prompts_that_take_turns_find_their_beginnings_in_host_memory(num_host_slots: int) -> None:
     """Three prompts of 62 blocks on a pool of 100, one after another and round about, twice."""
-    agenda, notes = Agenda(), Notes(Agenda())
+    agenda, notes = SimEventQueue(), Notes(SimEventQueue())
     layout = SMOLLM_135M.layout(16)
     config = Config(engine=EngineConfig(host_cache_memory=Bytes(num_host_slots * layout.block_bytes)))
     spec = slow_spec(num_blocks=100, config=config, host_bandwidth=1e9)
@@ -125,7 +125,7 @@ def test_prompts_that_take_turns_find_their_beginnings_in_host_memory(num_host_s
         agenda.at(10.0 * i, str(i), lambda one=one: worker.submit(one, lambda *_: None), by=PARTY)  # type: ignore[misc]
     agenda.run()
     worker.engine.check()
-    ends = [e.event for _, e in notes.effects if isinstance(e, Emit) and isinstance(e.event, Finished)]
+    ends = [e.event for _, e in notes.effects if isinstance(e, SendEvent) and isinstance(e.event, Finished)]
     hit = 992 if num_host_slots else 0
     assert [end.num_cached_tokens for end in ends] == [0, 0, 0, hit, hit, hit]
     assert worker.num_prefill_tokens == 6 * 1000 - 3 * hit
@@ -133,7 +133,7 @@ def test_prompts_that_take_turns_find_their_beginnings_in_host_memory(num_host_s
 
 def test_what_steps_are_said_to_cost_does_not_depend_on_how_far_the_worker_looks_ahead() -> None:
     def told(max_run: int) -> list[StepCost | None]:
-        agenda = Agenda()
+        agenda = SimEventQueue()
         config = Config(slo=SloConfig(ttft_ms=500.0))
         spec = slow_spec(config=config, residuals=always(0.5, 1.0, 3.0), max_run=max_run)
         worker = SimWorker(agenda, spec, "w", Notes(agenda), seed=0, party=PARTY)

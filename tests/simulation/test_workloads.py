@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.sim.trace import Trace
-from tandem.workload.ask import Ask
-from tandem.workload.group import Group, Prefix
+from tandem.sim.client_trace import ClientTrace
+from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import Mix, asks
+from tandem.workload.request_class import Prefix, RequestClass
 from tandem.workload.source import built_in_names, open_workload
 from tests.simulation.clusters import cluster, gpu_spec, slow_spec
 
 
-def ended(asked: list[Ask], *workers: tuple[object, int]) -> tuple[list[Trace], int]:
+def ended(asked: list[ScheduledRequest], *workers: tuple[object, int]) -> tuple[list[ClientTrace], int]:
     """All traces, and how many prompt tokens were computed."""
     one = cluster(*workers)  # type: ignore[arg-type]
-    traces: list[Trace] = []
+    traces: list[ClientTrace] = []
     one.run(asked, traces.append)
     one.check()
     assert all(trace.is_complete for trace in traces)
@@ -32,7 +32,7 @@ def test_every_built_in_mix_ends_well(name: str) -> None:
 
 
 def test_a_conversation_goes_on_with_its_answers_and_finds_its_prefix() -> None:
-    group = Group("agent", 1.0, (20, 40), (10, 20), prefix=Prefix((200, 200)), turns=(5, 5), think_s=1.0)
+    group = RequestClass("agent", 1.0, (20, 40), (10, 20), prefix=Prefix((200, 200)), turns=(5, 5), think_s=1.0)
     asked = list(asks(Mix((group,)), seed=1, count=4, rate=0.05))
     traces, num_computed = ended(asked, (slow_spec(), 1))
     ids = {f"r{conversation}.{turn}" for conversation in range(4) for turn in range(1, 6)}

@@ -232,8 +232,8 @@ template:
     - -c
     - |
       import os
-      from tandem.runtime.catalog import cache_root, locate
-      print("the model is at", locate(os.environ["MODEL"], cache_root("")))
+      from tandem.runtime.model_store import cache_root, resolve_model
+      print("the model is at", resolve_model(os.environ["MODEL"], cache_root("")))
   env:
     - {name: MODEL, value: {{ $root.Values.model.id | quote }}}
     {{- include "tandem.hubToken" $root | nindent 4 }}

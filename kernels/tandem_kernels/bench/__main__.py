@@ -21,14 +21,14 @@ from pathlib import Path
 import torch
 
 from tandem_kernels.bench.attention import attention_cases, layout_cases
-from tandem_kernels.bench.case import Bench, Case
+from tandem_kernels.bench.case import Bench, BenchCase
 from tandem_kernels.bench.checks import checks
+from tandem_kernels.bench.environment import clocks, describe
 from tandem_kernels.bench.grid import FULL, QUICK, TINY, Grid
-from tandem_kernels.bench.limits import measure_limits
-from tandem_kernels.bench.machine import clocks, describe
-from tandem_kernels.bench.report import Report
+from tandem_kernels.bench.report import KernelReport
+from tandem_kernels.bench.roofline import measure_limits
 from tandem_kernels.bench.rows import block_cases, product_cases, row_cases, sampling_cases
-from tandem_kernels.bench.runner import Outcome, run_cases, run_checks
+from tandem_kernels.bench.runner import RunOutcome, run_cases, run_checks
 from tandem_kernels.bench.timing import CudaStopwatch, HostStopwatch
 from tandem_kernels.dispatch import REFERENCE, Kernels, KernelsUnavailable, kernels_for, triton_kernels
 
@@ -112,10 +112,10 @@ def _kernels(asked: str, device: torch.device) -> Kernels:
     return triton_kernels(batch_invariant=asked == "batch-invariant")
 
 
-def _run(args: argparse.Namespace, bench: Bench, machine: dict[str, str]) -> Report:
+def _run(args: argparse.Namespace, bench: Bench, machine: dict[str, str]) -> KernelReport:
     began = bench.stopwatch.now()
     ends_at = began + args.budget_s
-    outcome = Outcome()
+    outcome = RunOutcome()
     machine = machine | {"kernels": bench.kernels.name}
     torch.backends.cuda.matmul.allow_tf32 = False
     limits = measure_limits(bench.device, torch.bfloat16, bench.stopwatch, bench.grid)
@@ -128,10 +128,10 @@ def _run(args: argparse.Namespace, bench: Bench, machine: dict[str, str]) -> Rep
     run_cases(bench, limits, chosen, ends_at, outcome, _tell)
     if bench.is_cuda:
         machine = machine | {"clocks after (SM, memory, degrees C, power)": clocks()}
-    return Report(machine | {"took": f"{bench.stopwatch.now() - began:.0f} s"}, limits, outcome)
+    return KernelReport(machine | {"took": f"{bench.stopwatch.now() - began:.0f} s"}, limits, outcome)
 
 
-def _cases(grid: Grid) -> Iterator[Case]:
+def _cases(grid: Grid) -> Iterator[BenchCase]:
     """In the order of their worth, in case time runs out."""
     attention = list(attention_cases(grid))
     first = ("decode", "chunk")

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from tandem_kernels.bench.case import Bench, Case, NotHere, Work
+from tandem_kernels.bench.case import Bench, BenchCase, NotHere, Work
 from tandem_kernels.bench.grid import Grid, Shape
 from tandem_kernels.bench.pools import (
     Pool,
@@ -20,8 +20,8 @@ from tandem_kernels.bench.pools import (
     num_blocks_of,
     token_bytes,
 )
+from tandem_kernels.bench.sdpa_baseline import prompt_attention
 from tandem_kernels.contract import FLOAT8, AttentionBatch
-from tandem_kernels.prompt_attention import prompt_attention
 
 _Layout = Callable[[Bench, Shape, torch.dtype, int, int, int], Pool]
 
@@ -30,7 +30,7 @@ HALF_TOLERANCE = 1e-2
 product."""
 
 
-def attention_cases(grid: Grid) -> Iterator[Case]:
+def attention_cases(grid: Grid) -> Iterator[BenchCase]:
     """What counts most comes first, in case time runs out."""
     distinct = list({shape.attention: shape for shape in grid.shapes}.values())
     batch, context = grid.typical_decode
@@ -55,7 +55,7 @@ def attention_cases(grid: Grid) -> Iterator[Case]:
         yield _chunk("number format", first, rows, cached, dtype=dtype)
 
 
-def layout_cases(grid: Grid) -> Iterator[Case]:
+def layout_cases(grid: Grid) -> Iterator[BenchCase]:
     """The same decodes over pools of the two layouts, as large as the device's memory allows."""
     shape = grid.shapes[0]
     for count, context in grid.layout_decodes:
@@ -71,7 +71,7 @@ def _decode(
     *,
     block_size: int = 0,
     dtype: torch.dtype = torch.bfloat16,
-) -> Case:
+) -> BenchCase:
     """One row for each context. SDPA is a rival where all contexts are equal, so that nothing is padded."""
 
     def build(bench: Bench) -> Work:
@@ -79,12 +79,12 @@ def _decode(
         pool = _pool(bench, shape, dtype, size, contexts)
         return _work(bench, shape, pool, [1] * len(contexts), contexts)
 
-    return Case(group, f"{_name(shape, dtype, block_size)} {_contexts_name(contexts)}", build)
+    return BenchCase(group, f"{_name(shape, dtype, block_size)} {_contexts_name(contexts)}", build)
 
 
 def _chunk(
     group: str, shape: Shape, rows: int, cached: int, *, block_size: int = 0, dtype: torch.dtype = torch.bfloat16
-) -> Case:
+) -> BenchCase:
     """`rows` of one prompt of which `cached` tokens were computed before."""
 
     def build(bench: Bench) -> Work:
@@ -92,10 +92,10 @@ def _chunk(
         pool = _pool(bench, shape, dtype, size, [cached + rows])
         return _work(bench, shape, pool, [rows], [cached + rows])
 
-    return Case(group, f"{_name(shape, dtype, block_size)} {rows} rows on {cached} cached", build)
+    return BenchCase(group, f"{_name(shape, dtype, block_size)} {rows} rows on {cached} cached", build)
 
 
-def _mixed(shape: Shape, grid: Grid) -> Case:
+def _mixed(shape: Shape, grid: Grid) -> BenchCase:
     decodes, context, rows, chunk_context = grid.mixed
     contexts = [context] * decodes + [chunk_context]
 
@@ -104,10 +104,10 @@ def _mixed(shape: Shape, grid: Grid) -> Case:
         return _work(bench, shape, pool, [1] * decodes + [rows], contexts)
 
     name = f"{_name(shape, torch.bfloat16, 0)} {decodes} x {context} and {rows} rows at {chunk_context}"
-    return Case("mixed", name, build)
+    return BenchCase("mixed", name, build)
 
 
-def _full_size(shape: Shape, contexts: Sequence[int], block_size: int, layout: _Layout, name: str) -> Case:
+def _full_size(shape: Shape, contexts: Sequence[int], block_size: int, layout: _Layout, name: str) -> BenchCase:
     def build(bench: Bench) -> Work:
         dtype = torch.bfloat16
         block_bytes = block_size * token_bytes(shape, dtype) * shape.layers
@@ -118,7 +118,7 @@ def _full_size(shape: Shape, contexts: Sequence[int], block_size: int, layout: _
         pool = layout(bench, shape, dtype, block_size, num_blocks, shape.layers)
         return _work(bench, shape, pool, [1] * len(contexts), contexts, has_rivals=False)
 
-    return Case("layout", f"{_name(shape, torch.bfloat16, block_size)} {_contexts_name(contexts)}, {name}", build)
+    return BenchCase("layout", f"{_name(shape, torch.bfloat16, block_size)} {_contexts_name(contexts)}, {name}", build)
 
 
 def _pool(bench: Bench, shape: Shape, dtype: torch.dtype, block_size: int, contexts: Sequence[int]) -> Pool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem_kernels.bench.grid import Grid
-from tandem_kernels.bench.limits import Limits
-from tandem_kernels.bench.timing import Call, Stopwatch, Timing
+from tandem_kernels.bench.roofline import DeviceLimits
+from tandem_kernels.bench.timing import Call, KernelTiming, Stopwatch
 from tandem_kernels.dispatch import Kernels
 
 
@@ -49,7 +49,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchCase:
     """`build` allocates; it may raise NotHere."""
 
     group: str
@@ -58,16 +58,16 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One case measured. `share` is the time that the limits of this machine would take, of the median."""
 
     group: str
     name: str
-    timing: Timing
+    timing: KernelTiming
     num_bytes: int
     flops: int
     share: float
-    rivals: Mapping[str, Timing]
+    rivals: Mapping[str, KernelTiming]
 
     @property
     def bytes_s(self) -> float:
@@ -78,6 +78,6 @@ class Row:
         return self.flops / self.timing.median_s
 
 
-def share_of(work: Work, seconds: float, limits: Limits) -> float:
+def share_of(work: Work, seconds: float, limits: DeviceLimits) -> float:
     """The larger of moving the bytes at the rate of a copy and of multiplying, over `seconds`."""
     return max(work.num_bytes / limits.copy_bytes_s, work.flops / limits.matrix_flops_s) / seconds

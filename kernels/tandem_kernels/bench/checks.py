@@ -26,7 +26,7 @@ _LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class KernelCheck:
     """`run` yields the error in the norm; an exact kernel's is 0 or infinite."""
 
     name: str
@@ -35,7 +35,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """`error` is infinite where two runs differed; `failure` says what went wrong otherwise."""
 
     name: str
@@ -49,15 +49,15 @@ class Verdict:
         return not self.failure and self.error <= self.tolerance
 
 
-def run_check(check: Check, bench: Bench) -> Verdict:
+def run_check(check: KernelCheck, bench: Bench) -> CheckResult:
     """Whatever a kernel raises is its verdict."""
     try:
-        return Verdict(check.name, check.run(bench), check.tolerance)
+        return CheckResult(check.name, check.run(bench), check.tolerance)
     except Exception as error:
-        return Verdict(check.name, float("inf"), check.tolerance, f"{type(error).__name__}: {error}"[:300])
+        return CheckResult(check.name, float("inf"), check.tolerance, f"{type(error).__name__}: {error}"[:300])
 
 
-def checks(grid: Grid) -> Iterator[Check]:
+def checks(grid: Grid) -> Iterator[KernelCheck]:
     for shape in {shape.attention: shape for shape in grid.shapes}.values():
         for dtype in (torch.bfloat16, torch.float16, torch.float32, FLOAT8):
             yield _attention(shape, dtype, grid.block_size)
@@ -70,7 +70,7 @@ def checks(grid: Grid) -> Iterator[Check]:
     yield from _exact(grid)
 
 
-def _attention(shape: Shape, dtype: torch.dtype, block_size: int) -> Check:
+def _attention(shape: Shape, dtype: torch.dtype, block_size: int) -> KernelCheck:
     """Decodes at the edges of blocks, a place that nobody has, a fresh chunk and one on cached context."""
     compute = torch.bfloat16 if dtype == FLOAT8 else dtype
     edges = [1, block_size - 1, block_size, block_size + 1, 5 * block_size + 3]
@@ -92,10 +92,12 @@ def _attention(shape: Shape, dtype: torch.dtype, block_size: int) -> Check:
         expected = reference.paged_attention(query.cpu().float(), _host(pool.layer), on_host, scale)
         return _error(got, expected)
 
-    return Check(f"attention, {shape.attention} {_name(dtype)}, blocks of {block_size}", run, _TOLERANCES[compute])
+    return KernelCheck(
+        f"attention, {shape.attention} {_name(dtype)}, blocks of {block_size}", run, _TOLERANCES[compute]
+    )
 
 
-def _rows(shape: Shape, dtype: torch.dtype) -> Iterator[Check]:
+def _rows(shape: Shape, dtype: torch.dtype) -> Iterator[KernelCheck]:
     def norm(bench: Bench) -> float:
         x, weight = normal(bench, 33, shape.hidden, dtype=dtype), normal(bench, shape.hidden, dtype=dtype)
         got = _twice(lambda: bench.kernels.rms_norm(x, weight, _EPS))
@@ -122,10 +124,10 @@ def _rows(shape: Shape, dtype: torch.dtype) -> Iterator[Check]:
         return _error(got, reference.silu_mul(gate_up.cpu().float()))
 
     for name, run in (("linear", product), ("rms-norm", norm), ("add and rms-norm", add_norm), ("silu-mul", gate)):
-        yield Check(f"{name}, {shape.name} {_name(dtype)}", run, _TOLERANCES[dtype])
+        yield KernelCheck(f"{name}, {shape.name} {_name(dtype)}", run, _TOLERANCES[dtype])
 
 
-def _rope_cache_write(shape: Shape, dtype: torch.dtype, block_size: int) -> Check:
+def _rope_cache_write(shape: Shape, dtype: torch.dtype, block_size: int) -> KernelCheck:
     """The query, what was written, and that nothing else was; one row in nine has no slot."""
     compute = torch.bfloat16 if dtype == FLOAT8 else dtype
 
@@ -147,10 +149,10 @@ def _rope_cache_write(shape: Shape, dtype: torch.dtype, block_size: int) -> Chec
         return max(_error(got, expected.float()), _planes_error(pool.layer, host), _other_layers(pool, before))
 
     tolerance = 5e-2 if dtype == FLOAT8 else _TOLERANCES[compute]
-    return Check(f"rope and cache write, {shape.name} {_name(dtype)}", run, tolerance)
+    return KernelCheck(f"rope and cache write, {shape.name} {_name(dtype)}", run, tolerance)
 
 
-def _exact(grid: Grid) -> Iterator[Check]:
+def _exact(grid: Grid) -> Iterator[KernelCheck]:
     """Moves, digests and draws: the same bits."""
     shape, size = grid.shapes[0], grid.block_size
 
@@ -182,7 +184,7 @@ def _exact(grid: Grid) -> Iterator[Check]:
         return error
 
     for name, run in (("pack and unpack", moved), ("digest", digest), ("sampling", drawn)):
-        yield Check(f"{name}, {shape.name}", run, 0.0)
+        yield KernelCheck(f"{name}, {shape.name}", run, 0.0)
 
 
 def _twice(run: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tandem_kernels.bench.case import Row
-from tandem_kernels.bench.limits import Limits
-from tandem_kernels.bench.runner import Outcome
+from tandem_kernels.bench.case import BenchRow
+from tandem_kernels.bench.roofline import DeviceLimits
+from tandem_kernels.bench.runner import RunOutcome
 
 _CLOSE = 1.02
 """Block sizes this close to the fastest count as equal, and the smallest of them wins: it wastes the least memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class KernelReport:
     """`machine` tells command, date, versions, device and clocks by name."""
 
     machine: Mapping[str, str]
-    limits: Limits
-    outcome: Outcome
+    limits: DeviceLimits
+    outcome: RunOutcome
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can hold: an infinite error is null."""
@@ -58,7 +58,7 @@ class Report:
         return "\n".join(parts)
 
 
-def best_block_size(rows: list[Row]) -> int:
+def best_block_size(rows: list[BenchRow]) -> int:
     """The smallest whose geometric mean over the cases of block sizes is within 2 % of the best; 0 where none was
     measured in all of them."""
     times: dict[int, dict[str, float]] = {}
@@ -76,7 +76,7 @@ def best_block_size(rows: list[Row]) -> int:
     return min((size for size in means if means[size] <= _CLOSE * min(means.values())), default=0)
 
 
-def layout_loss(rows: list[Row]) -> dict[str, float]:
+def layout_loss(rows: list[BenchRow]) -> dict[str, float]:
     """By case, how much longer contiguous blocks took than outermost layers, as a share; where both were measured."""
     pairs: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -91,7 +91,7 @@ def _facts(machine: Mapping[str, str]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in machine.items()) + "\n"
 
 
-def _limits(limits: Limits) -> str:
+def _limits(limits: DeviceLimits) -> str:
     lines = [
         "| limit | measured |",
         "|---|---:|",
@@ -105,14 +105,14 @@ def _limits(limits: Limits) -> str:
     return "\n".join(["### Limits", "", *lines, ""])
 
 
-def _verdicts(outcome: Outcome) -> str:
+def _verdicts(outcome: RunOutcome) -> str:
     wrong = [verdict for verdict in outcome.verdicts if not verdict.is_right]
     lines = [f"{len(outcome.verdicts) - len(wrong)} of {len(outcome.verdicts)} checks against the reference hold."]
     lines += [f"- WRONG: {one.name}: {one.failure or f'{one.error:.1e} > {one.tolerance:.0e}'}" for one in wrong]
     return "\n".join(["### Correctness", "", *lines, ""])
 
 
-def _rows(rows: list[Row]) -> str:
+def _rows(rows: list[BenchRow]) -> str:
     lines = ["| case | time | p10 to p90 | GB/s | TFLOP/s | of the limit | torch, and how much longer |"]
     lines.append("|---|---:|---:|---:|---:|---:|---|")
     for row in rows:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tandem_kernels import reference
-from tandem_kernels.bench.case import Bench, Case, Work
+from tandem_kernels.bench.case import Bench, BenchCase, Work
 from tandem_kernels.bench.grid import Grid, Shape
 from tandem_kernels.bench.pools import Pool, block_pool, normal
 from tandem_kernels.bench.timing import Call
@@ -26,18 +26,18 @@ _WAYS_TO_DRAW: tuple[tuple[str, float, int, float, float], ...] = (
 """Name, temperature, top-k, top-p, and the logarithm of min-p."""
 
 
-def row_cases(grid: Grid) -> Iterator[Case]:
+def row_cases(grid: Grid) -> Iterator[BenchCase]:
     for shape in grid.shapes:
         for rows in grid.rows:
-            yield Case("rope and cache write", f"{shape.name} {rows} rows", _rope_cache_write(shape, rows))
-            yield Case("add and rms-norm", f"{shape.name} {rows} rows", _add_rms_norm(shape, rows))
-            yield Case("silu-mul", f"{shape.name} {rows} rows", _silu_mul(shape, rows))
+            yield BenchCase("rope and cache write", f"{shape.name} {rows} rows", _rope_cache_write(shape, rows))
+            yield BenchCase("add and rms-norm", f"{shape.name} {rows} rows", _add_rms_norm(shape, rows))
+            yield BenchCase("silu-mul", f"{shape.name} {rows} rows", _silu_mul(shape, rows))
     shape = grid.shapes[0]
     for rows in grid.rows:
-        yield Case("rms-norm", f"{shape.name} {rows} rows", _rms_norm(shape, rows))
+        yield BenchCase("rms-norm", f"{shape.name} {rows} rows", _rms_norm(shape, rows))
 
 
-def product_cases(grid: Grid) -> Iterator[Case]:
+def product_cases(grid: Grid) -> Iterator[BenchCase]:
     """Of all the weights of a layer."""
     shape = grid.shapes[0]
     query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -49,23 +49,23 @@ def product_cases(grid: Grid) -> Iterator[Case]:
     }
     for rows in grid.rows:
         for name, (inputs, outputs) in weights.items():
-            yield Case("linear", f"{shape.name} {name} {rows} rows", _linear(rows, inputs, outputs))
+            yield BenchCase("linear", f"{shape.name} {name} {rows} rows", _linear(rows, inputs, outputs))
 
 
-def block_cases(grid: Grid) -> Iterator[Case]:
+def block_cases(grid: Grid) -> Iterator[BenchCase]:
     shape = grid.shapes[0]
     for count in grid.moved_blocks:
         name = f"{shape.name} {count} blocks of {grid.block_size} tokens"
-        yield Case("pack", f"{name}, half of the heads", _pack(shape, count))
-        yield Case("unpack", f"{name}, half of the heads", _unpack(shape, count))
-        yield Case("digest", name, _digest(shape, count))
+        yield BenchCase("pack", f"{name}, half of the heads", _pack(shape, count))
+        yield BenchCase("unpack", f"{name}, half of the heads", _unpack(shape, count))
+        yield BenchCase("digest", name, _digest(shape, count))
 
 
-def sampling_cases(grid: Grid) -> Iterator[Case]:
+def sampling_cases(grid: Grid) -> Iterator[BenchCase]:
     shape = grid.shapes[0]
     for rows in grid.sampled_rows:
         for name, *numbers in _WAYS_TO_DRAW:
-            yield Case("sampling", f"{rows} rows of {shape.vocab}, {name}", _sample(shape, rows, *numbers))
+            yield BenchCase("sampling", f"{rows} rows of {shape.vocab}, {name}", _sample(shape, rows, *numbers))
 
 
 def _compiled(bench: Bench, rows: int, function: Callable[..., object], *arguments: object) -> dict[str, Call]:

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tandem_kernels.bench.case import Bench, Case, NotHere, Row, Work, share_of
-from tandem_kernels.bench.checks import Check, Verdict, run_check
-from tandem_kernels.bench.limits import Limits
-from tandem_kernels.bench.timing import Timing
+from tandem_kernels.bench.case import Bench, BenchCase, BenchRow, NotHere, Work, share_of
+from tandem_kernels.bench.checks import CheckResult, KernelCheck, run_check
+from tandem_kernels.bench.roofline import DeviceLimits
+from tandem_kernels.bench.timing import KernelTiming
 
 Told = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """`left_out` and `failed` say of a case why it has no row."""
 
-    verdicts: list[Verdict] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    verdicts: list[CheckResult] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -30,7 +30,7 @@ class Outcome:
         return not self.failed and all(verdict.is_right for verdict in self.verdicts)
 
 
-def run_checks(bench: Bench, checks: Iterable[Check], ends_at: float, outcome: Outcome, told: Told) -> None:
+def run_checks(bench: Bench, checks: Iterable[KernelCheck], ends_at: float, outcome: RunOutcome, told: Told) -> None:
     """Until `ends_at` of the stopwatch."""
     for check in checks:
         if bench.stopwatch.now() > ends_at:
@@ -43,7 +43,7 @@ def run_checks(bench: Bench, checks: Iterable[Check], ends_at: float, outcome: O
 
 
 def run_cases(
-    bench: Bench, limits: Limits, cases: Iterable[Case], ends_at: float, outcome: Outcome, told: Told
+    bench: Bench, limits: DeviceLimits, cases: Iterable[BenchCase], ends_at: float, outcome: RunOutcome, told: Told
 ) -> None:
     """Until `ends_at`; a case that fails does not stop the next."""
     for case in cases:
@@ -66,10 +66,10 @@ def run_cases(
         _forget(bench)
 
 
-def _measured(bench: Bench, limits: Limits, case: Case, left_out: dict[str, str]) -> Row:
+def _measured(bench: Bench, limits: DeviceLimits, case: BenchCase, left_out: dict[str, str]) -> BenchRow:
     """A rival that cannot be run is left out. Raises ValueError when one that must agree does not."""
     work = case.build(bench)
-    rivals: dict[str, Timing] = {}
+    rivals: dict[str, KernelTiming] = {}
     with torch.inference_mode():
         timing = bench.stopwatch.time(work.run)
         for name, way in {**work.agreeing, **work.rivals}.items():
@@ -80,7 +80,7 @@ def _measured(bench: Bench, limits: Limits, case: Case, left_out: dict[str, str]
             except (RuntimeError, TypeError, AttributeError) as error:
                 left_out[f"{case.group}: {case.name}, {name}"] = f"{type(error).__name__}: {error}"[:200]
     share = share_of(work, timing.median_s, limits)
-    return Row(case.group, case.name, timing, work.num_bytes, work.flops, share, rivals)
+    return BenchRow(case.group, case.name, timing, work.num_bytes, work.flops, share, rivals)
 
 
 def _agree(work: Work, name: str) -> None:

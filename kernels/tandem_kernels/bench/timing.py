@@ -18,7 +18,7 @@ _FLUSHED_CACHES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class KernelTiming:
     """Seconds of one call: the median of `runs`, and the spread from the first to the ninth decile. `way` is `graph`
     (replayed on a GPU), `eager` (launched there by Python) or `host`."""
 
@@ -29,7 +29,7 @@ class Timing:
     way: str
 
     @classmethod
-    def of(cls, seconds: Sequence[float], way: str) -> Timing:
+    def of(cls, seconds: Sequence[float], way: str) -> KernelTiming:
         """Of at least one run."""
         ordered = sorted(seconds)
         low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
@@ -43,7 +43,7 @@ class Stopwatch(Protocol):
         """Host seconds from an arbitrary start."""
         ...
 
-    def time(self, call: Call, *, waits: bool = False) -> Timing:
+    def time(self, call: Call, *, waits: bool = False) -> KernelTiming:
         """Of a call that may be repeated; it has run once before the clock starts. One that waits for the device cannot
         be captured in a graph."""
         ...
@@ -63,7 +63,7 @@ class HostStopwatch:
     def now(self) -> float:
         return time.perf_counter()
 
-    def time(self, call: Call, *, waits: bool = False) -> Timing:
+    def time(self, call: Call, *, waits: bool = False) -> KernelTiming:
         call()
         runs: list[float] = []
         ends = self.now() + self._seconds
@@ -71,7 +71,7 @@ class HostStopwatch:
             began = self.now()
             call()
             runs.append(self.now() - began)
-        return Timing.of(runs, "host")
+        return KernelTiming.of(runs, "host")
 
     def launch(self, call: Call, count: int) -> tuple[float, float]:
         began = self.now()
@@ -92,7 +92,7 @@ class CudaStopwatch:
     def now(self) -> float:
         return time.perf_counter()
 
-    def time(self, call: Call, *, waits: bool = False) -> Timing:
+    def time(self, call: Call, *, waits: bool = False) -> KernelTiming:
         replay, way = (call, "eager") if waits else _captured(call)
         self._run(replay, 2)
         torch.cuda.synchronize()
@@ -100,7 +100,7 @@ class CudaStopwatch:
         self._run(replay, 3)
         each_s = (self.now() - began) / 3
         count = max(_MIN_RUNS, min(_MAX_RUNS, int(self._seconds / each_s)))
-        return Timing.of(self._run(replay, count), way)
+        return KernelTiming.of(self._run(replay, count), way)
 
     def launch(self, call: Call, count: int) -> tuple[float, float]:
         def many() -> None:

@@ -27,7 +27,7 @@ class Into(IntEnum):
     SWIGLU = 2
 
 
-class Coding(IntEnum):
+class WeightFormat(IntEnum):
     """How weights lie in panels; those of coded.hpp."""
 
     FLOAT = 0
@@ -224,14 +224,14 @@ def matrix_of(
 
     Scales say that the bytes of uint8 panels are values, else they are records of 4-bit codes; see `pack_exact`.
     """
-    coding = Coding.EIGHT if scales is not None else _CODINGS[panels.dtype]
+    coding = WeightFormat.EIGHT if scales is not None else _CODINGS[panels.dtype]
     group = 0 if scales is None else k // scales.shape[1]
     matrix = CMatrix(coding, address(panels, panels.dtype), address(scales), address(bias), n, k, group)
     matrix.tensors = (panels, scales, bias)
     return matrix
 
 
-_CODINGS = {torch.float32: Coding.FLOAT, torch.bfloat16: Coding.BFLOAT, torch.uint8: Coding.FOUR}
+_CODINGS = {torch.float32: WeightFormat.FLOAT, torch.bfloat16: WeightFormat.BFLOAT, torch.uint8: WeightFormat.FOUR}
 
 
 def linear(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:

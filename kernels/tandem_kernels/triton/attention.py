@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tandem_kernels.contract import FLOAT8, AttentionBatch, LayerKV
-from tandem_kernels.triton.chunk import ROW_TILES, chunk_attention
-from tandem_kernels.triton.decode import MOST_PACKED, split_attention
+from tandem_kernels.triton.decode_attention import MOST_PACKED, split_attention
+from tandem_kernels.triton.prefill_attention import ROW_TILES, chunk_attention
 
 MOST_HEAD_DIM = 256
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -14,11 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem_kernels.triton.attention_tile import FUSED, operand
 from tandem_kernels.triton.interpret import narrow, widen
-from tandem_kernels.triton.tile import FUSED, operand
 
 
-class Tiles(NamedTuple):
+class LinearTiles(NamedTuple):
     """`block_m` rows by `block_n` outputs, `block_k` inputs at a time; `stages - 1` of those are on their way while one
     is multiplied."""
 
@@ -34,10 +34,10 @@ _WIDE = 16384
 
 TILES = {
     # (whether there are many outputs, bytes of a number)
-    (False, 2): Tiles(128, 64, 64, 8, 4),
-    (True, 2): Tiles(128, 128, 64, 8, 4),
-    (False, 4): Tiles(64, 32, 32, 8, 3),
-    (True, 4): Tiles(64, 64, 32, 8, 3),
+    (False, 2): LinearTiles(128, 64, 64, 8, 4),
+    (True, 2): LinearTiles(128, 128, 64, 8, 4),
+    (False, 4): LinearTiles(64, 32, 32, 8, 3),
+    (True, 4): LinearTiles(64, 64, 32, 8, 3),
 }
 """Chosen by what the compiler makes of them for sm_90 (registers, spills, shared memory), not yet by time."""
 

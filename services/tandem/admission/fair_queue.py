@@ -23,8 +23,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
+from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.admission.tenant_queue import TenantQueue
-from tandem.admission.ticket import Account, Ticket
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 
@@ -33,11 +33,11 @@ class FairQueue:
     """`push`, `pop` and `remove` cost the logarithm of what waits, `first` too, spread over calls; `charge` is O(1)."""
 
     def __init__(self) -> None:
-        self._flows: dict[Account, TenantQueue] = {}
+        self._flows: dict[FlowKey, TenantQueue] = {}
         self._active: dict[Lane, list[tuple[float, int, TenantQueue]]] = {lane: [] for lane in Lane}
         self._virtual = dict.fromkeys(Lane, 0.0)
-        self._account_of: dict[RequestId, Account] = {}
-        self._served: dict[Account, int] = {}
+        self._account_of: dict[RequestId, FlowKey] = {}
+        self._served: dict[FlowKey, int] = {}
         self._num_pushed = 0
         self._num_stamps = 0
 
@@ -49,7 +49,7 @@ class FairQueue:
 
     # ---- requests come and go
 
-    def push(self, key: RequestId, ticket: Ticket) -> int:
+    def push(self, key: RequestId, ticket: QueueItem) -> int:
         """Wait. Returns its number, for `put_back`."""
         flow = self._flow(ticket.account)
         if not flow.waiting:
@@ -58,7 +58,7 @@ class FairQueue:
         self._enter(key, ticket, self._num_pushed)
         return self._num_pushed
 
-    def put_back(self, key: RequestId, ticket: Ticket, number: int, credit: int) -> None:
+    def put_back(self, key: RequestId, ticket: QueueItem, number: int, credit: int) -> None:
         """A request that was popped, which returned `credit`, is not served after all: it waits at its old place and
         its charge is taken back."""
         self._flow(ticket.account).give_back(credit)
@@ -100,29 +100,29 @@ class FairQueue:
 
     # ---- counters
 
-    def charge(self, account: Account, num_tokens: int) -> None:
+    def charge(self, account: FlowKey, num_tokens: int) -> None:
         """It was served so many tokens here; negative ones were not, after all."""
         self._served[account] = self._served.get(account, 0) + num_tokens
         self.absorb(account, num_tokens)
 
-    def served(self) -> Mapping[Account, int]:
+    def served(self) -> Mapping[FlowKey, int]:
         """Tokens served here since the beginning, for other gateways."""
         return self._served
 
-    def absorb(self, account: Account, num_tokens: int) -> None:
+    def absorb(self, account: FlowKey, num_tokens: int) -> None:
         """Other gateways have served so many more."""
         flow = self._flow(account)
         flow.counter += num_tokens / flow.weight
         if num_tokens < 0:
             self._rank(flow)
 
-    def counter(self, account: Account) -> float:
+    def counter(self, account: FlowKey) -> float:
         """Tokens / weight; only differences mean something."""
         return self._flow(account).counter
 
     # ---- what a newcomer must expect
 
-    def num_ahead(self, ticket: Ticket) -> int:
+    def num_ahead(self, ticket: QueueItem) -> int:
         """Tokens that are served before a request that comes now, if nothing else does. Costs a look at each tenant and
         at each size of its own."""
         mine = self._flows.get(ticket.account)
@@ -168,14 +168,14 @@ class FairQueue:
 
     # ---- inside
 
-    def _enter(self, key: RequestId, ticket: Ticket, number: int) -> None:
+    def _enter(self, key: RequestId, ticket: QueueItem, number: int) -> None:
         assert key not in self._account_of, f"{key} waits already"
         flow = self._flow(ticket.account)
         flow.enter(key, ticket, number)
         self._account_of[key] = ticket.account
         self._rank(flow)
 
-    def _flow(self, account: Account) -> TenantQueue:
+    def _flow(self, account: FlowKey) -> TenantQueue:
         flow = self._flows.get(account)
         if flow is None:
             flow = self._flows[account] = TenantQueue(account)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.admission.bucket import UNIT, filled, full, wait_ms
+from tandem.admission.token_bucket import UNIT, capacity, refill, wait_ms
 
 MAX_SWEEP = 256
 """Reservations that one call settles because their time is over; the next call goes on."""
@@ -21,16 +21,16 @@ MAX_BACK_MS = 60_000
 REQUESTS, TOKENS, CONCURRENCY = "requests_per_minute", "tokens_per_minute", "concurrency"
 
 
-class Limits(NamedTuple):
+class QuotaLimits(NamedTuple):
     """0 is no limit."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     max_concurrency: int = 0
 
-    def share(self, parts: int) -> Limits:
+    def share(self, parts: int) -> QuotaLimits:
         """One of several equal parts, each at least 1, because 0 is no limit."""
-        return Limits(*(max(1, limit // parts) if limit else 0 for limit in self))
+        return QuotaLimits(*(max(1, limit // parts) if limit else 0 for limit in self))
 
 
 class Levels(NamedTuple):
@@ -40,7 +40,7 @@ class Levels(NamedTuple):
     tokens: int | None = None
 
 
-class Ask(NamedTuple):
+class Reservation(NamedTuple):
     """What a reservation takes; `id` is its own in all gateways and for all time. `force`: whatever is left, because it
     was used already."""
 
@@ -50,7 +50,7 @@ class Ask(NamedTuple):
     force: bool = False
 
 
-class Verdict(NamedTuple):
+class ReservationResult(NamedTuple):
     """`refused` names the limit, "" is a grant. `wait_ms` is when its bucket will have enough, if nobody else takes it;
     0 for concurrency, of which nobody knows."""
 
@@ -69,7 +69,7 @@ class _Reservation:
     expires_ms: int
 
 
-class QuotaBook:
+class TenantQuota:
     """The books of one tenant, kept under the limits that each call brings. Time in milliseconds.
 
     Where the time goes back by up to MAX_BACK_MS it stands still; by more, the books go on from there: with what the
@@ -81,21 +81,21 @@ class QuotaBook:
         self.levels = levels or Levels()
         self.open: dict[str, _Reservation] = {}
         self._at_ms = now_ms
-        self._limits = Limits()
+        self._limits = QuotaLimits()
 
-    def reserve(self, ask: Ask, limits: Limits, now_ms: int, ttl_ms: int) -> Verdict:
+    def reserve(self, ask: Reservation, limits: QuotaLimits, now_ms: int, ttl_ms: int) -> ReservationResult:
         """Take all or nothing. Asking again under an id that is open takes nothing more."""
         now = self._advance(limits, now_ms, ttl_ms)
         if ask.id in self.open:
-            return Verdict(self.levels)
+            return ReservationResult(self.levels)
         refused, wait = ("", 0) if ask.force else self._lacks(ask, limits)
         if refused:
-            return Verdict(self.levels, refused, wait)
+            return ReservationResult(self.levels, refused, wait)
         self._give(-ask.requests, -ask.tokens)
         self.open[ask.id] = _Reservation(ask.requests, ask.tokens, 0, now + ttl_ms)
-        return Verdict(self.levels)
+        return ReservationResult(self.levels)
 
-    def renew(self, used: Mapping[str, int], limits: Limits, now_ms: int, ttl_ms: int) -> list[str]:
+    def renew(self, used: Mapping[str, int], limits: QuotaLimits, now_ms: int, ttl_ms: int) -> list[str]:
         """Keep reservations open, with the tokens that each used so far. Returns those that are not open any more.
         What is beyond a reservation is taken at once."""
         now = self._advance(limits, now_ms, ttl_ms)
@@ -111,7 +111,7 @@ class QuotaBook:
             held.expires_ms = now + ttl_ms
         return gone
 
-    def settle(self, name: str, used: int | None, limits: Limits, now_ms: int, ttl_ms: int) -> bool:
+    def settle(self, name: str, used: int | None, limits: QuotaLimits, now_ms: int, ttl_ms: int) -> bool:
         """End a reservation with the tokens that it used in all; None: it is as if it had never been. False: it is not
         open, and nothing changes."""
         self._advance(limits, now_ms, ttl_ms)
@@ -124,7 +124,7 @@ class QuotaBook:
     def check(self) -> None:
         """No bucket is more than full, and nothing is open that took less than it used."""
         for level, limit in zip(self.levels, self._limits, strict=False):
-            assert level is None or level <= full(limit), f"{self!r} has more than {limit}"
+            assert level is None or level <= capacity(limit), f"{self!r} has more than {limit}"
         for name, held in self.open.items():
             assert 0 <= held.used <= held.charged, f"{name} used {held.used} of {held.charged}"
 
@@ -133,7 +133,7 @@ class QuotaBook:
 
     # ---- inside
 
-    def _advance(self, limits: Limits, now_ms: int, ttl_ms: int) -> int:
+    def _advance(self, limits: QuotaLimits, now_ms: int, ttl_ms: int) -> int:
         """Fill the buckets up to now and settle what was not renewed; returns the time that counts."""
         if now_ms < self._at_ms - MAX_BACK_MS:
             self._at_ms = now_ms
@@ -151,7 +151,7 @@ class QuotaBook:
             self._give(0, held.charged - held.used)
         return self._at_ms
 
-    def _lacks(self, ask: Ask, limits: Limits) -> tuple[str, int]:
+    def _lacks(self, ask: Reservation, limits: QuotaLimits) -> tuple[str, int]:
         """The limit that is met, of two that of the longer wait, and that wait."""
         found = [
             (wait_ms(level, limit, needed * UNIT), name)
@@ -178,4 +178,4 @@ class QuotaBook:
 def _level(level: int | None, limit: int, elapsed_ms: int, given: int = 0) -> int | None:
     if not limit:
         return None
-    return full(limit) if level is None else filled(level + given * UNIT, limit, elapsed_ms)
+    return capacity(limit) if level is None else refill(level + given * UNIT, limit, elapsed_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tandem.admission.quota import Limits
+from tandem.admission.quota import QuotaLimits
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
 
@@ -32,8 +32,8 @@ class Tenant:
     operator: bool = False
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
+    def limits(self) -> QuotaLimits:
+        return QuotaLimits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
 
     def may_use(self, *names: str) -> bool:
         """A model that clients may call by any of these names. One that it may not use is, for this tenant, not there:

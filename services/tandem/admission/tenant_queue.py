@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.admission.ticket import Account, Ticket
+from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.core.ids import RequestId
 
 _SIZE_BITS = 4
@@ -40,8 +40,8 @@ class _Size(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Waiter:
-    ticket: Ticket
+class _QueuedRequest:
+    ticket: QueueItem
     number: int
 
 
@@ -49,21 +49,21 @@ class _Waiter:
 class TenantQueue:
     """`counter` is in tokens / weight, `credit` in tokens; the caller keeps `counter` and `stamp`, and nothing else."""
 
-    account: Account
+    account: FlowKey
     weight: float = 1.0
     counter: float = 0.0
     num_tokens: int = 0
     credit: int = 0
     stamp: int = 0
-    waiting: dict[RequestId, _Waiter] = field(default_factory=dict)
+    waiting: dict[RequestId, _QueuedRequest] = field(default_factory=dict)
     _by_age: list[tuple[_Place, RequestId]] = field(default_factory=list)
     _by_size: list[tuple[_Place, RequestId]] = field(default_factory=list)
     _sizes: Counter[_Size] = field(default_factory=Counter)
 
-    def enter(self, key: RequestId, ticket: Ticket, number: int) -> None:
+    def enter(self, key: RequestId, ticket: QueueItem, number: int) -> None:
         """`number` is its age: the less is older."""
         self.weight = ticket.weight
-        self.waiting[key] = _Waiter(ticket, number)
+        self.waiting[key] = _QueuedRequest(ticket, number)
         self.num_tokens += ticket.num_tokens
         self._sizes[_size(ticket)] += ticket.num_tokens
         heapq.heappush(self._by_age, (_age(self.waiting[key]), key))
@@ -110,7 +110,7 @@ class TenantQueue:
         """Where the counter would be after one of its requests."""
         return self.counter + self.waiting[key].ticket.num_tokens / self.weight
 
-    def num_ahead(self, ticket: Ticket) -> int:
+    def num_ahead(self, ticket: QueueItem) -> int:
         """Tokens that are sent before one that comes now, if nothing else does, by sizes: those not longer, and of the
         longer ones what is sent for their age meanwhile. Costs a look at each size and priority."""
         mine = _size(ticket)
@@ -151,20 +151,20 @@ class TenantQueue:
             heapq.heappop(heap)
         return None
 
-    def _heap(self, place: Callable[[_Waiter], _Place]) -> list[tuple[_Place, RequestId]]:
+    def _heap(self, place: Callable[[_QueuedRequest], _Place]) -> list[tuple[_Place, RequestId]]:
         found = [(place(waiter), key) for key, waiter in self.waiting.items()]
         heapq.heapify(found)
         return found
 
 
-def _age(waiter: _Waiter) -> _Place:
+def _age(waiter: _QueuedRequest) -> _Place:
     return _Place(waiter.ticket.priority, 0, waiter.number)
 
 
-def _shortness(waiter: _Waiter) -> _Place:
+def _shortness(waiter: _QueuedRequest) -> _Place:
     return _Place(waiter.ticket.priority, waiter.ticket.num_tokens, waiter.number)
 
 
-def _size(ticket: Ticket) -> _Size:
+def _size(ticket: QueueItem) -> _Size:
     shift = max(0, ticket.num_tokens.bit_length() - _SIZE_BITS)
     return _Size(ticket.priority, ticket.num_tokens >> shift << shift)

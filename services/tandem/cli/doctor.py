@@ -10,28 +10,28 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from tandem.cli.members import members_of
+from tandem.cli.cluster_members import members_of
 from tandem.core.clock import SystemClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
-from tandem.doctor.check import Check, Examined, run_checks
-from tandem.doctor.checkup import Asked, Checkup, Outside
+from tandem.doctor.checks import CheckSuite, Dependencies, Options
 from tandem.doctor.report import document, exit_code, table
+from tandem.doctor.runner import Check, Examined, run_checks
 from tandem.doctor.system import System
 from tandem.doctor.versions import installed_parts
-from tandem.obs.logs import set_up_logging
-from tandem.worker.door import require_guard
-from tandem.worker.whereabouts import own_address, told_address
+from tandem.obs.logging_setup import set_up_logging
+from tandem.worker.advertise_address import advertised_address, default_route_address
+from tandem.worker.bind_check import require_worker_auth
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """0 when all is well, else 1. Raises TandemError(INVALID_REQUEST) for a check that there is not."""
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
-    asked = Asked(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
-    outside = Outside(members_of, _ask_door, _ask_guard, _told)
-    checkup = Checkup(resolved, System(), outside, asked, installed_parts(), clock)
+    asked = Options(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
+    outside = Dependencies(members_of, _ask_door, _ask_guard, _told)
+    checkup = CheckSuite(resolved, System(), outside, asked, installed_parts(), clock)
     checks, pairs = _wanted(checkup, args.only)
     examined = asyncio.run(_run(checks, pairs, clock))
     print(_report(examined, args))  # noqa: T201 - the command's output
@@ -42,7 +42,7 @@ async def _run(checks: Sequence[Check], pairs: Sequence[Check], clock: SystemClo
     return (*await run_checks(checks, clock), *await run_checks(pairs, clock))
 
 
-def _wanted(checkup: Checkup, only: str) -> tuple[Sequence[Check], Sequence[Check]]:
+def _wanted(checkup: CheckSuite, only: str) -> tuple[Sequence[Check], Sequence[Check]]:
     checks, pairs = checkup.checks(), checkup.pairs()
     names = [name.strip() for name in only.split(",") if name.strip()]
     known = [check.name for check in (*checks, *pairs)]
@@ -62,12 +62,12 @@ def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:
 
 def _ask_door(resolved: Resolved) -> None:
     """Imported on use: where only workers run, nothing of a gateway's is installed."""
-    import_module("tandem.cli.door").require_door(resolved)
+    import_module("tandem.cli.auth_check").require_auth_if_public(resolved)
 
 
 def _ask_guard(resolved: Resolved) -> None:
-    require_guard(resolved.config)
+    require_worker_auth(resolved.config)
 
 
 def _told(worker: WorkerConfig, environ: Mapping[str, str]) -> str:
-    return told_address(worker, worker.port, environ, own_address)
+    return advertised_address(worker, worker.port, environ, default_route_address)

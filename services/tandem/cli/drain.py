@@ -10,14 +10,14 @@ from pathlib import Path
 
 import grpc.aio
 
-from tandem.cli.members import members_of, open_stub
+from tandem.cli.cluster_members import members_of, open_stub
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.settings import Resolved
+from tandem.wire.auth_interceptor import OTHER_LIFE
 from tandem.wire.gen import worker_pb2
-from tandem.wire.guard import OTHER_LIFE
-from tandem.wire.trust import Trust, reason_of
+from tandem.wire.peer_auth import PeerAuth, reason_of
 from tandem.worker.run_file import read_run_files
 
 MARGIN_S = 5.0
@@ -55,14 +55,14 @@ async def _drain_local(config: Config, timeout_s: float) -> int:
         message = "workers that run here are found by their files: set worker.run_dir, for them and for this"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.run_dir")
     found = read_run_files(Path(config.worker.run_dir))
-    trust = Trust.of(f"drain-{socket.gethostname()}-{os.getpid()}", config.cluster)
+    trust = PeerAuth.of(f"drain-{socket.gethostname()}-{os.getpid()}", config.cluster)
     codes = await asyncio.gather(*(_drain_found(trust, worker, timeout_s) for worker in found))
     if not found:
         print(f"no worker runs here: {config.worker.run_dir} has no file of one")  # noqa: T201
     return max(codes, default=0)
 
 
-async def _drain_found(trust: Trust, worker: WorkerRef, timeout_s: float) -> int:
+async def _drain_found(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> int:
     """One that may have ended without removing its file, and then has nothing left."""
     try:
         return _tell(worker.id, await _drain(trust, worker, timeout_s), timeout_s)
@@ -84,7 +84,7 @@ async def _listens(address: str) -> bool:
     return True
 
 
-async def _drain(trust: Trust, worker: WorkerRef, timeout_s: float) -> int:
+async def _drain(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> int:
     """Returns how many jobs and leases are left."""
     request = worker_pb2.DrainRequest(timeout_ms=round(timeout_s * 1e3))
     async with open_stub(trust, worker) as stub:

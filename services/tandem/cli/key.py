@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import secrets
 
-from tandem.admission.keys import KEY_BYTES, hash_text, key_digest, key_text
+from tandem.admission.api_keys import KEY_BYTES, hash_text, key_digest, key_text
 from tandem.core.settings import Resolved
 
 

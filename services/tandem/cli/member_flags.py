@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
-from tandem.routing.view import Pool
+from tandem.routing.worker_view import Pool
 
 
 def add_role_flags(command: argparse.ArgumentParser) -> None:

@@ -9,20 +9,20 @@ from importlib import import_module
 from itertools import islice
 from typing import Any
 
-from tandem.cli import sim_setup
-from tandem.cli.bar import Bar
-from tandem.core.by_device import by_device
+from tandem.cli import simulate_setup
+from tandem.cli.progress_bar import ProgressBar
 from tandem.core.clock import SystemClock
+from tandem.core.device_defaults import with_device_defaults
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.core.slo import Slo, parse_slo
 from tandem.sim import plan_table, table
-from tandem.sim.break_even import AXES, Point, along
-from tandem.sim.demand import demand
+from tandem.sim.break_even import AXES, BreakEvenPoint, along
+from tandem.sim.capacity_planner import CapacityPlanner, Found, Plan
+from tandem.sim.deployment_kind import DeploymentKind, recipes
 from tandem.sim.machine import Machine
-from tandem.sim.plan import Found, Plan, Planner
-from tandem.sim.recipe import Recipe, recipes
-from tandem.sim.run import collecting_seldom
-from tandem.sim.trial import Promise, Verdict
+from tandem.sim.simulate import collecting_seldom
+from tandem.sim.slo_check import SloResult, SloTarget
+from tandem.sim.workload_demand import demand
 
 _SEARCHED = {
     "engine.max_num_batched_tokens": "--budgets says which step budgets are tried",
@@ -37,22 +37,22 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """0 when something holds, 1 when nothing does. Raises TandemError for what cannot be planned."""
     _refuse_searched(resolved)
     promise, confirmation = _promises(args)
-    machines, resolved = sim_setup.machines(resolved, args)
-    axes, path = _axes(args.break_even), sim_setup.writable("--json", args.json)
-    chart = sim_setup.writable("--chart", args.chart)
+    machines, resolved = simulate_setup.machines(resolved, args)
+    axes, path = _axes(args.break_even), simulate_setup.writable("--json", args.json)
+    chart = simulate_setup.writable("--chart", args.chart)
     if chart is not None:
         import_module("tandem.sim.chart").require_drawable(chart)
     asked = _recipes(resolved, args, machines, promise.slo)
     clock = SystemClock()
     began = clock.now()
-    with Bar(clock, None) as bar, collecting_seldom():
+    with ProgressBar(clock, None) as bar, collecting_seldom():
         planner = _planner(promise, confirmation, args.max_gpus, resolved, bar)
         plan = planner.find(asked)
         curves = _curves(axes, promise, plan, args.max_gpus, bar)
     _print(args, plan, promise, machines, curves)
     print(f"\n{len(plan.tried)} clusters simulated in {clock.now() - began:.0f} s")  # noqa: T201
     if path is not None:
-        sim_setup.write_json(path, _document(args, plan, promise, machines, curves))
+        simulate_setup.write_json(path, _document(args, plan, promise, machines, curves))
     if chart is not None:
         import_module("tandem.sim.plan_chart").draw_plan(chart, args.workload, plan, curves)
     return 0 if plan.winner is not None else 1
@@ -61,48 +61,54 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
 def _refuse_searched(resolved: Resolved) -> None:
     for key, instead in _SEARCHED.items():
         if resolved.origins[key] != DEFAULT_LAYER:
-            raise sim_setup.refuse(f"{key} (from {resolved.origins[key]}) is not a plan's: {instead}")
+            raise simulate_setup.refuse(f"{key} (from {resolved.origins[key]}) is not a plan's: {instead}")
 
 
-def _promises(args: argparse.Namespace) -> tuple[Promise, Promise]:
+def _promises(args: argparse.Namespace) -> tuple[SloTarget, SloTarget]:
     """What is searched with, and what confirms it. A trace has one seed and is confirmed by a longer part of itself."""
-    slo, count = parse_slo(args.slo), sim_setup.count_of(args)
+    slo, count = parse_slo(args.slo), simulate_setup.count_of(args)
     if slo == Slo():
-        raise sim_setup.refuse("--slo says what must hold: ttft=500ms,itl=40ms, or one of them")
+        raise simulate_setup.refuse("--slo says what must hold: ttft=500ms,itl=40ms, or one of them")
     if not 0 < args.percentile < 100:
-        raise sim_setup.refuse(f"--percentile {args.percentile:g} must lie between 0 and 100")
+        raise simulate_setup.refuse(f"--percentile {args.percentile:g} must lie between 0 and 100")
     if args.max_gpus < 1:
-        raise sim_setup.refuse(f"--max-gpus {args.max_gpus} must be at least 1")
+        raise simulate_setup.refuse(f"--max-gpus {args.max_gpus} must be at least 1")
     more = None if count is None else count * CONFIRMATION_TIMES
-    first = list(sim_setup.asks(args, count, args.seed))
+    first = list(simulate_setup.asks(args, count, args.seed))
     if not first:
-        raise sim_setup.refuse(f"--workload {args.workload} has no request")
+        raise simulate_setup.refuse(f"--workload {args.workload} has no request")
     # Of a trace, as much of that as it holds.
-    second = list(islice(sim_setup.asks(args, None, args.seed + CONFIRMATION_SEED), more))
+    second = list(islice(simulate_setup.asks(args, None, args.seed + CONFIRMATION_SEED), more))
     return (
-        Promise(first, slo, args.percentile, args.seed),
-        Promise(second, slo, args.percentile, args.seed + CONFIRMATION_SEED),
+        SloTarget(first, slo, args.percentile, args.seed),
+        SloTarget(second, slo, args.percentile, args.seed + CONFIRMATION_SEED),
     )
 
 
-def _recipes(resolved: Resolved, args: argparse.Namespace, machines: Sequence[Machine], slo: Slo) -> list[Recipe]:
+def _recipes(
+    resolved: Resolved, args: argparse.Namespace, machines: Sequence[Machine], slo: Slo
+) -> list[DeploymentKind]:
     degrees, budgets = _numbers("--tp", args.tp), _numbers("--budgets", args.budgets)
-    link = sim_setup.link_bandwidth(args)
+    link = simulate_setup.link_bandwidth(args)
     if len(machines) > 1 and not all(machine.price_per_hour for machine in machines):
-        raise sim_setup.refuse("--hardware names several: each needs a price to be compared")
+        raise simulate_setup.refuse("--hardware names several: each needs a price to be compared")
     return [r for m in machines for r in recipes(m, degrees, budgets, resolved.config, slo, link)]
 
 
-def _planner(promise: Promise, confirmation: Promise, max_gpus: int, resolved: Resolved, bar: Bar) -> Planner:
-    engine = by_device(resolved.config).engine
+def _planner(
+    promise: SloTarget, confirmation: SloTarget, max_gpus: int, resolved: Resolved, bar: ProgressBar
+) -> CapacityPlanner:
+    engine = with_device_defaults(resolved.config).engine
     needs = demand(promise.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
-    planner = Planner(
+    planner = CapacityPlanner(
         promise, confirmation, needs, max_gpus, lambda text: bar.update(len(planner.plan.tried), lambda: text)
     )
     return planner
 
 
-def _curves(axes: Sequence[str], promise: Promise, plan: Plan, max_gpus: int, bar: Bar) -> dict[str, list[Point]]:
+def _curves(
+    axes: Sequence[str], promise: SloTarget, plan: Plan, max_gpus: int, bar: ProgressBar
+) -> dict[str, list[BreakEvenPoint]]:
     if len(plan.best) < 2:
         return {}
     num_tried = len(plan.tried)
@@ -115,9 +121,9 @@ def _curves(axes: Sequence[str], promise: Promise, plan: Plan, max_gpus: int, ba
 def _print(
     args: argparse.Namespace,
     plan: Plan,
-    promise: Promise,
+    promise: SloTarget,
     machines: Sequence[Machine],
-    curves: dict[str, list[Point]],
+    curves: dict[str, list[BreakEvenPoint]],
 ) -> None:
     rate = f" at {args.rate:g} requests/s" if args.rate is not None else ""
     model = args.shape if args.profile is None else args.profile
@@ -133,23 +139,23 @@ def _axes(text: str) -> tuple[str, ...]:
     found = tuple(filter(None, text.split(",")))
     for axis in found:
         if axis not in AXES:
-            raise sim_setup.refuse(f"--break-even {axis}: known are {', '.join(AXES)}")
+            raise simulate_setup.refuse(f"--break-even {axis}: known are {', '.join(AXES)}")
     return found
 
 
 def _numbers(flag: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise sim_setup.refuse(f"{flag} {text} must be numbers from 1 on, with commas between them")
+        raise simulate_setup.refuse(f"{flag} {text} must be numbers from 1 on, with commas between them")
     return sorted({int(part) for part in parts})
 
 
 def _document(
     args: argparse.Namespace,
     plan: Plan,
-    promise: Promise,
+    promise: SloTarget,
     machines: Sequence[Machine],
-    curves: dict[str, list[Point]],
+    curves: dict[str, list[BreakEvenPoint]],
 ) -> dict[str, Any]:
     """What `--json` writes."""
     winner, runner_up = plan.winner, plan.runner_up
@@ -187,7 +193,7 @@ def _found(found: Found) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: SloResult) -> dict[str, Any]:
     return {
         "holds": verdict.holds,
         "margin": verdict.margin,

@@ -9,13 +9,13 @@ from typing import get_args
 
 import grpc.aio
 
-from tandem.cli.members import Members, members_of
+from tandem.cli.cluster_members import ClusterMembers, members_of
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
-from tandem.routing.view import Pool
-from tandem.stores.record import WorkerRecord
+from tandem.routing.worker_view import Pool
+from tandem.stores.worker_record import WorkerRecord
 from tandem.wire.gen import worker_pb2
-from tandem.wire.trust import reason_of
+from tandem.wire.peer_auth import reason_of
 
 ANSWER_S = 3.0
 _HEADINGS = ("WORKER", "POOL", "ROLE", "INCARNATION", "ADDRESS", "STATE")
@@ -39,7 +39,7 @@ async def _run(resolved: Resolved, worker: str | None, role: str | None) -> str:
         return f"{worker}: {record.effective_role} -> {role} (pool {record.pool})"
 
 
-async def _listing(members: Members) -> str:
+async def _listing(members: ClusterMembers) -> str:
     records = await members.all()
     states = await asyncio.gather(*(_state(members, record) for record in records))
     rows = [_row(record, state) for record, state in zip(records, states, strict=True)]
@@ -51,7 +51,7 @@ def _row(record: WorkerRecord, state: str) -> tuple[str, ...]:
     return (worker.id, record.pool, record.effective_role, str(worker.incarnation), worker.address, state)
 
 
-async def _state(members: Members, record: WorkerRecord) -> str:
+async def _state(members: ClusterMembers, record: WorkerRecord) -> str:
     """What it says itself; a worker that does not answer is still listed until its entry lapses."""
     try:
         async with members.stub(record.worker) as stub:

@@ -10,21 +10,21 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from tandem.cli.door import require_door
+from tandem.cli.auth_check import require_auth_if_public
 from tandem.cli.free_port import require_free_port
-from tandem.cli.gateway_child import GatewayChild
-from tandem.cli.gpus import gpu_share
-from tandem.cli.own_session import enter_own_session
-from tandem.cli.progress import Progress
+from tandem.cli.gateway_process import GatewayProcess
+from tandem.cli.gpu_assignment import gpu_share
+from tandem.cli.process_session import enter_own_session
 from tandem.cli.run_secret import run_secret
-from tandem.cli.stop import StopSignals
-from tandem.cli.threads import threads_by_pool
+from tandem.cli.signals import StopSignals
+from tandem.cli.startup_progress import Progress
+from tandem.cli.thread_assignment import threads_by_pool
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
-from tandem.obs.logs import set_up_logging
-from tandem.stores.embedded import EmbeddedServer, EmbeddedServerError
+from tandem.obs.logging_setup import set_up_logging
+from tandem.stores.embedded_redis import EmbeddedServer, EmbeddedServerError
 
 READY_TIMEOUT_S = 180.0
 
@@ -32,7 +32,7 @@ READY_TIMEOUT_S = 180.0
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM, then drain and leave no process behind."""
     require_free_port(resolved.config.gateway)
-    require_door(resolved)
+    require_auth_if_public(resolved)
     code = enter_own_session()
     if code is not None:
         return code
@@ -68,14 +68,14 @@ def _private(config: Config, stack: ExitStack, progress: Progress) -> Config:
     return replace(config, redis=redis, cluster=cluster)
 
 
-def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSignals) -> tuple[GatewayChild, Path]:
+def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSignals) -> tuple[GatewayProcess, Path]:
     """Start everything, side by side where Ray, which takes longest, lets the rest begin early. What was started is on
     the stack; returns the gateway and where workers log."""
     pools = {pool: size for pool in ("prefill", "decode", "mixed") if (size := getattr(config.serve, pool))}
     # What a worker on a GPU computes on the CPU fills no core.
     num_threads = config.engine.num_threads or (1 if config.model.device == "cuda" else 0)
     threads = threads_by_pool(pools, num_threads)
-    gateway = stack.enter_context(GatewayChild(config))
+    gateway = stack.enter_context(GatewayProcess(config))
     progress.step("model", f"preparing {config.model.id}")
     _prepare_model(config)
     progress.step("ray", "starting")
@@ -125,11 +125,11 @@ def _counted(num_threads: int) -> str:
 
 def _prepare_model(config: Config) -> None:
     """Fetch and convert the model once, before several workers want it."""
-    catalog = import_module("tandem.runtime.catalog")
-    catalog.locate(config.model.id, catalog.cache_root(config.model.cache_dir))
+    catalog = import_module("tandem.runtime.model_store")
+    catalog.resolve_model(config.model.id, catalog.cache_root(config.model.cache_dir))
 
 
-def _banner(gateway: GatewayChild, config: Config, logs: Path) -> str:
+def _banner(gateway: GatewayProcess, config: Config, logs: Path) -> str:
     url, model = gateway.url, config.model.served_names[0]
     key = ' -H "authorization: Bearer $TANDEM_API_KEY"' if config.gateway.auth == "keys" else ""
     console = f"  console: {url}/console\n" if config.gateway.console else ""

@@ -8,50 +8,50 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tandem.cli import autoscale, sim_setup
-from tandem.cli.bar import Bar
-from tandem.cli.sim_flags import SECTIONS
+from tandem.cli import simulate_autoscale, simulate_setup
+from tandem.cli.progress_bar import ProgressBar
+from tandem.cli.simulate_flags import SECTIONS
 from tandem.core.clock import SystemClock
 from tandem.core.settings import Resolved
 from tandem.core.slo import Slo, parse_slo
 from tandem.sim import table
 from tandem.sim.cluster import SimCluster
 from tandem.sim.deployment import Deployment, parse_pools
-from tandem.sim.report import ALL, Report
-from tandem.sim.run import collecting_seldom, simulate
-from tandem.sim.series import Series
-from tandem.sim.tally import GroupTally, Tally
+from tandem.sim.latency_stats import GroupTally, LatencyStats
+from tandem.sim.report import ALL, SimulationReport
+from tandem.sim.simulate import collecting_seldom, simulate
+from tandem.sim.time_series import Series
 
 FORMAT = "tandem-simulation-1"
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """0, also where requests were not served: the report says so. Raises TandemError for what cannot be simulated."""
-    machines, resolved = sim_setup.machines(resolved, args)
+    machines, resolved = simulate_setup.machines(resolved, args)
     if len(machines) > 1:
-        raise sim_setup.refuse(f"--hardware {args.hardware}: a cluster to simulate has one kind")
+        raise simulate_setup.refuse(f"--hardware {args.hardware}: a cluster to simulate has one kind")
     deployment = Deployment(
         machine=machines[0],
         pools=parse_pools(args.pools, args.tp),
         config=resolved.config,
-        link_bandwidth=sim_setup.link_bandwidth(args),
-        kv_bytes=sim_setup.kv_bytes(resolved),
-        tenants=sim_setup.tenants(resolved),
+        link_bandwidth=simulate_setup.link_bandwidth(args),
+        kv_bytes=simulate_setup.kv_bytes(resolved),
+        tenants=simulate_setup.tenants(resolved),
     )
-    slo, path, chart = parse_slo(args.slo), sim_setup.writable("--json", args.json), _chart(args)
+    slo, path, chart = parse_slo(args.slo), simulate_setup.writable("--json", args.json), _chart(args)
     if args.autoscale:
         if chart is not None:
-            raise sim_setup.refuse("--chart draws fixed numbers of workers; take --json with --autoscale")
-        return autoscale.run(deployment, resolved.config.planner, args, slo, path)
+            raise simulate_setup.refuse("--chart draws fixed numbers of workers; take --json with --autoscale")
+        return simulate_autoscale.run(deployment, resolved.config.planner, args, slo, path)
     series = Series() if path or chart else None
-    count = sim_setup.count_of(args)
+    count = simulate_setup.count_of(args)
     report, tally, wall_s = _run(deployment, args, slo, series, count)
     heading = f"{args.workload}, seed {args.seed}: {deployment}"
     rate = f"{report.num_requests / wall_s:,.0f} requests per second" if wall_s else "at once"
     facts = [*deployment.machine.about, ("simulated", f"in {wall_s:.1f} s, {rate}")]
     print(f"{heading}\n\n{table.told(report, slo)}\n{table.facts(facts)}")  # noqa: T201 - the command's output
     if path is not None:
-        sim_setup.write_json(path, _document(args, count, deployment, report, tally, series))
+        simulate_setup.write_json(path, _document(args, count, deployment, report, tally, series))
     if chart is not None and series is not None:
         import_module("tandem.sim.chart").draw_run(chart, heading, tally, series)
     return 0
@@ -59,28 +59,28 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
 
 def _run(
     deployment: Deployment, args: argparse.Namespace, slo: Slo, series: Series | None, count: int | None
-) -> tuple[Report, Tally, float]:
+) -> tuple[SimulationReport, LatencyStats, float]:
     clock = SystemClock()
     began = clock.now()
     num_ended = 0
 
-    def look(cluster: SimCluster, _tally: Tally) -> None:
+    def look(cluster: SimCluster, _tally: LatencyStats) -> None:
         nonlocal num_ended
         num_ended += 1
         bar.update(num_ended, lambda: f"{cluster.now:,.1f} s virtual, {num_ended / (clock.now() - began):,.0f}/s")
 
-    with Bar(clock, count) as bar, collecting_seldom():
+    with ProgressBar(clock, count) as bar, collecting_seldom():
         try:
-            asks = sim_setup.asks(args, count, args.seed)
+            asks = simulate_setup.asks(args, count, args.seed)
             report, tally = simulate(deployment.cluster(args.seed), asks, slo, series=series, look=look)
         except ValueError as error:
-            raise sim_setup.refuse(str(error)) from error
+            raise simulate_setup.refuse(str(error)) from error
     return report, tally, clock.now() - began
 
 
 def _chart(args: argparse.Namespace) -> Path | None:
     """Imports matplotlib before a long run, so that its absence is told at once."""
-    path = sim_setup.writable("--chart", args.chart)
+    path = simulate_setup.writable("--chart", args.chart)
     if path is not None:
         import_module("tandem.sim.chart").require_drawable(path)
     return path
@@ -90,8 +90,8 @@ def _document(
     args: argparse.Namespace,
     count: int | None,
     deployment: Deployment,
-    report: Report,
-    tally: Tally,
+    report: SimulationReport,
+    tally: LatencyStats,
     series: Series | None,
 ) -> dict[str, Any]:
     """What `--json` writes: seconds, bytes and tokens, as the dataclasses say. `buckets`: how each measure of each

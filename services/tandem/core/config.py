@@ -133,7 +133,7 @@ class SloConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffConfig:
     transport: Literal["nixl", "local"] = _doc("how KV blocks move between workers", "nixl")
-    lease_s: float = _doc("how long a giver keeps offered KV without a renewal", 10.0)
+    lease_s: float = _doc("how long a producer keeps offered KV without a renewal", 10.0)
     pull_timeout_s: float = _doc("a pull is lost when no KV or no word of its source comes for so long", 30.0)
     drain_timeout_s: float = _doc("a read that does not end for this long costs the whole peer", 10.0)
     digests: bool = _doc("check every block that was read; off is for measuring only", True)

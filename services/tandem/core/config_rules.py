@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tandem.core.config import Config, SloConfig, value_of
-from tandem.core.worker_groups import read_groups
+from tandem.core.ray_worker_groups import read_groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockHash, HandoffKey, JobKey, WorkerRef
-from tandem.core.stages import JobStages
+from tandem.core.request_stages import JobStages
 
 
 class FinishReason(Enum):
@@ -46,7 +46,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScored:
+class PromptLogprobs:
     """The prompt's tokens from the `first_index`-th on, each with its log probability after those before it. The first
     token of a prompt has none, so the first score is of index 1. An index may come again, with the same score."""
 
@@ -56,7 +56,7 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenRun:
     """Consecutive output tokens of a choice from the `first_index`-th on, as bare ids, drawn one step after another;
     none of them is the last."""
 
@@ -93,7 +93,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class KVReceived:
     """The KV of a `Resume` has arrived, or as much of a prefix as could be read from the cache of `source`. Not an end.
 
     `num_exposed_bytes` were unread when the last announcement came. Seconds: from the first and from the last
@@ -112,7 +112,7 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class MigrationOffered:
     """A worker that drains wants a running choice to go on elsewhere, and offers its KV under `offer` while it goes on
     drawing tokens itself. Not an end."""
 
@@ -120,7 +120,7 @@ class Moving:
     offer: HandoffKey
 
 
-JobEvent = Token | PromptScored | Pulled | Moving | Finished | Failed | Cancelled
+JobEvent = Token | PromptLogprobs | KVReceived | MigrationOffered | Finished | Failed | Cancelled
 TerminalEvent = Finished | Failed | Cancelled
 
 
@@ -140,10 +140,10 @@ class BlockEvicted:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockDemoted:
+class BlockOffloaded:
     """The last copy of a block in device memory is gone, one in host memory is left. Stored again, it is back."""
 
     hash: BlockHash
 
 
-KVFact = BlockStored | BlockEvicted | BlockDemoted
+KVFact = BlockStored | BlockEvicted | BlockOffloaded

@@ -9,7 +9,7 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-def grouped(given: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def group_by(given: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """By what `key` tells of each, in the order in which they came."""
     found: dict[K, list[T]] = {}
     for one in given:

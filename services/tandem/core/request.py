@@ -159,7 +159,7 @@ class _Job:
         choices = range(self.choice, self.choice + self.num_choices)
         return tuple(JobKey(self.request.id, self.attempt, choice) for choice in choices)
 
-    def of(self, choice: int) -> Self:
+    def for_choice(self, choice: int) -> Self:
         """The part of one of its choices, as a job of its own."""
         return self if self.num_choices == 1 else replace(self, choice=choice, num_choices=1)
 
@@ -182,14 +182,14 @@ class RemotePrefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generate(_Job):
+class GenerateJob(_Job):
     """All of it here: prefill, then decode to the end. `prefix`: what need not be computed."""
 
     prefix: RemotePrefix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill(_Job):
+class PrefillJob(_Job):
     """Compute the known tokens, draw one, offer the KV under `offer` for as long as its lease lives. `prefix`: what
     need not be computed."""
 
@@ -202,7 +202,7 @@ class Prefill(_Job):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resume(_Job):
+class ResumeJob(_Job):
     """Take the KV that `source` offers under `offer`, then decode to the end.
 
     `offer_attempt`: of the attempt that computes or has computed that KV; 0: this one's own Prefill does.
@@ -217,7 +217,7 @@ class Resume(_Job):
         return HandoffKey(self.handoff, self.offer_attempt or self.attempt)
 
 
-Job = Generate | Prefill | Resume
+Job = GenerateJob | PrefillJob | ResumeJob
 
 
 def _require(ok: bool, param: str, rule: str, value: object) -> None:

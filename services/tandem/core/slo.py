@@ -33,7 +33,7 @@ class Slo:
     def of_ms(cls, ttft_ms: float | None, itl_ms: float | None) -> Slo:
         return cls(*(None if target is None else target / 1e3 for target in (ttft_ms, itl_ms)))
 
-    def is_late(self, ttft_s: float | None) -> bool:
+    def violates_ttft(self, ttft_s: float | None) -> bool:
         """The first token came after the target, or the request failed: None."""
         return ttft_s is None or (self.ttft_s is not None and ttft_s > self.ttft_s)
 
@@ -44,7 +44,7 @@ class Slo:
 
     def is_met(self, ttft_s: float | None, num_late: int, num_gaps: int) -> bool:
         """By a request with so many late ones of so many gaps; a `ttft_s` of None: it failed."""
-        return not self.is_late(ttft_s) and num_late <= TOLERATED * num_gaps
+        return not self.violates_ttft(ttft_s) and num_late <= TOLERATED * num_gaps
 
 
 def parse_slo(text: str) -> Slo:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Verdict(Enum):
+class Severity(Enum):
     """The value is what reports say."""
 
     OK = "ok"
@@ -23,34 +23,34 @@ class Finding:
     `figures` are     for machines, where what was found is a measurement."""
 
     check: str
-    verdict: Verdict
+    verdict: Severity
     found: str
     fix: str = ""
     figures: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if bool(self.fix) is not (self.verdict in (Verdict.WARN, Verdict.FAIL)):
+        if bool(self.fix) is not (self.verdict in (Severity.WARN, Severity.FAIL)):
             raise ValueError(f"{self.check}: a fix is for what is wrong, and all that is wrong has one")
         if not self.found:
             raise ValueError(f"{self.check}: nothing is said of what was found")
 
 
 def ok(check: str, found: str) -> Finding:
-    return Finding(check, Verdict.OK, found)
+    return Finding(check, Severity.OK, found)
 
 
 def warn(check: str, found: str, fix: str) -> Finding:
-    return Finding(check, Verdict.WARN, found, fix)
+    return Finding(check, Severity.WARN, found, fix)
 
 
 def fail(check: str, found: str, fix: str) -> Finding:
-    return Finding(check, Verdict.FAIL, found, fix)
+    return Finding(check, Severity.FAIL, found, fix)
 
 
 def skip(check: str, reason: str) -> Finding:
-    return Finding(check, Verdict.SKIP, reason)
+    return Finding(check, Severity.SKIP, reason)
 
 
 def wrong(check: str, found: str, fix: str, *, is_fatal: bool) -> Finding:
     """A failure where it is fatal, else a warning."""
-    return Finding(check, Verdict.FAIL if is_fatal else Verdict.WARN, found, fix)
+    return Finding(check, Severity.FAIL if is_fatal else Severity.WARN, found, fix)

@@ -131,7 +131,7 @@ def _nixl(torch: Torch, major: int) -> Finding:
 
 
 def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Sequence[Finding]:
-    told = f"{index} {gpu.name}, driver {driver}, {size.told(gpu.num_bytes)}"
+    told = f"{index} {gpu.name}, driver {driver}, {size.format_bytes(gpu.num_bytes)}"
     found: list[Finding] = []
     if gpu.compute_mode == "Prohibited":
         found.append(fail("gpu", f"{told}: nobody may compute on it", f"`nvidia-smi -i {index} -c DEFAULT`"))

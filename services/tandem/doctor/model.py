@@ -46,7 +46,7 @@ class ModelFacts:
 def read_model(model: ModelConfig) -> ModelFacts | None:
     """None where nothing is installed that runs models."""
     try:
-        catalog = import_module("tandem.runtime.catalog")
+        catalog = import_module("tandem.runtime.model_store")
     except ModuleNotFoundError:
         return None
     root: Path = catalog.cache_root(model.cache_dir)
@@ -77,11 +77,11 @@ def _model(facts: ModelFacts) -> Finding:
     if not facts.directory:
         fix = "the first worker fetches it; where it cannot, fetch it elsewhere and mount it (`cache` of the chart)"
         return warn("model", f"{facts.model} is not on this machine yet", fix)
-    return ok("model", f"{facts.model} in {facts.directory}, {size.told(facts.num_bytes)} of weights")
+    return ok("model", f"{facts.model} in {facts.directory}, {size.format_bytes(facts.num_bytes)} of weights")
 
 
 def _cache(cache: Cache, *, is_needed: bool) -> Finding:
-    told = f"{size.told(cache.num_free_bytes)} are free in {cache.path}"
+    told = f"{size.format_bytes(cache.num_free_bytes)} are free in {cache.path}"
     if cache.problem and is_needed:
         fix = "--model-cache-dir DIRECTORY that can be written, in a pod the volume of `cache`"
         return fail("cache", f"{cache.path}: {cache.problem}", fix)

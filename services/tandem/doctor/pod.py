@@ -11,7 +11,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodFacts:
     """`api` is host:port of the API server, empty outside a cluster."""
 
     api: str
@@ -19,16 +19,16 @@ class Pod:
     has_token: bool
 
 
-def read_pod(system: System) -> Pod:
+def read_pod(system: System) -> PodFacts:
     host, port = system.environ.get("KUBERNETES_SERVICE_HOST", ""), system.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    return Pod(
+    return PodFacts(
         api=f"{host}:{port}" if host else "",
         namespace=system.text(f"{ACCOUNT}/namespace"),
         has_token=bool(system.text(f"{ACCOUNT}/token")),
     )
 
 
-def judge_pod(pod: Pod) -> Finding:
+def judge_pod(pod: PodFacts) -> Finding:
     if not pod.api:
         return skip("pod", "KUBERNETES_SERVICE_HOST is unset: this is no pod")
     token = "a" if pod.has_token else "no"

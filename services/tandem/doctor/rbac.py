@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tandem.core.config import Config
 from tandem.doctor.finding import Finding, fail, ok, skip
-from tandem.doctor.pod import ACCOUNT, Pod, read_pod
+from tandem.doctor.pod import ACCOUNT, PodFacts, read_pod
 from tandem.doctor.system import System
 
 ANSWER_S = 5.0
@@ -69,7 +69,7 @@ def review(permissions: Sequence[Permission], namespace: str, post: Post) -> Rev
     return Reviewed(tuple(denied), len(permissions))
 
 
-def poster(system: System, pod: Pod) -> Post:
+def poster(system: System, pod: PodFacts) -> Post:
     """As the pod's service account, over TLS that is checked by the CA beside its token."""
     context = ssl.create_default_context(cafile=str(system.path(f"{ACCOUNT}/ca.crt")))
     token = system.text(f"{ACCOUNT}/token")

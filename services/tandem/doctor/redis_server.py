@@ -16,7 +16,7 @@ from redis.exceptions import (
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.doctor.finding import Finding, fail, ok, warn
-from tandem.stores.client import connect
+from tandem.stores.redis_client import connect
 
 OLDEST = (7, 0)
 """Valkey counts from 7.2 on."""

@@ -6,24 +6,24 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.doctor.check import Examined
-from tandem.doctor.finding import Finding, Verdict
+from tandem.doctor.finding import Finding, Severity
+from tandem.doctor.runner import Examined
 
-_COLOURS = {Verdict.OK: "32", Verdict.WARN: "33", Verdict.FAIL: "31", Verdict.SKIP: "2"}
+_COLOURS = {Severity.OK: "32", Severity.WARN: "33", Severity.FAIL: "31", Severity.SKIP: "2"}
 """SGR codes: green, yellow, red, faint."""
-_NOUNS = {Verdict.OK: "ok", Verdict.WARN: "to look at", Verdict.FAIL: "failed", Verdict.SKIP: "skipped"}
+_NOUNS = {Severity.OK: "ok", Severity.WARN: "to look at", Severity.FAIL: "failed", Severity.SKIP: "skipped"}
 
 
 def exit_code(examined: Sequence[Examined], *, is_strict: bool) -> int:
     """0: all is well, whatever was skipped; 1: something failed, or is to be looked at where that counts too."""
     verdicts = {finding.verdict for finding in _findings(examined)}
-    return int(Verdict.FAIL in verdicts or (is_strict and Verdict.WARN in verdicts))
+    return int(Severity.FAIL in verdicts or (is_strict and Severity.WARN in verdicts))
 
 
 def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
     """One line per finding, its fix below it, and a line that counts them."""
     findings = _findings(examined)
-    widths = max(map(len, (v.value for v in Verdict))), max((len(f.check) for f in findings), default=0)
+    widths = max(map(len, (v.value for v in Severity))), max((len(f.check) for f in findings), default=0)
     lines: list[str] = []
     for finding in findings:
         verdict = _painted(finding.verdict.value.ljust(widths[0]), finding.verdict, has_colour)
@@ -40,7 +40,7 @@ def document(examined: Sequence[Examined], *, is_strict: bool) -> dict[str, Any]
     counted = Counter(finding.verdict for finding in _findings(examined))
     return {
         "ok": exit_code(examined, is_strict=is_strict) == 0,
-        "counts": {verdict.value: counted[verdict] for verdict in Verdict},
+        "counts": {verdict.value: counted[verdict] for verdict in Severity},
         "findings": [_entry(finding) for finding in _findings(examined)],
         "seconds": {one.check: round(one.seconds, 3) for one in examined},
     }
@@ -59,5 +59,5 @@ def _findings(examined: Sequence[Examined]) -> list[Finding]:
     return [finding for one in examined for finding in one.findings]
 
 
-def _painted(text: str, verdict: Verdict, has_colour: bool) -> str:
+def _painted(text: str, verdict: Severity, has_colour: bool) -> str:
     return f"\x1b[{_COLOURS[verdict]}m{text}\x1b[0m" if has_colour else text

@@ -6,9 +6,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.core.addresses import is_loopback
 from tandem.core.config import Config
 from tandem.core.errors import TandemError
-from tandem.core.hosts import is_loopback
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
 from tandem.wire.secret_file import SecretFile, parse_secrets
 

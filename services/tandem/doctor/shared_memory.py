@@ -35,12 +35,12 @@ def judge_shared_memory(found: SharedMemory | None) -> Finding:
     fix = "docker: --shm-size=1g; in a pod `pools.<name>.sharedMemory: 1Gi`; else `mount -o remount,size=1G /dev/shm`"
     if found is None:
         return fail("shared-memory", f"there is no {DIRECTORY}, where Ray and UCX keep what processes share", fix)
-    told = f"{size.told(found.num_free_bytes)} of {size.told(found.num_bytes)} are free in {DIRECTORY}"
+    told = f"{size.format_bytes(found.num_free_bytes)} of {size.format_bytes(found.num_bytes)} are free in {DIRECTORY}"
     if found.num_bytes < NEEDED_BYTES:
-        return fail("shared-memory", f"{told}, and a Ray with workers needs {size.told(NEEDED_BYTES)}", fix)
+        return fail("shared-memory", f"{told}, and a Ray with workers needs {size.format_bytes(NEEDED_BYTES)}", fix)
     if found.num_free_bytes < NEEDED_BYTES:
         emptied = f"end what fills it (`ls -l {DIRECTORY}` shows what crashed processes left), or make it larger: {fix}"
-        return fail("shared-memory", f"{told}, and a Ray with workers needs {size.told(NEEDED_BYTES)}", emptied)
+        return fail("shared-memory", f"{told}, and a Ray with workers needs {size.format_bytes(NEEDED_BYTES)}", emptied)
     if found.num_bytes < USUAL_BYTES:
         return warn("shared-memory", f"{told}, enough for a few small workers only", fix)
     return ok("shared-memory", told)

@@ -7,7 +7,7 @@ from tandem.core.config import Bytes
 _GIB = 1 << 30
 
 
-def told(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """Exact where a unit divides it, else to a tenth of a GiB or a whole MiB."""
     if num_bytes % _GIB and num_bytes > _GIB:
         return f"{num_bytes / _GIB:.1f}GiB"

@@ -1,7 +1,7 @@
 """Two processes of this machine, one of which reads the other's memory over NIXL; never judges how.
 
-`python -m tandem.doctor.ucx_trial` is the taker and starts the giver itself. It prints one line of JSON; what UCX chose
-stands in UCX's own log, on standard error.
+`python -m tandem.doctor.ucx_trial` is the consumer and starts the producer itself. It prints one line of JSON; what UCX
+chose stands in UCX's own log, on standard error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import time
 from typing import Any, NoReturn
 
 from tandem.core.errors import TandemError
-from tandem.transfer.nixl_library import NixlAgent, open_agent
+from tandem.transfer.nixl_agent import NixlAgent, open_agent
 
 MODULE = "tandem.doctor.ucx_trial"
 NUM_BYTES = 8 << 20
 NUM_READS = 5
 """The first one connects; the best of the rest is told."""
-_GIVER = "giver"
+_PRODUCER = "producer"
 _POLL_S = 0.0005
 _CONTENT = 0x5A
 
@@ -30,14 +30,14 @@ _CONTENT = 0x5A
 def take() -> dict[str, Any]:
     """Seconds of the best read. Raises TandemError, or an error of NIXL's."""
     quiet = {**os.environ, "UCX_LOG_LEVEL": "error", "UCX_PROTO_INFO": "n"}
-    command = [sys.executable, "-m", MODULE, _GIVER]
+    command = [sys.executable, "-m", MODULE, _PRODUCER]
     # Leaving the context closes its input, which ends it.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=quiet, text=True) as giver:
-        assert giver.stdout is not None
-        agent, memory = _registered("taker", 0)
-        told = giver.stdout.readline()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=quiet, text=True) as producer:
+        assert producer.stdout is not None
+        agent, memory = _registered("consumer", 0)
+        told = producer.stdout.readline()
         if not told:
-            raise RuntimeError("the giver did not start")
+            raise RuntimeError("the producer did not start")
         metadata, address = json.loads(told)
         seconds = _read(agent, memory, bytes.fromhex(metadata), address)
         return {"num_bytes": NUM_BYTES, "seconds": seconds}
@@ -68,7 +68,7 @@ def _once(agent: NixlAgent, read: Any) -> float:
 
 def give() -> None:
     """Polled until standard input ends: a read over TCP moves only while its target polls."""
-    agent, memory = _registered(_GIVER, _CONTENT)
+    agent, memory = _registered(_PRODUCER, _CONTENT)
     print(json.dumps([agent.api.get_agent_metadata().hex(), ctypes.addressof(memory)]), flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], _POLL_S)[0]:
         agent.api.get_new_notifs()
@@ -90,7 +90,7 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == [_GIVER]:
+    if sys.argv[1:] == [_PRODUCER]:
         give()
         _end(0)
     try:

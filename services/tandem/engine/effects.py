@@ -7,48 +7,48 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind
 from tandem.core.events import JobEvent
 from tandem.core.ids import HandoffKey, WorkerRef
-from tandem.engine.job_times import JobTimes
-from tandem.kv.handoff import Announcement, Borrow
-from tandem.kv.pull_outcome import StartRead, Teardown
+from tandem.engine.job_timings import JobTimes
+from tandem.kv.handoff import Announcement, RemotePrefixRequest
+from tandem.kv.pull_actions import StartRead, TearDownProducer
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class SendEvent:
     """Tell the job's gateway."""
 
     event: JobEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell the taker that follows this hand-off."""
+class SendAnnouncement:
+    """Tell the consumer that follows this hand-off."""
 
-    taker: WorkerRef
+    consumer: WorkerRef
     message: Announcement
 
 
 @dataclass(frozen=True, slots=True)
-class EndHandoff:
-    """Tell the taker that a hand-off it follows is no more."""
+class SendHandoffEnded:
+    """Tell the consumer that a hand-off it follows is no more."""
 
-    taker: WorkerRef
+    consumer: WorkerRef
     key: HandoffKey
     kind: ErrorKind
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
-    """Follow a hand-off at its source, connecting to it first where there is no connection. `borrow`: ask for it, as
-    often as it must be followed anew."""
+class FollowHandoff:
+    """Follow a hand-off at its source, connecting to it first where there is no connection. `prefix_request`: ask for
+    it, as often as it must be followed anew."""
 
     source: WorkerRef
     key: HandoffKey
-    borrow: Borrow | None = None
+    prefix_request: RemotePrefixRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Unfollow:
+class ReleaseHandoff:
     """Tell the source that its lease is not needed any more; `is_taken`: because all that it offered is here."""
 
     source: WorkerRef
@@ -57,7 +57,7 @@ class Unfollow:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class SendRemainderRequest:
     """Ask the source of a sequence that moves for the rest of it. `num_output_tokens` of its output are known here."""
 
     source: WorkerRef
@@ -66,7 +66,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class RenewLeases:
     """Ask the source for more time; its answer comes back as `Engine.renewed`."""
 
     source: WorkerRef
@@ -74,10 +74,21 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnded:
     """A job is over here with its last choice: once for each that was accepted."""
 
     times: JobTimes
 
 
-Effect = Emit | Announce | EndHandoff | Follow | Unfollow | Take | Renew | Ended | StartRead | Teardown
+Effect = (
+    SendEvent
+    | SendAnnouncement
+    | SendHandoffEnded
+    | FollowHandoff
+    | ReleaseHandoff
+    | SendRemainderRequest
+    | RenewLeases
+    | JobEnded
+    | StartRead
+    | TearDownProducer
+)

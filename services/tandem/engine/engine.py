@@ -10,28 +10,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, KVFact, PromptScored, Tokens
+from tandem.core.events import Cancelled, Failed, KVFact, PromptLogprobs, TokenRun
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
-from tandem.core.load import Books, Drained, Load
-from tandem.core.request import Job, Prefill, Resume
-from tandem.engine.accounts import books, check_blocks, load
-from tandem.engine.effects import Effect, Emit
-from tandem.engine.evacuation import Evacuation
-from tandem.engine.exits import Exits
-from tandem.engine.giver import Giver
+from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
+from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.engine_stats import check_blocks, engine_stats, load
+from tandem.engine.job_completion import JobCompletion
+from tandem.engine.job_events import tokens
 from tandem.engine.job_table import JobTable
-from tandem.engine.reports import tokens
-from tandem.engine.taker import Taker
-from tandem.engine.timekeeper import Timekeeper
-from tandem.kv.handoff import Announcement, Borrow
-from tandem.kv.pool import BlockPool
-from tandem.kv.pull_book import PullBook
-from tandem.sched.pacer import Pacer
-from tandem.sched.plan import StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits
-from tandem.sched.run import DecodeRun
+from tandem.engine.job_timeline import JobTimeline
+from tandem.engine.kv_consumer import KVConsumer
+from tandem.engine.kv_producer import KVProducer
+from tandem.engine.migration import DrainMigration
+from tandem.kv.block_pool import BlockPool
+from tandem.kv.handoff import Announcement, RemotePrefixRequest
+from tandem.kv.kv_consumer import PullTable
+from tandem.sched.decode_run import DecodeRun
+from tandem.sched.limits import SchedulerLimits
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.speculate import Speculation
+from tandem.sched.spec_decode import Speculation
+from tandem.sched.step_plan import StepPlan, StepResult
+from tandem.sched.step_sizer import StepSizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +63,16 @@ class Engine:
     ) -> None:
         self._pool = pool
         self._scheduler = Scheduler(pool, limits, model_fingerprint, speculation)
-        self._giver = Giver(pool, self._scheduler.lending, handoff.lease_s)
-        self._evacuation = Evacuation(self._scheduler.departures, self._giver)
+        self._producer = KVProducer(pool, self._scheduler.prefix_server, handoff.lease_s)
+        self._drain_migration = DrainMigration(self._scheduler.migrations, self._producer)
         self._jobs = JobTable()
-        self._times = Timekeeper()
-        self._exits = Exits(self._scheduler, self._jobs, self._evacuation, self._times)
-        self._pulls = PullBook(
+        self._times = JobTimeline()
+        self._completion = JobCompletion(self._scheduler, self._jobs, self._drain_migration, self._times)
+        self._pulls = PullTable(
             pull_timeout_s=handoff.pull_timeout_s, drain_timeout_s=handoff.drain_timeout_s, block_size=pool.block_size
         )
-        self._taker = Taker(
-            self._pulls, pool, self._scheduler, self._jobs, self._exits, handoff.lease_s, handoff.block_bytes
+        self._consumer = KVConsumer(
+            self._pulls, pool, self._scheduler, self._jobs, self._completion, handoff.lease_s, handoff.block_bytes
         )
         self._plan_depth = plan_depth
         self.draining = False
@@ -89,15 +89,19 @@ class Engine:
         fenced, forbidden = met
         if self.draining:
             raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
-        if isinstance(job, Resume):
-            self._taker.check_free(job)
+        if isinstance(job, ResumeJob):
+            self._consumer.check_free(job)
         self._jobs.forget(now)
         self._scheduler.add(job, now)
-        effects = self._promise(job, now) if isinstance(job, Prefill) else []
+        effects = self._promise(job, now) if isinstance(job, PrefillJob) else []
         effects += [effect for older in fenced for effect in self.cancel(older, now)]
         self._jobs.add(job)
         self._times.accepted(job, now)
-        effects += self._taker.open(job, now) if isinstance(job, Resume) else self._taker.borrow(job, now)
+        effects += (
+            self._consumer.open(job, now)
+            if isinstance(job, ResumeJob)
+            else self._consumer.fetch_remote_prefix(job, now)
+        )
         return effects + [effect for key in forbidden for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
@@ -105,15 +109,15 @@ class Engine:
         job = self._jobs.find(key)
         if job is None:
             if not self._jobs.is_known(key):
-                self._jobs.forbid(key, now)
+                self._jobs.tombstone(key, now)
             return []
-        return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), Emit(Cancelled(key))]
+        return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), SendEvent(Cancelled(key))]
 
-    def evacuate(self, now: float) -> list[Effect]:
+    def start_drain(self, now: float) -> list[Effect]:
         """Take no new jobs, and let those that are here go on elsewhere: a sequence that runs is offered, and draws on
         until it is taken; what has no KV to offer, or is in the way, fails as DRAINING. Prefills end as ever."""
         self.draining = True
-        self._evacuation.begin()
+        self._drain_migration.begin()
         return self._evacuate(now)
 
     # ---- the step
@@ -128,12 +132,12 @@ class Engine:
         effects: list[Effect] = []
         for offer in planned.offers:
             job = self._jobs.named(offer.key)
-            assert isinstance(job, Prefill)
-            self._giver.start(job, offer.blocks)
+            assert isinstance(job, PrefillJob)
+            self._producer.start(job, offer.blocks)
         for grant in planned.pulls:
-            effects += self._taker.granted(grant, now)
+            effects += self._consumer.granted(grant, now)
         is_stuck = not (planned.step or planned.pulls or self._scheduler.num_open_plans or self._pulls.num_reads)
-        back = self._evacuation.in_the_way() if is_stuck else ()
+        back = self._drain_migration.in_the_way() if is_stuck else ()
         return planned.step, effects + [x for key in back for x in self._give_back(key, now)]
 
     @property
@@ -148,197 +152,204 @@ class Engine:
         for progress in self._scheduler.commit(result):
             if progress.scores:
                 name = (self._jobs.live_keys(progress.key) or [progress.key])[0]
-                effects.append(Emit(PromptScored(name, progress.first_scored, progress.scores)))
+                effects.append(SendEvent(PromptLogprobs(name, progress.first_scored, progress.scores)))
             for part in progress.parts:
                 self.num_generated += len(part.tokens)
                 effects += tokens(part, times.drew(part, now) if part.tokens and part.key in times.undrawn else None)
-                effects += [] if part.has_ended else self._evacuation.computed(part)
-            if isinstance(progress.job, Prefill):
-                effects += self._giver.offer(progress.job, progress, now)
-            effects += self._exits.settle(progress, now)
-        return [*effects, *self._giver.announce_lent(now), *self._taker.read_on(now)]
+                effects += [] if part.has_ended else self._drain_migration.computed(part)
+            if isinstance(progress.job, PrefillJob):
+                effects += self._producer.offer(progress.job, progress, now)
+            effects += self._completion.settle(progress, now)
+        return [*effects, *self._producer.announce_served(now), *self._consumer.read_on(now)]
 
     def run(self, limit: int) -> DecodeRun | None:
         """What `begin` would plan next, as far as that is the same decodes over and over; changes nothing. Nobody draws
         the first token here in a run."""
         return None if self._times.undrawn else self._scheduler.run(limit)
 
-    def finish_run(self, run: DecodeRun, drawn: Sequence[Sequence[int]]) -> list[Tokens]:
+    def finish_run(self, run: DecodeRun, drawn: Sequence[Sequence[int]]) -> list[TokenRun]:
         """Take in a run's first steps: as many tokens of each of its sequences, in its order. No sequence ends."""
         self.num_generated += sum(len(ids) for ids in drawn)
         return self._scheduler.commit_run(run, drawn)
 
-    # ---- the giver's side of hand-offs
+    # ---- the producer's side of hand-offs
 
-    def follow(self, key: HandoffKey, taker: WorkerRef, now: float, borrow: Borrow | None = None) -> list[Effect]:
-        """A taker wants a hand-off's announcements, from the first on; `borrow`: of cached blocks, to be lent now."""
-        self._evacuation.follow(key, now)
-        return self._giver.follow(key, taker, now, borrow)
+    def follow(
+        self, key: HandoffKey, consumer: WorkerRef, now: float, prefix_request: RemotePrefixRequest | None = None
+    ) -> list[Effect]:
+        """A consumer wants a hand-off's announcements, from the first on; `prefix_request`: of cached blocks, to be
+        lent now."""
+        self._drain_migration.follow(key, now)
+        return self._producer.follow(key, consumer, now, prefix_request)
 
-    def renew(self, keys: Iterable[HandoffKey], taker: WorkerRef, now: float) -> list[Effect]:
-        """A taker needs more time; `now` is the moment of the answer."""
-        return self._giver.renew(keys, taker, now)
+    def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
+        """A consumer needs more time; `now` is the moment of the answer."""
+        return self._producer.renew(keys, consumer, now)
 
     def take(self, key: HandoffKey, num_output_tokens: int) -> None:
-        """The taker of a sequence that moves has nearly all of its KV, and knows so many of its output tokens."""
-        self._evacuation.ask_rest(key, num_output_tokens)
+        """The consumer of a sequence that moves has nearly all of its KV, and knows so many of its output tokens."""
+        self._drain_migration.ask_rest(key, num_output_tokens)
 
     def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
-        """A taker needs the KV no more; a prefill that is still running for it ends, and so does a sequence that its
-        taker goes on with."""
-        if self._evacuation.has(key):
-            moved = self._evacuation.released(key, now, is_taken=is_taken)
-            return [] if moved is None else self._exits.settle(self._scheduler.hand_over(moved), now)
-        return self._cancel_all(self._giver.release(key, now), now)
+        """A consumer needs the KV no more; a prefill that is still running for it ends, and so does a sequence that its
+        consumer goes on with."""
+        if self._drain_migration.has(key):
+            moved = self._drain_migration.released(key, now, is_taken=is_taken)
+            return [] if moved is None else self._completion.settle(self._scheduler.release_migrated(moved), now)
+        return self._cancel_all(self._producer.release(key, now), now)
 
-    def recall(self, key: HandoffKey, now: float) -> list[Effect]:
-        """A gateway needs the KV no more; a prefill that is still running for it ends. A taker that may be reading says
-        for itself when it has let go."""
-        if self._evacuation.recalled(key, now):
+    def revoke_lease(self, key: HandoffKey, now: float) -> list[Effect]:
+        """A gateway needs the KV no more; a prefill that is still running for it ends. A consumer that may be reading
+        says for itself when it has let go."""
+        if self._drain_migration.recalled(key, now):
             return []
-        name, effects = self._giver.recall(key, now)
+        name, effects = self._producer.revoke(key, now)
         return [*effects, *self._cancel_all(name, now)]
 
-    # ---- the taker's side
+    # ---- the consumer's side
 
     def announced(self, message: Announcement, now: float) -> list[Effect]:
         """The source completed blocks. The token that it drew goes out at once; it never waits for the KV."""
-        return self._taker.announced(message, now)
+        return self._consumer.announced(message, now)
 
     def handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         """The source ended a hand-off before it was taken. CANCELLED says that nothing is left to be taken."""
         pull = self._pulls.find(key)
-        return [] if pull is None else self._taker.abandon(pull.job, kind, message, now)
+        return [] if pull is None else self._consumer.abandon(pull.job, kind, message, now)
 
     def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
         """The source answered a Follow or Renew that was sent at `sent_at`."""
         self._pulls.renewed(keys, sent_at, lease_s)
 
     def read_done(self, read: int, now: float) -> list[Effect]:
-        return self._taker.carry_out(self._pulls.read_done(read, now), now)
+        return self._consumer.apply(self._pulls.read_done(read, now), now)
 
     def read_failed(self, read: int, reason: str, *, drained: bool, now: float) -> list[Effect]:
         """Nothing follows where nobody waited for it any more, and only there."""
-        return self._taker.carry_out(self._pulls.read_failed(read, reason, drained=drained, now=now), now)
+        return self._consumer.apply(self._pulls.read_failed(read, reason, drained=drained, now=now), now)
 
     def source_lost(self, source: WorkerRef, reason: str, now: float) -> list[Effect]:
         """A source cannot be reached at all; reads under way go on until the transport says otherwise."""
-        return self._taker.carry_out(self._pulls.source_lost(source, reason, now), now)
+        return self._consumer.apply(self._pulls.source_lost(source, reason, now), now)
 
     def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Effect]:
         """The transport gave a peer up; `proven`: none of its reads can still write."""
-        return self._taker.carry_out(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
+        return self._consumer.apply(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
 
     def take_facts(self) -> list[KVFact]:
         """As `BlockPool.take_facts`."""
-        return self._pool.take_facts()
+        return self._pool.take_events()
 
     def abandon(self, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         """Nothing is computed any more and every live job fails; nothing else is to be done with the engine then."""
-        return self._exits.abandon(self._jobs.keys(), now, kind, message)
+        return self._completion.abandon(self._jobs.keys(), now, kind, message)
 
     # ---- time
 
     def tick(self, now: float) -> list[Effect]:
         """Enforce deadlines; to be called several times per second whether or not there is work."""
-        lapsed, effects = self._giver.lapse(now)
-        for ended in [ended for ended in lapsed if not self._evacuation.lapsed(ended.key)]:
+        lapsed, effects = self._producer.lapse(now)
+        for ended in [ended for ended in lapsed if not self._drain_migration.lapsed(ended.key)]:
             job = None if ended.job is None else self._jobs.named(ended.job)
             if job is not None:
                 effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
-        effects += self._evacuate(now) + self._taker.tick(now)
+        effects += self._evacuate(now) + self._consumer.tick(now)
         self._jobs.forget(now)
         return effects
 
     def next_deadline(self) -> float:
         """Before it `tick` has nothing to do, if nothing comes. In the past: it is to look each time."""
-        return -math.inf if self._evacuation.is_due else min(self._giver.next_lapse(), self._taker.next_deadline())
+        return (
+            -math.inf
+            if self._drain_migration.is_due
+            else min(self._producer.next_lapse(), self._consumer.next_deadline())
+        )
 
     # ---- books
 
     @property
-    def pacer(self) -> Pacer:
+    def pacer(self) -> StepSizer:
         """Drivers tell it how long steps took; the sizes of later steps follow from that."""
         return self._scheduler.pacer
 
-    def drained(self) -> Drained:
+    def drained(self) -> DrainResult:
         """How far an evacuation has come."""
-        return Drained(self.num_live, self._evacuation.num_moved, self._evacuation.num_given_back)
+        return DrainResult(self.num_live, self._drain_migration.num_moved, self._drain_migration.num_given_back)
 
     @property
     def is_idle(self) -> bool:
         """Nothing is running, offered or being read."""
-        return not (len(self._jobs) or self._scheduler.num_sequences or len(self._giver) or self._pulls.num_reads)
+        return not (len(self._jobs) or self._scheduler.num_sequences or len(self._producer) or self._pulls.num_reads)
 
     @property
     def num_live(self) -> int:
         """Jobs and leases that a drain waits for."""
-        return len(self._jobs) + len(self._giver)
+        return len(self._jobs) + len(self._producer)
 
     @property
     def is_moving(self) -> bool:
         """A lease or a read is open, so the transport must be polled often."""
-        return len(self._giver) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
+        return len(self._producer) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
 
     def live_jobs(self) -> list[JobKey]:
         """Every choice that has not ended."""
         return self._jobs.keys()
 
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         return load(self._scheduler, self._pool, self.draining)
 
-    def books(self) -> Books:
-        return books(self._pool, self._scheduler, self._giver, self._pulls)
+    def books(self) -> EngineStats:
+        return engine_stats(self._pool, self._scheduler, self._producer, self._pulls)
 
     def check(self) -> None:
         """Re-add all books. Raises AssertionError naming what is off."""
-        check_blocks(self._pool, self._scheduler, self._giver, self._pulls)
-        self._evacuation.check()
+        check_blocks(self._pool, self._scheduler, self._producer, self._pulls)
+        self._drain_migration.check()
         self._times.check(job.key for job in self._jobs)
         keys = {job.key for job in self._jobs} | set(self._jobs.keys())
-        self._giver.check(keys)
-        self._taker.check(keys)
+        self._producer.check(keys)
+        self._consumer.check(keys)
 
     def __repr__(self) -> str:
-        return f"<engine {len(self._jobs)} jobs, {len(self._giver)} leases, {self._scheduler!r}, {self._pool!r}>"
+        return f"<engine {len(self._jobs)} jobs, {len(self._producer)} leases, {self._scheduler!r}, {self._pool!r}>"
 
     # ---- inside
 
     def _stop(self, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         """End a job and its hand-offs without a word to its gateway."""
-        effects = self._taker.let_go(job, kind, reason, now)
-        if isinstance(job, Prefill):
-            effects += self._giver.withdraw(job.offer, kind, reason, now)
-        return effects + self._exits.drop(self._jobs.live_keys(job.key), now, kind, reason)
+        effects = self._consumer.let_go(job, kind, reason, now)
+        if isinstance(job, PrefillJob):
+            effects += self._producer.withdraw(job.offer, kind, reason, now)
+        return effects + self._completion.drop(self._jobs.live_keys(job.key), now, kind, reason)
 
     def _stop_choice(self, key: JobKey, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         """End one choice of a job, with the last one the job, without a word to its gateway."""
         is_last = self._jobs.live_keys(job.key) == [key]
-        return self._stop(job, now, kind, reason) if is_last else self._exits.drop([key], now, kind, reason)
+        return self._stop(job, now, kind, reason) if is_last else self._completion.drop([key], now, kind, reason)
 
     def _evacuate(self, now: float) -> list[Effect]:
         """Offer what runs by now, and give back what waits."""
-        back = (x for key in self._evacuation.fruitless() for x in self._give_back(key, now))
-        return [*back, *self._evacuation.offer()]
+        back = (x for key in self._drain_migration.fruitless() for x in self._give_back(key, now))
+        return [*back, *self._drain_migration.offer()]
 
     def _give_back(self, key: JobKey, now: float) -> list[Effect]:
         """Another worker is to compute this choice anew."""
         job, failed = self._jobs.find(key), Failed(key, ErrorKind.DRAINING, "this worker is about to stop")
         assert job is not None, f"{key} is here without a job"
-        self._evacuation.num_given_back += 1
-        return [*self._stop_choice(key, job, now, failed.kind, failed.message), Emit(failed)]
+        self._drain_migration.num_given_back += 1
+        return [*self._stop_choice(key, job, now, failed.kind, failed.message), SendEvent(failed)]
 
     def _cancel_all(self, name: JobKey | None, now: float) -> list[Effect]:
         return [x for key in (self._jobs.live_keys(name) if name else ()) for x in self.cancel(key, now)]
 
     def _fail(self, job: Job, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         keys = self._jobs.live_keys(job.key)
-        return [*self._stop(job, now, kind, message), *(Emit(Failed(key, kind, message)) for key in keys)]
+        return [*self._stop(job, now, kind, message), *(SendEvent(Failed(key, kind, message)) for key in keys)]
 
-    def _promise(self, job: Prefill, now: float) -> list[Effect]:
+    def _promise(self, job: PrefillJob, now: float) -> list[Effect]:
         """Open the lease of a job that the scheduler has taken; one whose hand-off it fences ends."""
         try:
-            older, effects = self._giver.promise(job, now)
+            older, effects = self._producer.open_lease(job, now)
         except TandemError:
             for key in job.keys:
                 self._scheduler.cancel(key)

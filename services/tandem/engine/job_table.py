@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import JobKey, RequestId
 from tandem.core.request import Job
-from tandem.kv.recent import Recent
+from tandem.kv.expiring_dict import ExpiringDict
 
 
 class JobTable:
@@ -19,8 +19,8 @@ class JobTable:
     def __init__(self, *, memory_s: float = 120.0) -> None:
         self._live: dict[tuple[RequestId, int], Job] = {}
         self._jobs: dict[JobKey, Job] = {}
-        self._ended: Recent[JobKey, None] = Recent(memory_s)
-        self._fences: Recent[tuple[RequestId, int], int] = Recent(memory_s)
+        self._ended: ExpiringDict[JobKey, None] = ExpiringDict(memory_s)
+        self._fences: ExpiringDict[tuple[RequestId, int], int] = ExpiringDict(memory_s)
 
     def find(self, key: JobKey) -> Job | None:
         """The job that this choice is a live part of."""
@@ -69,9 +69,9 @@ class JobTable:
         if not self.live_keys(job.key):
             del self._jobs[job.key]
         self._ended.put(key, None, now)
-        self.forbid(key, now)
+        self.tombstone(key, now)
 
-    def forbid(self, key: JobKey, now: float) -> None:
+    def tombstone(self, key: JobKey, now: float) -> None:
         """A cancel of a job that is not here: refuse it, and what it fenced, if it comes."""
         choice = (key.request, key.choice)
         fence = self._fences.get(choice)

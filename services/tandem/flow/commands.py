@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, PromptScored, Token
+from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.request import Job
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Requeue:
     """Find workers for the request; `excluded` refused it since it was placed last. `has_failed`: they had taken it,
     so it goes to others if there are any. `is_undivided`: its KV did not reach whoever was to have it, time and again,
     so one worker does all of it where that is allowed."""
@@ -22,7 +22,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Seek:
+class FindConsumer:
     """Find a worker that goes on with what `source` offers of `choice` and of those that go with it; `excluded`
     refused a moment ago, `unfit` are not to be asked. It waits in no line."""
 
@@ -33,7 +33,7 @@ class Seek:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class ReportWorkerFailure:
     """A job failed for which one of these workers, or each, may be the cause."""
 
     workers: frozenset[WorkerRef]
@@ -67,10 +67,10 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class DeliverPromptLogprobs:
     """Hand scores of its prompt to the client."""
 
-    scores: PromptScored
+    scores: PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,21 @@ class EndChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndRequest:
     """The one end of the request; a Finished is that of its last choice."""
 
     outcome: Finished | TandemError
 
 
-Command = Place | Seek | Blame | Submit | CancelJob | ReleaseLease | Deliver | Score | EndChoice | End
+Command = (
+    Requeue
+    | FindConsumer
+    | ReportWorkerFailure
+    | Submit
+    | CancelJob
+    | ReleaseLease
+    | Deliver
+    | DeliverPromptLogprobs
+    | EndChoice
+    | EndRequest
+)

@@ -8,7 +8,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 
 
-def no_place(
+def queue_timeout_error(
     config: GatewayConfig, since: float, hopeless_since: float | None, now: float, why: Callable[[], str]
 ) -> TandemError | None:
     """The end of a request that has waited `since` it came or its client had the last token of it. `hopeless_since`:

@@ -10,13 +10,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.answers import Answers
-from tandem.gateway.asgi import ClientGone, Exchange, Receive, Scope, Send
-from tandem.gateway.chronicle import Chronicles
-from tandem.gateway.gauges import watch_answers, watch_dispatch
-from tandem.gateway.health import Health
-from tandem.gateway.manner import Manners
-from tandem.gateway.measures import Measures
+from tandem.gateway.completions import CompletionService
+from tandem.gateway.exchange import ClientDisconnected, Exchange, Receive, Scope, Send
+from tandem.gateway.health import HealthRoutes
+from tandem.gateway.interfaces import Authenticator, RequestDispatcher
+from tandem.gateway.metrics_gauges import watch_answers, watch_dispatch
 from tandem.gateway.openai_http import MODELS_PREFIX, OpenAIRoutes
 from tandem.gateway.openai_reply import (
     ChatChunk,
@@ -31,16 +29,18 @@ from tandem.gateway.openai_reply import (
     TokenizeReply,
 )
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tandem.gateway.openapi import Reference
-from tandem.gateway.ports import Dispatch, Doorkeeper
-from tandem.gateway.record import AnswerObserver
+from tandem.gateway.openapi import OpenApiDocs
+from tandem.gateway.output_spec import OutputSpecFactory
+from tandem.gateway.request_metrics import RequestMetrics
+from tandem.gateway.request_record import RequestObserver
+from tandem.gateway.request_recorder import RequestRecorder
 from tandem.gateway.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
-from tandem.gateway.unserved import unserved
+from tandem.gateway.unsupported_routes import unsupported_feature
 from tandem.obs.log_context import InRequest
 from tandem.obs.metrics import Metrics
 from tandem.obs.prometheus import TEXT_TYPE
 from tandem.obs.telemetry import Telemetry
-from tandem.sched.targets import NO_TARGETS, LatencyTargets
+from tandem.sched.slo_targets import NO_TARGETS, LatencyTargets
 
 _NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)
@@ -52,7 +52,9 @@ class GatewayApp:
 
     __slots__ = ("_encoders", "_exact", "_measures", "_prefixes", "answers")
 
-    def __init__(self, routes: Sequence[Route], answers: Answers, encoders: Executor, measures: Measures) -> None:
+    def __init__(
+        self, routes: Sequence[Route], answers: CompletionService, encoders: Executor, measures: RequestMetrics
+    ) -> None:
         self.answers = answers
         self._exact: dict[str, dict[str, Handler]] = {}
         self._prefixes: dict[str, dict[str, Handler]] = {}
@@ -81,7 +83,7 @@ class GatewayApp:
         """Every exchange ends here in one response, whatever its handler does."""
         try:
             await self._route(exchange)
-        except ClientGone:
+        except ClientDisconnected:
             return
         except asyncio.CancelledError:
             # The server's grace is over. This is the outermost frame of the task, and the client deserves a word.
@@ -110,7 +112,7 @@ class GatewayApp:
         path, method = exchange.scope["path"], exchange.scope["method"]
         handlers = self._find(path)
         if handlers is None:
-            what = unserved(path)
+            what = unsupported_feature(path)
             message = f"there is nothing at {path}" if what is None else f"{path}: {what}"
             raise TandemError(ErrorKind.NOT_FOUND, message)
         handler = handlers.get("GET" if method == "HEAD" else method)
@@ -140,12 +142,12 @@ class GatewayApp:
 
 
 def create_app(
-    dispatch: Dispatch,
-    doorkeeper: Doorkeeper,
+    dispatch: RequestDispatcher,
+    doorkeeper: Authenticator,
     config: GatewayConfig,
     *,
     telemetry: Telemetry | None = None,
-    observers: Sequence[AnswerObserver] = (),
+    observers: Sequence[RequestObserver] = (),
     targets: LatencyTargets = NO_TARGETS,
     clock: Clock | None = None,
 ) -> GatewayApp:
@@ -153,15 +155,15 @@ def create_app(
     `dispatch`, the machine's if it is left out, and `telemetry` one that only `/metrics` shows."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
     telemetry = telemetry or Telemetry(Metrics())
-    measures = Measures(telemetry.metrics, targets)
-    manners = Manners(config.tool_parser, config.reasoning_parser)
-    chronicles = Chronicles(clock or SystemClock(), measures, telemetry.tracing, observers, targets)
-    answers = Answers(dispatch, encoders, chronicles, manners)
+    measures = RequestMetrics(telemetry.metrics, targets)
+    output_specs = OutputSpecFactory(config.tool_parser, config.reasoning_parser)
+    recorder = RequestRecorder(clock or SystemClock(), measures, telemetry.tracing, observers, targets)
+    answers = CompletionService(dispatch, encoders, recorder, output_specs)
     openai = OpenAIRoutes(answers, doorkeeper, config.max_body, config.heartbeat_s)
-    reference = Reference()
-    watch_answers(telemetry.metrics, chronicles)
+    reference = OpenApiDocs()
+    watch_answers(telemetry.metrics, recorder)
     watch_dispatch(telemetry.metrics, dispatch)
-    health = Health(dispatch, doorkeeper, telemetry)
+    health = HealthRoutes(dispatch, doorkeeper, telemetry)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
     return GatewayApp(routes, answers, encoders, measures)
@@ -231,7 +233,7 @@ def _lookup_routes(openai: OpenAIRoutes) -> list[Route]:
     ]
 
 
-def _operator_routes(health: Health) -> list[Route]:
+def _operator_routes(health: HealthRoutes) -> list[Route]:
     alive = "Whether this process answers"
     return [
         Route(method="GET", path="/health", handler=health.health, summary=alive, reply=HealthReply),

@@ -21,7 +21,7 @@ _CUT = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the last message while it is rendered; transformers' own mark, blank included."""
 
 
-class ChatEnding(Enum):
+class GenerationPrompt(Enum):
     """What follows the last message: the header of the answer, nothing, or not even what closes the message, so that
     the answer goes on with it."""
 
@@ -67,7 +67,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
-        ending: ChatEnding = ChatEnding.HEADER,
+        ending: GenerationPrompt = GenerationPrompt.HEADER,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt. `variables` are the client's own.
@@ -83,11 +83,11 @@ class ChatTemplate:
                 )
         context = {**self._special_tokens, **variables}
         conversation = [self._message(message) for message in messages]
-        if ending is ChatEnding.OPEN:
+        if ending is GenerationPrompt.OPEN:
             conversation[-1]["content"] += _CUT
-        add_header = ending is ChatEnding.HEADER
+        add_header = ending is GenerationPrompt.HEADER
         rendered = self._rendered(context, messages=conversation, tools=tools, add_generation_prompt=add_header)
-        return _cut(rendered) if ending is ChatEnding.OPEN else rendered
+        return _cut(rendered) if ending is GenerationPrompt.OPEN else rendered
 
     def _rendered(self, context: Mapping[str, Any], **variables: Any) -> str:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from tandem.gateway.asgi import Header
+from tandem.gateway.exchange import Header
 
 PAGE = "index.html"
 _TYPES = {

@@ -46,11 +46,11 @@ class WorkerRow(msgspec.Struct, kw_only=True):
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_leased_blocks: int = 0
-    num_promised_blocks: int = 0
+    num_reserved_blocks: int = 0
     block_size: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
-    num_borrowed_tokens: int = 0
+    num_remote_hit_tokens: int = 0
 
 
 class FlowRow(msgspec.Struct, array_like=True):
@@ -68,7 +68,7 @@ class Percentiles(msgspec.Struct, array_like=True):
     p99: float
 
 
-class Figures(msgspec.Struct, kw_only=True):
+class ConsoleFigures(msgspec.Struct, kw_only=True):
     """Of the answers that ended within some time. `gap` is the longest between two tokens."""
 
     num_answers: int
@@ -85,7 +85,7 @@ class SliceRow(msgspec.Struct, kw_only=True):
     """`index`: how many slices of `slice_s` fit before it on the gateway's clock."""
 
     index: int
-    lanes: dict[str, Figures]
+    lanes: dict[str, ConsoleFigures]
 
 
 class TenantRow(msgspec.Struct, kw_only=True):
@@ -144,7 +144,7 @@ class StateReply(msgspec.Struct, kw_only=True):
     num_workers: int
     workers: list[WorkerRow]
     flows: list[FlowRow]
-    recent: Figures
+    recent: ConsoleFigures
     slice_s: float
     slice_now: int
     num_slices: int

@@ -9,13 +9,13 @@ import msgspec
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.asgi import Exchange
+from tandem.gateway.authenticator import api_key_from_headers
 from tandem.gateway.console_files import GUARDS, PAGE, load_assets
 from tandem.gateway.console_state import ConsoleState
-from tandem.gateway.console_view import Glance, view
-from tandem.gateway.doorkeeper import shown_key
-from tandem.gateway.ports import Doorkeeper
-from tandem.gateway.record import AnswerRecord
+from tandem.gateway.console_view import GatewaySnapshot, view
+from tandem.gateway.exchange import Exchange
+from tandem.gateway.interfaces import Authenticator
+from tandem.gateway.request_record import RequestRecord
 from tandem.gateway.routes import Route
 
 PATH = "/console"
@@ -28,14 +28,14 @@ class Console:
 
     __slots__ = ("_assets", "_clock", "_doorkeeper", "_look", "_state")
 
-    def __init__(self, look: Callable[[], Glance], doorkeeper: Doorkeeper, clock: Clock) -> None:
+    def __init__(self, look: Callable[[], GatewaySnapshot], doorkeeper: Authenticator, clock: Clock) -> None:
         self._look = look
         self._doorkeeper = doorkeeper
         self._clock = clock
         self._state = ConsoleState()
         self._assets = load_assets()
 
-    def answered(self, records: Sequence[AnswerRecord]) -> None:
+    def answered(self, records: Sequence[RequestRecord]) -> None:
         self._state.add(records, self._clock.now())
 
     def routes(self) -> list[Route]:
@@ -79,7 +79,7 @@ class Console:
             None if (given := exchange.header(name)) is None else given.decode("latin-1")
             for name in (b"authorization", b"x-api-key")
         )
-        viewer = self._doorkeeper.identify(shown_key(authorization, x_api_key))
+        viewer = self._doorkeeper.identify(api_key_from_headers(authorization, x_api_key))
         glance = self._look()
         body = msgspec.json.encode(view(glance, self._state, viewer, _since(exchange, glance.life)))
         await exchange.send_json(200, body, [(b"cache-control", b"no-store"), *GUARDS])

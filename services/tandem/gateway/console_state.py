@@ -10,9 +10,9 @@ from itertools import count, islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from tandem.core.groups import grouped
-from tandem.core.histogram import Histogram
-from tandem.gateway.record import AnswerRecord
+from tandem.core.groups import group_by
+from tandem.core.quantile_sketch import QuantileSketch
+from tandem.gateway.request_record import RequestRecord
 
 NUM_RECORDS = 200
 SLICE_S = 5.0
@@ -34,16 +34,16 @@ class Numbered(NamedTuple):
     """`number` counts the answers of this gateway from 1 on."""
 
     number: int
-    record: AnswerRecord
+    record: RequestRecord
 
 
-class Values:
+class BatchedHistogram:
     """A histogram that takes values in by the batch: one by one they would cost several times as much."""
 
     __slots__ = ("_fresh", "_known")
 
     def __init__(self, num_exact: int = _NUM_EXACT) -> None:
-        self._known = Histogram(exact=num_exact)
+        self._known = QuantileSketch(exact=num_exact)
         self._fresh: list[float] = []
 
     def extend(self, values: Iterable[float]) -> None:
@@ -51,14 +51,14 @@ class Values:
         if len(self._fresh) >= _BATCH:
             self.histogram()
 
-    def histogram(self) -> Histogram:
+    def histogram(self) -> QuantileSketch:
         """Of all so far."""
         self._known.extend(self._fresh)
         self._fresh.clear()
         return self._known
 
 
-class Ended(NamedTuple):
+class EndedBatch(NamedTuple):
     """Answers that ended together, added up. Seconds: `first_s` to the first token of each that had one, `token_s`
     between tokens, as the mean of each answer that had two."""
 
@@ -72,10 +72,10 @@ class Ended(NamedTuple):
     token_s: Sequence[float]
 
     @staticmethod
-    def of(records: Sequence[AnswerRecord]) -> Ended:
+    def of(records: Sequence[RequestRecord]) -> EndedBatch:
         """At least one."""
         usages = [record.usage for record in records]
-        return Ended(
+        return EndedBatch(
             len(records),
             sum(map(has_failed, records)),
             sum(usage.num_prompt for usage in usages),
@@ -89,7 +89,7 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class LaneSlice:
-    """Answers of one lane that ended within one slice of time; as `Ended`."""
+    """Answers of one lane that ended within one slice of time; as `EndedBatch`."""
 
     num_answers: int = 0
     num_failed: int = 0
@@ -97,10 +97,10 @@ class LaneSlice:
     num_cached: int = 0
     num_output: int = 0
     longest_gap_s: float = 0.0
-    first_s: Values = field(default_factory=Values)
-    token_s: Values = field(default_factory=Values)
+    first_s: BatchedHistogram = field(default_factory=BatchedHistogram)
+    token_s: BatchedHistogram = field(default_factory=BatchedHistogram)
 
-    def add(self, ended: Ended) -> None:
+    def add(self, ended: EndedBatch) -> None:
         self.num_answers += ended.num_answers
         self.num_failed += ended.num_failed
         self.num_prompt += ended.num_prompt
@@ -132,7 +132,7 @@ class TenantFigures:
     first_sum_s: float = 0.0
     num_first: int = 0
 
-    def add(self, ended: Ended) -> None:
+    def add(self, ended: EndedBatch) -> None:
         self.num_answers += ended.num_answers
         self.num_failed += ended.num_failed
         self.num_prompt += ended.num_prompt
@@ -163,14 +163,14 @@ class ConsoleState:
         self._tenants: deque[tuple[int, dict[str, TenantFigures]]] = deque(maxlen=NUM_TENANT_SLICES)
         self._recent: tuple[tuple[int, int], LaneSlice] | None = None
 
-    def add(self, records: Sequence[AnswerRecord], now: float) -> None:
+    def add(self, records: Sequence[RequestRecord], now: float) -> None:
         """Answers have ended."""
         self._records.extend(map(Numbered, count(self.number + 1), records))
         self.number += len(records)
         current, tenants = self._current(now), self._current_tenants(now)
         current.number = self.number
-        for (lane, tenant), some in grouped(records, _whose).items():
-            ended = Ended.of(some)
+        for (lane, tenant), some in group_by(records, _whose).items():
+            ended = EndedBatch.of(some)
             current.lanes.setdefault(lane, LaneSlice()).add(ended)
             name = tenant if tenant in tenants or len(tenants) < MAX_TENANTS else OTHER
             tenants.setdefault(name, TenantFigures()).add(ended)
@@ -191,7 +191,7 @@ class ConsoleState:
         first = int(now // SLICE_S) - num_slices + 1
         key = (int(now), first)
         if self._recent is None or self._recent[0] != key:
-            total = LaneSlice(first_s=Values(_NUM_MERGED), token_s=Values(_NUM_MERGED))
+            total = LaneSlice(first_s=BatchedHistogram(_NUM_MERGED), token_s=BatchedHistogram(_NUM_MERGED))
             for each in (lane for part in self._slices if part.index >= first for lane in part.lanes.values()):
                 _take(total, each)
             self._recent = key, total
@@ -224,7 +224,7 @@ class ConsoleState:
         return self._tenants[-1][1]
 
 
-def percentiles(values: Values) -> tuple[float, float] | None:
+def percentiles(values: BatchedHistogram) -> tuple[float, float] | None:
     """p50 and p99; None of no values."""
     histogram = values.histogram()
     if not histogram.count:
@@ -233,7 +233,7 @@ def percentiles(values: Values) -> tuple[float, float] | None:
     return p50, p99
 
 
-def has_failed(record: AnswerRecord) -> bool:
+def has_failed(record: RequestRecord) -> bool:
     """Refused, or broken off by other than its client."""
     return record.outcome not in ("finished", "cancelled")
 

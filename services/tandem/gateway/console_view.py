@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tandem.admission.tenant import Tenant
 from tandem.core.ids import OPEN_TENANT, TenantId, WorkerId, WorkerRef
-from tandem.core.stages import Stage
+from tandem.core.request_stages import Stage
 from tandem.gateway import console_reply as reply
 from tandem.gateway.console_state import (
     NUM_SLICES,
@@ -25,10 +25,10 @@ from tandem.gateway.console_state import (
     TenantFigures,
     percentiles,
 )
-from tandem.gateway.flows import Flow
-from tandem.gateway.ports import ServedModel
-from tandem.routing.breaker import BreakerState
-from tandem.routing.view import WorkerView
+from tandem.gateway.interfaces import ServedModel
+from tandem.gateway.kv_flows import Flow
+from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.worker_view import WorkerView
 
 MAX_WORKERS = 512
 MAX_ERROR_CHARS = 300
@@ -40,7 +40,7 @@ _BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
+class GatewaySnapshot:
     """A gateway and its workers at one moment. `known` are all workers that it has a link to, `live` those that answer.
     `num_open`: requests that were admitted and have not ended, by tenant and whether they wait. `wall_s` in seconds
     since the epoch, `now` and `began_at` of the gateway's clock."""
@@ -59,7 +59,7 @@ class Glance:
     num_open: Mapping[tuple[TenantId, bool], int]
 
 
-def view(glance: Glance, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
+def view(glance: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
     """What there is to see, of answers those that ended after number `since`."""
     own = None if viewer.operator else viewer.id
     return reply.StateReply(
@@ -87,7 +87,7 @@ def view(glance: Glance, state: ConsoleState, viewer: Tenant, since: int) -> rep
     )
 
 
-def _gateway(glance: Glance) -> reply.GatewayRow:
+def _gateway(glance: GatewaySnapshot) -> reply.GatewayRow:
     waiting = sum(number for (_, waits), number in glance.num_open.items() if waits)
     return reply.GatewayRow(
         life=glance.life,
@@ -100,7 +100,7 @@ def _gateway(glance: Glance) -> reply.GatewayRow:
     )
 
 
-def _workers(glance: Glance, viewer: Tenant) -> list[reply.WorkerRow]:
+def _workers(glance: GatewaySnapshot, viewer: Tenant) -> list[reply.WorkerRow]:
     usable = {model.name for model in glance.models if viewer.may_use(*model.names)}
     live = {worker.ref: worker for worker in glance.live}
     rows: list[reply.WorkerRow] = []
@@ -129,17 +129,17 @@ def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> rep
         num_blocks=load.num_blocks,
         num_free_blocks=load.num_free_blocks,
         num_leased_blocks=load.num_leased_blocks,
-        num_promised_blocks=load.num_promised_blocks,
+        num_reserved_blocks=load.num_reserved_blocks,
         block_size=worker.block_size,
         num_prefill_tokens=load.num_prefill_tokens,
         num_decode_tokens=load.num_decode_tokens,
-        num_borrowed_tokens=load.num_borrowed_tokens,
+        num_remote_hit_tokens=load.num_remote_hit_tokens,
     )
 
 
-def _figures(lane: LaneSlice) -> reply.Figures:
+def _figures(lane: LaneSlice) -> reply.ConsoleFigures:
     first, token = percentiles(lane.first_s), percentiles(lane.token_s)
-    return reply.Figures(
+    return reply.ConsoleFigures(
         num_answers=lane.num_answers,
         num_failed=lane.num_failed,
         num_prompt=lane.num_prompt,
@@ -151,14 +151,14 @@ def _figures(lane: LaneSlice) -> reply.Figures:
     )
 
 
-def _tenants(glance: Glance, state: ConsoleState, own: str | None) -> list[reply.TenantRow]:
+def _tenants(glance: GatewaySnapshot, state: ConsoleState, own: str | None) -> list[reply.TenantRow]:
     """Those with anything to tell, by name."""
     figures = state.tenants(glance.now)
     names = {*figures, *(str(tenant) for tenant, _ in glance.num_open)} if own is None else {own}
     return [_tenant(name, figures.get(name, _NO_FIGURES), glance) for name in sorted(names)]
 
 
-def _tenant(name: str, figures: TenantFigures, glance: Glance) -> reply.TenantRow:
+def _tenant(name: str, figures: TenantFigures, glance: GatewaySnapshot) -> reply.TenantRow:
     return reply.TenantRow(
         name=name,
         num_running=glance.num_open.get((TenantId(name), False), 0),
@@ -195,7 +195,7 @@ def _answer(numbered: Numbered) -> reply.AnswerRow:
         usage.num_prompt,
         usage.num_cached,
         usage.num_output,
-        round(record.came_at, 3),
+        round(record.received_at, 3),
         _ms(record.total_s),
         None if record.first_token_s is None else _ms(record.first_token_s),
         None if record.token_s is None else _ms(record.token_s),

@@ -6,22 +6,26 @@ from functools import partial
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.flow.overdue import no_place
-from tandem.flow.strand import Phase
-from tandem.flow.waiting import Waiting
-from tandem.gateway.active import ActiveRequest
+from tandem.flow.job_group import JobGroupPhase
+from tandem.flow.overdue import queue_timeout_error
+from tandem.flow.request_queue import PlacementQueue
+from tandem.gateway.active_request import ActiveRequest
 
 
-def overdue(active: ActiveRequest, waiting: Waiting, config: GatewayConfig, now: float) -> TandemError | None:
+def timeout_error(
+    active: ActiveRequest, waiting: PlacementQueue, config: GatewayConfig, now: float
+) -> TandemError | None:
     """A request that is sent back to the queue does not begin its wait anew."""
-    is_queued, model = active.life.phase is Phase.QUEUED, active.life.request.model
+    is_queued, model = active.life.phase is JobGroupPhase.QUEUED, active.life.request.model
     if active.deadline is not None:
         error = _past_deadline(active.deadline - now, active.prefill_s if is_queued else 0.0)
         if error is not None:
             return error
     if not is_queued:
         return None
-    return no_place(config, active.told_at, waiting.hopeless_since(model), now, partial(waiting.why, model, now))
+    return queue_timeout_error(
+        config, active.told_at, waiting.hopeless_since(model), now, partial(waiting.why, model, now)
+    )
 
 
 def _past_deadline(left_s: float, prefill_s: float) -> TandemError | None:

@@ -8,20 +8,22 @@ from contextlib import aclosing
 
 from msgspec import UNSET
 
-from tandem.gateway.answers import Answer, Part
-from tandem.gateway.asgi import Exchange, Header, header_value
-from tandem.gateway.caller import TIMING_HEADER
-from tandem.gateway.chronicle import Timing
-from tandem.gateway.completion import Ending
-from tandem.gateway.echo import Scored
+from tandem.gateway.completions import CompletionStream, Part
+from tandem.gateway.echo import ScoredPrompt
+from tandem.gateway.exchange import Exchange, Header, header_value
 from tandem.gateway.openai_reply import TandemFacts
-from tandem.gateway.openai_response import Form
+from tandem.gateway.openai_response import ResponseFormatter
+from tandem.gateway.rate_limit_status import standing_headers
+from tandem.gateway.request_context import TIMING_HEADER
+from tandem.gateway.request_recorder import RequestTiming
+from tandem.gateway.server_timing import server_timing, timing_facts
 from tandem.gateway.sse import EventStream
-from tandem.gateway.standing import standing_headers
-from tandem.gateway.timing import server_timing, timing_facts
+from tandem.gateway.text_stream import ChoiceEnd
 
 
-async def deliver(exchange: Exchange, answer: Answer, form: Form, heartbeat_s: float) -> None:
+async def send_completion(
+    exchange: Exchange, answer: CompletionStream, form: ResponseFormatter, heartbeat_s: float
+) -> None:
     """A stream begins with its first part, or with its first heartbeat where that takes longer than `heartbeat_s`.
     What fails until then gets its proper status."""
     async with aclosing(answer.parts()) as parts:
@@ -32,7 +34,11 @@ async def deliver(exchange: Exchange, answer: Answer, form: Form, heartbeat_s: f
 
 
 async def _stream(
-    exchange: Exchange, form: Form, answer: Answer, parts: AsyncGenerator[Part, None], heartbeat_s: float
+    exchange: Exchange,
+    form: ResponseFormatter,
+    answer: CompletionStream,
+    parts: AsyncGenerator[Part, None],
+    heartbeat_s: float,
 ) -> None:
     sse = EventStream(exchange)
     part = await _first(sse, answer, parts, heartbeat_s)
@@ -42,13 +48,13 @@ async def _stream(
     num_open = answer.num_choices
     while True:
         events: list[bytes] = []
-        if not isinstance(part, Scored) and part.choice not in opened:
+        if not isinstance(part, ScoredPrompt) and part.choice not in opened:
             opened.add(part.choice)
             events = form.opening(part.choice, answer.usage)
-        if isinstance(part, Ending):
+        if isinstance(part, ChoiceEnd):
             num_open -= 1
             events += form.closing(part, answer.usage, None if num_open else _facts(answer, answer.timing))
-        elif not isinstance(part, Scored):
+        elif not isinstance(part, ScoredPrompt):
             events += form.chunk(part, answer.usage)
         if not num_open:
             await sse.close(*events)
@@ -57,7 +63,9 @@ async def _stream(
         part = await anext(parts)
 
 
-async def _first(sse: EventStream, answer: Answer, parts: AsyncGenerator[Part, None], heartbeat_s: float) -> Part:
+async def _first(
+    sse: EventStream, answer: CompletionStream, parts: AsyncGenerator[Part, None], heartbeat_s: float
+) -> Part:
     """The path is not known yet when a heartbeat opens the stream; the last chunk tells it anyway."""
     coming = asyncio.ensure_future(anext(parts))
     try:
@@ -71,7 +79,9 @@ async def _first(sse: EventStream, answer: Answer, parts: AsyncGenerator[Part, N
     return coming.result()
 
 
-async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncGenerator[Part, None]) -> None:
+async def _collect(
+    exchange: Exchange, form: ResponseFormatter, answer: CompletionStream, parts: AsyncGenerator[Part, None]
+) -> None:
     gathered = [part async for part in parts]
     headers = [*standing_headers(answer.standing), _path_header(answer)]
     timing = answer.timing
@@ -80,7 +90,7 @@ async def _collect(exchange: Exchange, form: Form, answer: Answer, parts: AsyncG
     await exchange.send_json(200, form.body(gathered, answer.usage(), _facts(answer, timing)), headers)
 
 
-def _facts(answer: Answer, timing: Timing | None) -> TandemFacts:
+def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFacts:
     return TandemFacts(
         answer.path,
         answer.num_attempts,
@@ -89,5 +99,5 @@ def _facts(answer: Answer, timing: Timing | None) -> TandemFacts:
     )
 
 
-def _path_header(answer: Answer) -> Header:
+def _path_header(answer: CompletionStream) -> Header:
     return (b"x-tandem-path", header_value(answer.path))

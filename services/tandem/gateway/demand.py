@@ -9,11 +9,11 @@ from tandem.core.errors import ErrorKind
 from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.strand import Phase
-from tandem.gateway.active import ActiveRequest
-from tandem.gateway.record import CANCELLED, AnswerRecord
-from tandem.sched.targets import LatencyTargets
-from tandem.stores.demand import Backlog, DemandTotals
+from tandem.flow.job_group import JobGroupPhase
+from tandem.gateway.active_request import ActiveRequest
+from tandem.gateway.request_record import CANCELLED, RequestRecord
+from tandem.sched.slo_targets import LatencyTargets
+from tandem.stores.demand_store import DemandTotals, QueueBacklog
 
 _NO_ROOM = frozenset(
     kind.value for kind in (ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE)
@@ -21,7 +21,7 @@ _NO_ROOM = frozenset(
 """Requests that ended so would have been served by more workers."""
 
 
-class DemandTally:
+class DemandCounter:
     """An AnswerObserver, told of requests too as they come and as their first token is drawn. `active` are those that
     run or wait. All on the event loop."""
 
@@ -34,21 +34,21 @@ class DemandTally:
         """Since the beginning; the caller's own."""
         return {model: replace(totals) for model, totals in self._totals.items()}
 
-    def backlog(self) -> Mapping[str, Backlog]:
+    def backlog(self) -> Mapping[str, QueueBacklog]:
         """Those that wait for a place, by model."""
         found: dict[str, list[int]] = {}
         for life in (active.life for active in self._active.values()):
-            if life.phase is Phase.QUEUED:
+            if life.phase is JobGroupPhase.QUEUED:
                 found.setdefault(life.request.model, []).append(len(life.request.prompt_tokens))
-        return {model: Backlog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
+        return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
-    def came(self, request: Request) -> None:
+    def on_admitted(self, request: Request) -> None:
         """It was admitted, or refused because there is no room for it."""
         totals = self._of(request.model)
         totals.num_requests += 1
         totals.num_input_tokens += len(request.prompt_tokens)
 
-    def computed(self, request: Request, num_cached: int) -> None:
+    def on_first_token(self, request: Request, num_cached: int) -> None:
         """The first token of it was drawn, and so many tokens of its prompt were in a cache."""
         num_new = len(request.prompt_tokens) - num_cached
         totals = self._of(request.model)
@@ -56,11 +56,11 @@ class DemandTally:
         totals.num_cached_tokens += num_cached
         totals.num_prefill_pairs += num_new * num_cached + num_new * (num_new + 1) // 2
 
-    def answered(self, records: Sequence[AnswerRecord]) -> None:
+    def answered(self, records: Sequence[RequestRecord]) -> None:
         for record in records:
             self._count(record)
 
-    def _count(self, record: AnswerRecord) -> None:
+    def _count(self, record: RequestRecord) -> None:
         totals = self._totals.get(record.model)
         if totals is None:
             return  # refused before it was known what it asks for
@@ -70,7 +70,7 @@ class DemandTally:
         if record.outcome in _NO_ROOM:
             totals.num_failed += 1
         elif record.outcome != CANCELLED and record.first_token_s is not None:
-            totals.num_late_ttft += self._slos[record.lane].is_late(record.first_token_s)
+            totals.num_late_ttft += self._slos[record.lane].violates_ttft(record.first_token_s)
 
     def _of(self, model: str) -> DemandTotals:
         totals = self._totals.get(model)

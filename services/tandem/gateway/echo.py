@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import PromptScored, SampledToken
-from tandem.gateway.completion import Delta
+from tandem.core.events import PromptLogprobs, SampledToken
 from tandem.gateway.prompt import Prompt
-from tandem.gateway.text import TextModel
+from tandem.gateway.text_model import TextModel
+from tandem.gateway.text_stream import Delta
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredPrompt:
     """All tokens of the `prompt`-th prompt with their scores, of which the first has none."""
 
     prompt: int
@@ -41,7 +41,7 @@ class PromptScores:
     def __init__(self, prompt: Sequence[int]) -> None:
         self._tokens: list[SampledToken | None] = [SampledToken(prompt[0]), *[None] * (len(prompt) - 1)]
 
-    def take(self, scored: PromptScored) -> None:
+    def take(self, scored: PromptLogprobs) -> None:
         end = scored.first_index + len(scored.tokens)
         if not 1 <= scored.first_index <= end <= len(self._tokens):
             raise TandemError(ErrorKind.INTERNAL, "a worker scored tokens that the prompt does not have")

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterator
 
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, PromptScored, Token
+from tandem.core.events import Finished, PromptLogprobs, Token
 
-StreamEvent = Token | PromptScored | Finished
+StreamEvent = Token | PromptLogprobs | Finished
 
 
 class EventQueue:

@@ -14,23 +14,23 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.answers import Answer
-from tandem.gateway.asgi import header_value, refusal
-from tandem.gateway.caller import (
+from tandem.gateway.authenticator import api_key_from_headers
+from tandem.gateway.completions import CompletionStream
+from tandem.gateway.exchange import header_value, refusal
+from tandem.gateway.interfaces import Authenticator
+from tandem.gateway.rate_limit_status import refused_headers, standing_headers
+from tandem.gateway.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
     SESSION_HEADER,
     TIMING_HEADER,
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
-    Caller,
+    RequestContext,
     is_asked,
     label_of,
     lane_of,
 )
-from tandem.gateway.doorkeeper import shown_key
-from tandem.gateway.ports import Doorkeeper
-from tandem.gateway.standing import refused_headers, standing_headers
 from tandem.wire.gen import inference_pb2 as pb
 
 MAX_MESSAGE, MAX_PATH = 1000, 200
@@ -41,7 +41,7 @@ DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 _log = logging.getLogger(__name__)
 
 
-class Call:
+class GrpcCall:
     """An async context around a handler: what is raised inside ends the call with its status and typed details."""
 
     __slots__ = ("_context", "_metadata", "_opened", "request_id")
@@ -53,7 +53,7 @@ class Call:
         self._metadata = dict(reversed(list(context.invocation_metadata() or ())))
         self.request_id = label_of((self._text("x-request-id") or "").encode())
 
-    async def __aenter__(self) -> Call:
+    async def __aenter__(self) -> GrpcCall:
         return self
 
     async def __aexit__(
@@ -65,16 +65,16 @@ class Call:
             _log.error("request %s failed", self.request_id, exc_info=error)
             await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
 
-    def caller(self, doorkeeper: Doorkeeper, came_at: float) -> Caller:
+    def caller(self, doorkeeper: Authenticator, received_at: float) -> RequestContext:
         """Raises UNAUTHENTICATED, or INVALID_REQUEST for what its metadata may not hold."""
-        return Caller(
+        return RequestContext(
             request_id=self.request_id,
-            came_at=came_at,
-            tenant=doorkeeper.identify(shown_key(self._text("authorization"), self._text("x-api-key"))),
+            received_at=received_at,
+            tenant=doorkeeper.identify(api_key_from_headers(self._text("authorization"), self._text("x-api-key"))),
             lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),
             session=self._text(SESSION_HEADER) or "",
-            is_curious=is_asked(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
+            wants_explanation=is_asked(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
             wants_timing=is_asked(TIMING_HEADER, self._text(TIMING_HEADER)),
             traceparent=self._text(TRACEPARENT_HEADER) or "",
             tracestate=self._text(TRACESTATE_HEADER) or "",
@@ -90,7 +90,7 @@ class Call:
             message = f"the client took nothing of its answer for {stalled_client_s:g} s"
             raise TandemError(ErrorKind.CANCELLED, message, reason="stalled_client") from None
 
-    async def open(self, answer: Answer) -> None:
+    async def open(self, answer: CompletionStream) -> None:
         """Send the initial metadata, once; the answer's path is final."""
         if self._opened:
             return

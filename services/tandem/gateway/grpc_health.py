@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.gateway.ports import Dispatch
+from tandem.gateway.interfaces import RequestDispatcher
 
 LIVE = "live"
 """A service name for whoever restarts the process, as `/live` is over HTTP: it serves while it answers."""
@@ -23,7 +23,7 @@ _Reply = health_pb2.HealthCheckResponse
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
     """`services` follow readiness, and so does "", the server as a whole."""
 
-    def __init__(self, dispatch: Dispatch, services: tuple[str, ...]) -> None:
+    def __init__(self, dispatch: RequestDispatcher, services: tuple[str, ...]) -> None:
         self._dispatch = dispatch
         self._services = frozenset({"", *services})
         self._closing = asyncio.Event()

@@ -9,22 +9,22 @@ from typing import Generic, TypeVar
 from msgspec import UNSET
 
 from tandem.core.events import SampledToken
-from tandem.gateway.answers import Answer, Part
-from tandem.gateway.completion import Delta, Ending, ToolCallDelta
-from tandem.gateway.echo import Echo, Scored
-from tandem.gateway.openai_response import LOWEST_LOGPROB, Heading
-from tandem.gateway.timing import timing_ms
+from tandem.gateway.completions import CompletionStream, Part
+from tandem.gateway.echo import Echo, ScoredPrompt
+from tandem.gateway.openai_response import LOWEST_LOGPROB, ChunkHeader
+from tandem.gateway.server_timing import timing_ms
+from tandem.gateway.text_stream import ChoiceEnd, Delta, ToolCallDelta
 from tandem.wire.gen import inference_pb2 as pb
 
 Reply = TypeVar("Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
-class Form(ABC, Generic[Reply]):
+class ReplyFormatter(ABC, Generic[Reply]):
     """How one of the two kinds of replies says the same. `created` is in seconds since the epoch."""
 
-    def __init__(self, answer: Answer, created: int, reply: type[Reply]) -> None:
+    def __init__(self, answer: CompletionStream, created: int, reply: type[Reply]) -> None:
         self._answer = answer
-        self._heading = Heading.of(answer, created)
+        self._heading = ChunkHeader.of(answer, created)
         self._make = reply
         self._begun = False
         self._num_open = answer.num_choices
@@ -32,7 +32,7 @@ class Form(ABC, Generic[Reply]):
     def reply(self, parts: Iterable[Part]) -> Reply | None:
         """What `parts`, the next ones, come to in one message; None where a client would see nothing in it. All parts
         of an answer at once are the whole of it."""
-        scored: list[Scored] = []
+        scored: list[ScoredPrompt] = []
         deltas: dict[int, list[Delta]] = {}
         reasons: dict[int, str] = {}
         for part in parts:
@@ -42,9 +42,9 @@ class Form(ABC, Generic[Reply]):
                         deltas.setdefault(part.choice, []).append(part)
                 case Echo():
                     deltas.setdefault(part.choice, []).extend(part.deltas)
-                case Scored():
+                case ScoredPrompt():
                     scored.append(part)
-                case Ending():
+                case ChoiceEnd():
                     reasons[part.choice] = part.reason.value
         if not (deltas or reasons or scored):
             return None
@@ -91,7 +91,7 @@ class Form(ABC, Generic[Reply]):
             return []
         return [self._entry(delta.token, delta.offset) for delta in deltas if delta.token]
 
-    def _prompt_scores(self, scored: Scored) -> pb.PromptLogprobs:
+    def _prompt_scores(self, scored: ScoredPrompt) -> pb.PromptLogprobs:
         return pb.PromptLogprobs(prompt=scored.prompt, tokens=[self._entry(token, 0) for token in scored.tokens])
 
     def _entry(self, token: SampledToken, offset: int) -> pb.TokenLogprob:
@@ -109,10 +109,10 @@ class Form(ABC, Generic[Reply]):
         return entry
 
 
-class ChatForm(Form[pb.ChatReply]):
+class GrpcChatFormatter(ReplyFormatter[pb.ChatReply]):
     """Of Chat and StreamChat."""
 
-    def __init__(self, answer: Answer, created: int) -> None:
+    def __init__(self, answer: CompletionStream, created: int) -> None:
         super().__init__(answer, created, pb.ChatReply)
         self._spoken: set[int] = set()
 
@@ -129,10 +129,10 @@ class ChatForm(Form[pb.ChatReply]):
             message.role = "assistant"
 
 
-class TextForm(Form[pb.CompleteReply]):
+class GrpcTextFormatter(ReplyFormatter[pb.CompleteReply]):
     """Of Complete and StreamComplete."""
 
-    def __init__(self, answer: Answer, created: int) -> None:
+    def __init__(self, answer: CompletionStream, created: int) -> None:
         super().__init__(answer, created, pb.CompleteReply)
 
     def _add(self, reply: pb.CompleteReply, index: int, deltas: Sequence[Delta], reason: str) -> None:

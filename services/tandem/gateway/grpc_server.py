@@ -8,10 +8,10 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.answers import Answers
+from tandem.gateway.completions import CompletionService
 from tandem.gateway.grpc_health import HealthService
 from tandem.gateway.grpc_service import SERVICE, InferenceService
-from tandem.gateway.ports import Dispatch, Doorkeeper
+from tandem.gateway.interfaces import Authenticator, RequestDispatcher
 from tandem.wire.gen.inference_pb2_grpc import add_InferenceServicer_to_server
 
 
@@ -22,9 +22,9 @@ class GrpcServer:
 
     def __init__(
         self,
-        dispatch: Dispatch,
-        answers: Answers,
-        doorkeeper: Doorkeeper,
+        dispatch: RequestDispatcher,
+        answers: CompletionService,
+        doorkeeper: Authenticator,
         *,
         max_message: int = 4 << 20,
         max_calls: int = 4096,

@@ -10,11 +10,11 @@ import grpc.aio
 
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.answers import Answer, Answers, Part
-from tandem.gateway.grpc_call import Call
+from tandem.gateway.completions import CompletionService, CompletionStream, Part
+from tandem.gateway.grpc_call import GrpcCall
 from tandem.gateway.grpc_request import chat_body, completion_body, detokenize_body, tokenize_body
-from tandem.gateway.grpc_response import ChatForm, Form, TextForm
-from tandem.gateway.ports import Doorkeeper
+from tandem.gateway.grpc_response import GrpcChatFormatter, GrpcTextFormatter, ReplyFormatter
+from tandem.gateway.interfaces import Authenticator
 from tandem.obs.log_context import InRequest
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
@@ -32,7 +32,9 @@ class InferenceService(InferenceServicer):
     `max_calls` at once the others are refused; a stream that its client takes nothing of ends after
     `stalled_client_s`."""
 
-    def __init__(self, answers: Answers, doorkeeper: Doorkeeper, max_calls: int, stalled_client_s: float) -> None:
+    def __init__(
+        self, answers: CompletionService, doorkeeper: Authenticator, max_calls: int, stalled_client_s: float
+    ) -> None:
         self._answers = answers
         self._doorkeeper = doorkeeper
         self._max_calls = max_calls
@@ -43,25 +45,25 @@ class InferenceService(InferenceServicer):
         self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
     ) -> pb.ChatReply:
         async with self._call(context) as call, await self._chat(call, request) as answer:
-            return await _whole(call, answer, ChatForm(answer, _now_s()))
+            return await _whole(call, answer, GrpcChatFormatter(answer, _now_s()))
 
     async def StreamChat(  # type: ignore[override]
         self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
     ) -> None:
         async with self._call(context) as call, await self._chat(call, request, stream=True) as answer:
-            await _stream(call, answer, ChatForm(answer, _now_s()), self._stalled_client_s)
+            await _stream(call, answer, GrpcChatFormatter(answer, _now_s()), self._stalled_client_s)
 
     async def Complete(
         self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
     ) -> pb.CompleteReply:
         async with self._call(context) as call, await self._complete(call, request) as answer:
-            return await _whole(call, answer, TextForm(answer, _now_s()))
+            return await _whole(call, answer, GrpcTextFormatter(answer, _now_s()))
 
     async def StreamComplete(  # type: ignore[override]
         self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
     ) -> None:
         async with self._call(context) as call, await self._complete(call, request, stream=True) as answer:
-            await _stream(call, answer, TextForm(answer, _now_s()), self._stalled_client_s)
+            await _stream(call, answer, GrpcTextFormatter(answer, _now_s()), self._stalled_client_s)
 
     async def ListModels(
         self,
@@ -100,8 +102,8 @@ class InferenceService(InferenceServicer):
             return pb.DetokenizeReply(prompt=text)
 
     @asynccontextmanager
-    async def _call(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Call]:
-        call = Call(context)
+    async def _call(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[GrpcCall]:
+        call = GrpcCall(context)
         with InRequest(call.request_id):
             async with call:
                 if self._num_calls >= self._max_calls:
@@ -113,17 +115,17 @@ class InferenceService(InferenceServicer):
                 finally:
                     self._num_calls -= 1
 
-    async def _chat(self, call: Call, request: pb.ChatRequest, *, stream: bool = False) -> Answer:
+    async def _chat(self, call: GrpcCall, request: pb.ChatRequest, *, stream: bool = False) -> CompletionStream:
         """Who asks comes first, so that a stranger costs nothing."""
         caller = call.caller(self._doorkeeper, self._answers.now())
         return await self._answers.chat(chat_body(request, stream=stream), caller)
 
-    async def _complete(self, call: Call, request: pb.CompleteRequest, *, stream: bool = False) -> Answer:
+    async def _complete(self, call: GrpcCall, request: pb.CompleteRequest, *, stream: bool = False) -> CompletionStream:
         caller = call.caller(self._doorkeeper, self._answers.now())
         return await self._answers.complete(completion_body(request, stream=stream), caller)
 
 
-async def _whole(call: Call, answer: Answer, form: Form[_Reply]) -> _Reply:
+async def _whole(call: GrpcCall, answer: CompletionStream, form: ReplyFormatter[_Reply]) -> _Reply:
     async with aclosing(answer.parts()) as parts:
         found = [part async for part in parts]
     await call.open(answer)
@@ -133,7 +135,9 @@ async def _whole(call: Call, answer: Answer, form: Form[_Reply]) -> _Reply:
     return reply
 
 
-async def _stream(call: Call, answer: Answer, form: Form[_Reply], stalled_client_s: float) -> None:
+async def _stream(
+    call: GrpcCall, answer: CompletionStream, form: ReplyFormatter[_Reply], stalled_client_s: float
+) -> None:
     """Parts that are here at once leave in one message: most of what a token costs is its message. A client that does
     not read holds up the write, and so this stream alone."""
     held: list[Part] = []

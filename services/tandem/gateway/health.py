@@ -7,22 +7,22 @@ import asyncio
 import msgspec
 from msgspec import UNSET
 
-from tandem.gateway.asgi import Exchange
+from tandem.gateway.exchange import Exchange
+from tandem.gateway.interfaces import Authenticator, RequestDispatcher
 from tandem.gateway.openai_reply import HealthReply, ScrapeGroup, ScrapeLabels
-from tandem.gateway.ports import Dispatch, Doorkeeper
 from tandem.obs.telemetry import Telemetry
 
 PROBES = frozenset({b"/health", b"/live", b"/ready"})
 """Answered also where connections are too many for anything else."""
 
 
-class Health:
+class HealthRoutes:
     """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic, `/metrics` and
     `/metrics/targets` for Prometheus."""
 
     __slots__ = ("_dispatch", "_doorkeeper", "_telemetry")
 
-    def __init__(self, dispatch: Dispatch, doorkeeper: Doorkeeper, telemetry: Telemetry) -> None:
+    def __init__(self, dispatch: RequestDispatcher, doorkeeper: Authenticator, telemetry: Telemetry) -> None:
         self._dispatch = dispatch
         self._doorkeeper = doorkeeper
         self._telemetry = telemetry

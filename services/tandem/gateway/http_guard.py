@@ -20,7 +20,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.asgi import error_body
+from tandem.gateway.exchange import error_body
 
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
@@ -47,7 +47,7 @@ class HttpLimits:
     max_pipelined: int = 16
 
 
-class GuardedHttp(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. The two timers of its own run only while the client owes something: bytes of a request, or room
     for those of a response. While nobody owes anything uvicorn's keep-alive timer runs: from when both the last request
     and its answer are over, until the next request begins. Stray bytes between requests put nothing off."""

@@ -21,29 +21,29 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.console_routes import Console
-from tandem.gateway.demand_beat import DemandBeat
-from tandem.gateway.dispatch import Dispatcher
-from tandem.gateway.fair_share import FairShare
-from tandem.gateway.fleet import Fleet
-from tandem.gateway.gauges import watch_prefixes, watch_quotas, watch_redis, watch_ways
+from tandem.gateway.demand_publisher import DemandPublisher
+from tandem.gateway.dispatcher import Dispatcher
+from tandem.gateway.fairness_sync import FairnessSync
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
-from tandem.gateway.lookout import Lookout
-from tandem.gateway.prefixes import PrefixIndex
+from tandem.gateway.metrics_gauges import watch_prefixes, watch_quotas, watch_redis, watch_ways
+from tandem.gateway.prefix_index_client import PrefixIndexClient
 from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
+from tandem.gateway.snapshot import SnapshotSource
 from tandem.gateway.tenancy import Tenancy
 from tandem.gateway.text_models import TextModels
-from tandem.obs.logs import set_up_logging
+from tandem.gateway.worker_pool import WorkerPool
+from tandem.obs.logging_setup import set_up_logging
 from tandem.obs.telemetry import Telemetry
-from tandem.sched.targets import LatencyTargets
-from tandem.stores.demand import DemandBoard
-from tandem.stores.health import RedisHealth
+from tandem.sched.slo_targets import LatencyTargets
+from tandem.stores.demand_store import DemandStore
 from tandem.stores.prefix_index import IndexReader
-from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
+from tandem.stores.redis_health import RedisHealth
 from tandem.stores.service_counters import ServiceCounters
-from tandem.wire.trust import Trust
+from tandem.stores.worker_registry import RegistryUnavailable, WorkerRegistry
+from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
@@ -62,22 +62,24 @@ class Gateway:
         clock = SystemClock()
         redis, health = config.redis, RedisHealth()
         self._registry = WorkerRegistry(redis.url, redis.namespace, health=health)
-        texts, trust = TextModels(config.model.generation_config), Trust.of(name, config.cluster)
-        self._fleet = Fleet(name, self._discover, texts, clock, config.gateway, trust, config.transfer)
+        texts, trust = TextModels(config.model.generation_config), PeerAuth.of(name, config.cluster)
+        self._fleet = WorkerPool(name, self._discover, texts, clock, config.gateway, trust, config.transfer)
         self._tenancy = Tenancy(name, config, clock, health)
         targets = LatencyTargets.of(config.slo)
         reader = IndexReader(redis.url, redis.namespace, health=health)
-        self._prefixes = PrefixIndex(reader, self._fleet, redis.index_stride, clock)
+        self._prefixes = PrefixIndexClient(reader, self._fleet, redis.index_stride, clock)
         self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes)
-        self._share = FairShare(self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health))
-        board = DemandBoard(redis.url, redis.namespace, health=health)
-        self._demand = DemandBeat(name, board, self._dispatcher.demand, clock)
+        self._share = FairnessSync(
+            self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health)
+        )
+        board = DemandStore(redis.url, redis.namespace, health=health)
+        self._demand = DemandPublisher(name, board, self._dispatcher.demand, clock)
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
         self._watch_stores(health)
         consoles = self._consoles(name, config.gateway, clock)
         app = create_app(
             self._dispatcher,
-            self._tenancy.door,
+            self._tenancy.authenticator,
             config.gateway,
             telemetry=self._telemetry,
             observers=[RequestLog(config.telemetry.log_requests), self._dispatcher.demand, *consoles],
@@ -91,7 +93,7 @@ class Gateway:
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
-            self._tenancy.door,
+            self._tenancy.authenticator,
             max_message=config.gateway.max_body,
             max_calls=config.gateway.max_connections,
             stalled_client_s=config.gateway.stalled_client_s,
@@ -100,8 +102,8 @@ class Gateway:
 
     def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
         """One, unless it is not wanted."""
-        lookout = Lookout(name, self._dispatcher, self._fleet, clock)
-        return [Console(lookout.look, self._tenancy.door, clock)] if config.console else []
+        snapshot_source = SnapshotSource(name, self._dispatcher, self._fleet, clock)
+        return [Console(snapshot_source.look, self._tenancy.authenticator, clock)] if config.console else []
 
     @property
     def url(self) -> str:
@@ -171,7 +173,7 @@ def new_name() -> GatewayId:
     return GatewayId(f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def settle() -> None:
+def tune_gc() -> None:
     """To be called once all is loaded: a look of the garbage collector at it would hold up every stream. So would one
     at the requests under way each time that five more came than went, and for nothing: an answer leaves no circle."""
     gc.freeze()
@@ -185,7 +187,7 @@ async def _run(config: Config, called: GatewayId) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
     await gateway.start()
-    settle()
+    tune_gc()
     facts = {"ready": True, "url": gateway.url, "grpc": gateway.grpc_target}
     print(json.dumps(facts), flush=True)  # noqa: T201 - for whoever started us
     await stop.wait()

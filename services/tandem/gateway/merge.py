@@ -13,7 +13,7 @@ _MAX_WAITING = 64
 """Parts that nobody has taken yet; the streams wait when there are more."""
 
 
-async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Ends when all sources have. The first error of one is raised, and then, as when this is left early, all are
     closed."""
     waiting: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue(_MAX_WAITING)

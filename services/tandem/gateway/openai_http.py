@@ -6,9 +6,15 @@ from __future__ import annotations
 import msgspec
 
 from tandem.core.clock import wall_ns
-from tandem.gateway.answers import Answers
-from tandem.gateway.asgi import Exchange
-from tandem.gateway.caller import (
+from tandem.gateway.authenticator import api_key_from_headers
+from tandem.gateway.completions import CompletionService
+from tandem.gateway.delivery import send_completion
+from tandem.gateway.exchange import Exchange
+from tandem.gateway.interfaces import Authenticator, ServedModel
+from tandem.gateway.openai_reply import DetokenizeReply, ModelCard, ModelList, TokenizeReply
+from tandem.gateway.openai_response import ChatFormatter, ChunkHeader, CompletionFormatter
+from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
+from tandem.gateway.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
     SESSION_HEADER,
@@ -16,17 +22,11 @@ from tandem.gateway.caller import (
     TIMING_HEADER,
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
-    Caller,
+    RequestContext,
     is_asked,
     lane_of,
     timeout_of,
 )
-from tandem.gateway.delivery import deliver
-from tandem.gateway.doorkeeper import shown_key
-from tandem.gateway.openai_reply import DetokenizeReply, ModelCard, ModelList, TokenizeReply
-from tandem.gateway.openai_response import ChatForm, Heading, TextForm
-from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
-from tandem.gateway.ports import Doorkeeper, ServedModel
 
 MODELS_PREFIX = "/v1/models/"
 
@@ -36,7 +36,9 @@ class OpenAIRoutes:
 
     __slots__ = ("_answers", "_doorkeeper", "_heartbeat_s", "_max_body")
 
-    def __init__(self, answers: Answers, doorkeeper: Doorkeeper, max_body: int, heartbeat_s: float) -> None:
+    def __init__(
+        self, answers: CompletionService, doorkeeper: Authenticator, max_body: int, heartbeat_s: float
+    ) -> None:
         self._answers = answers
         self._doorkeeper = doorkeeper
         self._max_body = max_body
@@ -59,7 +61,7 @@ class OpenAIRoutes:
 
         async def answer() -> None:
             async with await self._answers.chat(body, caller) as given:
-                await deliver(exchange, given, ChatForm(Heading.of(given, _now())), self._heartbeat_s)
+                await send_completion(exchange, given, ChatFormatter(ChunkHeader.of(given, _now())), self._heartbeat_s)
 
         await exchange.run_until_disconnect(answer())
 
@@ -69,7 +71,9 @@ class OpenAIRoutes:
 
         async def answer() -> None:
             async with await self._answers.complete(body, caller) as given:
-                await deliver(exchange, given, TextForm(Heading.of(given, _now())), self._heartbeat_s)
+                await send_completion(
+                    exchange, given, CompletionFormatter(ChunkHeader.of(given, _now())), self._heartbeat_s
+                )
 
         await exchange.run_until_disconnect(answer())
 
@@ -87,19 +91,19 @@ class OpenAIRoutes:
         reply = DetokenizeReply(await self._answers.detokenize(body, tenant))
         await exchange.send_json(200, msgspec.json.encode(reply))
 
-    def _caller(self, exchange: Exchange) -> Caller:
+    def _caller(self, exchange: Exchange) -> RequestContext:
         """Who asks; before its body is read, so that a stranger costs nothing."""
-        came_at = self._answers.now()
-        key = shown_key(_text(exchange, "authorization"), _text(exchange, "x-api-key"))
+        received_at = self._answers.now()
+        key = api_key_from_headers(_text(exchange, "authorization"), _text(exchange, "x-api-key"))
         tenant = self._doorkeeper.identify(key)
-        return Caller(
+        return RequestContext(
             request_id=exchange.request_id,
-            came_at=came_at,
+            received_at=received_at,
             tenant=tenant,
             lane=lane_of(_text(exchange, LANE_HEADER)),
             timeout_s=timeout_of(_text(exchange, TIMEOUT_HEADER)),
             session=_text(exchange, SESSION_HEADER) or "",
-            is_curious=is_asked(EXPLAIN_HEADER, _text(exchange, EXPLAIN_HEADER)),
+            wants_explanation=is_asked(EXPLAIN_HEADER, _text(exchange, EXPLAIN_HEADER)),
             wants_timing=is_asked(TIMING_HEADER, _text(exchange, TIMING_HEADER)),
             traceparent=_text(exchange, TRACEPARENT_HEADER) or "",
             tracestate=_text(exchange, TRACESTATE_HEADER) or "",

@@ -175,24 +175,24 @@ class TextCompletion(Reply, kw_only=True):
     tandem: TandemFacts
 
 
-class Chunk(Reply, kw_only=True):
+class CompletionChunk(Reply, kw_only=True):
     """`usage` is null where it comes later."""
 
     usage: UsageReply | UnsetType | None = UNSET
     tandem: TandemFacts | UnsetType = UNSET
 
 
-class ChatChunk(Chunk, kw_only=True):
+class ChatChunk(CompletionChunk, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
 
 
-class TextChunk(Chunk, kw_only=True):
+class TextChunk(CompletionChunk, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
 
 
-class ErrorFacts(msgspec.Struct):
+class ErrorBody(msgspec.Struct):
     """`code` is stable and for machines; `param` names the offending field."""
 
     message: str
@@ -202,7 +202,7 @@ class ErrorFacts(msgspec.Struct):
 
 
 class ErrorReply(msgspec.Struct):
-    error: ErrorFacts
+    error: ErrorBody
 
 
 class ModelCard(msgspec.Struct):

@@ -13,11 +13,11 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import MAX_CHOICES, MAX_TOP_LOGPROBS, Request, SamplingParams
-from tandem.gateway.caller import Caller
-from tandem.gateway.chat_template import ChatEnding
+from tandem.gateway.chat_template import GenerationPrompt
+from tandem.gateway.interfaces import ServedModel
 from tandem.gateway.openai_schema import ChatBody, ChatMessage, CompletionBody, SharedBody
-from tandem.gateway.ports import ServedModel
-from tandem.gateway.tools import made_calls
+from tandem.gateway.request_context import RequestContext
+from tandem.gateway.tools import parse_message_calls
 
 MAX_NAMED_TOKENS = 4096
 """In `logit_bias` or `stop_token_ids`."""
@@ -33,7 +33,7 @@ _TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERAC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerationParams:
     """All of a body but the prompt, checked. `max_tokens` is None for as many as there is room for. `logprobs` is the
     number of alternatives to tell, None for no log probabilities; `num_choices` is for each prompt."""
 
@@ -74,7 +74,7 @@ class Ask:
         return max((count for count in wanted if count is not None), default=None)
 
 
-def chat_ask(body: ChatBody) -> Ask:
+def chat_ask(body: ChatBody) -> GenerationParams:
     """Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
@@ -85,7 +85,7 @@ def chat_ask(body: ChatBody) -> Ask:
     return _ask(body, "messages", _max_tokens(limit, param, least=1), logprobs)
 
 
-def completion_ask(body: CompletionBody) -> Ask:
+def completion_ask(body: CompletionBody) -> GenerationParams:
     """Raises INVALID_REQUEST or UNSUPPORTED, naming the field. `max_tokens` may be 0, to score or warm up a prompt."""
     logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
     best_of = (body.n or 1) if body.best_of is None else body.best_of
@@ -98,7 +98,7 @@ def completion_ask(body: CompletionBody) -> Ask:
 
 def _ask(
     body: SharedBody, prompt_param: str, max_tokens: int | None, logprobs: int | None, *, echo: bool = False
-) -> Ask:
+) -> GenerationParams:
     n = 1 if body.n is None else body.n
     if not 1 <= n <= MAX_CHOICES:
         raise _invalid(f"n must be in [1, {MAX_CHOICES}], got {n}", "n")
@@ -110,7 +110,7 @@ def _ask(
             raise _invalid("prompt_logprobs is not allowed when stream is true", "prompt_logprobs")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
         raise _invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
-    return Ask(
+    return GenerationParams(
         body=body,
         prompt_param=prompt_param,
         max_tokens=max_tokens,
@@ -121,15 +121,17 @@ def _ask(
     )
 
 
-def chat_ending(messages: Sequence[ChatMessage], add_header: bool | None, continue_last: bool | None) -> ChatEnding:
+def chat_ending(
+    messages: Sequence[ChatMessage], add_header: bool | None, continue_last: bool | None
+) -> GenerationPrompt:
     """Raises INVALID_REQUEST where the two contradict each other."""
     if not continue_last:
-        return ChatEnding.CLOSED if add_header is False else ChatEnding.HEADER
+        return GenerationPrompt.CLOSED if add_header is False else GenerationPrompt.HEADER
     if add_header:
         raise _invalid("continue_final_message excludes add_generation_prompt", "continue_final_message")
     if messages and messages[-1].content is None:
         raise _invalid("continue_final_message needs a final message with content", "continue_final_message")
-    return ChatEnding.OPEN
+    return GenerationPrompt.OPEN
 
 
 def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -169,7 +171,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
         "content": content,
         "name": message.name,
         "tool_call_id": message.tool_call_id,
-        "tool_calls": made_calls(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else None,
+        "tool_calls": parse_message_calls(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else None,
         "reasoning_content": message.reasoning_content,
     }
     return {name: value for name, value in facts.items() if value is not None}
@@ -180,7 +182,12 @@ def new_id(prefix: str) -> str:
 
 
 def request(
-    ask: Ask, served: ServedModel, prompt: tuple[int, ...], identity: str, caller: Caller, traceparent: str = ""
+    ask: GenerationParams,
+    served: ServedModel,
+    prompt: tuple[int, ...],
+    identity: str,
+    caller: RequestContext,
+    traceparent: str = "",
 ) -> Request:
     """The request, as part of a trace. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
     if not prompt:
@@ -201,13 +208,13 @@ def request(
     )
 
 
-def asked_lane(body: SharedBody, caller: Caller) -> Lane:
+def asked_lane(body: SharedBody, caller: RequestContext) -> Lane:
     """The caller's own word goes before the body's, and neither above what the tenant may have."""
     asked = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
     return caller.tenant.lane if asked is None else max(asked, caller.tenant.lane)
 
 
-def _output_room(ask: Ask, served: ServedModel, num_prompt_tokens: int) -> int:
+def _output_room(ask: GenerationParams, served: ServedModel, num_prompt_tokens: int) -> int:
     room = served.max_model_len - num_prompt_tokens
     limit = f"this model's maximum context length is {served.max_model_len} tokens"
     if room < 0 or (room == 0 and ask.max_tokens != 0):
@@ -222,7 +229,7 @@ def _output_room(ask: Ask, served: ServedModel, num_prompt_tokens: int) -> int:
     return ask.max_tokens
 
 
-def _sampling(ask: Ask, served: ServedModel, max_tokens: int) -> SamplingParams:
+def _sampling(ask: GenerationParams, served: ServedModel, max_tokens: int) -> SamplingParams:
     body, text = ask.body, served.text
     defaults = text.defaults
     top_k = int(_first(body.top_k, defaults.top_k, 0))

@@ -13,10 +13,10 @@ from msgspec import UNSET, UnsetType
 from tandem.core.events import SampledToken
 from tandem.core.lane import Lane
 from tandem.gateway import openai_reply as reply
-from tandem.gateway.answers import Answer, Part
-from tandem.gateway.completion import Delta, Ending, ToolCallDelta
-from tandem.gateway.echo import Echo, Scored
-from tandem.gateway.text import TextModel
+from tandem.gateway.completions import CompletionStream, Part
+from tandem.gateway.echo import Echo, ScoredPrompt
+from tandem.gateway.text_model import TextModel
+from tandem.gateway.text_stream import ChoiceEnd, Delta, ToolCallDelta
 from tandem.gateway.usage import Usage
 
 LOWEST_LOGPROB = -9999.0
@@ -27,7 +27,7 @@ _TIERS = {Lane.INTERACTIVE: "priority", Lane.STANDARD: "default", Lane.BATCH: "f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
+class ChunkHeader:
     """What every chunk of one response repeats. `created` in seconds since the epoch."""
 
     id: str
@@ -41,7 +41,7 @@ class Heading:
     text: TextModel
 
     @classmethod
-    def of(cls, answer: Answer, created: int) -> Heading:
+    def of(cls, answer: CompletionStream, created: int) -> ChunkHeader:
         ask = answer.ask
         return cls(
             id=answer.id,
@@ -65,7 +65,7 @@ class Heading:
 Count = Callable[[], Usage]
 
 
-class Form(Protocol):
+class ResponseFormatter(Protocol):
     """How one of OpenAI's two endpoints writes the same answer. `usage` tells that of the answer up to now, to forms
     that write it."""
 
@@ -77,7 +77,7 @@ class Form(Protocol):
         """Empty when a client would see nothing in it."""
         ...
 
-    def closing(self, ending: Ending, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
+    def closing(self, ending: ChoiceEnd, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
         """The chunk with the finish reason. With the last choice, which has the `facts`, also the usage if it was asked
         for."""
         ...
@@ -93,7 +93,7 @@ C = TypeVar("C")
 class _Chunks(ABC, Generic[C]):
     """The part of a form that the two endpoints share. `C` is a choice in a chunk."""
 
-    def __init__(self, heading: Heading, make_chunk: Callable[..., msgspec.Struct]) -> None:
+    def __init__(self, heading: ChunkHeader, make_chunk: Callable[..., msgspec.Struct]) -> None:
         self._heading = heading
         self._make_chunk = make_chunk
         self._named_fields: dict[str, Any] = {
@@ -101,7 +101,7 @@ class _Chunks(ABC, Generic[C]):
         }
 
     @abstractmethod
-    def _end(self, ending: Ending) -> C: ...
+    def _end(self, ending: ChoiceEnd) -> C: ...
 
     def _chunk(self, choice: C | None, usage: Count, facts: reply.TandemFacts | None = None) -> bytes:
         """Without a choice: the one that has only the usage."""
@@ -113,7 +113,7 @@ class _Chunks(ABC, Generic[C]):
         )
         return msgspec.json.encode(chunk)
 
-    def closing(self, ending: Ending, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
+    def closing(self, ending: ChoiceEnd, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
         if facts is None or not self._heading.include_usage:
             return [self._chunk(self._end(ending), usage, facts)]
         return [self._chunk(self._end(ending), usage), self._chunk(None, usage, facts)]
@@ -130,7 +130,7 @@ class _Chunks(ABC, Generic[C]):
             return _usage_reply(usage())
         return None if self._heading.include_usage else UNSET
 
-    def _prompt_scores(self, scored: Scored) -> reply.PromptLogprobs:
+    def _prompt_scores(self, scored: ScoredPrompt) -> reply.PromptLogprobs:
         return [None if token.logprob is None else self._scores(token) for token in scored.tokens]
 
     def _scores(self, token: SampledToken) -> dict[str, reply.PromptLogprob]:
@@ -144,10 +144,10 @@ class _Chunks(ABC, Generic[C]):
         }
 
 
-class ChatForm(_Chunks[reply.ChatChunkChoice]):
+class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
     """/v1/chat/completions."""
 
-    def __init__(self, heading: Heading) -> None:
+    def __init__(self, heading: ChunkHeader) -> None:
         super().__init__(heading, reply.ChatChunk)
         self._is_plain = not (heading.with_logprobs or heading.with_token_ids or heading.continuous_usage)
         self._around: dict[int, tuple[bytes, bytes]] = {}
@@ -179,7 +179,7 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         self._around[choice] = before, after
         return before, after
 
-    def _end(self, ending: Ending) -> reply.ChatChunkChoice:
+    def _end(self, ending: ChoiceEnd) -> reply.ChatChunkChoice:
         return reply.ChatChunkChoice(ending.choice, reply.ChatDelta(), finish_reason=ending.reason.value)
 
     def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
@@ -193,7 +193,7 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         )
         return msgspec.json.encode(whole)
 
-    def _choice(self, ending: Ending, deltas: Sequence[Delta]) -> reply.ChatChoice:
+    def _choice(self, ending: ChoiceEnd, deltas: Sequence[Delta]) -> reply.ChatChoice:
         calls = _whole_calls([call for delta in deltas for call in delta.tool_calls])
         content = "".join(delta.text for delta in deltas)
         reasoning = "".join(delta.reasoning for delta in deltas) or UNSET
@@ -220,10 +220,10 @@ class ChatForm(_Chunks[reply.ChatChunkChoice]):
         return facts.text, _finite(logprob), list(facts.raw)
 
 
-class TextForm(_Chunks[reply.TextChoice]):
+class CompletionFormatter(_Chunks[reply.TextChoice]):
     """/v1/completions."""
 
-    def __init__(self, heading: Heading) -> None:
+    def __init__(self, heading: ChunkHeader) -> None:
         super().__init__(heading, reply.TextChunk)
 
     def opening(self, choice: int, usage: Count) -> list[bytes]:
@@ -235,7 +235,7 @@ class TextForm(_Chunks[reply.TextChoice]):
         deltas = part.deltas if isinstance(part, Echo) else [part]
         return [self._chunk(self._choice(part.choice, deltas, None), usage)]
 
-    def _end(self, ending: Ending) -> reply.TextChoice:
+    def _end(self, ending: ChoiceEnd) -> reply.TextChoice:
         return self._choice(ending.choice, [], ending.reason.value)
 
     def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
@@ -285,14 +285,14 @@ class _Gathered:
     """The parts of a whole answer, by choice."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self.scored: list[Scored] = []
+        self.scored: list[ScoredPrompt] = []
         self.deltas: dict[int, list[Delta]] = {}
-        self._endings: list[Ending] = []
+        self._endings: list[ChoiceEnd] = []
         for part in parts:
             match part:
-                case Scored():
+                case ScoredPrompt():
                     self.scored.append(part)
-                case Ending():
+                case ChoiceEnd():
                     self._endings.append(part)
                     self.deltas.setdefault(part.choice, [])
                 case Echo():
@@ -300,7 +300,7 @@ class _Gathered:
                 case Delta():
                     self.deltas.setdefault(part.choice, []).append(part)
 
-    def endings(self) -> list[Ending]:
+    def endings(self) -> list[ChoiceEnd]:
         return sorted(self._endings, key=lambda ending: ending.choice)
 
 

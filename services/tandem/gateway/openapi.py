@@ -11,8 +11,11 @@ import msgspec
 
 from tandem.core.errors import ERROR_TABLE
 from tandem.core.lane import Lane
-from tandem.gateway.asgi import Exchange
-from tandem.gateway.caller import (
+from tandem.gateway.exchange import Exchange
+from tandem.gateway.openai_reply import ErrorReply
+from tandem.gateway.openai_schema import ChatMessage
+from tandem.gateway.openapi_ranges import narrowed
+from tandem.gateway.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
     MAX_TIMEOUT_MS,
@@ -21,9 +24,6 @@ from tandem.gateway.caller import (
     TIMING_HEADER,
     TRACEPARENT_HEADER,
 )
-from tandem.gateway.openai_reply import ErrorReply
-from tandem.gateway.openai_schema import ChatMessage
-from tandem.gateway.openapi_ranges import narrowed
 from tandem.gateway.routes import Route
 
 _REF = "#/components/schemas/{name}"
@@ -36,7 +36,7 @@ code {{ font-size: 14px; }} td, th {{ text-align: left; vertical-align: top; pad
 """
 
 
-class Reference:
+class OpenApiDocs:
     """`/openapi.json` and `/docs` of the routes it is given, its own included."""
 
     __slots__ = ("_document", "_page")

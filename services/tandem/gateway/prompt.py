@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.text import TextModel
+from tandem.gateway.text_model import TextModel
 
 MAX_PROMPTS = 256
 """Each one is a request of its own; clients that have more send several bodies."""

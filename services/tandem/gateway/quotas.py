@@ -16,20 +16,20 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from tandem.admission.bucket import full
-from tandem.admission.estimate import Spent
-from tandem.admission.quota import Ask, Limits, Verdict
-from tandem.admission.quota_error import never, never_together, refusal
+from tandem.admission.quota import QuotaLimits, Reservation, ReservationResult
+from tandem.admission.quota_errors import batch_exceeds_limit_error, exceeds_limit_error, rate_limited_error
 from tandem.admission.tenant import Tenant
+from tandem.admission.token_bucket import capacity
+from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway.account import Account
-from tandem.gateway.background import surviving
-from tandem.gateway.entry import Entry, FreeEntry, standing
-from tandem.gateway.standing import QuotaRefusal
-from tandem.stores.quota import RedisQuotas
-from tandem.stores.roll import GatewayRoll
-from tandem.stores.script_line import StoreUnavailable
+from tandem.gateway.quota_reservation import QuotaReservation, UnlimitedReservation, standing
+from tandem.gateway.rate_limit_status import RateLimitedError
+from tandem.gateway.supervise import log_and_continue
+from tandem.gateway.tenant_quota_state import TenantQuotaState
+from tandem.stores.gateway_registry import GatewayRegistry
+from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.script_pipeline import StoreUnavailable
 
 BEATS_PER_TTL = 4
 RETRY_S = 0.5
@@ -39,8 +39,8 @@ FORGET_S = 600.0
 log = logging.getLogger(__name__)
 
 
-class _Settlement(NamedTuple):
-    account: Account
+class _PendingSettlement(NamedTuple):
+    account: TenantQuotaState
     name: str
     used: int | None
 
@@ -48,15 +48,15 @@ class _Settlement(NamedTuple):
 class TenantQuotas:
     """The Quotas of a gateway. All of it runs on one event loop."""
 
-    def __init__(self, gateway: GatewayId, store: RedisQuotas, roll: GatewayRoll, clock: Clock) -> None:
+    def __init__(self, gateway: GatewayId, store: RedisQuotas, roll: GatewayRegistry, clock: Clock) -> None:
         self._gateway = gateway
         self._store = store
         self._roll = roll
         self._clock = clock
-        self._accounts: dict[TenantId, Account] = {}
+        self._accounts: dict[TenantId, TenantQuotaState] = {}
         self._numbers = itertools.count(1)
         self._num_gateways = 1
-        self._unsettled: list[_Settlement] = []
+        self._unsettled: list[_PendingSettlement] = []
         self._posted: set[asyncio.Future[Any]] = set()
         self._steward: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -83,7 +83,7 @@ class TenantQuotas:
         await asyncio.gather(self._store.close(), self._roll.close())
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QuotaReservation]:
         """Those that are open."""
         return [entry for account in self._accounts.values() for entry in account.entries.values()]
 
@@ -97,50 +97,54 @@ class TenantQuotas:
                 ("tokens", levels.tokens, limits.tokens_per_minute),
             ):
                 if level is not None and limit:
-                    found[account.tenant, name] = max(0, level) / full(limit)
+                    found[account.tenant, name] = max(0, level) / capacity(limit)
         return found
 
-    def foresee(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
         limits = tenant.limits
         if len(sizes) > 1 and any(limits):
             guess = self._account(tenant.id, limits).guess
             charges = [guess.estimate(prompt, output, limits.tokens_per_minute) for prompt, output in sizes]
-            error = never_together(limits, charges)
+            error = batch_exceeds_limit_error(limits, charges)
             if error is not None:
                 raise error
 
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry | FreeEntry:
+    async def enter(
+        self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int
+    ) -> QuotaReservation | UnlimitedReservation:
         limits = tenant.limits
         if not any(limits):
-            return FreeEntry()
+            return UnlimitedReservation()
         if 0 < limits.tokens_per_minute < num_prompt_tokens:
-            raise never(limits, num_prompt_tokens)
+            raise exceeds_limit_error(limits, num_prompt_tokens)
         account = self._account(tenant.id, limits)
         tokens = account.guess.estimate(num_prompt_tokens, max_output_tokens, limits.tokens_per_minute)
-        ask = Ask(self._name(), 1, tokens)
+        ask = Reservation(self._name(), 1, tokens)
         verdict = await self._ask_redis(account, ask)
         is_shared = verdict is not None
         if verdict is None:
-            limits = account.begin_alone(self._num_gateways)
-            ask = Ask(self._name(), 1, min(ask.tokens, limits.tokens_per_minute or ask.tokens))
+            limits = account.enter_local_mode(self._num_gateways)
+            ask = Reservation(self._name(), 1, min(ask.tokens, limits.tokens_per_minute or ask.tokens))
             verdict = account.reserve_alone(ask, self._now_ms())
         if verdict.refused:
-            raise QuotaRefusal(refusal(verdict, limits), standing(verdict.levels, limits))
-        entry = Entry(ask, standing(verdict.levels, limits), partial(self._closed, account), is_shared=is_shared)
+            raise RateLimitedError(rate_limited_error(verdict, limits), standing(verdict.levels, limits))
+        entry = QuotaReservation(
+            ask, standing(verdict.levels, limits), partial(self._closed, account), is_shared=is_shared
+        )
         account.entries[ask.id] = entry
         return entry
 
     # ---- inside
 
-    def _account(self, tenant: TenantId, limits: Limits) -> Account:
+    def _account(self, tenant: TenantId, limits: QuotaLimits) -> TenantQuotaState:
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = Account(tenant, limits)
+            account = self._accounts[tenant] = TenantQuotaState(tenant, limits)
         account.limits = limits
         account.used_at_ms = self._now_ms()
         return account
 
-    async def _ask_redis(self, account: Account, ask: Ask) -> Verdict | None:
+    async def _ask_redis(self, account: TenantQuotaState, ask: Reservation) -> ReservationResult | None:
         """None: it does not answer."""
         if not self.is_reachable:
             return None
@@ -148,17 +152,17 @@ class TenantQuotas:
             verdict = await self._store.reserve(account.tenant, account.limits, ask)
         except StoreUnavailable as error:
             # A server that stood still may yet carry it out.
-            self._unsettled.append(_Settlement(account, ask.id, None))
+            self._unsettled.append(_PendingSettlement(account, ask.id, None))
             self._lose(error)
             return None
         except asyncio.CancelledError:
             # The client is gone. The call may be carried out all the same; this one comes after it.
-            self._settle(_Settlement(account, ask.id, None))
+            self._settle(_PendingSettlement(account, ask.id, None))
             raise
         account.levels, account.told_at_ms = verdict.levels, self._now_ms()
         return verdict
 
-    def _closed(self, account: Account, entry: Entry, spent: Spent | None) -> None:
+    def _closed(self, account: TenantQuotaState, entry: QuotaReservation, spent: TokenUsage | None) -> None:
         del account.entries[entry.ask.id]
         used = entry.used(spent)
         if spent is not None:
@@ -167,11 +171,11 @@ class TenantQuotas:
         if not entry.is_shared:
             return
         if self.is_reachable:
-            self._settle(_Settlement(account, entry.ask.id, used))
+            self._settle(_PendingSettlement(account, entry.ask.id, used))
         else:
-            self._unsettled.append(_Settlement(account, entry.ask.id, used))
+            self._unsettled.append(_PendingSettlement(account, entry.ask.id, used))
 
-    def _settle(self, settlement: _Settlement) -> None:
+    def _settle(self, settlement: _PendingSettlement) -> None:
         def look(answer: asyncio.Future[Any]) -> None:
             error = None if answer.cancelled() else answer.exception()
             if error is not None:
@@ -203,7 +207,7 @@ class TenantQuotas:
 
     async def _keep(self) -> None:
         while True:
-            async with surviving("the heartbeat of quotas"):
+            async with log_and_continue("the heartbeat of quotas"):
                 try:
                     await self._beat()
                 except StoreUnavailable as error:
@@ -239,7 +243,7 @@ class TenantQuotas:
             if not account.entries and not account.is_alone and account.used_at_ms < idle_since:
                 del self._accounts[account.tenant]
 
-    async def _renew(self, account: Account) -> None:
+    async def _renew(self, account: TenantQuotaState) -> None:
         """Tell what was used so far. What Redis has lost, or has settled while this gateway stood still, is entered
         again; what it was settled with is not taken twice. Books that were kept alone are asked for in any case: that
         others answer says nothing of them."""
@@ -260,21 +264,21 @@ class TenantQuotas:
             log.warning("%d requests of tenant %s were not in the books any more", len(again), account.tenant)
         await _all(again)
 
-    def _enter_alone(self, account: Account) -> Iterator[Awaitable[Verdict]]:
+    def _enter_alone(self, account: TenantQuotaState) -> Iterator[Awaitable[ReservationResult]]:
         """What was admitted alone goes into the shared books, whatever is left there."""
         if not account.is_alone:
             return
-        requests, tokens = account.end_alone(self._now_ms())
+        requests, tokens = account.leave_local_mode(self._now_ms())
         for entry in account.entries.values():
             if not entry.is_shared:
                 entry.is_shared = True
                 yield self._reserve_used(account, entry.ask)
         if requests or tokens:
-            ask = Ask(self._name(), requests, tokens)
+            ask = Reservation(self._name(), requests, tokens)
             yield self._reserve_used(account, ask)
-            self._settle(_Settlement(account, ask.id, tokens))
+            self._settle(_PendingSettlement(account, ask.id, tokens))
 
-    def _reserve_used(self, account: Account, ask: Ask) -> Awaitable[Verdict]:
+    def _reserve_used(self, account: TenantQuotaState, ask: Reservation) -> Awaitable[ReservationResult]:
         return self._post(self._store.reserve(account.tenant, account.limits, ask._replace(force=True)))
 
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind
-from tandem.core.stages import Stage
-from tandem.gateway.record import CANCELLED, FINISHED, AnswerRecord
-from tandem.obs.log_format import Fields, several
-from tandem.obs.log_limit import UNLIMITED
+from tandem.core.request_stages import Stage
+from tandem.gateway.request_record import CANCELLED, FINISHED, RequestRecord
+from tandem.obs.log_formatters import Fields, batch_record
+from tandem.obs.log_rate_limit import UNLIMITED
 
 LOGGER = "tandem.requests"
 _FAULTS = frozenset(
@@ -28,13 +28,13 @@ _log = logging.getLogger(LOGGER)
 
 
 class RequestLog:
-    """An `AnswerObserver`. Of "failed" ones those whose client hung up are none. Where lines of all were asked for none
+    """A `RequestObserver`. Of "failed" ones those whose client hung up are none. Where lines of all were asked for none
     is left out; a flood of failures is as limited as any other."""
 
     def __init__(self, wanted: Literal["off", "failed", "all"]) -> None:
         self._wanted = wanted
 
-    def answered(self, records: Sequence[AnswerRecord]) -> None:
+    def answered(self, records: Sequence[RequestRecord]) -> None:
         if self._wanted == "all":
             for outcome, alike in groupby(records, attrgetter("outcome")):
                 _write(outcome, alike, {UNLIMITED: True})
@@ -75,15 +75,15 @@ class _Line(Fields, frozen=True):
     span_id: str | None = None
 
 
-def _write(outcome: str, alike: Iterable[AnswerRecord], extra: dict[str, Any]) -> None:
+def _write(outcome: str, alike: Iterable[RequestRecord], extra: dict[str, Any]) -> None:
     level = logging.WARNING if outcome in _FAULTS else logging.INFO
     if _log.isEnabledFor(level):
         # As `_log.log` does, but for the question where it was called, which no line tells.
         told = (_log.name, level, __file__, 0, "request %s", (outcome,), None)
-        _log.handle(_log.makeRecord(*told, extra=several(map(_told, alike)) | extra))
+        _log.handle(_log.makeRecord(*told, extra=batch_record(map(_told, alike)) | extra))
 
 
-def _told(record: AnswerRecord) -> _Line:
+def _told(record: RequestRecord) -> _Line:
     """By place: by name takes longer than all the rest of it."""
     usage, first_s, token_s = record.usage, record.first_token_s, record.token_s
     _, trace, span, *_ = record.traceparent.split("-") if record.traceparent else ("", None, None)

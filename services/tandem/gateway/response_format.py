@@ -65,7 +65,7 @@ class StructuredOutputs(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class StructuredOutput:
     """The grammar that a body asks for and the field that asked."""
 
     grammar: Grammar
@@ -74,7 +74,7 @@ class Form:
 
 def asked_form(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None, guided: Mapping[str, Any]
-) -> Form | None:
+) -> StructuredOutput | None:
     """`guided` holds vLLM's older `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` by the name
     behind the underscore. Raises INVALID_REQUEST naming the field, also when more than one asks."""
     forms = [_of_response_format(response_format)] if response_format is not None else []
@@ -106,7 +106,7 @@ class GrammarCheck:
     def knows(self, grammar: Grammar) -> bool:
         return grammar in self._good
 
-    def check(self, form: Form) -> None:
+    def check(self, form: StructuredOutput) -> None:
         """Mostly takes a millisecond, half a second for the worst that passes. Raises INVALID_REQUEST with the
         compiler's reason."""
         if self.knows(form.grammar):
@@ -123,23 +123,23 @@ class GrammarCheck:
                 self._good.popitem(last=False)
 
 
-def _of_response_format(wanted: ResponseFormat) -> Form | None:
+def _of_response_format(wanted: ResponseFormat) -> StructuredOutput | None:
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return Form(_ANY_OBJECT, "response_format")
+        return StructuredOutput(_ANY_OBJECT, "response_format")
     given = wanted.json_schema
     if given is None or given.schema is None:
         param = "response_format.json_schema" + ("" if given is None else ".schema")
         raise _invalid(f"{param} is missing", param)
     param = "response_format.json_schema.schema"
     check_depth(given.schema, param)
-    return Form(Grammar("json_schema", schema_source(given.schema, lenient=given.strict is False)), param)
+    return StructuredOutput(Grammar("json_schema", schema_source(given.schema, lenient=given.strict is False)), param)
 
 
-def _guided(prefix: str, fields: Mapping[str, Any]) -> list[Form | None]:
+def _guided(prefix: str, fields: Mapping[str, Any]) -> list[StructuredOutput | None]:
     return [
-        Form(_guided_grammar(name, value, prefix + name), prefix + name)
+        StructuredOutput(_guided_grammar(name, value, prefix + name), prefix + name)
         for name, value in fields.items()
         if value is not None and value is not False
     ]

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tandem.core.stages import Stage
-from tandem.flow.ledger import LedgerPhase, PhaseLedger
-from tandem.gateway.measures import OPERATIONS
-from tandem.gateway.record import CANCELLED, FINISHED, AnswerRecord
-from tandem.obs.span_attributes import Layers, Shared, Value
+from tandem.core.request_stages import Stage
+from tandem.flow.phase_ledger import LedgerPhase, PhaseLedger
+from tandem.gateway.request_metrics import OPERATIONS
+from tandem.gateway.request_record import CANCELLED, FINISHED, RequestRecord
+from tandem.obs.span_attributes import LayeredAttributes, Shared, Value
 from tandem.obs.tracing import Attributes, SpanRecord
 
 MAX_REASONS = 4000
@@ -43,16 +43,16 @@ class SpanFacts(NamedTuple):
     finish_reasons: Mapping[int, str]
 
 
-def root_span(record: AnswerRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> SpanRecord:
+def root_span(record: RequestRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> SpanRecord:
     """`reasons`: why it was placed as it was, for JSON."""
     has_failed = record.outcome not in (FINISHED, CANCELLED)
     finishes = tuple(reason for _, reason in sorted(facts.finish_reasons.items()))
     first_s = record.first_token_s
     return SpanRecord(
         name=_name(record.endpoint, record.model),
-        start=record.came_at,
-        end=record.came_at + record.total_s,
-        attributes=Layers(
+        start=record.received_at,
+        end=record.received_at + record.total_s,
+        attributes=LayeredAttributes(
             _shared(_alike(record), finishes),
             _own(record, facts, reasons),
             _FIGURES if first_s is None else _ALL_FIGURES,
@@ -91,7 +91,7 @@ def _shared(alike: tuple[Any, ...], finishes: tuple[str, ...]) -> Shared:
     return Shared(found | {name: value for name, value in told.items() if value})
 
 
-def _own(record: AnswerRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> Attributes:
+def _own(record: RequestRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> Attributes:
     usage = record.usage
     found: dict[str, Value] = {
         "gen_ai.request.max_tokens": facts.max_tokens,
@@ -107,10 +107,10 @@ def _own(record: AnswerRecord, facts: SpanFacts, reasons: Mapping[str, object]) 
     return found
 
 
-def _children(record: AnswerRecord, ledger: PhaseLedger) -> Iterator[SpanRecord]:
+def _children(record: RequestRecord, ledger: PhaseLedger) -> Iterator[SpanRecord]:
     """Each time that it waited for a place, and for the word of those that it was sent to: what of a request happens in
     the gateway, and takes its time."""
-    began_at = record.came_at - ledger.began_at
+    began_at = record.received_at - ledger.began_at
     for (phase, begun), (_, ended) in pairwise(ledger.moves):
         # By identity: the hash of an Enum's member is a call.
         name = "queue" if phase is _QUEUE else "route" if phase is _ROUTE else ""

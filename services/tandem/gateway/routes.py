@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tandem.core.errors import ErrorKind
-from tandem.gateway.asgi import Exchange
+from tandem.gateway.exchange import Exchange
 
 Handler = Callable[[Exchange], Awaitable[None]]
 

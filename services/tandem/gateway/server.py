@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from tandem.gateway.http_guard import GuardedHttp, HttpLimits
+from tandem.gateway.http_guard import HttpLimits, LimitedHttpProtocol
 
 _SEND_BYTES = 256 << 10
 """Of one connection, in the kernel; left alone it grows to megabytes for a client that does not read."""
@@ -51,7 +51,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=partial(GuardedHttp, limits),  # type: ignore[arg-type]  # a class or what makes one of its kind
+            http=partial(LimitedHttpProtocol, limits),  # type: ignore[arg-type]  # a class or what makes one of its kind
             ws="none",
             lifespan="on",
             access_log=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tandem.gateway.asgi import Exchange, Header, error_body
+from tandem.gateway.exchange import Exchange, Header, error_body
 
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -7,32 +7,32 @@ from pathlib import Path
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.config import Config
 from tandem.core.ids import GatewayId
-from tandem.gateway.doorkeeper import KeyDoor
-from tandem.gateway.entry import NoQuotas
-from tandem.gateway.ports import Doorkeeper, OpenDoor, Quotas
+from tandem.gateway.authenticator import ApiKeyAuthenticator
+from tandem.gateway.interfaces import AllowAll, Authenticator, Quotas
+from tandem.gateway.quota_reservation import NoQuotas
 from tandem.gateway.quotas import TenantQuotas
 from tandem.gateway.tenants_watch import TenantsWatch, read_tenants
-from tandem.stores.health import RedisHealth
-from tandem.stores.quota import RedisQuotas
-from tandem.stores.roll import GatewayRoll
+from tandem.stores.gateway_registry import GatewayRegistry
+from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.redis_health import RedisHealth
 
 
 class Tenancy:
-    """`door` and `quotas` are what `gateway.auth` asks for; without keys nobody is counted and nothing runs. `shared`:
-    the quotas where somebody is."""
+    """`authenticator` and `quotas` are what `gateway.auth` asks for; without keys nobody is counted and nothing runs.
+    `shared`: the quotas where somebody is."""
 
     def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
         """Raises TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
-        self.door: Doorkeeper = OpenDoor()
+        self.authenticator: Authenticator = AllowAll()
         self.quotas: Quotas = NoQuotas()
         self.shared: TenantQuotas | None = None
         self._running: tuple[TenantsWatch, TenantQuotas] | None = None
         if config.gateway.auth == "off":
             return
         path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
-        self.door = door = KeyDoor(read_tenants(path, policy), wall_ns)
+        self.authenticator = door = ApiKeyAuthenticator(read_tenants(path, policy), wall_ns)
         store = RedisQuotas(config.redis.url, config.redis.namespace, health=health)
-        roll = GatewayRoll(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
+        roll = GatewayRegistry(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
         self.quotas = self.shared = quotas = TenantQuotas(gateway, store, roll, clock)
         self._running = TenantsWatch(path, policy, door), quotas
 

@@ -24,13 +24,13 @@ from typing import Any, get_args
 
 import yaml
 
-from tandem.admission.bucket import MAX_LIMIT
-from tandem.admission.keys import parse_hash
+from tandem.admission.api_keys import parse_hash
 from tandem.admission.tenant import DisaggregationPolicy, Tenant
+from tandem.admission.token_bucket import MAX_LIMIT
 from tandem.core.ids import OPEN_TENANT, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import MAX_COUNT
-from tandem.workload.field import Field, refused
+from tandem.workload.yaml_field import Field, refused
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LANES = {lane.label: lane for lane in Lane}

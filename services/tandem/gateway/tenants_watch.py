@@ -11,8 +11,8 @@ import logging
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.background import surviving
-from tandem.gateway.doorkeeper import KeyDoor
+from tandem.gateway.authenticator import ApiKeyAuthenticator
+from tandem.gateway.supervise import log_and_continue
 from tandem.gateway.tenants_file import Tenants, parse_tenants
 
 POLL_S = 1.0
@@ -40,7 +40,7 @@ def read_tenants(path: Path, gateway_policy: str) -> Tenants:
 class TenantsWatch:
     """Keeps `door` at what the file says. A file that cannot be read leaves it as it is, and is complained about."""
 
-    def __init__(self, path: Path, gateway_policy: str, door: KeyDoor) -> None:
+    def __init__(self, path: Path, gateway_policy: str, door: ApiKeyAuthenticator) -> None:
         self._path = path
         self._policy = gateway_policy
         self._door = door
@@ -75,7 +75,7 @@ class TenantsWatch:
 
     async def _look_forever(self) -> None:
         while True:
-            async with surviving("the look at the tenants file"):
+            async with log_and_continue("the look at the tenants file"):
                 await self.look()
                 await asyncio.sleep(POLL_S)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.text import TextModel
+from tandem.gateway.text_model import TextModel
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from llguidance import regex_to_lark
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import JSON_FORM, Grammar
-from tandem.gateway.reasoning import CLOSING, OPENING
-from tandem.gateway.tool_family import ToolFamily
-from tandem.gateway.tools import FunctionTool, Toolbox
+from tandem.gateway.reasoning_parser import CLOSING, OPENING
+from tandem.gateway.tool_formats import ToolCallFormat
+from tandem.gateway.tools import FunctionTool, ToolSet
 
 MAX_CALLS = 16
 """In one answer that a grammar shapes, so that a small model comes to an end."""
@@ -20,7 +20,7 @@ SpecialToken = Callable[[str], int | None]
 """The id of a text that is one special token, which a grammar cannot spell; None for other texts."""
 
 
-def call_rules(box: Toolbox, family: ToolFamily, special: SpecialToken, *, is_marked: bool = False) -> str:
+def call_rules(box: ToolSet, family: ToolCallFormat, special: SpecialToken, *, is_marked: bool = False) -> str:
     """Lark's rules for one call or more, from `calls` on. With `is_marked` the first one has its family's mark even
     where it could do without, so that it is no other JSON."""
     most = MAX_CALLS if box.max_calls is None else box.max_calls
@@ -73,7 +73,7 @@ def _thought(special: SpecialToken) -> str:
     return f"thought[suffix={_quoted(CLOSING)}]: /(.|\\n)*/"
 
 
-def _call(index: int, tool: FunctionTool, family: ToolFamily, special: SpecialToken) -> str:
+def _call(index: int, tool: FunctionTool, family: ToolCallFormat, special: SpecialToken) -> str:
     schema = _embedded(_parameters(tool), lenient=not tool.strict)
     name = json.dumps(tool.name)
     if family.names_first:

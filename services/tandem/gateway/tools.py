@@ -63,7 +63,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 @dataclass(frozen=True, slots=True)
-class Toolbox:
+class ToolSet:
     """`shown` is what the chat template gets. `callable_tools` may be called, one of them must be if `is_required`;
     several at once unless `max_calls` says otherwise."""
 
@@ -82,7 +82,7 @@ class Toolbox:
         return f"tools[{index}].function.parameters"
 
 
-def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> Toolbox | None:
+def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolSet | None:
     """None where there are no tools. Raises INVALID_REQUEST or UNSUPPORTED naming the field."""
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -96,13 +96,13 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: b
         named = tuple(function for function in functions if function.name == choice.function.name)
         if choice.type != "function" or not named:
             raise _invalid(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
-        return Toolbox(shown, named, is_required=True, max_calls=1)
+        return ToolSet(shown, named, is_required=True, max_calls=1)
     if choice == "none":
-        return Toolbox((), (), is_required=False, max_calls=None)
-    return Toolbox(shown, functions, is_required=choice == "required", max_calls=max_calls)
+        return ToolSet((), (), is_required=False, max_calls=None)
+    return ToolSet(shown, functions, is_required=choice == "required", max_calls=max_calls)
 
 
-def made_calls(calls: Sequence[MessageCall], where: str) -> list[dict[str, Any]]:
+def parse_message_calls(calls: Sequence[MessageCall], where: str) -> list[dict[str, Any]]:
     """The calls of the conversation so far as templates expect them: with arguments as objects. `where` is their field.
     Raises INVALID_REQUEST naming it."""
     return [

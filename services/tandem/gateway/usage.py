@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tandem.gateway.completion import Ending
-from tandem.gateway.pace import Pace
+from tandem.gateway.text_stream import ChoiceEnd
+from tandem.gateway.token_timing import TokenTiming
 
 
 class Usage(NamedTuple):
@@ -17,13 +17,13 @@ class Usage(NamedTuple):
     num_cached: int | None
 
 
-class Tally:
+class UsageCounter:
     """A prompt counts once, whatever the number of its choices. Tokens of choices that go on are those that `pace` saw
     leave."""
 
     __slots__ = ("_beyond", "_cached", "_num_choices", "_num_prompt", "_pace", "reasons")
 
-    def __init__(self, num_choices: int, pace: Pace) -> None:
+    def __init__(self, num_choices: int, pace: TokenTiming) -> None:
         """`num_choices` of each prompt."""
         self._num_choices = num_choices
         self._pace = pace
@@ -36,7 +36,7 @@ class Tally:
     def admitted(self, num_prompt_tokens: int) -> None:
         self._num_prompt += num_prompt_tokens
 
-    def ended(self, ending: Ending) -> None:
+    def ended(self, ending: ChoiceEnd) -> None:
         """It knows exactly what was seen to leave but for tokens that are no text."""
         self.reasons[ending.choice] = ending.reason.value
         self._beyond += ending.num_output_tokens - self._pace.num_of(ending.choice)

@@ -19,21 +19,21 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import GatewayId, HandoffKey, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.load import Load
-from tandem.core.request import Job, Prefill, Resume
+from tandem.core.link import LinkReport
+from tandem.core.request import Job, PrefillJob, ResumeJob
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import Topology
-from tandem.core.way import WayReport
-from tandem.gateway.ports import ServedModel
+from tandem.core.worker_load import WorkerLoad
+from tandem.gateway.interfaces import ServedModel
 from tandem.gateway.text_models import TextModels
-from tandem.routing.view import POOLS, Pool, WorkerView
-from tandem.wire.convert import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
-from tandem.wire.convert_job import Submission, encode_key, encode_submission
-from tandem.wire.convert_kv import decode_worker, encode_handoff_key, encode_worker
-from tandem.wire.convert_way import decode_way
+from tandem.routing.worker_view import POOLS, Pool, WorkerView
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.wire.patience import Patience
-from tandem.wire.trust import Trust, reason_of
+from tandem.wire.idle_timeout import IdleTimeout
+from tandem.wire.job_codec import Submission, encode_key, encode_submission
+from tandem.wire.kv_codec import decode_worker, encode_handoff_key, encode_worker
+from tandem.wire.link_codec import decode_link
+from tandem.wire.peer_auth import PeerAuth, reason_of
+from tandem.wire.worker_codec import decode_bundle, decode_load, decode_refusal, decode_step_cost, decode_update
 
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
@@ -55,7 +55,7 @@ class LinkCalls:
     positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
     changed: Callable[[WorkerView], None]
     seen: Callable[[WorkerLink], None]
-    told_ways: Callable[[WorkerRef, Sequence[WayReport]], None]
+    told_ways: Callable[[WorkerRef, Sequence[LinkReport]], None]
 
 
 class WorkerLink:
@@ -63,24 +63,30 @@ class WorkerLink:
     that it has made on each source."""
 
     def __init__(
-        self, gateway: GatewayId, ref: WorkerRef, texts: TextModels, clock: Clock, config: GatewayConfig, trust: Trust
+        self,
+        gateway: GatewayId,
+        ref: WorkerRef,
+        texts: TextModels,
+        clock: Clock,
+        config: GatewayConfig,
+        trust: PeerAuth,
     ) -> None:
         self.ref = ref
         self.model: ServedModel | None = None
         self.is_live = False
         self.is_gone = False
-        self.ways: dict[WorkerId, WayReport] = {}
+        self.ways: dict[WorkerId, LinkReport] = {}
         self._told_role = ""
         self._gateway = gateway
         self._texts = texts
         self._clock = clock
         self._config = config
         self._trust = trust
-        self._shown = trust.shown()
+        self._shown = trust.certificate_signature()
         self._channel = trust.open_channel(ref.address)
         self._stub = trust.stub(self._channel, ref.incarnation)
         self._described: pb.DescribeReply | None = None
-        self._load = Load()
+        self._load = WorkerLoad()
         self._step_cost: StepCost | None = None
         self._placed: dict[RequestId, int] = {}
         self._decoding: set[RequestId] = set()
@@ -119,7 +125,7 @@ class WorkerLink:
             self._load,
             tuple(self._placed.values()),
             self._step_cost,
-            num_coming=len(self._decoding),
+            num_inflight=len(self._decoding),
             topology=Topology(place.host, place.rack, place.zone),
             block_size=self.block_size,
             block_bytes=sum(rank.region.block_bytes for rank in about.transport.ranks),
@@ -177,16 +183,16 @@ class WorkerLink:
         except grpc.aio.AioRpcError as error:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error
         finally:
-            if not isinstance(job, Resume):
+            if not isinstance(job, ResumeJob):
                 self.expect(job.request.id, 0)
-            if not isinstance(job, Prefill):
+            if not isinstance(job, PrefillJob):
                 self.expect_decode(job.request.id, is_coming=False)
         self._take_load(reply.load)
         self._seen(self)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
-    async def measure(self, source: WorkerRef) -> WayReport:
+    async def measure(self, source: WorkerRef) -> LinkReport:
         """Have the worker measure the way by which it reads another one. Raises TandemError."""
         try:
             request = pb.MeasureRequest(source=encode_worker(source))
@@ -195,7 +201,7 @@ class WorkerLink:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
-        return decode_way(reply.report)
+        return decode_link(reply.report)
 
     def cancel(self, keys: Sequence[JobKey]) -> None:
         self._send(self._stub.Cancel(pb.CancelRequest(keys=map(encode_key, keys)), timeout=CALL_TIMEOUT_S))
@@ -246,7 +252,7 @@ class WorkerLink:
     def _renew_channel(self) -> None:
         """A channel shows the certificate that it was opened with for as long as it is open. The calls on the old one
         end by themselves: none takes longer than `CALL_TIMEOUT_S`, and one that is cut off tells nobody."""
-        shown = self._trust.shown()
+        shown = self._trust.certificate_signature()
         if shown == self._shown:
             return
         old, self._channel = self._channel, self._trust.open_channel(self.ref.address)
@@ -275,7 +281,7 @@ class WorkerLink:
         ]
         stream = self._stub.Watch(pb.WatchRequest(gateway=self._gateway, positions=waited_for))
         try:
-            async with Patience(self._config.worker_silence_s) as patience:
+            async with IdleTimeout(self._config.worker_silence_s) as patience:
                 patience.wait()
                 async for update in stream:
                     self._take(update, calls)
@@ -284,7 +290,7 @@ class WorkerLink:
             stream.cancel()
 
     def _take(self, update: pb.WatchUpdate, calls: LinkCalls) -> None:
-        before = self._load if self.is_live else Load()
+        before = self._load if self.is_live else WorkerLoad()
         if not self.is_live:
             self.is_live, self.is_gone = True, False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
@@ -295,7 +301,7 @@ class WorkerLink:
         self._seen(self)
         calls.reported(self.ref, decode_update(update))
         if update.ways:
-            reports = [decode_way(report) for report in update.ways]
+            reports = [decode_link(report) for report in update.ways]
             self.ways.update((report.source.id, report) for report in reports)
             calls.told_ways(self.ref, reports)
         if self._load.may_take_more_than(before):

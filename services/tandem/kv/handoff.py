@@ -1,4 +1,4 @@
-"""The hand-off of KV from a giver to a taker: its values and both state tables; never touches a block.
+"""The hand-off of KV from a producer to a consumer: its values and both state tables; never touches a block.
 
 All that decides a transition is in the two tables. An event that a state has no entry for is an error of ours and
 changes nothing; what a peer may send late or twice is filtered before it becomes an event.
@@ -24,17 +24,17 @@ class BlockDigest:
     heads: tuple[int, ...]
 
 
-MAX_BORROWED = 16_384
+MAX_REMOTE_PREFIX_BLOCKS = 16_384
 """Blocks of a prefix that one may be asked for: 256 KiB of names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Borrow:
-    """A taker wants to read a prefix from a giver's cache. `hashes` name its blocks from the first on; those before
-    `first_index` the taker has.
+class RemotePrefixRequest:
+    """A consumer wants to read a prefix from a producer's cache. `hashes` name its blocks from the first on; those
+    before `first_index` the consumer has.
 
-    Whoever knows the names of blocks knows what is in them: they are rooted in the tenant's salt. So that a giver has
-    them tells nothing to somebody of another tenant, nor to a stranger, who cannot open a stream."""
+    Whoever knows the names of blocks knows what is in them: they are rooted in the tenant's salt. So that a producer
+    has them tells nothing to somebody of another tenant, nor to a stranger, who cannot open a stream."""
 
     first_index: int
     hashes: tuple[BlockHash, ...]
@@ -42,15 +42,16 @@ class Borrow:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Blocks of the giver that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
-    table. `num_cached` tokens of the prompt were in the giver's prefix cache.
+    """Blocks of the producer that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
+    table. `num_cached` tokens of the prompt were in the producer's prefix cache.
 
-    The last one of a hand-off has `first_tokens`, with which the taker goes on. Of a prefill they are one for each
-    choice of its job. `is_moving`: the giver draws on until the taker asks for the rest; then they are the one choice's
-    tokens that the taker lacks. Where there is one choice, the last of them follows the `num_computed` tokens.
+    The last one of a hand-off has `first_tokens`, with which the consumer goes on. Of a prefill they are one for each
+    choice of its job. `is_moving`: the producer draws on until the consumer asks for the rest; then they are the one
+    choice's tokens that the consumer lacks. Where there is one choice, the last of them follows the `num_computed`
+    tokens.
 
-    Of a prefix that is lent the last one is `is_last`: `num_computed` tokens, those that the taker had included, is all
-    that there is."""
+    Of a prefix that is lent the last one is `is_last`: `num_computed` tokens, those that the consumer had included, is
+    all that there is."""
 
     key: HandoffKey
     first_index: int
@@ -63,13 +64,13 @@ class Announcement:
 
 
 class LeaseState(Enum):
-    """The giver's side."""
+    """The producer's side."""
 
     PROMISED = auto()
     """The prefill is accepted and has no blocks yet."""
     OFFERED = auto()
     WITHDRAWN = auto()
-    """Ended by the giver, whose taker may not know it yet and read on: its blocks are not free."""
+    """Ended by the producer, whose consumer may not know it yet and read on: its blocks are not free."""
     RELEASED = auto()
     EXPIRED = auto()
 
@@ -77,7 +78,7 @@ class LeaseState(Enum):
 class LeaseEvent(Enum):
     STARTED = auto()
     WITHDRAW = auto()
-    """Ended by the giver while its taker may be reading."""
+    """Ended by the producer while its consumer may be reading."""
     RELEASE = auto()
     LAPSE = auto()
 
@@ -95,7 +96,7 @@ LEASE_TABLE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
 
 
 class PullState(Enum):
-    """The taker's side."""
+    """The consumer's side."""
 
     WAITING = auto()
     """No room yet, or nothing announced."""

@@ -69,21 +69,21 @@ class KVLayout:
     def block_bytes(self) -> int:
         return sum(g.heads * g.head_bytes(self.block_size) for g in self.groups)
 
-    def share(self, heads: range) -> KVLayout:
+    def for_rank(self, heads: range) -> KVLayout:
         """The shape of one block of a rank that holds these of the heads."""
         return (
             self if len(heads) == self.group.heads else replace(self, groups=(replace(self.group, heads=len(heads)),))
         )
 
     @property
-    def num_trial_blocks(self) -> int:
+    def num_probe_blocks(self) -> int:
         """How many blocks of known content a pool of this shape has, see `KVRegion`."""
         return min(max(TRIAL_BYTES // self.block_bytes, _TRIAL_BLOCKS.start), _TRIAL_BLOCKS.stop - 1)
 
     @property
     def trial_bytes(self) -> int:
         """Of those that are read and those that are written."""
-        return 2 * self.num_trial_blocks * self.block_bytes
+        return 2 * self.num_probe_blocks * self.block_bytes
 
     @property
     def token_bytes(self) -> int:
@@ -121,7 +121,7 @@ class KVRegion:
     """One registered pool: block `b` lies at `address + b * block_bytes` of the owner's memory.
 
     `head_start:head_stop` are the model's KV heads that this region holds (all of them without tensor parallelism).
-    Behind its blocks lie `num_trial_blocks` that are the same in every pool and never written, for anybody to read who
+    Behind its blocks lie `num_probe_blocks` that are the same in every pool and never written, for anybody to read who
     measures a way, and as many that the owner's own trial reads end in; no other block is like them.
     """
 

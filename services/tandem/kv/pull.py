@@ -1,4 +1,4 @@
-"""What a taker knows of one hand-off; only the PullBook writes it, and decides what follows from it."""
+"""What a consumer knows of one hand-off; only the PullBook writes it, and decides what follows from it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.kv.handoff import BlockDigest, PullState
-from tandem.kv.pull_outcome import LoanOver, PullStats
+from tandem.kv.pull_actions import PrefixFetchDone, PullStats
 
 
 @dataclass(frozen=True, slots=True)
-class Loan:
+class PrefixFetchTerms:
     """A cached prefix whose blocks before `first_index` are here. It is given up after `timeout_s` without a sign of
     it, and after `limit_s` in all."""
 
@@ -22,7 +22,7 @@ class Loan:
 
 
 class Pull:
-    """One open hand-off as its taker sees it. `next_index` is the first offered block that no read was started for.
+    """One open hand-off as its consumer sees it. `next_index` is the first offered block that no read was started for.
     `num_known` blocks are to be read or were found here; of a sequence that moves that many is said only in the end.
     `num_ready` leading blocks are here, and `num_writable` leading `blocks` may be read into. `is_told`: the source has
     said its last word.
@@ -36,15 +36,15 @@ class Pull:
         source: WorkerRef,
         now: float,
         timeout_s: float,
-        loan: Loan | None = None,
+        prefix_fetch: PrefixFetchTerms | None = None,
     ) -> None:
         self.key = key
         self.job = job
         self.source = source
-        self.timeout_s = timeout_s if loan is None else min(timeout_s, loan.timeout_s)
-        self.ends_at = math.inf if loan is None else now + loan.limit_s
-        self.is_loan = loan is not None
-        self.first_index = 0 if loan is None else loan.first_index
+        self.timeout_s = timeout_s if prefix_fetch is None else min(timeout_s, prefix_fetch.timeout_s)
+        self.ends_at = math.inf if prefix_fetch is None else now + prefix_fetch.limit_s
+        self.is_prefix_fetch = prefix_fetch is not None
+        self.first_index = 0 if prefix_fetch is None else prefix_fetch.first_index
         self.state = PullState.WAITING
         self.was_announced = False
         self.is_moving = False
@@ -115,7 +115,7 @@ class Pull:
         """Blocks of all tokens whose KV is offered, once the source has said its last word; of what is lent no more
         than were asked for."""
         num_blocks = max(self.num_hits, -(-self.num_computed // block_size))
-        return min(num_blocks, len(self.blocks)) if self.is_loan else num_blocks
+        return min(num_blocks, len(self.blocks)) if self.is_prefix_fetch else num_blocks
 
     def offered_in(self, first: int, stop: int) -> tuple[BlockDigest, ...]:
         """Those of the blocks `[first, stop)`."""
@@ -133,10 +133,10 @@ class Pull:
         times = (now - self.first_at, now - self.last_at, busy_s)
         return PullStats(self.num_hits, num_here - self.num_hits, self.num_exposed, *times)
 
-    def loan_over(self, now: float) -> LoanOver:
+    def prefix_fetch_over(self, now: float) -> PrefixFetchDone:
         """What is here of a loan that ends: nothing that may have been read after the lease."""
         num_ready = self.num_ready if self.is_leased else self.num_hits
-        return LoanOver(self.key, self.job, self.source, num_ready, self.stats(num_ready, now))
+        return PrefixFetchDone(self.key, self.job, self.source, num_ready, self.stats(num_ready, now))
 
     def __repr__(self) -> str:
         return (

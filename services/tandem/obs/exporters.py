@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tandem.obs.otel_environment import OtelSettings, Protocol
+from tandem.obs.otel_settings import OtelSettings, Protocol
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
@@ -27,7 +27,7 @@ LOUD = (
 """They log whatever fails, a few lines for each message, and where a receiver is down every message does."""
 
 
-class Sparingly(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Of the lines of one place and thread, which sends one signal, one a minute."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Sparingly(logging.Filter):
         return True
 
 
-_sparingly = Sparingly()
+_sparingly = RateLimitFilter()
 
 
 def span_exporters(settings: OtelSettings, resource: Resource) -> list[SpanExporter[Any]]:

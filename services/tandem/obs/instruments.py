@@ -168,7 +168,7 @@ LEASES = gauge("tandem.leases", "{lease}", "Prefills whose KV is offered or prom
 PULLS = gauge("tandem.pulls", "{pull}", "Hand-offs that are being taken.")
 PREFIX_QUERIED_TOKENS = counter("tandem.prefix.queried_tokens", "{token}", "Prompt tokens looked up in the cache.")
 PREFIX_HIT_TOKENS = counter("tandem.prefix.hit_tokens", "{token}", "Of these, tokens that it had.")
-PREFIX_BORROWED_TOKENS = counter(
+PREFIX_REMOTE_HIT_TOKENS = counter(
     "tandem.prefix.borrowed_tokens", "{token}", "Prompt tokens whose KV was read from another worker's cache."
 )
 

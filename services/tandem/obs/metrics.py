@@ -30,7 +30,7 @@ class Exemplar(NamedTuple):
     at: float
 
 
-class Cell:
+class CounterSeries:
     """One series of a counter."""
 
     __slots__ = ("value",)
@@ -42,7 +42,7 @@ class Cell:
         self.value += amount
 
 
-class Buckets:
+class HistogramSeries:
     """One series of a histogram. `counts` has one more than there are bounds: what lies above the last."""
 
     __slots__ = ("_bounds", "counts", "exemplars", "sum")
@@ -89,7 +89,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class HistogramSnapshot:
     """A histogram's series as it was when it was looked at."""
 
     counts: tuple[int, ...]
@@ -102,53 +102,53 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """All series of an instrument; a Spread each where it is a histogram."""
 
     instrument: Instrument
-    points: Mapping[Values, float | Spread]
+    points: Mapping[Values, float | HistogramSnapshot]
 
 
 class Counter:
     def __init__(self, instrument: Instrument, bounded: Callable[[Instrument, Values], Values]) -> None:
         self.instrument = instrument
         self._bounded = bounded
-        self._cells: dict[Values, Cell] = {}
+        self._cells: dict[Values, CounterSeries] = {}
 
-    def of(self, *values: str) -> Cell:
+    def of(self, *values: str) -> CounterSeries:
         """The series of these attribute values, to be kept by whoever adds to it often."""
         cell = self._cells.get(values)
         if cell is None:
-            cell = self._cells.setdefault(self._bounded(self.instrument, values), Cell())
+            cell = self._cells.setdefault(self._bounded(self.instrument, values), CounterSeries())
         return cell
 
     def add(self, amount: float, *values: str) -> None:
         self.of(*values).value += amount
 
-    def family(self) -> Family:
-        return Family(self.instrument, {values: cell.value for values, cell in self._cells.copy().items()})
+    def family(self) -> MetricFamily:
+        return MetricFamily(self.instrument, {values: cell.value for values, cell in self._cells.copy().items()})
 
 
 class Histogram:
     def __init__(self, instrument: Instrument, bounded: Callable[[Instrument, Values], Values]) -> None:
         self.instrument = instrument
         self._bounded = bounded
-        self._series: dict[Values, Buckets] = {}
+        self._series: dict[Values, HistogramSeries] = {}
 
-    def of(self, *values: str) -> Buckets:
+    def of(self, *values: str) -> HistogramSeries:
         """As `Counter.of`."""
         buckets = self._series.get(values)
         if buckets is None:
-            fresh = Buckets(self.instrument.bounds)
+            fresh = HistogramSeries(self.instrument.bounds)
             buckets = self._series.setdefault(self._bounded(self.instrument, values), fresh)
         return buckets
 
-    def family(self) -> Family:
+    def family(self) -> MetricFamily:
         seen = {
-            values: Spread(tuple(series.counts), series.sum, series.exemplars.copy())
+            values: HistogramSnapshot(tuple(series.counts), series.sum, series.exemplars.copy())
             for values, series in self._series.copy().items()
         }
-        return Family(self.instrument, seen)
+        return MetricFamily(self.instrument, seen)
 
 
 class Metrics:
@@ -158,7 +158,7 @@ class Metrics:
     def __init__(self, max_values: int = 100) -> None:
         self._max_values = max_values
         self._known: dict[str, set[str]] = {}
-        self._families: dict[str, Callable[[], Family]] = {}
+        self._families: dict[str, Callable[[], MetricFamily]] = {}
 
     def counter(self, instrument: Instrument) -> Counter:
         assert instrument.kind is Kind.COUNTER, instrument
@@ -176,14 +176,14 @@ class Metrics:
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Values, float]]) -> None:
         """A gauge, or a counter whose owner counts by itself: `read` is called at every collection, on any thread."""
-        self._add(instrument, lambda: Family(instrument, self._merged(instrument, read())))
+        self._add(instrument, lambda: MetricFamily(instrument, self._merged(instrument, read())))
 
-    def collect(self) -> list[Family]:
+    def collect(self) -> list[MetricFamily]:
         """Those that have a series, in the order in which they were made."""
         families = (family() for family in list(self._families.values()))
         return [family for family in families if family.points]
 
-    def _add(self, instrument: Instrument, family: Callable[[], Family]) -> None:
+    def _add(self, instrument: Instrument, family: Callable[[], MetricFamily]) -> None:
         if instrument.name in self._families:
             raise ValueError(f"{instrument.name} is counted twice")
         self._families[instrument.name] = family
@@ -211,6 +211,6 @@ class Metrics:
         return value
 
 
-def total(points: Iterable[float | Spread]) -> float:
+def total(points: Iterable[float | HistogramSnapshot]) -> float:
     """Of a family's series; a histogram's number of values."""
-    return sum(point.count if isinstance(point, Spread) else point for point in points)
+    return sum(point.count if isinstance(point, HistogramSnapshot) else point for point in points)

@@ -19,8 +19,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 from opentelemetry.sdk.resources import Resource
 
-from tandem.obs.span_attributes import Layers, Shared
-from tandem.obs.span_limits import Limits, nanoseconds, num_dropped
+from tandem.obs.span_attributes import LayeredAttributes, Shared
+from tandem.obs.span_limits import SpanLimitSettings, nanoseconds, num_dropped
 from tandem.obs.tracing import EndedSpan, Kind, SpanEvent
 
 SCOPE = "tandem"
@@ -51,7 +51,7 @@ class SpanEncoder:
     """Of one process. Any number of threads."""
 
     def __init__(self, resource: Resource) -> None:
-        self._limits = Limits()
+        self._limits = SpanLimitSettings()
         process = pb.ResourceSpans(schema_url=resource.schema_url)
         _put_all(resource.attributes, process.resource.attributes)
         process.resource.SetInParent()
@@ -74,7 +74,7 @@ class SpanEncoder:
         told = span.told
         parts = [_place(span), _name(told.name, told.kind)]
         attributes = self._limits.attributes(told.attributes)
-        if type(attributes) is Layers:
+        if type(attributes) is LayeredAttributes:
             parts.append(_shared(attributes.shared))
             _add_attributes(attributes.own, parts)
             parts.append(_figures(attributes.names, attributes.figures))

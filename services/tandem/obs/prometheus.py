@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from tandem.obs.instrument import Instrument, Kind
-from tandem.obs.metrics import Exemplar, Family, Spread, Values
+from tandem.obs.metrics import Exemplar, HistogramSnapshot, MetricFamily, Values
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -39,10 +39,10 @@ class Exposed:
     meaning: str
     labels: tuple[str, ...]
     bounds: tuple[float, ...]
-    points: Mapping[Values, float | Spread]
+    points: Mapping[Values, float | HistogramSnapshot]
 
 
-def exposed(family: Family) -> Exposed:
+def exposed(family: MetricFamily) -> Exposed:
     instrument = family.instrument
     name, unit = _name_and_unit(instrument)
     labels = tuple(_clean(attribute) for attribute in instrument.attributes)
@@ -108,14 +108,14 @@ def _family(family: Exposed, openmetrics: bool) -> list[str]:
         lines.append(f"# UNIT {told} {family.unit}")
     for values, point in family.points.items():
         labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(family.labels, values, strict=True))
-        if isinstance(point, Spread):
+        if isinstance(point, HistogramSnapshot):
             lines += _spread(family, labels, point, openmetrics)
         else:
             lines.append(f"{sample}{{{labels}}} {_number(point)}" if labels else f"{sample} {_number(point)}")
     return lines
 
 
-def _spread(family: Exposed, labels: str, spread: Spread, exemplars: bool) -> list[str]:
+def _spread(family: Exposed, labels: str, spread: HistogramSnapshot, exemplars: bool) -> list[str]:
     start = f"{family.name}_bucket{{{labels}{',' if labels else ''}"
     upto = list(accumulate(spread.counts))
     lines = [f"{start}{bound} {count}" for bound, count in zip(_bound_labels(family.bounds), upto, strict=True)]

@@ -11,7 +11,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from tandem.obs.otlp_spans import SCOPE
-from tandem.obs.span_limits import Limits, nanoseconds
+from tandem.obs.span_limits import SpanLimitSettings, nanoseconds
 from tandem.obs.trace_context import TraceParent, parse_tracestate
 from tandem.obs.tracing import EndedSpan
 
@@ -24,7 +24,7 @@ class ReadableSpans:
     def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
         self._exporter = exporter
         self._resource = resource
-        self._limits = Limits()
+        self._limits = SpanLimitSettings()
 
     def packed(self, span: EndedSpan) -> EndedSpan:
         return span
@@ -36,7 +36,7 @@ class ReadableSpans:
         self._exporter.shutdown()
 
 
-def readable(span: EndedSpan, resource: Resource, limits: Limits) -> ReadableSpan:
+def readable(span: EndedSpan, resource: Resource, limits: SpanLimitSettings) -> ReadableSpan:
     told = span.told
     return ReadableSpan(
         told.name,

@@ -18,7 +18,7 @@ class Shared:
         self.encoded: bytes | None = None
 
 
-class Layers(Mapping[str, Value]):
+class LayeredAttributes(Mapping[str, Value]):
     """A span's attributes: those that it shares, its `own`, and `figures`, which go by `names`. No name comes twice."""
 
     __slots__ = ("figures", "names", "own", "shared")

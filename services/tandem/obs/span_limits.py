@@ -11,7 +11,7 @@ from opentelemetry.sdk.util import BoundedList
 from tandem.obs.tracing import Attributes, SpanEvent
 
 
-class Limits:
+class SpanLimitSettings:
     """As the environment has them."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Limits:
 
 
 def num_dropped(kept: object) -> int:
-    """Of what `Limits` have kept."""
+    """Of what `SpanLimitSettings` have kept."""
     return kept.dropped if isinstance(kept, BoundedAttributes | BoundedList) else 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from os import urandom
 
-from tandem.obs.otel_environment import Sampling
+from tandem.obs.otel_settings import TraceSampling
 from tandem.obs.trace_context import RANDOM, SAMPLED, TraceParent
 from tandem.obs.tracing import EndedSpan
 
@@ -25,7 +25,7 @@ class SpanMaker:
     bytes."""
 
     def __init__(
-        self, sampling: Sampling, put_one: Callable[[EndedSpan], None], draw: Callable[[int], bytes] = urandom
+        self, sampling: TraceSampling, put_one: Callable[[EndedSpan], None], draw: Callable[[int], bytes] = urandom
     ) -> None:
         self._heeds_parent = sampling.heeds_parent
         self._bound = round(sampling.ratio * 256**_RANDOM_BYTES)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Self
 from tandem.core.clock import Clock, SystemClock
 from tandem.obs import prometheus
 from tandem.obs.instruments import SPANS_DROPPED
-from tandem.obs.logs import watch_dropped
+from tandem.obs.logging_setup import watch_dropped
 from tandem.obs.metrics import Metrics
-from tandem.obs.otel_environment import OtelSettings, read_otel
-from tandem.obs.process import watch_process
+from tandem.obs.otel_settings import OtelSettings, read_otel
+from tandem.obs.process_metrics import watch_process
 from tandem.obs.tracing import OFF, Tracing
-from tandem.obs.vllm import vllm_aliases
+from tandem.obs.vllm_metrics import vllm_aliases
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
-    from tandem.obs.metric_sender import MetricSender
+    from tandem.obs.metric_exporter import MetricSender
     from tandem.obs.span_sender import SpanSender
 
 
@@ -101,6 +101,6 @@ def _traced(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSe
 
 def _metric_sender(metrics: Metrics, resource: Resource, settings: OtelSettings) -> MetricSender:
     from tandem.obs.exporters import metric_exporters
-    from tandem.obs.metric_sender import MetricSender
+    from tandem.obs.metric_exporter import MetricSender
 
     return MetricSender(metrics, resource, metric_exporters(settings), settings.metrics_interval_s)

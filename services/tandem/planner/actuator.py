@@ -13,7 +13,7 @@ Outcome = Literal["carried_out", "explained", "held_back", "standby", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ActuationResult:
     """What became of a decision. `replicas` were asked for, by the role of a pool. `notes` in plain sentences."""
 
     outcome: Outcome
@@ -39,6 +39,6 @@ class Actuator(Protocol):
 
     async def carry_out(
         self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
-    ) -> Carried: ...
+    ) -> ActuationResult: ...
 
     async def close(self) -> None: ...

@@ -17,31 +17,31 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import PlannerId
-from tandem.core.worker_groups import read_groups
-from tandem.obs.endpoint import MetricsEndpoint
-from tandem.obs.logs import set_up_logging
+from tandem.core.ray_worker_groups import read_groups
+from tandem.obs.logging_setup import set_up_logging
+from tandem.obs.metrics_server import MetricsEndpoint
 from tandem.obs.telemetry import Telemetry
 from tandem.planner.actuator import Actuator
 from tandem.planner.backoff import Backoff
-from tandem.planner.census import Census
-from tandem.planner.clusters import ClusterFinder
-from tandem.planner.election import Election
 from tandem.planner.kube_error import KubeError
-from tandem.planner.leaders import Leadership
-from tandem.planner.leaving import Leaving
-from tandem.planner.measures import PlanMeasures
-from tandem.planner.plan import Plan
-from tandem.planner.pods import PodWatch
+from tandem.planner.leader_election import Election
+from tandem.planner.lease_keeper import LeaseKeeper
+from tandem.planner.plan_report import PlanReport
+from tandem.planner.planner_loop import Loop, Planner
+from tandem.planner.planner_metrics import PlannerMetrics
+from tandem.planner.pod_drain import PodDrain
+from tandem.planner.pod_watch import PodInformer
 from tandem.planner.policy import most_of, policy_of, targets_of
-from tandem.planner.program import Loop, Planner
-from tandem.planner.raycluster import RayClusterActuator, Retries
-from tandem.planner.serve import ServeActuator
+from tandem.planner.ray_cluster import ClusterFinder
+from tandem.planner.raycluster_actuator import RayClusterActuator, Retries
+from tandem.planner.serve_actuator import ServeActuator
+from tandem.planner.worker_inventory import WorkerInventory
 from tandem.scaling.scaler import Scaler
-from tandem.stores.demand import DemandBoard
-from tandem.stores.health import RedisHealth
-from tandem.stores.registry import WorkerRegistry
-from tandem.stores.targets import Targets
-from tandem.wire.trust import Trust
+from tandem.stores.demand_store import DemandStore
+from tandem.stores.redis_health import RedisHealth
+from tandem.stores.replica_targets import ReplicaTargets
+from tandem.stores.worker_registry import WorkerRegistry
+from tandem.wire.peer_auth import PeerAuth
 
 FLUSH_S = 2.0
 """For what is still to be sent of traces and metrics."""
@@ -52,18 +52,18 @@ INTERVALS_HELD = 3
 class Program:
     """All parts of one planner, between `start` and `stop`. `told` is given each plan."""
 
-    def __init__(self, config: Config, me: PlannerId, told: Callable[[Plan], None]) -> None:
+    def __init__(self, config: Config, me: PlannerId, told: Callable[[PlanReport], None]) -> None:
         self._config = config
         self._me = me
         self._clock: Clock = SystemClock()
         self._health = RedisHealth()
         self._telemetry = Telemetry.start("tandem-planner", me, config.telemetry.max_values)
-        redis, trust = config.redis, Trust.of(me, config.cluster)
-        self._board = DemandBoard(redis.url, redis.namespace, health=self._health)
-        self._census = Census(WorkerRegistry(redis.url, redis.namespace, health=self._health), trust, config)
-        self._leadership: Leadership | None = None
+        redis, trust = config.redis, PeerAuth.of(me, config.cluster)
+        self._board = DemandStore(redis.url, redis.namespace, health=self._health)
+        self._census = WorkerInventory(WorkerRegistry(redis.url, redis.namespace, health=self._health), trust, config)
+        self._leadership: LeaseKeeper | None = None
         self._api: Any = None
-        self._measures = PlanMeasures(self._telemetry.metrics, lambda: self.actuator.leads)
+        self._measures = PlannerMetrics(self._telemetry.metrics, lambda: self.actuator.leads)
         self.actuator: Actuator = self._actuator()
         scaler = Scaler(policy_of(config.planner, targets_of(config.slo)))
         planner = Planner(config.planner, self._board, self._census, scaler, self.actuator, self._clock)
@@ -103,7 +103,7 @@ class Program:
     def _actuator(self) -> Actuator:
         planner, redis = self._config.planner, self._config.redis
         hold_s = max(15.0, INTERVALS_HELD * planner.interval_s)
-        targets = Targets(redis.url, redis.namespace, hold_s=hold_s, health=self._health)
+        targets = ReplicaTargets(redis.url, redis.namespace, hold_s=hold_s, health=self._health)
         serve = ServeActuator(self._me, targets, self._census, most_of(planner))
         return serve if planner.actuator == "serve" else self._raycluster(serve)
 
@@ -113,18 +113,18 @@ class Program:
         election = Election(self._me, planner.lease_s)
         try:
             # Imported on use: who has Serve's planner needs no client of Kubernetes.
-            kube = import_module("tandem.planner.kube")
+            kube = import_module("tandem.planner.kube_client")
             api = kube.connect(planner.kubernetes_namespace, self._me, election.request_s / 2)
         except KubeError as error:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"Kubernetes: {error.message}", param="planner") from error
         self._api = api
-        self._leadership = Leadership(election, api, planner.lease, self._clock, measures.failed)
+        self._leadership = LeaseKeeper(election, api, planner.lease, self._clock, measures.failed)
 
-        def watch(selector: str) -> PodWatch:
-            return PodWatch(api, selector, self._clock, Backoff(_draw))
+        def watch(selector: str) -> PodInformer:
+            return PodInformer(api, selector, self._clock, Backoff(_draw))
 
         finder = ClusterFinder(api, planner.rayservice, planner.raycluster, groups, watch)
-        leaving, retries = Leaving(self._census, self._clock), Retries(Backoff(_draw), measures.failed)
+        leaving, retries = PodDrain(self._census, self._clock), Retries(Backoff(_draw), measures.failed)
         return RayClusterActuator(groups, finder, api.patch_cluster, self._leadership, leaving, serve, retries)
 
 
@@ -177,5 +177,5 @@ async def _once(config: Config, me: PlannerId, *, as_json: bool) -> int:
     return 1 if plan.outcome == "failed" else 0
 
 
-def _print(plan: Plan) -> None:
+def _print(plan: PlanReport) -> None:
     print(json.dumps(plan.as_json()), flush=True)  # noqa: T201 - the command's output

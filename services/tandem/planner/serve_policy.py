@@ -18,8 +18,8 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, from_environment, resolve
 from tandem.planner.serve_name import serve_name
+from tandem.stores.replica_targets import ROLES, ReplicaTargets
 from tandem.stores.settings_file import read_settings
-from tandem.stores.targets import ROLES, Targets
 
 REFRESH_S = 1.0
 STALE_S = 60.0
@@ -42,7 +42,7 @@ class _Known:
         self.deployed: int | None = None
 
 
-class Replicas:
+class ReplicaPolicy:
     """A policy as Serve's `autoscaling_config` names it, made once with its `policy_kwargs`.
 
     `role` of the deployment's pool. `config`: the file of settings that the cluster's programs have, of which it takes
@@ -72,7 +72,7 @@ class Replicas:
         return max(least, min(most, number)), {}
 
 
-replicas = Replicas
+replicas = ReplicaPolicy
 """The name by which `policy_function` finds it."""
 
 
@@ -95,7 +95,7 @@ async def _follow(known: _Known, stop: Event, role: str, path: str, model: str) 
     clock, written = SystemClock(), _written(path)
     config = _read(path)
     model = model or config.planner.model or config.model.served_names[0]
-    targets = Targets(config.redis.url, config.redis.namespace)
+    targets = ReplicaTargets(config.redis.url, config.redis.namespace)
     try:
         while not stop.is_set() and _written(path) == written:
             known.found = _Found(await _ask(targets, model, role, known.deployed), clock.now())
@@ -104,7 +104,7 @@ async def _follow(known: _Known, stop: Event, role: str, path: str, model: str) 
         await targets.close()
 
 
-async def _ask(targets: Targets, model: str, role: str, deployed: int | None) -> int | None:
+async def _ask(targets: ReplicaTargets, model: str, role: str, deployed: int | None) -> int | None:
     """The number that counts, once others have been told what this Serve means to have. Raises TargetsUnavailable."""
     me = serve_name()
     if deployed is not None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.core.ids import WorkerRef
-from tandem.core.load import Load
 from tandem.core.step_cost import StepFeatures
-from tandem.scaling.observed import Capability
+from tandem.core.worker_load import WorkerLoad
+from tandem.scaling.cluster_state import WorkerCapacity
 
 _TYPICAL = StepFeatures(num_prefill_tokens=256, num_decode_seqs=8, decode_context=8192, num_prefill_pairs=131_072)
 
@@ -22,8 +22,8 @@ class WorkerState:
     model: str
     pool: str
     role: str
-    load: Load | None = None
-    capability: Capability | None = None
+    load: WorkerLoad | None = None
+    capability: WorkerCapacity | None = None
     problem: str = ""
 
     @property
@@ -36,7 +36,7 @@ class WorkerState:
         return 0 if self.load is None else self.load.num_running + self.load.num_waiting
 
 
-def typical(workers: Iterable[WorkerState]) -> Capability | None:
+def typical(workers: Iterable[WorkerState]) -> WorkerCapacity | None:
     """Of the worker in the middle, by how long a step takes; None where none has told it."""
     told = [worker.capability for worker in workers if worker.capability is not None]
     told.sort(key=lambda capability: capability.cost.predict(_TYPICAL))

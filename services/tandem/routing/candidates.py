@@ -11,9 +11,9 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from tandem.core.ids import WorkerRef
-from tandem.routing.loan import NUM_LENDERS, may_lend
-from tandem.routing.view import Pair, Pool, Ranking, WorkerView
-from tandem.routing.want import Want
+from tandem.routing.remote_prefix import NUM_LENDERS, can_serve_prefix
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_view import Pair, Pool, Ranking, WorkerView
 
 NUM_BY_LOAD = 4
 """Least loaded workers that are compared for each part."""
@@ -42,20 +42,20 @@ class Candidates(Protocol):
 
     def find(self, model: str, ref: WorkerRef) -> WorkerView | None: ...
 
-    def givers(self, model: str) -> Ranking:
+    def prefill_workers(self, model: str) -> Ranking:
         """Those that prefill."""
         ...
 
-    def takers(self, model: str) -> Ranking:
+    def decode_workers(self, model: str) -> Ranking:
         """Those that decode."""
         ...
 
-    def wholes(self, model: str) -> Ranking:
+    def mixed_workers(self, model: str) -> Ranking:
         """All, for both in one place: those that decode first."""
         ...
 
 
-class Without:
+class ExcludingCandidates:
     """Candidates as if some were not there."""
 
     def __init__(self, among: Candidates, absent: Set[WorkerRef]) -> None:
@@ -81,65 +81,67 @@ class Without:
     def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
         return None if ref in self._absent else self._among.find(model, ref)
 
-    def givers(self, model: str) -> Ranking:
-        return _left(self._among.givers(model), self._absent)
+    def prefill_workers(self, model: str) -> Ranking:
+        return _left(self._among.prefill_workers(model), self._absent)
 
-    def takers(self, model: str) -> Ranking:
-        return _left(self._among.takers(model), self._absent)
+    def decode_workers(self, model: str) -> Ranking:
+        return _left(self._among.decode_workers(model), self._absent)
 
-    def wholes(self, model: str) -> Ranking:
-        return _left(self._among.wholes(model), self._absent)
+    def mixed_workers(self, model: str) -> Ranking:
+        return _left(self._among.mixed_workers(model), self._absent)
 
 
-class Site(NamedTuple):
+class PrefillSite(NamedTuple):
     """One that may compute the prompt, and those from which it may read what it lacks of it."""
 
     worker: WorkerView
-    lenders: tuple[WorkerView, ...] = ()
+    producers: tuple[WorkerView, ...] = ()
 
 
-class Giver(NamedTuple):
+class PrefillCandidate(NamedTuple):
     """One that may prefill, and those that may then decode."""
 
-    site: Site
-    takers: tuple[WorkerView, ...]
+    site: PrefillSite
+    decode_workers: tuple[WorkerView, ...]
 
 
 class Shortlist:
     """One request's, while it is placed."""
 
-    def __init__(self, among: Candidates, want: Want, excluded: Set[WorkerRef], *, may_borrow: bool = True) -> None:
+    def __init__(
+        self, among: Candidates, want: RoutingRequest, excluded: Set[WorkerRef], *, may_prefix_request: bool = True
+    ) -> None:
         self._among = among
         self._want = want
         self._excluded = excluded
         self._holders = self._find_holders()
-        lenders = self._holders if may_borrow else []
-        self._lenders = [(view, want.held(view).num_device_tokens) for view in lenders]
+        producers = self._holders if may_prefix_request else []
+        self._lenders = [(view, want.held(view).num_device_tokens) for view in producers]
 
-    def givers(self) -> list[Giver]:
+    def prefill_workers(self) -> list[PrefillCandidate]:
         """Those that have a partner. All are walked over until enough are ready."""
-        few = self._few_takers()
-        found: dict[WorkerRef, Giver] = {}
+        few = self._few_consumers()
+        found: dict[WorkerRef, PrefillCandidate] = {}
         num_ready = 0
-        with closing(self._left(self._among.givers(self._want.model))) as givers:
-            for worker in givers:
-                giver = self._giver(worker, few)
-                is_ready = self._suits(giver.site)
-                if giver.takers and (is_ready or len(found) < 2 * NUM_BY_LOAD):
-                    found[worker.ref] = giver
+        with closing(self._left(self._among.prefill_workers(self._want.model))) as producers:
+            for worker in producers:
+                producer = self._producer(worker, few)
+                is_ready = self._suits(producer.site)
+                if producer.decode_workers and (is_ready or len(found) < 2 * NUM_BY_LOAD):
+                    found[worker.ref] = producer
                     num_ready += is_ready
                 if num_ready == NUM_BY_LOAD:
                     break
         for worker in self._holders:
-            if worker.prefills and worker.ref not in found and (giver := self._giver(worker, few)).takers:
-                found[worker.ref] = giver
+            if worker.prefills and worker.ref not in found and (producer := self._producer(worker, few)).decode_workers:
+                found[worker.ref] = producer
         return list(found.values())
 
-    def wholes(self) -> list[Site]:
+    def mixed_workers(self) -> list[PrefillSite]:
         """Those that may do all of it: a prefill worker decodes only where none other is left."""
-        found: dict[WorkerRef, Site] = {}
+        found: dict[WorkerRef, PrefillSite] = {}
         num_ready, has_decoder = 0, False
-        with closing(self._left(self._among.wholes(self._want.model))) as workers:
+        with closing(self._left(self._among.mixed_workers(self._want.model))) as workers:
             for worker in workers:
                 if has_decoder and not worker.decodes:
                     break
@@ -166,43 +168,50 @@ class Shortlist:
         views = (self._among.find(want.model, ref) for ref, _ in best if ref not in self._excluded)
         return [view for view in views if view is not None]
 
-    def _few_takers(self) -> list[WorkerView]:
-        with closing(self._left(self._among.takers(self._want.model))) as takers:
-            found = {view.ref: view for view in islice(takers, NUM_BY_LOAD)}
+    def _few_consumers(self) -> list[WorkerView]:
+        with closing(self._left(self._among.decode_workers(self._want.model))) as consumers:
+            found = {view.ref: view for view in islice(consumers, NUM_BY_LOAD)}
         found.update({view.ref: view for view in self._holders if view.decodes})
         return list(found.values())
 
-    def _giver(self, worker: WorkerView, few: Iterable[WorkerView]) -> Giver:
-        return Giver(self._site(worker), tuple(self._partners(worker, few)))
+    def _producer(self, worker: WorkerView, few: Iterable[WorkerView]) -> PrefillCandidate:
+        return PrefillCandidate(self._site(worker), tuple(self._partners(worker, few)))
 
-    def _site(self, worker: WorkerView) -> Site:
+    def _site(self, worker: WorkerView) -> PrefillSite:
         if not self._lenders:
-            return Site(worker)
+            return PrefillSite(worker)
         num_held = self._want.held(worker).num_tokens
-        fit = (lender for lender, num in self._lenders if num > num_held and self._may_lend(lender, worker))
-        return Site(worker, tuple(islice(fit, NUM_LENDERS)))
+        fit = (
+            producer for producer, num in self._lenders if num > num_held and self._can_serve_prefix(producer, worker)
+        )
+        return PrefillSite(worker, tuple(islice(fit, NUM_LENDERS)))
 
-    def _may_lend(self, lender: WorkerView, taker: WorkerView) -> bool:
+    def _can_serve_prefix(self, producer: WorkerView, consumer: WorkerView) -> bool:
         """A way that has failed for hand-offs in one direction is not taken in the other."""
-        way, back = (lender.ref, taker.ref), (taker.ref, lender.ref)
+        way, back = (producer.ref, consumer.ref), (consumer.ref, producer.ref)
         failed = self._among.unlinked
-        return may_lend(lender, taker) and way not in self._want.shut and way not in failed and back not in failed
+        return (
+            can_serve_prefix(producer, consumer)
+            and way not in self._want.blocked_links
+            and way not in failed
+            and back not in failed
+        )
 
-    def _suits(self, site: Site) -> bool:
+    def _suits(self, site: PrefillSite) -> bool:
         """Whether it will probably accept the prompt now, with what it may read."""
-        lent = max((self._want.held(lender).num_device_tokens for lender in site.lenders), default=0)
-        return self._want.suits(site.worker, lent)
+        lent = max((self._want.held(producer).num_device_tokens for producer in site.producers), default=0)
+        return self._want.fits(site.worker, lent)
 
-    def _partners(self, giver: WorkerView, few: Iterable[WorkerView]) -> list[WorkerView]:
+    def _partners(self, producer: WorkerView, few: Iterable[WorkerView]) -> list[WorkerView]:
         """Of a few, or of all where none of those is linked."""
-        linked = [taker for taker in few if self._is_pair(giver, taker)]
+        linked = [consumer for consumer in few if self._is_pair(producer, consumer)]
         if linked:
             return linked
-        with closing(self._left(self._among.takers(self._want.model))) as takers:
-            return list(islice((taker for taker in takers if self._is_pair(giver, taker)), NUM_BY_LOAD))
+        with closing(self._left(self._among.decode_workers(self._want.model))) as consumers:
+            return list(islice((consumer for consumer in consumers if self._is_pair(producer, consumer)), NUM_BY_LOAD))
 
-    def _is_pair(self, giver: WorkerView, taker: WorkerView) -> bool:
-        return (giver.ref, taker.ref) in self._among.linked and _may_pair(giver, taker)
+    def _is_pair(self, producer: WorkerView, consumer: WorkerView) -> bool:
+        return (producer.ref, consumer.ref) in self._among.linked and _may_pair(producer, consumer)
 
     def _left(self, workers: Ranking) -> Ranking:
         return _left(workers, self._excluded)
@@ -210,9 +219,9 @@ class Shortlist:
 
 def why_no_pair(among: Candidates, model: str, excluded: Set[WorkerRef]) -> tuple[str, bool]:
     """What keeps every prefill worker from every decode worker, and whether that may pass."""
-    givers = [worker for worker in among.givers(model) if worker.ref not in excluded]
-    takers = [worker for worker in among.takers(model) if worker.ref not in excluded]
-    pairs = [(p.ref, d.ref) for p in givers for d in takers if _may_pair(p, d)]
+    producers = [worker for worker in among.prefill_workers(model) if worker.ref not in excluded]
+    consumers = [worker for worker in among.decode_workers(model) if worker.ref not in excluded]
+    pairs = [(p.ref, d.ref) for p in producers for d in consumers if _may_pair(p, d)]
     if not pairs:
         return "no worker of the same model build", False
     if all(pair in among.refused for pair in pairs):
@@ -227,5 +236,5 @@ def _left(workers: Ranking, absent: Set[WorkerRef]) -> Ranking:
                 yield worker
 
 
-def _may_pair(giver: WorkerView, taker: WorkerView) -> bool:
-    return giver.ref != taker.ref and giver.fingerprint == taker.fingerprint
+def _may_pair(producer: WorkerView, consumer: WorkerView) -> bool:
+    return producer.ref != consumer.ref and producer.fingerprint == consumer.fingerprint

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.step_cost import StepFeatures
-from tandem.routing.links import Links
-from tandem.routing.loan import Loan
-from tandem.routing.pace import Pace
-from tandem.routing.view import WorkerView, token_bytes
-from tandem.routing.want import Want
+from tandem.routing.link_bandwidth import LinkBandwidth
+from tandem.routing.remote_prefix import RemotePrefixPlan
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_speed import WorkerSpeed
+from tandem.routing.worker_view import WorkerView, token_bytes
 
 DECODE_WEIGHT = 0.2
 COMPUTE_WEIGHT = 1.0
@@ -30,7 +30,8 @@ HOST_BANDWIDTH = 10e9
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
     """Where the prompt is computed: seconds in its queue, of the computation, and weighted of those that decode there
-    beside it. With a `loan` the rest is computed once that is read: `read_s` is what its queue does not hide of it."""
+    beside it. With a `prefix_fetch` the rest is computed once that is read: `read_s` is what its queue does not hide of
+    it."""
 
     worker: WorkerView
     num_uncached: int
@@ -38,7 +39,7 @@ class PrefillCost:
     compute_s: float
     stall_s: float
     read_s: float = 0.0
-    loan: Loan | None = None
+    prefix_fetch: RemotePrefixPlan | None = None
 
     @property
     def first_s(self) -> float:
@@ -48,7 +49,7 @@ class PrefillCost:
     @property
     def num_lacking(self) -> int:
         """Tokens that it computes or reads."""
-        return self.num_uncached + (0 if self.loan is None else self.loan.num_read)
+        return self.num_uncached + (0 if self.prefix_fetch is None else self.prefix_fetch.num_read)
 
     @property
     def total_s(self) -> float:
@@ -92,9 +93,9 @@ class PairCost:
         return self.prefill.total_s + self.transfer_s + self.decode.decode_s + self.decode.room_s + prompts_s
 
 
-def prefill_cost(pace: Pace, want: Want, loan: Loan | None = None) -> PrefillCost:
+def prefill_cost(pace: WorkerSpeed, want: RoutingRequest, prefix_fetch: RemotePrefixPlan | None = None) -> PrefillCost:
     worker, cost = pace.worker, pace.cost
-    num_uncached = want.num_uncached(worker) if loan is None else want.num_context - loan.num_tokens
+    num_uncached = want.num_uncached(worker) if prefix_fetch is None else want.num_context - prefix_fetch.num_tokens
     chunk_s = cost.chunk_s(want.num_context - num_uncached, num_uncached)
     held = want.held(worker)
     host_s = (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
@@ -105,12 +106,14 @@ def prefill_cost(pace: Pace, want: Want, loan: Loan | None = None) -> PrefillCos
         wait_s=wait_s,
         compute_s=host_s + pace.num_steps(num_uncached) * pace.base_s + chunk_s,
         stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,
-        read_s=0.0 if loan is None else max(OVERLAPPED_WEIGHT * loan.read_s, loan.read_s - wait_s),
-        loan=loan,
+        read_s=0.0
+        if prefix_fetch is None
+        else max(OVERLAPPED_WEIGHT * prefix_fetch.read_s, prefix_fetch.read_s - wait_s),
+        prefix_fetch=prefix_fetch,
     )
 
 
-def decode_cost(pace: Pace, want: Want) -> DecodeCost:
+def decode_cost(pace: WorkerSpeed, want: RoutingRequest) -> DecodeCost:
     worker, cost = pace.worker, pace.cost
     num_others, num_context = worker.num_to_decode, want.num_context
     step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=worker.num_held_tokens + num_context)
@@ -126,21 +129,21 @@ def decode_cost(pace: Pace, want: Want) -> DecodeCost:
     )
 
 
-def transfer_s(giver: PrefillCost, taker: DecodeCost, links: Links) -> float:
-    """Of the blocks that the taker lacks. They are read chunk by chunk while the next one is computed: exposed is the
-    last chunk, or what the link cannot carry while the prompt is computed."""
-    per_token_s = token_bytes(giver.worker) / links.bandwidth(giver.worker, taker.worker)
-    num_tokens = taker.num_lacking
+def transfer_s(producer: PrefillCost, consumer: DecodeCost, links: LinkBandwidth) -> float:
+    """Of the blocks that the consumer lacks. They are read chunk by chunk while the next one is computed: exposed is
+    the last chunk, or what the link cannot carry while the prompt is computed."""
+    per_token_s = token_bytes(producer.worker) / links.bandwidth(producer.worker, consumer.worker)
+    num_tokens = consumer.num_lacking
     all_s = num_tokens * per_token_s
-    last_s = min(num_tokens, giver.num_uncached, giver.worker.num_step_tokens) * per_token_s
-    exposed_s = max(last_s, all_s - giver.compute_s)
+    last_s = min(num_tokens, producer.num_uncached, producer.worker.num_step_tokens) * per_token_s
+    exposed_s = max(last_s, all_s - producer.compute_s)
     return exposed_s + OVERLAPPED_WEIGHT * (all_s - exposed_s)
 
 
-def _has_room(worker: WorkerView, want: Want) -> bool:
+def _has_room(worker: WorkerView, want: RoutingRequest) -> bool:
     load = worker.load
     if not worker.block_size or not load.num_blocks:
         return True
     num_tokens = want.num_context + want.num_output - want.held(worker).num_tokens
     num_blocks = -(-num_tokens // worker.block_size)
-    return num_blocks * (1 + worker.num_coming) <= load.num_free_blocks - load.num_promised_blocks
+    return num_blocks * (1 + worker.num_inflight) <= load.num_free_blocks - load.num_reserved_blocks

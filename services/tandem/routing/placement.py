@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 from tandem.routing.cost import PairCost
-from tandem.routing.pick import Pick
+from tandem.routing.picker import PickResult
 
 
-class PrefixSource(NamedTuple):
+class RemotePrefixSource(NamedTuple):
     """Who lends the first `num_blocks` blocks of a prompt to the worker that computes it."""
 
     worker: WorkerRef
@@ -25,10 +25,10 @@ class Placement:
 
     prefill: WorkerRef
     decode: WorkerRef
-    prefix: PrefixSource | None = None
+    prefix: RemotePrefixSource | None = None
     fallback: str = ""
     why: str = ""
-    picked: Pick | None = None
+    picked: PickResult | None = None
     other: PairCost | None = None
 
     @property

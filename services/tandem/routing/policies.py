@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Literal
 
-from tandem.routing.view import Cost, WorkerView
-from tandem.routing.want import Want
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_view import Cost, WorkerView
 
 RoutingPolicy = Literal["cost", "random", "round_robin", "least_loaded", "prefix"]
 
 
 def ordered(
-    policy: RoutingPolicy, workers: Sequence[WorkerView], want: Want, load_cost: Callable[[WorkerView], Cost]
+    policy: RoutingPolicy, workers: Sequence[WorkerView], want: RoutingRequest, load_cost: Callable[[WorkerView], Cost]
 ) -> list[WorkerView]:
     """The best first, by anything but the cost."""
     match policy:

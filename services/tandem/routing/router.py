@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tandem.core.ids import WorkerRef
-from tandem.routing.candidates import Candidates, Giver, Shortlist, Site, why_no_pair
+from tandem.routing.candidates import Candidates, PrefillCandidate, PrefillSite, Shortlist, why_no_pair
 from tandem.routing.cost import PairCost
-from tandem.routing.links import Links
-from tandem.routing.offers import Offers, Pricer
-from tandem.routing.pick import Pick, margin_s, pick
-from tandem.routing.placement import NoPlacement, Placement, PrefixSource
+from tandem.routing.link_bandwidth import LinkBandwidth
+from tandem.routing.picker import PickResult, margin_s, pick
+from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
 from tandem.routing.policies import RoutingPolicy, ordered
-from tandem.routing.view import Cost, WorkerView, decode_cost, prefill_cost, whole_cost
-from tandem.routing.want import Want
+from tandem.routing.pricing import CostModel, PricedPlacements
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_view import Cost, WorkerView, decode_cost, prefill_cost, whole_cost
 
 Disaggregation = Literal["off", "auto", "prefer", "strict"]
 
@@ -31,7 +31,7 @@ class Routing:
     holds of a prompt; only the cost knows whether that pays."""
 
     policy: RoutingPolicy = "cost"
-    links: Links = field(default_factory=Links)
+    links: LinkBandwidth = field(default_factory=LinkBandwidth)
     remote_prefix: bool = True
 
 
@@ -43,7 +43,7 @@ BY_COST = Routing()
 
 def place(
     among: Candidates,
-    want: Want,
+    want: RoutingRequest,
     mode: Disaggregation,
     excluded: Set[WorkerRef] = frozenset(),
     routing: Routing = BY_COST,
@@ -52,7 +52,7 @@ def place(
     able = among.pools(want.model)
     if not able.total():
         return NoPlacement("no live worker serves the model", may_pass=False)
-    choice = _Choice(among, want, excluded, routing)
+    choice = _PlacementSearch(among, want, excluded, routing)
     if mode == "off" or (mode != "strict" and able["mixed"] == able.total()):
         return choice.local()
     if mode == "auto" and routing.policy == "cost":
@@ -64,23 +64,27 @@ def place(
 
 
 def place_undivided(
-    among: Candidates, want: Want, reason: str, excluded: Set[WorkerRef] = frozenset(), routing: Routing = BY_COST
+    among: Candidates,
+    want: RoutingRequest,
+    reason: str,
+    excluded: Set[WorkerRef] = frozenset(),
+    routing: Routing = BY_COST,
 ) -> Placement | NoPlacement:
     """Pick one worker for all of a request that would be split but for `reason`."""
     if not among.pools(want.model).total():
         return NoPlacement("no live worker serves the model", may_pass=False)
-    return _fallback(_Choice(among, want, excluded, routing).local(), NoPlacement(reason, may_pass=False))
+    return _fallback(_PlacementSearch(among, want, excluded, routing).local(), NoPlacement(reason, may_pass=False))
 
 
-class _Choice:
+class _PlacementSearch:
     """One request's, while it is placed."""
 
-    def __init__(self, among: Candidates, want: Want, excluded: Set[WorkerRef], routing: Routing) -> None:
+    def __init__(self, among: Candidates, want: RoutingRequest, excluded: Set[WorkerRef], routing: Routing) -> None:
         self._among = among
         self._want = want
         self._excluded = excluded
         self._routing = routing
-        self._shortlist = Shortlist(among, want, excluded, may_borrow=routing.remote_prefix)
+        self._shortlist = Shortlist(among, want, excluded, may_prefix_request=routing.remote_prefix)
 
     def split(self, *, allow_mixed_pairs: bool) -> Placement | NoPlacement:
         problem = self._split_problem(allow_mixed_pairs=allow_mixed_pairs)
@@ -88,30 +92,30 @@ class _Choice:
             return problem
         if self._routing.policy != "cost":
             return self._split_by_order()
-        givers = self._shortlist.givers()
-        if not givers:
+        producers = self._shortlist.prefill_workers()
+        if not producers:
             return self._why_no_pair()
-        return _settle(self._pricer(givers, ()).pairs(givers), self._want)
+        return _finalize(self._pricer(producers, ()).pairs(producers), self._want)
 
     def local(self) -> Placement | NoPlacement:
         """One worker for all of it."""
-        workers = self._shortlist.wholes()
+        workers = self._shortlist.mixed_workers()
         if not workers:
             return NoPlacement("every worker is full", may_pass=True)
         if self._routing.policy != "cost":
             return self._local_by_order()
-        return _settle(self._pricer((), workers).wholes(workers), self._want)
+        return _finalize(self._pricer((), workers).mixed_workers(workers), self._want)
 
     def either(self) -> Placement | NoPlacement:
         """Whichever costs less."""
         problem = self._split_problem(allow_mixed_pairs=False)
-        givers = [] if problem is not None else self._shortlist.givers()
-        if not givers:
+        producers = [] if problem is not None else self._shortlist.prefill_workers()
+        if not producers:
             return _fallback(self.local(), problem or self._why_no_pair())
-        workers = self._shortlist.wholes()
-        pricer = self._pricer(givers, workers)
-        pairs, wholes = pricer.pairs(givers), pricer.wholes(workers)
-        placed = _settle(pairs + wholes, self._want)
+        workers = self._shortlist.mixed_workers()
+        pricer = self._pricer(producers, workers)
+        pairs, wholes = pricer.pairs(producers), pricer.mixed_workers(workers)
+        placed = _finalize(pairs + wholes, self._want)
         if isinstance(placed, NoPlacement) or placed.picked is None:
             return placed
         other = (wholes if placed.is_remote else pairs).best
@@ -120,11 +124,11 @@ class _Choice:
 
     # ---- inside
 
-    def _pricer(self, givers: Sequence[Giver], wholes: Sequence[Site]) -> Pricer:
+    def _pricer(self, producers: Sequence[PrefillCandidate], wholes: Sequence[PrefillSite]) -> CostModel:
         """Of workers of which one has not told what its steps cost only counts of tokens can be compared."""
-        views = [view for giver in givers for view in (giver.site.worker, *giver.takers)]
+        views = [view for producer in producers for view in (producer.site.worker, *producer.decode_workers)]
         views += [site.worker for site in wholes]
-        return Pricer(self._want, self._routing.links, all(view.step_cost is not None for view in views))
+        return CostModel(self._want, self._routing.links, all(view.step_cost is not None for view in views))
 
     def _split_problem(self, *, allow_mixed_pairs: bool) -> NoPlacement | None:
         found = (self._among.find(self._want.model, ref) for ref in self._excluded)
@@ -141,21 +145,21 @@ class _Choice:
     # ---- by anything but the cost
 
     def _split_by_order(self) -> Placement | NoPlacement:
-        takers = self._ordered(self._among.takers(self._want.model), decode_cost)
+        consumers = self._ordered(self._among.decode_workers(self._want.model), decode_cost)
         is_busy = False
-        for giver in self._ordered(self._among.givers(self._want.model), prefill_cost):
-            if not self._want.suits(giver):
+        for producer in self._ordered(self._among.prefill_workers(self._want.model), prefill_cost):
+            if not self._want.fits(producer):
                 is_busy = True
                 continue
-            for taker in takers:
-                if (giver.ref, taker.ref) in self._among.linked and giver.fingerprint == taker.fingerprint:
-                    return Placement(giver.ref, taker.ref)
+            for consumer in consumers:
+                if (producer.ref, consumer.ref) in self._among.linked and producer.fingerprint == consumer.fingerprint:
+                    return Placement(producer.ref, consumer.ref)
         return BUSY if is_busy else self._why_no_pair()
 
     def _local_by_order(self) -> Placement | NoPlacement:
-        workers = self._ordered(self._among.wholes(self._want.model), whole_cost)
+        workers = self._ordered(self._among.mixed_workers(self._want.model), whole_cost)
         able = [worker for worker in workers if worker.decodes] or workers
-        found = next(filter(self._want.suits, able), None)
+        found = next(filter(self._want.fits, able), None)
         return BUSY if found is None else Placement(found.ref, found.ref)
 
     def _ordered(self, workers: Iterable[WorkerView], load: Callable[[WorkerView], Cost]) -> list[WorkerView]:
@@ -163,7 +167,7 @@ class _Choice:
         return ordered(self._routing.policy, left, self._want, load)
 
 
-def _settle(offers: Offers, want: Want) -> Placement | NoPlacement:
+def _finalize(offers: PricedPlacements, want: RoutingRequest) -> Placement | NoPlacement:
     """Pick of those that can be made now, unless one that cannot is worth waiting for."""
     if not offers.now:
         return BUSY
@@ -182,9 +186,13 @@ def _is_worth_waiting(later: PairCost, now: PairCost) -> bool:
     return later.total_s < now.total_s and wait_s + margin_s(now) < now.prefill.compute_s
 
 
-def _placed(picked: Pick) -> Placement:
+def _placed(picked: PickResult) -> Placement:
     prefill = picked.cost.prefill
-    prefix = None if prefill.loan is None else PrefixSource(prefill.loan.lender, prefill.loan.num_blocks)
+    prefix = (
+        None
+        if prefill.prefix_fetch is None
+        else RemotePrefixSource(prefill.prefix_fetch.producer, prefill.prefix_fetch.num_blocks)
+    )
     return Placement(prefill.worker.ref, picked.cost.decode.worker.ref, prefix=prefix, picked=picked)
 
 

@@ -15,16 +15,25 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
-from tandem.runtime.adjuster import Adjuster
-from tandem.runtime.batch import build_batch
-from tandem.runtime.cache import KVCache
 from tandem.runtime.grammar_masks import GrammarMasks
-from tandem.runtime.host_draws import draw_slice
+from tandem.runtime.host_sampling import sample_slice
+from tandem.runtime.input_batch import build_batch
+from tandem.runtime.kv_cache import KVCache
+from tandem.runtime.logits_processor import LogitsProcessor
 from tandem.runtime.models.causal import CausalModel
+from tandem.runtime.prompt_logprobs import compute_prompt_logprobs
 from tandem.runtime.sampler import LogitRows
-from tandem.runtime.scorer import score
-from tandem.runtime.work import FAILURES, NO_TOKEN, Bounds, LastTokens, Work, digest_places, failed, partly_filled
-from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
+from tandem.runtime.slice_work import (
+    FAILURES,
+    NO_TOKEN,
+    LastTokens,
+    PreparedSlice,
+    SliceLimits,
+    digest_places,
+    failed,
+    partly_filled,
+)
+from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 
 
 class TorchExecutor:
@@ -37,8 +46,8 @@ class TorchExecutor:
         self.cache = cache
         self.max_model_len = max_model_len
         self.model = model
-        self._adjuster = Adjuster(grammars)
-        self._bounds = Bounds(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
+        self._adjuster = LogitsProcessor(grammars)
+        self._bounds = SliceLimits(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
         self._last = LastTokens()
 
     @property
@@ -60,9 +69,9 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. Results are in the order of its slices."""
         results: dict[SeqId, SliceResult] = {}
-        works: list[Work] = []
-        self.cache.spill(plan.spills)
-        self.cache.fill(plan.fills)
+        works: list[PreparedSlice] = []
+        self.cache.offload(plan.spills)
+        self.cache.onload(plan.fills)
         self.cache.copy(plan.copies)
         digests = self._digest(plan.digests)
         for piece in plan.slices:
@@ -77,7 +86,7 @@ class TorchExecutor:
         return StepResult(plan.number, ordered, digests)
 
     @torch.inference_mode()
-    def logits(self, piece: Slice) -> torch.Tensor:
+    def logits(self, piece: ScheduledSlice) -> torch.Tensor:
         """Compute one slice and yield the logits of all its rows, `[num_tokens, vocab]`; for tests and scoring.
 
         Raises ValueError when the slice cannot be computed.
@@ -87,7 +96,7 @@ class TorchExecutor:
             raise ValueError(checked)
         return self.model.logits(self._forward([checked])[0]).clone()
 
-    def _check(self, piece: Slice) -> Work | str:
+    def _check(self, piece: ScheduledSlice) -> PreparedSlice | str:
         """The slice made ready, or why it cannot be computed."""
         tokens = piece.tokens
         if piece.chained:
@@ -95,17 +104,17 @@ class TorchExecutor:
             if last is None:
                 return NO_TOKEN
             tokens = (last,)
-        return self._bounds.check(piece, tokens) or Work(piece, tokens)
+        return self._bounds.check(piece, tokens) or PreparedSlice(piece, tokens)
 
-    def _run(self, works: Sequence[Work]) -> dict[SeqId, SliceResult]:
+    def _run(self, works: Sequence[PreparedSlice]) -> dict[SeqId, SliceResult]:
         if not works:
             return {}
         try:
-            hidden, drawn_rows = self._forward(works)
+            hidden, sampled_rows = self._forward(works)
             # Before anything is drawn, because logits of another call may write over those that are drawn from.
             scores = self._score(works, hidden)
             # They are in order and differ, so as many as there are rows means all of them.
-            rows = hidden if len(drawn_rows) == len(hidden) else hidden[drawn_rows]
+            rows = hidden if len(sampled_rows) == len(hidden) else hidden[sampled_rows]
             return self._finish(works, rows, scores)
         except FAILURES as error:
             if len(works) == 1:
@@ -116,37 +125,42 @@ class TorchExecutor:
             results.update(self._run([work]))
         return results
 
-    def _forward(self, works: Sequence[Work]) -> tuple[torch.Tensor, list[int]]:
-        """Hidden rows `[T, hidden]` and the indices of those to draw from; see `Batch.drawn_rows`."""
+    def _forward(self, works: Sequence[PreparedSlice]) -> tuple[torch.Tensor, list[int]]:
+        """Hidden rows `[T, hidden]` and the indices of those to draw from; see `Batch.sampled_rows`."""
         block_size = self.layout.block_size
         pieces = [work.piece for work in works]
         self.cache.clear([block for piece in pieces for block in partly_filled(piece, block_size)])
         batch = build_batch(pieces, [work.tokens for work in works], block_size)
         hidden = self.model.forward(batch, self.cache)
-        return hidden, batch.drawn_rows
+        return hidden, batch.sampled_rows
 
-    def _score(self, works: Sequence[Work], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
+    def _score(self, works: Sequence[PreparedSlice], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
         """Of the slices that ask for it; `hidden` are all their rows. Raises ValueError when a row is not finite."""
         scores: dict[SeqId, tuple[SampledToken, ...]] = {}
         first = 0
         for piece in (work.piece for work in works):
             if piece.scored:
                 rows = hidden[first : first + len(piece.scored)]
-                scores[piece.seq] = score(self.model.logits, rows, piece.scored, piece.num_top, self.vocab_size)
+                scores[piece.seq] = compute_prompt_logprobs(
+                    self.model.logits, rows, piece.scored, piece.num_top, self.vocab_size
+                )
             first += piece.num_tokens
         return scores
 
     def _finish(
-        self, works: Sequence[Work], drawn_rows: torch.Tensor, scores: Mapping[SeqId, tuple[SampledToken, ...]]
+        self,
+        works: Sequence[PreparedSlice],
+        sampled_rows: torch.Tensor,
+        scores: Mapping[SeqId, tuple[SampledToken, ...]],
     ) -> dict[SeqId, SliceResult]:
-        """Sample and digest; `drawn_rows` is `[rows, hidden]`. Logits exist only for rows that are drawn from."""
-        logits = LogitRows(self.model.logits(drawn_rows)) if len(drawn_rows) else None
+        """Sample and digest; `sampled_rows` is `[rows, hidden]`. Logits exist only for rows that are drawn from."""
+        logits = LogitRows(self.model.logits(sampled_rows)) if len(sampled_rows) else None
         results: dict[SeqId, SliceResult] = {}
         row = 0
         for work in works:
             piece = work.piece
             digests = self._digest(digest_places(piece))
-            results[piece.seq] = draw_slice(work, logits, row, self._adjuster, digests, scores.get(piece.seq, ()))
+            results[piece.seq] = sample_slice(work, logits, row, self._adjuster, digests, scores.get(piece.seq, ()))
             row += 0 if piece.sampling is None else 1 + piece.num_drafted
         return results
 

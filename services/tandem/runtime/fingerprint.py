@@ -15,8 +15,8 @@ from pathlib import Path
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import ModelConfig
 from tandem.kv.layout import KVLayout, ModelFingerprint
+from tandem.runtime.checkpoint import weight_files
 from tandem.runtime.model_config import DecoderConfig
-from tandem.runtime.weights import weight_files
 
 DIGEST_FILE = "weights.digest"
 _CHUNK_BYTES = 1 << 22

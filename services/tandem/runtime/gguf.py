@@ -16,10 +16,10 @@ import torch
 from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.torch import save_file
 
+from tandem.runtime.checkpoint import SINGLE_FILE
 from tandem.runtime.gguf_tokenizer import tokenizer_files
 from tandem.runtime.model_config import RopeConfig, parse_model_config, unsupported
-from tandem.runtime.rope import inverse_frequencies
-from tandem.runtime.weights import SINGLE_FILE
+from tandem.runtime.rope_frequencies import inverse_frequencies
 
 Progress = Callable[[str], None]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.published import PUBLISHED
+from tandem.core.model_catalog import PUBLISHED
+from tandem.runtime.atomic_dir import build_once
 from tandem.runtime.fingerprint import DIGEST_FILE
-from tandem.runtime.importing import build_once
 from tandem.runtime.random_weights import FORMAT, MARKER, random_digest
 
 PREFIX = "random:"

@@ -15,9 +15,9 @@ from types import TracebackType
 
 import torch
 
+from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.weight_source import WeightSource
-from tandem.runtime.weights import Checkpoint
 
 MARKER = "random_weights.json"
 FORMAT = 1

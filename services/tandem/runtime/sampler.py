@@ -13,8 +13,8 @@ import torch
 
 from tandem.core.events import SampledToken
 from tandem.core.request import SamplingParams
-from tandem.runtime.adjuster import Adjust, OutputComplete
-from tandem.sched.plan import Sampling
+from tandem.runtime.logits_processor import Adjust, GrammarExhausted
+from tandem.sched.step_plan import Sampling
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import Filters, best, draw
 
@@ -74,7 +74,7 @@ class LogitRows:
                 tokens.append(self.sample(row + i, sampling, guesses[:i], adjust))
                 if tokens[-1].id != guess:
                     break
-        except OutputComplete:
+        except GrammarExhausted:
             return tuple(tokens), True
         return tuple(tokens), False
 

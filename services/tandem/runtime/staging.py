@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from tandem.core.ids import BlockId
-from tandem.runtime.batch import Batch, numbers_of
-from tandem.runtime.draws import Draws, draws_of
-from tandem.runtime.stream import Stream
-from tandem.runtime.work import Work
+from tandem.runtime.device_stream import DeviceStream
+from tandem.runtime.input_batch import Batch, numbers_of
+from tandem.runtime.sampling_plan import SamplingPlan, draws_of
+from tandem.runtime.slice_work import PreparedSlice
 from tandem_kernels.contract import SamplingRows
 
 FIRST_WORDS = 1 << 14
@@ -28,13 +28,13 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One step's numbers on the device, until the next step is staged; see `Batch`, `Draws`. `batch` is None where no
-    slice is computed. Rows `chained_rows` of its tokens are `chained_draws` of the step before. Digests are of blocks
-    `digest_blocks`, the `digest_indices`-th of their prompts. All int64."""
+    """One step's numbers on the device, until the next step is staged; see `Batch`, `SamplingPlan`. `batch` is None
+    where no slice is computed. Rows `chained_rows` of its tokens are `chained_draws` of the step before. Digests are of
+    blocks `digest_blocks`, the `digest_indices`-th of their prompts. All int64."""
 
     batch: Batch | None
-    draws: Draws
-    drawn_rows: torch.Tensor
+    draws: SamplingPlan
+    sampled_rows: torch.Tensor
     picks: torch.Tensor
     host_rows: torch.Tensor
     sampling: SamplingRows
@@ -47,21 +47,21 @@ class Staged:
 class Staging:
     """`stage` may be called again once the step staged `NUM_BUFFERS` calls ago has ended."""
 
-    def __init__(self, stream: Stream, block_size: int, num_words: int = FIRST_WORDS) -> None:
+    def __init__(self, stream: DeviceStream, block_size: int, num_words: int = FIRST_WORDS) -> None:
         self._stream = stream
         self._block_size = block_size
         self._turn = 0
         self._make(num_words)
 
-    def stage(self, works: Sequence[Work], digests: Sequence[tuple[BlockId, int]]) -> Staged:
-        """To be called inside `Stream.running`."""
+    def stage(self, works: Sequence[PreparedSlice], digests: Sequence[tuple[BlockId, int]]) -> Staged:
+        """To be called inside `DeviceStream.running`."""
         pieces = [work.piece for work in works]
         numbers = numbers_of(pieces, [work.tokens for work in works], self._block_size) if works else None
         draws = draws_of(works)
         chained = _chained(works)
         blocks, indices = [int(block) for block, _ in digests], [index for _, index in digests]
-        drawn_rows: list[int] = [] if numbers is None else numbers.drawn_rows
-        own = (drawn_rows, draws.picks, draws.host_rows, list(chained), list(chained.values()), blocks, indices)
+        sampled_rows: list[int] = [] if numbers is None else numbers.sampled_rows
+        own = (sampled_rows, draws.picks, draws.host_rows, list(chained), list(chained.values()), blocks, indices)
         rows = () if numbers is None else numbers.longs
         longs, real, shorts = self._send(
             (*own, *draws.whole, *rows), draws.real, () if numbers is None else numbers.shorts
@@ -70,7 +70,7 @@ class Staging:
         return Staged(
             batch=None if numbers is None else numbers.batch(longs[11:], shorts),
             draws=draws,
-            drawn_rows=drawn,
+            sampled_rows=drawn,
             picks=picks,
             host_rows=host_rows,
             sampling=SamplingRows(real[0], top_k, real[1], real[2], seed, choice, index),
@@ -109,7 +109,7 @@ class Staging:
         return f"Staging({len(self._device)} words on {self._stream.device})"
 
 
-def _chained(works: Sequence[Work]) -> dict[int, int]:
+def _chained(works: Sequence[PreparedSlice]) -> dict[int, int]:
     """Rows whose ids the step before draws, with the places of those draws."""
     found: dict[int, int] = {}
     row = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.scaling.observed import Role
+from tandem.scaling.cluster_state import Role
 
 
-class Target(NamedTuple):
+class ReplicaTarget(NamedTuple):
     """How many workers of each role there should be, those that start included, those that drain not."""
 
     prefill: int
@@ -24,7 +24,7 @@ class RoleChange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class DemandForecast:
     """What is expected by the time at which a worker that starts now serves. Rates are per second; input tokens are
     those to compute, without what caches have. `prefill_load`: so many workers would compute prompts all the time;
     `num_decoding`: sequences that decode at once, in the middle. The correction factors say how much more was needed
@@ -47,10 +47,10 @@ class Decision:
     before bounds and before what is held for a while. `reasons` are plain sentences. `held_back`: why the fleet is left
     as it is whatever is needed, empty when it is not. `forecast` is None where nothing could be forecast."""
 
-    target: Target
+    target: ReplicaTarget
     changes: tuple[RoleChange, ...] = ()
-    needed: Target
-    forecast: Forecast | None
+    needed: ReplicaTarget
+    forecast: DemandForecast | None
     reasons: tuple[str, ...]
     held_back: str = ""
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tandem.scaling.history import Sample
+from tandem.scaling.demand_history import Sample
 
 MOST_DISPERSION = 30.0
 _LEAST_PAIRS = 6

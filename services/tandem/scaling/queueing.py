@@ -17,7 +17,7 @@ _POINTS = tuple(NormalDist().inv_cdf((i + 0.5) / _NUM_POINTS) for i in range(_NU
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ServiceDemand:
     """`rate` per second of pieces of work that take a worker `mean_s`; `service_scv` and `arrival_scv`: squared
     coefficients of variation of their times and of the times between them, 1 of exponential ones."""
 
@@ -47,7 +47,7 @@ def erlang_c(num_workers: int, load: float) -> float:
     return num_workers * blocked / (num_workers - load * (1 - blocked))
 
 
-def late_share(work: Work, num_workers: int, limit_s: float) -> float:
+def late_share(work: ServiceDemand, num_workers: int, limit_s: float) -> float:
     """Of pieces that are done later than `limit_s` after they came, those that are late without any wait left out: no
     number of workers mends them."""
     if work.load <= 0:
@@ -59,7 +59,7 @@ def late_share(work: Work, num_workers: int, limit_s: float) -> float:
     return sum(waits * math.exp(-pace * slack) for slack in slacks if slack > 0) / _NUM_POINTS if pace > 0 else 1.0
 
 
-def least_workers(work: Work, limit_s: float | None, tolerated: float, headroom: float) -> int:
+def least_workers(work: ServiceDemand, limit_s: float | None, tolerated: float, headroom: float) -> int:
     """The fewest workers of which the share `headroom` stays idle and at most `tolerated` of the work is late; without
     a limit only the first counts."""
     if work.load <= 0:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from tandem.scaling import bursts
-from tandem.scaling.batching import Decoding, decode_workers, is_in_reach, largest_batch, step_s
-from tandem.scaling.correction import Correction
-from tandem.scaling.decision import Decision, Forecast, RoleChange, Target
+from tandem.scaling import burst_replay
+from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
+from tandem.scaling.decision import Decision, DemandForecast, ReplicaTarget, RoleChange
+from tandem.scaling.decode_capacity import DecodeDemand, decode_workers, is_in_reach, largest_batch, step_s
+from tandem.scaling.demand_history import History
 from tandem.scaling.forecast import dispersion, expected_level, expected_rate
-from tandem.scaling.history import History
-from tandem.scaling.means import Means, prompt_work
-from tandem.scaling.observed import Capability, Demand, Observed, PoolState
+from tandem.scaling.model_correction import Correction
 from tandem.scaling.policy import Bounds, ScalingPolicy
-from tandem.scaling.pools import beside, role_changes
-from tandem.scaling.queueing import Work, least_workers
-from tandem.scaling.steady import Steady
+from tandem.scaling.queueing import ServiceDemand, least_workers
+from tandem.scaling.request_profile import RequestProfile, prompt_work
+from tandem.scaling.role_rebalancing import needed_beside_mixed, role_changes
+from tandem.scaling.scale_down_stabilization import StabilizationWindow
 
 _PAST_WINDOWS = 2
 """So many are what bursts are learned from."""
@@ -28,8 +28,8 @@ _LEAVE_SHARE = 4
 class _Workers:
     """One that computes prompts, and one that decodes."""
 
-    prefill: Capability
-    decode: Capability
+    prefill: WorkerCapacity
+    decode: WorkerCapacity
 
 
 class Scaler:
@@ -40,14 +40,16 @@ class Scaler:
         self._history = History(policy.window_s)
         self._past = History(_PAST_WINDOWS * policy.window_s)
         gap_s = max(policy.start_s, 3 * policy.interval_s)
-        self._steady = tuple(Steady(policy.scale_down_s, gap_s) for _ in Target._fields)
-        self._spare = tuple(Steady(min(policy.start_s, policy.scale_down_s), gap_s) for _ in Target._fields)
-        self._corrections = tuple(Correction(policy.start_s, policy.tolerated) for _ in Target._fields)
+        self._steady = tuple(StabilizationWindow(policy.scale_down_s, gap_s) for _ in ReplicaTarget._fields)
+        self._spare = tuple(
+            StabilizationWindow(min(policy.start_s, policy.scale_down_s), gap_s) for _ in ReplicaTarget._fields
+        )
+        self._corrections = tuple(Correction(policy.start_s, policy.tolerated) for _ in ReplicaTarget._fields)
         self._workers: _Workers | None = None
-        self._asked = Target(0, 0)
+        self._asked = ReplicaTarget(0, 0)
         self._at = -math.inf
 
-    def decide(self, observed: Observed) -> Decision:
+    def decide(self, observed: ClusterState) -> Decision:
         """Of an observation that is later than the one before."""
         self._learn(observed)
         why = self._why_not(observed)
@@ -63,7 +65,7 @@ class Scaler:
 
     # ---- whether anything can be said
 
-    def _learn(self, observed: Observed) -> None:
+    def _learn(self, observed: ClusterState) -> None:
         """What workers can do stays known while there is none."""
         known = self._workers
         prefill = observed.prefill_worker or (known.prefill if known else None) or observed.decode_worker
@@ -71,7 +73,7 @@ class Scaler:
         if prefill is not None and decode is not None:
             self._workers = _Workers(prefill, decode)
 
-    def _why_not(self, observed: Observed) -> str:
+    def _why_not(self, observed: ClusterState) -> str:
         if not observed.at > self._at:
             return f"the observation of {observed.at:g} s is not newer than the one before"
         if observed.demand is None or observed.demand.seconds <= 0:
@@ -80,14 +82,14 @@ class Scaler:
             return "no worker has told how fast it is"
         return ""
 
-    def _hold(self, observed: Observed, why: str) -> Decision:
+    def _hold(self, observed: ClusterState, why: str) -> Decision:
         current, policy = _current(observed), self._policy
-        target = Target(policy.prefill.clamped(current.prefill), policy.decode.clamped(current.decode))
+        target = ReplicaTarget(policy.prefill.clamped(current.prefill), policy.decode.clamped(current.decode))
         return Decision(target=target, needed=current, forecast=None, reasons=(why,), held_back=why)
 
     # ---- what is needed
 
-    def _correct(self, observed: Observed, demand: Demand) -> None:
+    def _correct(self, observed: ClusterState, demand: Demand) -> None:
         pools = (observed.prefill, observed.decode)
         had_enough = all(pool.num_serving >= asked for pool, asked in zip(pools, self._asked, strict=True))
         num_served, num_late_itl = demand.num_served, demand.num_late_itl
@@ -100,8 +102,8 @@ class Scaler:
         for correction, (num_late, num_all) in zip(self._corrections, counts, strict=True):
             correction.add(observed.at, num_late, num_all, had_enough=had_enough)
 
-    def _needed(self, observed: Observed, workers: _Workers) -> tuple[Forecast, Target]:
-        policy, means = self._policy, Means.of(self._history.total)
+    def _needed(self, observed: ClusterState, workers: _Workers) -> tuple[DemandForecast, ReplicaTarget]:
+        policy, means = self._policy, RequestProfile.of(self._history.total)
         arrivals = self._history.samples(lambda demand: demand.num_requests)
         burstiness = dispersion(arrivals)
         rate = expected_level(arrivals, policy.start_s)
@@ -112,18 +114,18 @@ class Scaler:
         factors = [correction.factor for correction in self._corrections]
         prefill = self._prefill(observed, work, workers.prefill, factors[0])
         decoding = expected_rate(arrivals, policy.start_s)
-        steps = Decoding(decoding * factors[1], max(0.0, means.num_output - 1), means.context, burstiness)
+        steps = DecodeDemand(decoding * factors[1], max(0.0, means.num_output - 1), means.context, burstiness)
         decode, together = decode_workers(workers.decode, steps, policy.slo.itl_s, policy.tolerated, policy.headroom)
         running = observed.num_running_seqs + observed.num_queued_requests
         decode = max(decode, math.ceil(running / largest_batch(workers.decode, means.context, policy.slo.itl_s)))
-        forecast = Forecast(
+        forecast = DemandForecast(
             request_rate=rate, input_rate=work.rate * means.num_fresh, output_rate=decoding * means.num_output,
             cached_share=means.cached_share, mean_context=means.context, prefill_load=work.load,
             num_decoding=together, prefill_correction=factors[0], decode_correction=factors[1],
         )  # fmt: skip
-        return forecast, Target(prefill, decode)
+        return forecast, ReplicaTarget(prefill, decode)
 
-    def _prefill(self, observed: Observed, work: Work, worker: Capability, factor: float) -> int:
+    def _prefill(self, observed: ClusterState, work: ServiceDemand, worker: WorkerCapacity, factor: float) -> int:
         """Enough for arrivals by chance, and for the bursts of the past. What waits already is to be done by the time
         at which a worker that starts now serves."""
         policy = self._policy
@@ -133,24 +135,24 @@ class Scaler:
         number = least_workers(grown, policy.slo.ttft_s, policy.tolerated, policy.headroom)
         if policy.slo.ttft_s is None or work.load <= 0:
             return number
-        past = bursts.shape(self._past.samples(lambda demand: demand.num_input_tokens), policy.window_s / 2)
+        past = burst_replay.shape(self._past.samples(lambda demand: demand.num_input_tokens), policy.window_s / 2)
         # What a long prompt itself takes is not left for waiting.
         left_s = policy.slo.ttft_s - work.mean_s * (1 + math.sqrt(work.service_scv))
         slack_s = max(left_s, policy.slo.ttft_s / 4)
-        return max(number, bursts.least_workers(past, grown.load, slack_s, policy.tolerated))
+        return max(number, burst_replay.least_workers(past, grown.load, slack_s, policy.tolerated))
 
     # ---- what to do about it
 
-    def _settle(self, observed: Observed, forecast: Forecast, needed: Target) -> Decision:
+    def _settle(self, observed: ClusterState, forecast: DemandForecast, needed: ReplicaTarget) -> Decision:
         policy, current = self._policy, _current(observed)
-        rest = beside(needed, observed.mixed.num_serving)
-        bounded = Target(policy.prefill.clamped(rest.prefill), policy.decode.clamped(rest.decode))
+        rest = needed_beside_mixed(needed, observed.mixed.num_serving)
+        bounded = ReplicaTarget(policy.prefill.clamped(rest.prefill), policy.decode.clamped(rest.decode))
         for role, number in enumerate(bounded):
             self._steady[role].add(observed.at, number)
             self._spare[role].add(observed.at, number)
         changes = self._changes(observed, current, bounded)
         changed = _after(current, changes)
-        held = Target(*(steady.settled(number) for steady, number in zip(self._steady, changed, strict=True)))
+        held = ReplicaTarget(*(steady.settled(number) for steady, number in zip(self._steady, changed, strict=True)))
         target = self._left_safely(observed, changed, held)
         self._asked = bounded
         reasons = (
@@ -160,7 +162,7 @@ class Scaler:
         )
         return Decision(target=target, changes=changes, needed=needed, forecast=forecast, reasons=reasons)
 
-    def _why_late(self, forecast: Forecast) -> tuple[str, ...]:
+    def _why_late(self, forecast: DemandForecast) -> tuple[str, ...]:
         itl_s, context = self._policy.slo.itl_s, forecast.mean_context
         worker = self._workers.decode if self._workers is not None else None
         if itl_s is None or worker is None or is_in_reach(worker, context, itl_s):
@@ -168,19 +170,21 @@ class Scaler:
         alone_ms = 1e3 * step_s(worker, 1, context)
         return (f"a sequence alone takes {alone_ms:.3g} ms a token, more than slo.itl_ms: no number of workers helps",)
 
-    def _changes(self, observed: Observed, current: Target, bounded: Target) -> tuple[RoleChange, ...]:
+    def _changes(
+        self, observed: ClusterState, current: ReplicaTarget, bounded: ReplicaTarget
+    ) -> tuple[RoleChange, ...]:
         if not self._policy.change_roles:
             return ()
         pools = (observed.prefill, observed.decode)
-        spare = Target(*(
+        spare = ReplicaTarget(*(
             max(0, min(pool.num_serving, number - steady.settled(number)))
             for pool, number, steady in zip(pools, current, self._spare, strict=True)
         ))  # fmt: skip
         return role_changes(current, bounded, spare)
 
-    def _left_safely(self, observed: Observed, current: Target, held: Target) -> Target:
+    def _left_safely(self, observed: ClusterState, current: ReplicaTarget, held: ReplicaTarget) -> ReplicaTarget:
         """A part of a pool at a time, and none while others of it still leave."""
-        return Target(
+        return ReplicaTarget(
             _left(observed.prefill, current.prefill, held.prefill, self._policy.prefill),
             _left(observed.decode, current.decode, held.decode, self._policy.decode),
         )
@@ -193,23 +197,25 @@ def _left(pool: PoolState, current: int, held: int, bounds: Bounds) -> int:
     return bounds.clamped(max(held, current - most))
 
 
-def _current(observed: Observed) -> Target:
-    return Target(observed.prefill.num_kept, observed.decode.num_kept)
+def _current(observed: ClusterState) -> ReplicaTarget:
+    return ReplicaTarget(observed.prefill.num_kept, observed.decode.num_kept)
 
 
-def _after(current: Target, changes: tuple[RoleChange, ...]) -> Target:
+def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTarget:
     prefill, decode = current
     for change in changes:
         sign = 1 if change.to == "prefill" else -1
         prefill, decode = prefill + sign * change.number, decode - sign * change.number
-    return Target(prefill, decode)
+    return ReplicaTarget(prefill, decode)
 
 
-def _moves(current: Target, target: Target) -> list[tuple[str, int, int]]:
-    return [(role, now, then) for role, now, then in zip(Target._fields, current, target, strict=True) if now != then]
+def _moves(current: ReplicaTarget, target: ReplicaTarget) -> list[tuple[str, int, int]]:
+    return [
+        (role, now, then) for role, now, then in zip(ReplicaTarget._fields, current, target, strict=True) if now != then
+    ]
 
 
-def _why(forecast: Forecast, needed: Target) -> tuple[str, ...]:
+def _why(forecast: DemandForecast, needed: ReplicaTarget) -> tuple[str, ...]:
     return (
         f"{forecast.request_rate:.2f} requests/s with {forecast.input_rate:,.0f} prompt tokens/s to compute will come "
         f"({forecast.cached_share:.0%} of prompts cached): they keep {forecast.prefill_load:.2f} prefill workers busy, "

@@ -9,10 +9,10 @@ from operator import add
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.core.load import HORIZON_STEPS, PROMPT_SIZES, beside_longest, no_larger, prompt_size
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.kv.pool import BlockPool
-from tandem.sched.policy import SchedulerLimits
+from tandem.core.worker_load import HORIZON_STEPS, PROMPT_SIZES, no_larger, num_competing_tokens, prompt_size
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.limits import SchedulerLimits
 from tandem.sched.sequence import Sequence, Status
 
 NUM_SIZES = len(PROMPT_SIZES) + 1
@@ -35,9 +35,9 @@ class Backlog:
 def num_queued(seq: Sequence, block_size: int) -> int:
     """Known tokens whose KV is neither computed nor planned nor likely in the prefix cache, now or once what it awaits
     was read, of a sequence that is computed here and is more than a decode."""
-    if not (seq.may_start or seq.num_awaited) or seq.num_remaining <= 1:
+    if not (seq.may_start or seq.num_remote_prefix_blocks) or seq.num_remaining <= 1:
         return 0
-    hits = max(seq.num_hits_seen, seq.num_awaited) * block_size if seq.status is Status.WAITING else 0
+    hits = max(seq.num_hits_seen, seq.num_remote_prefix_blocks) * block_size if seq.status is Status.WAITING else 0
     return max(1, seq.num_remaining - hits)
 
 
@@ -73,7 +73,7 @@ def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
     num_tokens = num_queued(seq, pool.block_size)
     tokens = no_larger(num_tokens, seq.lane, held.tokens, held.size_tokens)
     longest = no_larger(num_tokens, seq.lane, held.longest, held.size_longest)
-    beside = beside_longest(num_tokens, tokens, longest)
+    beside = num_competing_tokens(num_tokens, tokens, longest)
     if 0 < held.num_horizon_tokens < beside:
         raise TandemError(
             ErrorKind.OVERLOADED,

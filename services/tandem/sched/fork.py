@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import FinishReason, SampledToken
-from tandem.core.request import Prefill
+from tandem.core.request import PrefillJob
+from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import BlockDigest
-from tandem.kv.pool import BlockPool
-from tandem.sched.acceptance import blocks_for
-from tandem.sched.outcome import Progress
+from tandem.sched.job_admission import blocks_for
+from tandem.sched.schedule_result import SequenceUpdate
 from tandem.sched.sequence import Sequence, Status
 
 
@@ -27,38 +27,38 @@ def shares_tail(seq: Sequence, pool: BlockPool) -> bool:
 
 def first_draws(
     seq: Sequence, drawn: Many[SampledToken], digests: tuple[BlockDigest, ...]
-) -> tuple[Progress, list[Sequence]]:
+) -> tuple[SequenceUpdate, list[Sequence]]:
     """What the first tokens of all choices of an undivided sequence come to, and a sequence for each that goes on
     here; nothing is changed. `drawn` has one for each choice of the job, those that were ended meanwhile included, or
     none where the prompt alone is wanted or a grammar lets nothing follow it."""
     job, facts = seq.job, (seq.num_computed, seq.num_cached, seq.num_output)
-    parts: list[Progress] = []
+    parts: list[SequenceUpdate] = []
     going_on: list[Sequence] = []
     for choice in seq.choices:
         tokens = tuple(drawn[choice - job.choice :][:1])
         branch = seq.branch(choice, tokens)
         finish = branch.finish_reason() or (None if tokens else FinishReason.STOP)
-        handed_over = finish is None and isinstance(job, Prefill)
+        handed_over = finish is None and isinstance(job, PrefillJob)
         if finish is None and not handed_over:
             going_on.append(branch)
-        parts.append(Progress(branch.job, *facts, tokens, finish=finish, handed_over=handed_over))
+        parts.append(SequenceUpdate(branch.job, *facts, tokens, finish=finish, handed_over=handed_over))
     handed_over = any(part.handed_over for part in parts)
     finish = None if any(part.finish is None for part in parts) else parts[0].finish
     first_tokens = tuple(drawn) if handed_over else ()
-    whole = Progress(
+    whole = SequenceUpdate(
         job, *facts, (), digests, finish, handed_over, first_tokens=first_tokens, branches=tuple(parts)
     )  # fmt: skip
     return whole, going_on
 
 
-def failure(seq: Sequence, error: str, kind: ErrorKind) -> Progress:
+def failure(seq: Sequence, error: str, kind: ErrorKind) -> SequenceUpdate:
     """The end of a sequence, and of each choice that it stood for, in a step that went wrong."""
     facts = (seq.num_computed, seq.num_cached, seq.num_output)
-    parts = [Progress(seq.job.of(choice), *facts, error=error, error_kind=kind) for choice in seq.choices]
+    parts = [SequenceUpdate(seq.job.for_choice(choice), *facts, error=error, error_kind=kind) for choice in seq.choices]
     return replace(parts[0], job=seq.job, branches=tuple(parts)) if seq.is_undivided else parts[0]
 
 
-def divide(seq: Sequence, going_on: Many[Sequence], pool: BlockPool, num_seats: int) -> None:
+def fork_sequence(seq: Sequence, going_on: Many[Sequence], pool: BlockPool, num_seats: int) -> None:
     """Become the first of those that go on. `num_seats` of the others run, on the same blocks; the rest waits like
     what was preempted."""
     pool.trim(seq.table, blocks_for(seq.num_computed, pool.block_size))

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tandem.core.request import Prefill
-from tandem.kv.pool import BlockPool
-from tandem.sched.acceptance import blocks_for
-from tandem.sched.draft import Draft
-from tandem.sched.pacer import Pacer
-from tandem.sched.policy import may_offer
+from tandem.core.request import PrefillJob
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.job_admission import blocks_for
+from tandem.sched.limits import may_offer
+from tandem.sched.plan_builder import PlanBuilder
+from tandem.sched.prefill_sharing import prompt_of
 from tandem.sched.sequence import Sequence
-from tandem.sched.share import prompt_of
-from tandem.sched.step_cost import features
+from tandem.sched.step_sizer import StepSizer
+from tandem.sched.step_time_model import features
 
 
-def ration(
-    draft: Draft,
-    pacer: Pacer,
+def assign_prefill_budget(
+    draft: PlanBuilder,
+    pacer: StepSizer,
     running: Iterable[Sequence],
     started: Iterable[Sequence],
     startable: Iterable[Sequence],
@@ -29,7 +29,7 @@ def ration(
     targets = draft.limits.targets
     itls = [targets.lane(seq.lane).itl_s for seq in running if seq.id in draft.slices]
     target_s = min((itl for itl in itls if itl > 0), default=0.0)
-    allowance = pacer.allow(features(draft.slices.values()), draft.budget, target_s)
+    allowance = pacer.budget_for(features(draft.slices.values()), draft.budget, target_s)
     if not draft.limits.enable_chunked_prefill:
         return
     prompts = [prompt_of(seq, seq.num_planned, targets, now) for seq in started]
@@ -38,15 +38,15 @@ def ration(
     draft.divide(prompts, allowance)
 
 
-def startable(waiting: Iterable[Sequence], pool: BlockPool, largest_promise: int) -> Iterator[Sequence]:
+def admissible(waiting: Iterable[Sequence], pool: BlockPool, largest_promise: int) -> Iterator[Sequence]:
     """Those that wait to compute here, without what waits for another worker and without prefills that wait for leases:
     they must take nobody's share."""
     may_prefill = True
     for seq in (seq for seq in waiting if seq.may_start):
-        if isinstance(seq.job, Prefill):
+        if isinstance(seq.job, PrefillJob):
             need = blocks_for(len(seq.tokens), pool.block_size)
             may_prefill = may_prefill and may_offer(need, pool.num_leased, pool.num_blocks, largest_promise)
-        if not seq.is_pull and (may_prefill or not isinstance(seq.job, Prefill)):
+        if not seq.is_pull and (may_prefill or not isinstance(seq.job, PrefillJob)):
             yield seq
 
 

@@ -14,31 +14,31 @@ from dataclasses import replace
 from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import FinishReason, SampledToken, Tokens
+from tandem.core.events import FinishReason, SampledToken, TokenRun
 from tandem.core.ids import BlockId, HostSlot, JobKey, SeqId
-from tandem.core.request import Job, Prefill
+from tandem.core.request import Job, PrefillJob
+from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.hashing import root_hash
-from tandem.kv.pool import BlockPool, BlockTable, Holder
-from tandem.sched.acceptance import check_job, pull_need
+from tandem.sched.admitter import Admitter
 from tandem.sched.backlog import backlog, check_backlog, horizon_tokens
-from tandem.sched.borrowing import Borrowings
-from tandem.sched.departure import Departures
-from tandem.sched.draft import Draft
-from tandem.sched.entrance import Entrance
-from tandem.sched.fork import divide, failure, first_draws
-from tandem.sched.held_pulls import HeldPulls
-from tandem.sched.lending import Lending
-from tandem.sched.outcome import Occupancy, Planned, Progress
-from tandem.sched.pacer import Pacer
-from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits
-from tandem.sched.queue import OrderedQueue
-from tandem.sched.ration import ration
-from tandem.sched.run import DecodeRun, advance, forecast
+from tandem.sched.blocked_pulls import BlockedPulls
+from tandem.sched.decode_run import DecodeRun, advance, forecast
+from tandem.sched.fork import failure, first_draws, fork_sequence
+from tandem.sched.job_admission import check_job, pull_need
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.migration import MigrationTracker
+from tandem.sched.plan_builder import PlanBuilder
+from tandem.sched.prefix_serving import PrefixServer
+from tandem.sched.ration import assign_prefill_budget
+from tandem.sched.rejected_jobs import RejectedJobs
+from tandem.sched.remote_prefix import RemotePrefixFetches
+from tandem.sched.schedule_result import ScheduleResult, SchedulerLoad, SequenceUpdate
 from tandem.sched.sequence import Sequence, Status
-from tandem.sched.speculate import Speculation, num_spare
-from tandem.sched.turned_away import TurnedAway
+from tandem.sched.sequence_queue import OrderedQueue
+from tandem.sched.spec_decode import Speculation, num_spare_blocks
+from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.step_sizer import StepSizer
 
 
 class Scheduler:
@@ -48,20 +48,20 @@ class Scheduler:
         self, pool: BlockPool, limits: SchedulerLimits, model_fingerprint: str, speculation: Speculation | None = None
     ) -> None:
         self.pool, self.limits = pool, limits
-        self.pacer = Pacer(limits.max_num_batched_tokens)
+        self.pacer = StepSizer(limits.max_num_batched_tokens)
         self.speculation, self._fingerprint = speculation, model_fingerprint
         self._waiting, self._running = OrderedQueue(), OrderedQueue()
         self._pulling: dict[JobKey, Sequence] = {}
-        self._promised_blocks: dict[SeqId, int] = {}
-        self._entrance = Entrance(pool, limits, self._waiting, self._running, self._pulling, self._promised_blocks)
+        self._reserved_blocks: dict[SeqId, int] = {}
+        self._admitter = Admitter(pool, limits, self._waiting, self._running, self._pulling, self._reserved_blocks)
         self._closing: dict[SeqId, Sequence] = {}
         self._by_key: dict[JobKey, Sequence] = {}
         self._by_id: dict[SeqId, Sequence] = {}
-        self.departures = Departures(pool, limits, self._waiting, self._running, self._pulling, self._by_key)
-        self.borrowings = Borrowings(pool, self._running, self._promised_blocks, self._by_key)
-        self.lending = Lending(pool, self._running, self._promised_blocks)
+        self.migrations = MigrationTracker(pool, limits, self._waiting, self._running, self._pulling, self._by_key)
+        self.remote_prefixes = RemotePrefixFetches(pool, self._running, self._reserved_blocks, self._by_key)
+        self.prefix_server = PrefixServer(pool, self._running, self._reserved_blocks)
         self._open: dict[int, StepPlan] = {}
-        self._held, self._turned_away = HeldPulls(), TurnedAway()
+        self._held, self._rejected = BlockedPulls(), RejectedJobs()
         self._num_arrived = self._num_plans = 0
 
     # ---- jobs come and go
@@ -70,19 +70,19 @@ class Scheduler:
         """Accept a job. Raises TandemError, and keeps nothing of it, when it can never run or has no room."""
         if any(key in self._by_key for key in job.keys):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already")
-        check_job(job, self._entrance.commitments(), self.limits, self.pool.block_size, self._turned_away, now)
+        check_job(job, self._admitter.commitments(), self.limits, self.pool.block_size, self._rejected, now)
         root = root_hash(self._fingerprint, self.pool.block_size, job.request.cache_salt)
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Now, rather than between two steps or between an announcement and our first read of what it names.
         seq.reusable(self.pool.block_size)
-        self.borrowings.expect(seq)
+        self.remote_prefixes.expect(seq)
         if not seq.is_pull:
             check_backlog(seq, self.pool, self.occupancy().backlog)
         self._num_arrived += job.num_choices
         self._by_id[seq.id] = seq
         self._by_key.update(dict.fromkeys(seq.keys, seq))
         if seq.is_pull:
-            self._promised_blocks[seq.id] = self._pull_need(job)
+            self._reserved_blocks[seq.id] = self._pull_need(job)
         self._waiting.add(seq)
 
     def cancel(self, key: JobKey) -> bool:
@@ -98,20 +98,20 @@ class Scheduler:
             self._end(seq)
         return True
 
-    def hand_over(self, key: JobKey) -> Progress:
+    def release_migrated(self, key: JobKey) -> SequenceUpdate:
         """End a choice that goes on elsewhere."""
         seq = self._by_key[key]
         self._end(seq)
-        return Progress(seq.job, seq.num_computed, seq.num_cached, seq.num_output, handed_over=True)
+        return SequenceUpdate(seq.job, seq.num_computed, seq.num_cached, seq.num_output, handed_over=True)
 
-    def may_pull(self, key: JobKey) -> None:
+    def on_producer_ready(self, key: JobKey) -> None:
         """The source of a Resume, any of whose choices `key` names, has begun to offer blocks: from now on it competes
         for room."""
         self._by_key[key].may_start = True
 
     def kv_arrived(
         self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int, num_computed: int
-    ) -> Progress:
+    ) -> SequenceUpdate:
         """The first `num_computed` tokens of the job that `key` is the first of have complete, checked KV. The source,
         which had `num_cached` of them in its prefix cache, drew `first_tokens`: the next one of each choice, or of the
         one choice the last ones, up to that which follows the `num_computed`."""
@@ -127,36 +127,40 @@ class Scheduler:
 
     # ---- one step
 
-    def plan(self, now: float = 0.0) -> Planned:
+    def plan(self, now: float = 0.0) -> ScheduleResult:
         """Choose the next step's work; give blocks to pulls that may begin. `now` is on the clock of `add`."""
-        draft = Draft(self.pool, self.limits, self._running, self._waiting)
-        if self.lending.is_due(self._num_plans):
-            return Planned(self._open_plan(draft))
-        ready = [seq for seq in self._running if seq.may_go_on]
+        draft = PlanBuilder(self.pool, self.limits, self._running, self._waiting)
+        if self.prefix_server.is_due(self._num_plans):
+            return ScheduleResult(self._open_plan(draft))
+        ready = [seq for seq in self._running if seq.is_schedulable]
         for seq in [s for s in ready if s.num_remaining == 1]:
             if seq.status is Status.RUNNING:
                 draft.add(seq)
         started = [s for s in ready if s.num_remaining > 1 and s.status is Status.RUNNING]
         may_start = draft.num_preempted == 0 or not (draft.slices or started)
-        ration(draft, self.pacer, self._running, started, self._entrance.startable() if may_start else (), now)
+        assign_prefill_budget(
+            draft, self.pacer, self._running, started, self._admitter.startable() if may_start else (), now
+        )
         if may_start:
-            self._entrance.admit(draft)
+            self._admitter.admit(draft)
         draft.add_started(started)
         if self.speculation is not None:
-            self.speculation.extend(draft, self.pool, self._running, num_spare(self.pool, self._running, self._waiting))
+            self.speculation.extend(
+                draft, self.pool, self._running, num_spare_blocks(self.pool, self._running, self._waiting)
+            )
         step = self._open_plan(draft)
         pulls = self._held.take_clear(self._pulling) + self._held.hold(draft.pulls, self._open.values(), self._pulling)
         return draft.planned(step, pulls)
 
-    def commit(self, result: StepResult) -> list[Progress]:
+    def commit(self, result: StepResult) -> list[SequenceUpdate]:
         """Take in the oldest open plan's result. Tokens after a sequence's end are dropped."""
         if result.number != (number := next(iter(self._open), None)):
             raise ValueError(f"result of plan {result.number}, but the oldest open plan is {number}")
         plan = self._open.pop(result.number)
         self.pool.drop([source for source, _ in plan.copies], Holder.COPY)
         self.pool.end_copies(plan.spills, plan.fills)
-        self.lending.committed(result.number, result.digests)
-        progress: list[Progress] = []
+        self.prefix_server.committed(result.number, result.digests)
+        progress: list[SequenceUpdate] = []
         for piece, outcome in zip(plan.slices, result.slices, strict=True):
             seq = self._by_id[piece.seq]
             seq.num_open_plans -= 1
@@ -171,7 +175,7 @@ class Scheduler:
     def run(self, limit: int) -> DecodeRun | None:
         """The next plans, at most `limit`, as far as they are the same decodes over and over; None where the next is
         not. A forecast: it changes nothing, and is void once anything else is done here."""
-        has_other_work = self._held.has_clear or self.lending.has_work or self.pool.host.has_copies
+        has_other_work = self._held.has_clear or self.prefix_server.has_work or self.pool.host.has_copies
         if self._open or has_other_work or self.speculation is not None:
             return None
         has_seats = len(self._running) + len(self._pulling) < self.limits.max_num_seqs
@@ -179,7 +183,7 @@ class Scheduler:
             return None
         return forecast(self._num_plans, limit, tuple(self._running), self.pool, self.limits)
 
-    def commit_run(self, run: DecodeRun, drawn: Many[Many[int]]) -> list[Tokens]:
+    def commit_run(self, run: DecodeRun, drawn: Many[Many[int]]) -> list[TokenRun]:
         """Plan and commit as many of a run's steps as tokens were drawn of each sequence; the pacer learns nothing."""
         if self._open or run.number != self._num_plans:
             raise ValueError(f"a run from plan {run.number} on, but the next is {self._num_plans}")
@@ -201,14 +205,14 @@ class Scheduler:
         """Output tokens of a choice that are known here; 0 of one that is not here."""
         return seq.num_output if (seq := self._by_key.get(key)) is not None else 0
 
-    def occupancy(self) -> Occupancy:
+    def occupancy(self) -> SchedulerLoad:
         horizon = horizon_tokens(self.limits, self.pacer.model.published or self.pacer.model.cost)
         queued = backlog(chain(self._running, self._waiting), self.pool.block_size, horizon)
-        num_running, num_promised = len(self._running) + len(self._pulling), sum(self._promised_blocks.values())
-        return Occupancy(num_running, len(self._waiting), num_promised, queued)
+        num_running, num_reserved = len(self._running) + len(self._pulling), sum(self._reserved_blocks.values())
+        return SchedulerLoad(num_running, len(self._waiting), num_reserved, queued)
 
     def tables(self) -> Iterator[BlockTable]:
-        return chain((seq.table for seq in self._by_id.values()), self.borrowings.tables())
+        return chain((seq.table for seq in self._by_id.values()), self.remote_prefixes.tables())
 
     def copied_blocks(self) -> Iterator[BlockId]:
         """Every block once per copy of an open plan that reads it."""
@@ -223,7 +227,7 @@ class Scheduler:
         queued = [*self._waiting, *self._running, *self._pulling.values(), *self._closing.values()]
         _check_queues(queued, self._by_id, self._by_key)
         needed = {s.id: self._pull_need(s.job) for s in queued if s.is_pull and s.status is Status.WAITING}
-        assert self._promised_blocks == needed, f"promised {self._promised_blocks}, waiting {needed}"
+        assert self._reserved_blocks == needed, f"promised {self._reserved_blocks}, waiting {needed}"
         for seq in queued:
             slices = [s for p in self._open.values() for s in p.slices if s.seq == seq.id]
             _check_sequence(seq, slices, self._held.num_plans(seq), self.pool)
@@ -236,10 +240,10 @@ class Scheduler:
 
     # ---- plan
 
-    def _open_plan(self, draft: Draft) -> StepPlan | None:
+    def _open_plan(self, draft: PlanBuilder) -> StepPlan | None:
         """A plan of all that was drafted; None where there is nothing to compute, to copy or to digest."""
         spills, fills = self.pool.take_copies()
-        digests = () if draft.slices else self.lending.take(self._num_plans, draft.num_digests_left)
+        digests = () if draft.slices else self.prefix_server.take(self._num_plans, draft.num_digests_left)
         if not (draft.slices or spills or fills or digests):
             return None
         step = StepPlan(self._num_plans, tuple(draft.slices.values()), tuple(draft.copies), spills, fills, digests)
@@ -250,7 +254,7 @@ class Scheduler:
 
     # ---- commit
 
-    def _advance(self, seq: Sequence, piece: Slice, outcome: SliceResult) -> Progress:
+    def _advance(self, seq: Sequence, piece: ScheduledSlice, outcome: SliceResult) -> SequenceUpdate:
         seq.num_in_flight -= piece.num_certain
         seq.num_drafted -= piece.num_drafted
         seq.num_pending -= piece.sampling is not None
@@ -270,7 +274,7 @@ class Scheduler:
         tokens: tuple[SampledToken, ...],
         digests: tuple[BlockDigest, ...] = (),
         is_complete: bool = False,
-    ) -> Progress:
+    ) -> SequenceUpdate:
         # Nothing is drawn after a prompt that is wanted alone.
         is_last = seq.job.request.sampling.max_tokens == 0 and seq.num_computed == len(seq.tokens)
         if seq.is_undivided and (tokens or is_last or is_complete):
@@ -289,16 +293,18 @@ class Scheduler:
         # What comes after a guess says that it was right: the KV that was computed for it is the token's.
         seq.num_computed += max(0, len(kept) - 1)
         self._publish(seq)
-        handed_over = bool(kept) and isinstance(seq.job, Prefill) and finish is None
+        handed_over = bool(kept) and isinstance(seq.job, PrefillJob) and finish is None
         if finish is not None or handed_over:
             self._end(seq)
         drawn, first = tuple(kept), tuple(kept) if handed_over else ()
-        return Progress(
+        return SequenceUpdate(
             seq.job, seq.num_computed, seq.num_cached, first_index, drawn, digests, finish, handed_over,
             first_tokens=first,
         )  # fmt: skip
 
-    def _divide(self, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]) -> Progress:
+    def _divide(
+        self, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]
+    ) -> SequenceUpdate:
         """The first tokens of a job of several choices: those that go on are sequences of their own from now on."""
         self._publish(seq)
         progress, going_on = first_draws(seq, tokens, digests)
@@ -307,7 +313,7 @@ class Scheduler:
             return progress
         for part in progress.branches:
             del self._by_key[part.key]
-        divide(seq, going_on, self.pool, self._entrance.num_seats)
+        fork_sequence(seq, going_on, self.pool, self._admitter.num_seats)
         for one in (seq, *going_on[1:]):
             self._by_id[one.id] = self._by_key[one.key] = one
         for other in going_on[1:]:
@@ -322,7 +328,7 @@ class Scheduler:
     def _end(self, seq: Sequence) -> None:
         for key in seq.keys:
             del self._by_key[key]
-        self._promised_blocks.pop(seq.id, None)
+        self._reserved_blocks.pop(seq.id, None)
         if seq.status is Status.WAITING:
             self._waiting.remove(seq)
         elif seq.status is Status.PULLING:
@@ -349,7 +355,7 @@ def _check_queues(queued: Many[Sequence], by_id: Collection[SeqId], by_key: Coll
     assert keys == set(by_key), "keys and queues differ"
 
 
-def _check_sequence(seq: Sequence, named: list[Slice], num_held: int, pool: BlockPool) -> None:
+def _check_sequence(seq: Sequence, named: list[ScheduledSlice], num_held: int, pool: BlockPool) -> None:
     """What a sequence says of the slices of open plans that name it, and of those that hold its pull up."""
     assert seq.num_open_plans == len(named) + num_held, f"{seq!r}: open plans"
     if seq.status is Status.CLOSING:

@@ -8,11 +8,11 @@ from enum import Enum
 
 from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import BlockHash, JobKey, SeqId
-from tandem.core.request import Generate, Job, Prefill, Resume
+from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
+from tandem.kv.block_pool import BlockTable
 from tandem.kv.hashing import chain_hashes, prompt_hashes
-from tandem.kv.pool import BlockTable
-from tandem.sched.drafter import Drafter
-from tandem.sched.plan import Sampling
+from tandem.sched.draft_length import AdaptiveDraft
+from tandem.sched.step_plan import Sampling
 
 Order = tuple[int, int, int]
 """Lane, priority, arrival: the less runs first."""
@@ -28,13 +28,13 @@ class Status(Enum):
     CLOSING = "closing"
 
 
-class Parting(Enum):
+class MigrationState(Enum):
     """How far a sequence is on its way to another worker, which reads its blocks from FOLLOWED on. LEAVING: the next
     draw is to be the last here. FROZEN: that draw is planned or made."""
 
     NONE = "none"
-    FOLLOWED = "followed"
-    LEAVING = "leaving"
+    STREAMING = "followed"
+    FINALIZING = "leaving"
     FROZEN = "frozen"
 
 
@@ -63,7 +63,7 @@ class Sequence:
         self.num_open_plans = 0
         self.num_cached = 0
         self.num_digested = 0
-        self.parting = Parting.NONE
+        self.migration_state = MigrationState.NONE
         # What was drawn here, where clients want to know its log probabilities: whoever takes it over tells them again.
         self.drawn: list[SampledToken] = []
         # Prompt tokens from the second on whose scores are known.
@@ -72,23 +72,27 @@ class Sequence:
         self.num_hits_seen = 0
         self.was_started = False
         # A Resume waits for its source until the pull may begin, and others for a prefix that another worker has.
-        self.may_start = not isinstance(job, Resume)
+        self.may_start = not isinstance(job, ResumeJob)
         # Leading blocks that will be in the prefix cache then; 0: nothing is to be read.
-        self.num_awaited = 0
+        self.num_remote_prefix_blocks = 0
         # How it guesses ahead, from its first guess on.
-        self.drafter: Drafter | None = None
+        self.drafter: AdaptiveDraft | None = None
         self._root = root
         self._hashes: list[BlockHash] = []
 
     @property
     def is_pull(self) -> bool:
         """Its KV is to come from elsewhere; a Resume that was preempted computes it here."""
-        return isinstance(self.job, Resume) and not self.was_started
+        return isinstance(self.job, ResumeJob) and not self.was_started
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
         """Of the choices that it stands for."""
-        return (self.key,) if len(self.job.keys) == 1 else tuple(self.job.of(choice).key for choice in self.choices)
+        return (
+            (self.key,)
+            if len(self.job.keys) == 1
+            else tuple(self.job.for_choice(choice).key for choice in self.choices)
+        )
 
     @property
     def is_undivided(self) -> bool:
@@ -109,18 +113,18 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def may_go_on(self) -> bool:
+    def is_schedulable(self) -> bool:
         """There is more to plan: more tokens may be drawn than are drawn or planned to be, or the prompt alone is
         wanted. While guesses are open nobody knows where the next begins, and while a draw is open that is more than
         its filters nobody knows its token: devices leave it to their host."""
         sampling = self.job.request.sampling
         is_host_drawing = self.num_pending > 0 and not sampling.is_plain_at(self.num_output + self.num_pending - 1)
-        if self.parting is Parting.FROZEN or self.num_drafted or is_host_drawing:
+        if self.migration_state is MigrationState.FROZEN or self.num_drafted or is_host_drawing:
             return False
         if sampling.max_tokens == 0:
             return self.num_remaining > 0
         limit = sampling.max_tokens
-        if isinstance(self.job, Prefill) or self.is_undivided:
+        if isinstance(self.job, PrefillJob) or self.is_undivided:
             limit = min(limit, len(self.job.output_tokens) + 1)
         return self.num_output + self.num_pending < limit
 
@@ -157,7 +161,7 @@ class Sequence:
     @property
     def num_to_score(self) -> int:
         """Prompt tokens whose scores are wanted of this job; the first token has none. A Resume's source scores."""
-        if self.job.request.prompt_logprobs is None or isinstance(self.job, Resume):
+        if self.job.request.prompt_logprobs is None or isinstance(self.job, ResumeJob):
             return 0
         return self.num_prompt - 1
 
@@ -177,7 +181,7 @@ class Sequence:
         comes right after the choices before it."""
         offset = choice - self.job.choice
         arrival = self.order[-1] + offset
-        seq = Sequence(SeqId(self.id + offset), self.job.of(choice), self._root, arrival, self.arrived_at)
+        seq = Sequence(SeqId(self.id + offset), self.job.for_choice(choice), self._root, arrival, self.arrived_at)
         for token in drawn:
             seq.take(token)
         seq.num_cached, seq.num_scored = self.num_cached, self.num_scored
@@ -204,7 +208,7 @@ class Sequence:
         return hashes if self.num_scored >= self.num_to_score else hashes[: self.num_scored // block_size]
 
     def __repr__(self) -> str:
-        kind = {Generate: "generate", Prefill: "prefill", Resume: "resume"}[type(self.job)]
+        kind = {GenerateJob: "generate", PrefillJob: "prefill", ResumeJob: "resume"}[type(self.job)]
         return (
             f"<seq {self.id} {self.key} {kind} {self.status.value} {len(self.tokens)} tokens, "
             f"{self.num_computed}+{self.num_in_flight} computed, {len(self.table)} blocks>"

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tandem.core.slo import Slo
-from tandem.scaling.decision import Decision, Target
-from tandem.scaling.observed import Observed
+from tandem.scaling.cluster_state import ClusterState
+from tandem.scaling.decision import Decision, ReplicaTarget
 from tandem.scaling.scaler import Scaler
+from tandem.sim.autoscaled_cluster import AutoscaledCluster, Autoscaler, ElasticSpec, Moment
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.elastic import Autoscaler, Elastic, ElasticSpec, Moment
-from tandem.sim.meter import Meter
-from tandem.sim.report import Report, report
-from tandem.sim.tally import Tally
-from tandem.sim.trace import Trace
-from tandem.workload.ask import Ask
+from tandem.sim.demand_counter import Meter
+from tandem.sim.latency_stats import LatencyStats
+from tandem.sim.report import SimulationReport, report
+from tandem.workload.ask import ScheduledRequest
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +25,7 @@ class Planned:
     scaler: Scaler
     decisions: list[Decision] = field(default_factory=list)
 
-    def target(self, observed: Observed, ongoing: Target) -> Target:
+    def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget:
         decision = self.scaler.decide(observed)
         self.decisions.append(decision)
         return decision.target
@@ -35,8 +35,8 @@ class Planned:
 class ElasticRun:
     """`gpu_hours` from the beginning to the last end, of all workers from their orders to their ends."""
 
-    report: Report
-    tally: Tally
+    report: SimulationReport
+    tally: LatencyStats
     gpu_hours: float
     moments: tuple[Moment, ...]
 
@@ -49,17 +49,17 @@ def simulate_elastic(
     spec: ClusterSpec,
     elastic: ElasticSpec,
     autoscaler: Autoscaler,
-    asks: Iterable[Ask],
+    asks: Iterable[ScheduledRequest],
     slo: Slo,
-    look: Callable[[SimCluster, Tally], None] | None = None,
-    told: Callable[[Trace], None] | None = None,
+    look: Callable[[SimCluster, LatencyStats], None] | None = None,
+    told: Callable[[ClientTrace], None] | None = None,
 ) -> ElasticRun:
     """Run a workload to its end and check that nothing is left open. `told` hears of each request that has ended.
     Raises ValueError when there is no request."""
-    cluster, tally, meter = SimCluster(spec), Tally(slo), Meter(slo)
-    operator = Elastic(cluster, elastic, autoscaler, meter)
+    cluster, tally, meter = SimCluster(spec), LatencyStats(slo), Meter(slo)
+    operator = AutoscaledCluster(cluster, elastic, autoscaler, meter)
 
-    def ended(trace: Trace) -> None:
+    def ended(trace: ClientTrace) -> None:
         tally.add(trace)
         meter.ended(trace)
         if told is not None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tandem.core.by_device import by_device
-from tandem.sim.demand import demand
-from tandem.sim.plan import Found, Planner
-from tandem.sim.recipe import Kind, Recipe
-from tandem.sim.trial import Promise
-from tandem.workload.ask import Ask
+from tandem.core.device_defaults import with_device_defaults
+from tandem.sim.capacity_planner import CapacityPlanner, Found
+from tandem.sim.deployment_kind import DeploymentKind, Kind
+from tandem.sim.slo_check import SloTarget
+from tandem.sim.workload_demand import demand
+from tandem.workload.ask import ScheduledRequest
 
 AXES = ("prompt", "load", "link")
 FACTORS = (0.25, 1.0, 4.0)
@@ -20,7 +20,7 @@ NUM_HALVINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class BreakEvenPoint:
     """`factor` times what it is; costs per hour of the cheapest numbers of each kind's recipe, None: none holds."""
 
     factor: float
@@ -38,8 +38,8 @@ class Point:
 
 
 def along(
-    axis: str, promise: Promise, found: Mapping[Kind, Found], max_gpus: int, told: Callable[[str], None]
-) -> list[Point]:
+    axis: str, promise: SloTarget, found: Mapping[Kind, Found], max_gpus: int, told: Callable[[str], None]
+) -> list[BreakEvenPoint]:
     """Points in order of their factors: three, and halvings wherever the cheaper kind changes between two of them.
     Each kind keeps its recipe, only its numbers are searched again. Raises KeyError unless both kinds were found."""
     points = {factor: _point(axis, factor, promise, found, max_gpus, told) for factor in FACTORS}
@@ -52,12 +52,12 @@ def along(
     return [points[factor] for factor in sorted(points)]
 
 
-def changes(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+def changes(points: Sequence[BreakEvenPoint]) -> list[tuple[BreakEvenPoint, BreakEvenPoint]]:
     """Neighbours between which the cheaper kind is another."""
     return [(a, b) for a, b in pairwise(points) if a.cheaper != b.cheaper]
 
 
-def lengthened(ask: Ask, factor: float) -> Ask:
+def lengthened(ask: ScheduledRequest, factor: float) -> ScheduledRequest:
     """With a prompt `factor` times as long; prompts that share a beginning still share one, as many times as long."""
     prompt = ask.request.prompt_tokens
     number = max(1, round(len(prompt) * factor))
@@ -71,24 +71,31 @@ def lengthened(ask: Ask, factor: float) -> Ask:
 
 
 def _point(
-    axis: str, factor: float, promise: Promise, found: Mapping[Kind, Found], max_gpus: int, told: Callable[[str], None]
-) -> Point:
+    axis: str,
+    factor: float,
+    promise: SloTarget,
+    found: Mapping[Kind, Found],
+    max_gpus: int,
+    told: Callable[[str], None],
+) -> BreakEvenPoint:
     changed = _changed(axis, factor, promise)
     costs: dict[Kind, float | None] = {}
     for kind, best in found.items():
         recipe = _relinked(best.recipe, factor) if axis == "link" else best.recipe
-        engine = by_device(recipe.config).engine
+        engine = with_device_defaults(recipe.config).engine
         needs = demand(changed.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
         low = recipe.least(needs, changed.slo, changed.percentile)
         costs[kind] = None
         if not isinstance(low, str):
-            planner = Planner(changed, changed, needs, max_gpus, lambda text: told(f"{axis} x {factor:.3g}: {text}"))
+            planner = CapacityPlanner(
+                changed, changed, needs, max_gpus, lambda text: told(f"{axis} x {factor:.3g}: {text}")
+            )
             numbers = planner.cheapest(recipe, low)
             costs[kind] = None if numbers is None else recipe.cost(numbers[1])
-    return Point(factor, costs)
+    return BreakEvenPoint(factor, costs)
 
 
-def _changed(axis: str, factor: float, promise: Promise) -> Promise:
+def _changed(axis: str, factor: float, promise: SloTarget) -> SloTarget:
     if axis == "prompt":
         return replace(promise, asks=[lengthened(ask, factor) for ask in promise.asks])
     if axis == "load":
@@ -96,7 +103,7 @@ def _changed(axis: str, factor: float, promise: Promise) -> Promise:
     return promise
 
 
-def _relinked(recipe: Recipe, factor: float) -> Recipe:
+def _relinked(recipe: DeploymentKind, factor: float) -> DeploymentKind:
     """As it would be with links so many times as fast."""
     worker = recipe.machine.worker("decode", recipe.degrees[-1], recipe.config)
     bandwidth = recipe.link_bandwidth or worker.bandwidth / recipe.degrees[-1]

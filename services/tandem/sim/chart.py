@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.histogram import Histogram
-from tandem.sim.series import Series
-from tandem.sim.tally import Tally
+from tandem.core.quantile_sketch import QuantileSketch
+from tandem.sim.latency_stats import LatencyStats
+from tandem.sim.time_series import Series
 
 ENDINGS = (".svg", ".png", ".pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -26,7 +26,7 @@ def require_drawable(path: Path) -> Path:
     return path
 
 
-def draw_run(path: Path, title: str, tally: Tally, series: Series) -> None:
+def draw_run(path: Path, title: str, tally: LatencyStats, series: Series) -> None:
     """TTFT and ITL by class, how busy each pool is, what waits, and throughput beside the worst gaps."""
     figure = Figure(figsize=(11, 9.5), layout="constrained")
     figure.suptitle(title, fontsize=12)
@@ -46,7 +46,7 @@ def draw_run(path: Path, title: str, tally: Tally, series: Series) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _distribution(axes: Any, name: str, groups: Mapping[str, Histogram], target_s: float | None) -> None:
+def _distribution(axes: Any, name: str, groups: Mapping[str, QuantileSketch], target_s: float | None) -> None:
     for colour, (group, times) in zip(COLOURS * len(groups), groups.items(), strict=False):
         curve = times.curve()
         axes.plot([1e3 * value for value, _ in curve], [share for _, share in curve], color=colour, label=group)

@@ -8,10 +8,10 @@ from functools import partial
 
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
-from tandem.sim.agenda import Agenda, Party
+from tandem.sim.client_trace import ClientTrace
+from tandem.sim.event_queue import Actor, SimEventQueue
 from tandem.sim.gateway import Ended, SimGateway
-from tandem.sim.trace import Trace
-from tandem.workload.ask import Ask
+from tandem.workload.ask import ScheduledRequest
 
 
 class Clients:
@@ -19,10 +19,10 @@ class Clients:
 
     def __init__(
         self,
-        agenda: Agenda,
-        party: Party,
+        agenda: SimEventQueue,
+        party: Actor,
         owner: Callable[[RequestId], SimGateway],
-        sent: Callable[[Ask], None],
+        sent: Callable[[ScheduledRequest], None],
         ended: Ended,
     ) -> None:
         self._agenda = agenda
@@ -30,11 +30,11 @@ class Clients:
         self._owner = owner
         self._sent = sent
         self._ended = ended
-        self._coming: Iterator[Ask] = iter(())
+        self._coming: Iterator[ScheduledRequest] = iter(())
         self.num_open = 0
         """Requests that are under way, or whose time is known."""
 
-    def begin(self, asks: Iterable[Ask]) -> None:
+    def begin(self, asks: Iterable[ScheduledRequest]) -> None:
         """In the order of their time, taken one at a time."""
         self._coming = iter(asks)
         self._await_one()
@@ -46,20 +46,20 @@ class Clients:
         if ask is not None:
             self._await_due(ask, self._send_one)
 
-    def _await_due(self, ask: Ask, action: Callable[[Ask], None]) -> None:
+    def _await_due(self, ask: ScheduledRequest, action: Callable[[ScheduledRequest], None]) -> None:
         self.num_open += 1
         to = self._owner(ask.request.id).party
         self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(action, ask), by=self._party, to=to)
 
-    def _send_one(self, ask: Ask) -> None:
+    def _send_one(self, ask: ScheduledRequest) -> None:
         self._send(ask)
         self._await_one()
 
-    def _send(self, ask: Ask) -> None:
+    def _send(self, ask: ScheduledRequest) -> None:
         self._sent(ask)
         self._owner(ask.request.id).open(ask, partial(self._over, ask))
 
-    def _over(self, ask: Ask, trace: Trace) -> None:
+    def _over(self, ask: ScheduledRequest, trace: ClientTrace) -> None:
         self._ended(trace)
         self.num_open -= 1
         if ask.follow is not None and isinstance(trace.outcome, Finished):

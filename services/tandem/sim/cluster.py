@@ -10,21 +10,21 @@ from functools import partial
 from tandem.core.config import GatewayConfig
 from tandem.core.events import Token
 from tandem.core.ids import RequestId
-from tandem.sim.agenda import Agenda, Party
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.clients import Clients
-from tandem.sim.delivery import Delivery
+from tandem.sim.event_digest import EventDigest, combined
+from tandem.sim.event_queue import Actor, SimEventQueue
+from tandem.sim.fabric import Fabric
 from tandem.sim.faults import Fault, Faults
 from tandem.sim.gateway import SimGateway, ignore
-from tandem.sim.index import SimIndex
-from tandem.sim.lives import Lives, Stage
-from tandem.sim.log import Log, combined
 from tandem.sim.network import Network
+from tandem.sim.prefix_index import SimIndex
 from tandem.sim.quotas import Terms
-from tandem.sim.trace import Trace
-from tandem.sim.transport import Fabric
+from tandem.sim.token_delivery import Delivery
 from tandem.sim.worker import SimWorker, WorkerSpec
-from tandem.workload import chance
-from tandem.workload.ask import Ask
+from tandem.sim.worker_lifecycle import SimClusterState, WorkerLifecycle
+from tandem.workload import seeded_random
+from tandem.workload.ask import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +49,26 @@ class SimCluster:
     """Built once, run once. Equal specs and workloads give equal digests, however many steps workers take at once."""
 
     def __init__(self, spec: ClusterSpec) -> None:
-        self._agenda = Agenda()
-        self._clients = Party(0, Log())
+        self._agenda = SimEventQueue()
+        self._clients = Actor(0, EventDigest())
         self._fabric = Fabric(self._agenda, spec.read_latency_s)
         self._network = Network(self._agenda, self._fabric, spec.latency_s, SimIndex(self._agenda, spec.index_delay_s))
         first = 1 + spec.num_gateways
         kinds = [kind for kind, number in spec.workers for _ in range(number)]
         self.workers = [
-            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed, Party(first + i, Log()))
+            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed, Actor(first + i, EventDigest()))
             for i, kind in enumerate(kinds)
         ]
         delivery = Delivery(spec.delivery_s, spec.seed)
         self._gateways = [
             SimGateway(
-                self._agenda, self._network, self.workers, spec.gateway, delivery, Party(1 + i, Log()), spec.terms
+                self._agenda,
+                self._network,
+                self.workers,
+                spec.gateway,
+                delivery,
+                Actor(1 + i, EventDigest()),
+                spec.terms,
             )
             for i in range(spec.num_gateways)
         ]
@@ -73,14 +79,14 @@ class SimCluster:
         self._asking: Clients | None = None
         self._num_lives = first + len(kinds)
         self._seed = spec.seed
-        stage = Stage(
+        stage = SimClusterState(
             agenda=self._agenda,
             fabric=self._fabric,
             network=self._network,
             workers=self.workers,
             gateways=self._gateways,
         )
-        self._lives = Lives(stage)
+        self._lives = WorkerLifecycle(stage)
         self._faults = Faults(stage, self._lives, spec.gateway, self._gateway_of, self._revive)
 
     @property
@@ -106,9 +112,9 @@ class SimCluster:
         return self._fabric.num_bytes
 
     @property
-    def num_borrowed_tokens(self) -> int:
+    def num_remote_hit_tokens(self) -> int:
         """Of prompts: their KV was read from other workers' prefix caches."""
-        return sum(worker.engine.load().num_borrowed_tokens for worker in self.workers)
+        return sum(worker.engine.load().num_remote_hit_tokens for worker in self.workers)
 
     @property
     def busiest_link_s(self) -> float:
@@ -122,12 +128,12 @@ class SimCluster:
 
     def run(
         self,
-        asks: Iterable[Ask],
-        ended: Callable[[Trace], None],
+        asks: Iterable[ScheduledRequest],
+        ended: Callable[[ClientTrace], None],
         closed_at: Iterable[tuple[float, RequestId]] = (),
         faults: Sequence[Fault] = (),
         delivered: Callable[[Token], None] = ignore,
-        sent: Callable[[Ask], None] = ignore,
+        sent: Callable[[ScheduledRequest], None] = ignore,
     ) -> None:
         """Send `asks`, which are in the order of their time, and what follows on answers, until nothing is left to
         happen. `sent` is told each request as it comes, `ended` each trace, `delivered` each token that comes alone, as
@@ -159,7 +165,7 @@ class SimCluster:
         """A worker that takes requests as soon as gateways have found it."""
         self._num_lives, name = self._num_lives + 1, f"{kind.pool}-{self._num_named}"
         self._num_named += 1
-        worker = SimWorker(self._agenda, kind, name, self._network, self._seed, Party(self._num_lives, Log()))
+        worker = SimWorker(self._agenda, kind, name, self._network, self._seed, Actor(self._num_lives, EventDigest()))
         self.workers.append(worker)
         self._lives.begin(worker, self._clients)
         return worker
@@ -194,10 +200,10 @@ class SimCluster:
 
     def _gateway_of(self, request: RequestId) -> SimGateway:
         """The same for all that concerns a request."""
-        return self._gateways[chance.integer(0, len(self._gateways) - 1, self._seed, "gateway", request)]
+        return self._gateways[seeded_random.integer(0, len(self._gateways) - 1, self._seed, "gateway", request)]
 
     def _revive(self, worker: SimWorker) -> SimWorker:
         """A new life of one that has ended; it has nothing of the old one but its name."""
         self._num_lives += 1
-        party, life = Party(self._num_lives, Log()), worker.ref.incarnation + 1
+        party, life = Actor(self._num_lives, EventDigest()), worker.ref.incarnation + 1
         return SimWorker(self._agenda, worker.spec, worker.ref.id, self._network, self._seed, party, life)

@@ -10,8 +10,8 @@ from tandem.admission.tenant import Tenant
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
-from tandem.routing.view import POOLS, Pool
-from tandem.sched.targets import LatencyTargets
+from tandem.routing.worker_view import POOLS, Pool
+from tandem.sched.slo_targets import LatencyTargets
 from tandem.sim.cluster import ClusterSpec
 from tandem.sim.machine import Machine
 from tandem.sim.quotas import Terms

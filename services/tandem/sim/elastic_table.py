@@ -7,7 +7,7 @@ from itertools import pairwise
 from tandem.core.slo import Slo
 from tandem.sim import table
 from tandem.sim.autoscale import ElasticRun
-from tandem.sim.elastic import ROLES
+from tandem.sim.autoscaled_cluster import ROLES
 
 
 def told(run: ElasticRun, slo: Slo) -> str:

@@ -12,11 +12,11 @@ from tandem.core.events import SampledToken
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVLayout
-from tandem.sched.plan import Sampling, Slice, SliceResult, StepPlan, StepResult
-from tandem.sched.run import DecodeRun
-from tandem.sched.step_cost import features
+from tandem.sched.decode_run import DecodeRun
+from tandem.sched.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.step_time_model import features
 from tandem.sim.residuals import NONE, Residuals
-from tandem.workload import chance
+from tandem.workload import seeded_random
 
 PAGE_TOKENS = 128
 NUM_PAGES = 1 << 15
@@ -28,7 +28,7 @@ be looked at ahead, unless the worker takes every step by itself (`WorkerSpec.ma
 
 
 @dataclass(frozen=True, slots=True)
-class HostMemory:
+class SimHostMemory:
     """Room for `num_slots` blocks beside the pool. A copy of one, either way, takes `copy_s` seconds, in which nothing
     is computed."""
 
@@ -53,11 +53,11 @@ class SimExecutor:
         seed: int = 0,
         worker: str = "",
         residuals: Residuals = NONE,
-        host: HostMemory = HostMemory(),
+        host: SimHostMemory = SimHostMemory(),
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self.vocab_size = chance.HIGHEST_TOKEN
+        self.vocab_size = seeded_random.HIGHEST_TOKEN
         self.num_host_slots = host.num_slots
         self._host_copy_s = host.copy_s
         self._step_time = step_time
@@ -75,7 +75,7 @@ class SimExecutor:
         factors = self._residuals.of(step)
         if len(factors) == 1:
             return self._step_time(step) * factors[0]
-        index = chance.integer(0, len(factors) - 1, self._seed, "step", self._worker, number)
+        index = seeded_random.integer(0, len(factors) - 1, self._seed, "step", self._worker, number)
         return self._step_time(step) * factors[index]
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -87,14 +87,14 @@ class SimExecutor:
         return [_stream(draw, num_steps) for draw in run.draws]
 
 
-def _result(piece: Slice) -> SliceResult:
+def _result(piece: ScheduledSlice) -> SliceResult:
     """Nothing has bytes here, so digests cover none; and nothing has logits, so what came was certain to."""
     digests = tuple(BlockDigest(block, ()) for block in piece.digest_blocks)
     scores = tuple(SampledToken(token, 0.0) for token in piece.scored)
     return SliceResult(piece.seq, _drawn(piece), digests, scores=scores)
 
 
-def _drawn(piece: Slice) -> tuple[SampledToken, ...]:
+def _drawn(piece: ScheduledSlice) -> tuple[SampledToken, ...]:
     """One token of each choice, and one more for each guess that was right."""
     if piece.sampling is None:
         return ()
@@ -131,4 +131,4 @@ def _stream(draw: Sampling, count: int) -> array[int]:
 
 @lru_cache(maxsize=NUM_PAGES)
 def _page(seed: int, choice: int, page: int) -> array[int]:
-    return array("H", chance.tokens(PAGE_TOKENS, seed, "output", choice, page))
+    return array("H", seeded_random.tokens(PAGE_TOKENS, seed, "output", choice, page))

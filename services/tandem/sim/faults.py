@@ -15,10 +15,10 @@ from tandem.core.config import GatewayConfig
 from tandem.core.ids import JobKey, RequestId
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.sim.agenda import Party
+from tandem.sim.event_queue import Actor
 from tandem.sim.gateway import SimGateway
-from tandem.sim.lives import Lives, Stage
 from tandem.sim.worker import SimWorker
+from tandem.sim.worker_lifecycle import SimClusterState, WorkerLifecycle
 
 FaultKind = Literal["kill", "drain", "stall", "cut gateways", "cut gateway", "cut peer", "slow", "lose registry"]
 
@@ -40,8 +40,8 @@ class Faults:
 
     def __init__(
         self,
-        stage: Stage,
-        lives: Lives,
+        stage: SimClusterState,
+        lives: WorkerLifecycle,
         config: GatewayConfig,
         owner: Callable[[RequestId], SimGateway],
         revive: Callable[[SimWorker], SimWorker],
@@ -55,13 +55,13 @@ class Faults:
         self._silence_s = config.worker_silence_s
         self._owner = owner
         self._revive = revive
-        self._lost: set[tuple[Party, Party]] = set()
+        self._lost: set[tuple[Actor, Actor]] = set()
 
-    def schedule(self, faults: Sequence[Fault], by: Party) -> None:
+    def schedule(self, faults: Sequence[Fault], by: Actor) -> None:
         for fault in faults:
             self._agenda.at(fault.at_s, f"{fault.kind} {fault.worker}", partial(self._strike, fault, by), by=by)
 
-    def _strike(self, fault: Fault, by: Party) -> None:
+    def _strike(self, fault: Fault, by: Actor) -> None:
         worker = self._workers[fault.worker]
         later = partial(self._agenda.after, fault.lasts_s, "", by=by)
         match fault.kind:
@@ -87,7 +87,7 @@ class Faults:
             case "lose registry":
                 self._lives.lose_registry(fault.lasts_s)
 
-    def _restart(self, index: int, by: Party) -> None:
+    def _restart(self, index: int, by: Actor) -> None:
         self._workers[index] = worker = self._revive(self._workers[index])
         self._lives.begin(worker, by)
 
@@ -98,7 +98,7 @@ class Faults:
         for gateway in self._gateways:
             self._return(worker, gateway)
 
-    def _cut_gateways(self, worker: SimWorker, gateways: Sequence[SimGateway], by: Party) -> None:
+    def _cut_gateways(self, worker: SimWorker, gateways: Sequence[SimGateway], by: Actor) -> None:
         for gateway in gateways:
             self._network.cut(worker.party, gateway.party)
         is_cut = partial(self._network.is_cut, worker.party, gateways[0].party)
@@ -115,7 +115,7 @@ class Faults:
             self._return(worker, gateway)
 
     def _watch_silence(
-        self, worker: SimWorker, gateways: Sequence[SimGateway], by: Party, is_silent: Callable[[], bool]
+        self, worker: SimWorker, gateways: Sequence[SimGateway], by: Actor, is_silent: Callable[[], bool]
     ) -> None:
         def look(gateway: SimGateway) -> None:
             if is_silent():

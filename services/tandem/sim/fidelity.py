@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from tandem.sim.hardware import H100, H200, Hardware
+from tandem.sim.model_shapes import LLAMA_8B, LLAMA_70B, ModelShape
 from tandem.sim.roofline import SERVING, Roofline
-from tandem.sim.shapes import LLAMA_8B, LLAMA_70B, ModelShape
 
 
 @dataclass(frozen=True, slots=True)

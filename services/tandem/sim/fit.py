@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.step_log import StepLog
-from tandem.sched.step_cost import GENERIC, fit
+from tandem.sched.step_time_model import GENERIC, fit
 from tandem.sim.profile import WorkerProfile
 from tandem.sim.residuals import residuals_of
 

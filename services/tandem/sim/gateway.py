@@ -10,48 +10,48 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tandem.admission.estimate import Spent
+from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Pulled, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, KVReceived, SampledToken, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
-from tandem.core.load import Load
 from tandem.core.request import Job, Request
+from tandem.core.worker_load import WorkerLoad
 from tandem.flow.commands import (
-    Blame,
     CancelJob,
     Command,
     Deliver,
-    End,
+    DeliverPromptLogprobs,
     EndChoice,
-    Place,
+    EndRequest,
+    FindConsumer,
     ReleaseLease,
-    Score,
-    Seek,
+    ReportWorkerFailure,
+    Requeue,
     Submit,
 )
-from tandem.flow.lifecycle import RequestLife
-from tandem.flow.overdue import no_place
-from tandem.flow.strand import Phase
-from tandem.flow.waiting import Waiting
+from tandem.flow.job_group import JobGroupPhase
+from tandem.flow.overdue import queue_timeout_error
+from tandem.flow.request_queue import PlacementQueue
+from tandem.flow.request_state import RequestState
 from tandem.routing.router import Routing
-from tandem.sim.agenda import Agenda, Party
-from tandem.sim.calls import Calls
-from tandem.sim.delivery import Delivery
-from tandem.sim.fleet import SimFleet
-from tandem.sim.gateway_link import GatewayLink
+from tandem.sim.client_trace import ClientTrace
+from tandem.sim.event_queue import Actor, SimEventQueue
+from tandem.sim.lookahead import StepRun
 from tandem.sim.network import Network
 from tandem.sim.quotas import SimQuotas, Terms
-from tandem.sim.stretch import Stretch
-from tandem.sim.trace import Trace
+from tandem.sim.token_delivery import Delivery
 from tandem.sim.worker import SimWorker
-from tandem.workload.ask import MODEL, Ask
+from tandem.sim.worker_pool import SimWorkerPool
+from tandem.sim.worker_rpc import Calls
+from tandem.sim.worker_view import GatewayLink
+from tandem.workload.ask import MODEL, ScheduledRequest
 
 TICK_S = 0.05
 """As the real dispatch's."""
 
 
-Ended = Callable[[Trace], None]
+Ended = Callable[[ClientTrace], None]
 
 
 def ignore(_: object) -> None:
@@ -60,10 +60,10 @@ def ignore(_: object) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Active:
-    life: RequestLife
-    trace: Trace
+    life: RequestState
+    trace: ClientTrace
     ended: Ended
-    came_at: float
+    received_at: float
     moved_at: float
 
 
@@ -72,12 +72,12 @@ class SimGateway:
 
     def __init__(
         self,
-        agenda: Agenda,
+        agenda: SimEventQueue,
         network: Network,
         workers: Sequence[SimWorker],
         config: GatewayConfig,
         delivery: Delivery,
-        party: Party,
+        party: Actor,
         terms: Terms,
     ) -> None:
         self.party = party
@@ -87,11 +87,11 @@ class SimGateway:
         self._config = config
         self.delivered: Callable[[Token], None] = ignore
         self._calls = Calls(network, party)
-        self._fleet = SimFleet(agenda, network, config, party, self._place_queued)
+        self._fleet = SimWorkerPool(agenda, network, config, party, self._place_queued)
         self._active: dict[RequestId, _Active] = {}
         self._quotas = SimQuotas(terms.tenants)
         routing = Routing(config.routing_policy, self._fleet.kv_links, config.remote_prefix)
-        self._waiting = Waiting(self._fleet.roster, config, terms.targets, network.index, routing)
+        self._waiting = PlacementQueue(self._fleet.roster, config, terms.targets, network.index, routing)
         self._is_ticking = False
         for worker in workers:
             self.met(worker)
@@ -111,10 +111,10 @@ class SimGateway:
             assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never taken"
             assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
 
-    def open(self, ask: Ask, ended: Ended) -> None:
+    def open(self, ask: ScheduledRequest, ended: Ended) -> None:
         """Admit a request now; it waits in line when no worker has room, and ends at once when it is refused.
         `ended` is called once, at its end."""
-        now, trace = self._agenda.now, Trace(ask)
+        now, trace = self._agenda.now, ClientTrace(ask)
         try:
             request = self._quotas.enter(ask.request, now)
         except TandemError as error:
@@ -144,12 +144,12 @@ class SimGateway:
             self._catch_up(active)
             self._carry_out(active, active.life.cancelled())
 
-    def streamed(self, worker: WorkerRef, stretch: Stretch) -> None:
+    def streamed(self, worker: WorkerRef, stretch: StepRun) -> None:
         link = self._fleet.find(worker)
         if link is not None:
             link.coming.append(stretch)
 
-    def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: Load | None) -> None:
+    def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: WorkerLoad | None) -> None:
         link = self._fleet.find(worker)
         if link is None or not link.is_live:
             return
@@ -161,13 +161,13 @@ class SimGateway:
         for event in events:
             active = self._active.get(event.key.request)
             if isinstance(event, Finished):
-                self._waiting.breaker.worked(worker)
+                self._waiting.breaker.on_success(worker)
             if active is not None:
                 if _may_end(event):
                     self._catch_up(active, but=worker)
                 active.moved_at = self._agenda.now
                 placement = active.life.placement
-                if isinstance(event, Pulled) and placement is not None and placement.decode == worker:
+                if isinstance(event, KVReceived) and placement is not None and placement.decode == worker:
                     self._fleet.measured(placement, event)
                 self._carry_out(active, active.life.reported(worker, event))
         if has_room and self._waiting.may_go_on(self._fleet.view(link)):
@@ -181,7 +181,7 @@ class SimGateway:
         self._place_queued()
 
     def missed(self, worker: WorkerRef) -> None:
-        """As `SimFleet.missed`."""
+        """As `SimWorkerPool.missed`."""
         self._fleet.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
@@ -219,7 +219,7 @@ class SimGateway:
                 link.coming.appendleft(rest)
             self._hear_stretch(link, stretch)
 
-    def _hear_stretch(self, link: GatewayLink, stretch: Stretch) -> None:
+    def _hear_stretch(self, link: GatewayLink, stretch: StepRun) -> None:
         worker, delay_s = link.worker.ref, self._network.latency_s
         link.load = stretch.load
         if stretch.num_free[-1] != link.load.num_free_blocks:
@@ -230,7 +230,7 @@ class SimGateway:
             if active is None:
                 continue
             active.moved_at = times[-1]
-            self._waiting.line.drew(tokens.key.request, len(tokens.ids))
+            self._waiting.line.charge_output(tokens.key.request, len(tokens.ids))
             if active.life.streamed(worker, tokens.key, tokens.first_index, tokens.ids):
                 reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
                 active.trace.deliver_all(tokens.ids, reached)
@@ -241,9 +241,9 @@ class SimGateway:
 
     # ---- inside
 
-    def _enter(self, request: Request, trace: Trace, ended: Ended) -> None:
+    def _enter(self, request: Request, trace: ClientTrace, ended: Ended) -> None:
         now = self._agenda.now
-        life = RequestLife(request, HandoffId(f"h-{request.id}"), self._config.max_retries)
+        life = RequestState(request, HandoffId(f"h-{request.id}"), self._config.max_retries)
         self._active[request.id] = _Active(life, trace, ended, now, now)
 
     def _refuse(self, request: RequestId, error: TandemError) -> None:
@@ -267,26 +267,26 @@ class SimGateway:
                     self.delivered(token)
                     delay = self._delivery.seconds(active.life.request.id, token.index)
                     active.trace.deliver(token.token.id, now + delay)
-                    self._waiting.line.drew(active.life.request.id, 1)
-                case End(outcome):
+                    self._waiting.line.charge_output(active.life.request.id, 1)
+                case EndRequest(outcome):
                     self._end(active, outcome)
-                case Score() | EndChoice():
+                case DeliverPromptLogprobs() | EndChoice():
                     pass  # nobody reads scores, and a simulated request has one choice
-                case Place() | Seek():
+                case Requeue() | FindConsumer():
                     self._find(active, command)
-                case Blame(workers):
+                case ReportWorkerFailure(workers):
                     self._waiting.breaker.failed(workers, self._agenda.now)
-                    self._fleet.doubt(workers)
+                    self._fleet.suspect(workers)
                 case Submit(worker, job):
                     self._submit(active, worker, job)
                 case CancelJob() | ReleaseLease():
                     self._calls.tell(command)
 
-    def _find(self, active: _Active, command: Place | Seek) -> None:
+    def _find(self, active: _Active, command: Requeue | FindConsumer) -> None:
         request, now = active.life.request.id, self._agenda.now
-        if isinstance(command, Seek):
-            taker = self._waiting.taker(MODEL, command, now)
-            self._carry_out(active, active.life.sought(command.choice, taker))
+        if isinstance(command, FindConsumer):
+            consumer = self._waiting.pick_consumer(MODEL, command, now)
+            self._carry_out(active, active.life.consumer_found(command.choice, consumer))
             return
         self._waiting.refused(command.excluded, now)
         if command.has_failed:
@@ -301,7 +301,7 @@ class SimGateway:
         del self._active[trace.id]
         self._waiting.leave(trace.id, active.life.num_cached)
         num_output = len(trace.token_times)
-        spent = Spent(trace.num_prompt - (active.life.num_cached or 0), num_output) if num_output else None
+        spent = TokenUsage(trace.num_prompt - (active.life.num_cached or 0), num_output) if num_output else None
         self._quotas.settle(trace.id, active.life.request.tenant, spent, now)
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
@@ -317,7 +317,7 @@ class SimGateway:
             self._carry_out(active, active.life.refused(ref, job.key, gone))
             return
 
-        def answered(refusal: TandemError | None, load: Load) -> None:
+        def answered(refusal: TandemError | None, load: WorkerLoad) -> None:
             if not link.is_live or self._fleet.find(ref) is not link:
                 return
             link.answered(job)
@@ -345,10 +345,10 @@ class SimGateway:
 
     def _see_to(self, active: _Active) -> None:
         now, life = self._agenda.now, active.life
-        if life.phase is Phase.QUEUED:
-            told_at = max(active.came_at, active.trace.told_at)
+        if life.phase is JobGroupPhase.QUEUED:
+            told_at = max(active.received_at, active.trace.told_at)
             why = partial(self._waiting.why, MODEL, now)
-            error = no_place(self._config, told_at, self._waiting.hopeless_since(MODEL), now, why)
+            error = queue_timeout_error(self._config, told_at, self._waiting.hopeless_since(MODEL), now, why)
             if error is not None:
                 self._catch_up(active)
                 self._carry_out(active, life.failed(error))

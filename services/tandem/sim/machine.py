@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tandem.core.config import Config
-from tandem.routing.view import Pool
+from tandem.routing.worker_view import Pool
 from tandem.sim.fidelity import fidelity
 from tandem.sim.profile import Profile
 from tandem.sim.roofline import Roofline

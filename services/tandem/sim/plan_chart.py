@@ -8,17 +8,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tandem.sim.break_even import Point
+from tandem.sim.break_even import BreakEvenPoint
+from tandem.sim.capacity_planner import KINDS, Plan
 from tandem.sim.chart import COLOURS
-from tandem.sim.plan import KINDS, Plan
-from tandem.sim.recipe import Kind
+from tandem.sim.deployment_kind import Kind
 
 _COLOURS: dict[Kind, str] = dict(zip(KINDS, COLOURS, strict=False))
 _GIVEN_UP = 2.0
 """Where a run that was given up is drawn, in targets: nobody knows how far it would have missed."""
 
 
-def draw_plan(path: Path, workload: str, plan: Plan, curves: Mapping[str, Sequence[Point]]) -> None:
+def draw_plan(path: Path, workload: str, plan: Plan, curves: Mapping[str, Sequence[BreakEvenPoint]]) -> None:
     """Cost against the worst percentile of all that was tried, and the costs of both kinds along each axis."""
     figure = Figure(figsize=(5.5 * (1 + len(curves)), 4.6), layout="constrained")
     axes = figure.subplots(1, 1 + len(curves), squeeze=False)[0]
@@ -49,7 +49,7 @@ def _tried(axes: Any, workload: str, plan: Plan) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _curve(axes: Any, axis: str, points: Sequence[Point]) -> None:
+def _curve(axes: Any, axis: str, points: Sequence[BreakEvenPoint]) -> None:
     for kind, colour in _COLOURS.items():
         known = [(point.factor, point.costs[kind]) for point in points if point.costs[kind] is not None]
         axes.plot(*_columns(known), color=colour, marker="o", markersize=4, label=kind)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from tandem.sim.break_even import Point, changes
-from tandem.sim.plan import MOST_TIMES, Found, Plan
-from tandem.sim.recipe import Kind, Recipe
+from tandem.sim.break_even import BreakEvenPoint, changes
+from tandem.sim.capacity_planner import MOST_TIMES, Found, Plan
+from tandem.sim.deployment_kind import DeploymentKind, Kind
+from tandem.sim.slo_check import Miss, SloResult, SloTarget
 from tandem.sim.table import grid, time
-from tandem.sim.trial import Miss, Promise, Verdict
 
 LONG_ENOUGH = 10
 """Times the 95th percentile of an answer's time, end to end, that a run should last."""
 _NAMES: dict[Kind, str] = {"mixed": "mixed workers", "split": "prefill and decode apart"}
 
 
-def told(plan: Plan, promise: Promise) -> str:
+def told(plan: Plan, promise: SloTarget) -> str:
     """The answer first, then who came second, why not less, and what was never possible."""
     parts = [_answer(plan, promise), _finalists(plan), _fewer(plan), _impossible(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
-def break_even(axis: str, points: Sequence[Point]) -> str:
+def break_even(axis: str, points: Sequence[BreakEvenPoint]) -> str:
     """A line for each point, and where the cheaper kind changes."""
     rows = [(axis, "mixed", "split", "cheaper")]
     rows += [(f"x {p.factor:.3g}", _cost(p.costs["mixed"]), _cost(p.costs["split"]), p.cheaper or "-") for p in points]
@@ -34,7 +34,7 @@ def break_even(axis: str, points: Sequence[Point]) -> str:
     return f"{grid(rows)}\n{where}"
 
 
-def _answer(plan: Plan, promise: Promise) -> str:
+def _answer(plan: Plan, promise: SloTarget) -> str:
     winner, other = plan.winner, plan.runner_up
     asked = f"{promise.slo} for {promise.percentile:g} % of every class"
     if winner is None:
@@ -105,7 +105,7 @@ def _finalists(plan: Plan) -> str:
 
 def _fewer(plan: Plan) -> str:
     """Of each recipe the largest that failed."""
-    failed: dict[Recipe, tuple[int, Verdict]] = {}
+    failed: dict[DeploymentKind, tuple[int, SloResult]] = {}
     for recipe, _, verdict in plan.tried:
         size = verdict.deployment.num_gpus
         if not verdict.holds and size >= failed.get(recipe, (0, verdict))[0]:
@@ -145,7 +145,7 @@ def _miss(miss: Miss) -> str:
     return f"{miss.measure} of {miss.group} {time(miss.value_s)} ({miss.share:.1%} too long)"
 
 
-def _paced(recipe: Recipe) -> str:
+def _paced(recipe: DeploymentKind) -> str:
     return f", paced to {recipe.itl_ms:g} ms" if recipe.itl_ms else ""
 
 
@@ -153,5 +153,5 @@ def _cost(cost: float | None) -> str:
     return "none holds" if cost is None else f"{cost:.2f}"
 
 
-def break_evens(found: Mapping[str, Sequence[Point]]) -> str:
+def break_evens(found: Mapping[str, Sequence[BreakEvenPoint]]) -> str:
     return "\n\n".join(break_even(axis, points) for axis, points in found.items())

@@ -13,7 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import build
 from tandem.core.step_cost import StepCost
 from tandem.kv.layout import KVLayout
-from tandem.routing.view import Pool
+from tandem.routing.worker_view import Pool
 from tandem.sim.residuals import Kind, Residuals
 from tandem.sim.worker import WorkerSpec
 

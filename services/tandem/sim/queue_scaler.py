@@ -12,8 +12,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from tandem.scaling.decision import Target
-from tandem.scaling.observed import Observed
+from tandem.scaling.cluster_state import ClusterState
+from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.policy import Bounds
 
 
@@ -35,9 +35,9 @@ class QueueScaler:
         self._policy = policy
         self._sizes = [_Size(policy, wanted) for wanted in policy.wanted]
 
-    def target(self, observed: Observed, ongoing: Target) -> Target:
-        now = Target(observed.prefill.num_kept, observed.decode.num_kept)
-        return Target(*(
+    def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget:
+        now = ReplicaTarget(observed.prefill.num_kept, observed.decode.num_kept)
+        return ReplicaTarget(*(
             size.next(observed.at, number, current)
             for size, number, current in zip(self._sizes, ongoing, now, strict=True)
         ))  # fmt: skip

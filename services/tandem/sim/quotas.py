@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tandem.admission.estimate import OutputGuess, Spent
-from tandem.admission.quota import Ask, QuotaBook
-from tandem.admission.quota_error import never, refusal
+from tandem.admission.quota import Reservation, TenantQuota
+from tandem.admission.quota_errors import exceeds_limit_error, rate_limited_error
 from tandem.admission.tenant import Tenant
-from tandem.admission.terms import on_terms
+from tandem.admission.tenant_policy import apply_tenant_policy
+from tandem.admission.usage_estimator import OutputLengthEstimator, TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request
-from tandem.sched.targets import NO_TARGETS, LatencyTargets
+from tandem.sched.slo_targets import NO_TARGETS, LatencyTargets
 
 _FOR_EVER_MS = 2**62
 
@@ -34,8 +34,8 @@ class Terms:
 @dataclass(slots=True)
 class _Account:
     tenant: Tenant
-    book: QuotaBook = field(default_factory=QuotaBook)
-    guess: OutputGuess = field(default_factory=OutputGuess)
+    book: TenantQuota = field(default_factory=TenantQuota)
+    guess: OutputLengthEstimator = field(default_factory=OutputLengthEstimator)
 
 
 class SimQuotas:
@@ -60,19 +60,19 @@ class SimQuotas:
         tenant = self.tenant(request.tenant)
         if self._is_open:
             return request
-        request, limits = on_terms(request, tenant), tenant.limits
+        request, limits = apply_tenant_policy(request, tenant), tenant.limits
         if any(limits):
             account, num_prompt = self._accounts[tenant.id], len(request.prompt_tokens)
             if 0 < limits.tokens_per_minute < num_prompt:
-                raise never(limits, num_prompt)
+                raise exceeds_limit_error(limits, num_prompt)
             most = request.sampling.max_tokens * request.num_choices
             tokens = account.guess.estimate(num_prompt, most, limits.tokens_per_minute)
-            verdict = account.book.reserve(Ask(request.id, 1, tokens), limits, _ms(now), _FOR_EVER_MS)
+            verdict = account.book.reserve(Reservation(request.id, 1, tokens), limits, _ms(now), _FOR_EVER_MS)
             if verdict.refused:
-                raise refusal(verdict, limits)
+                raise rate_limited_error(verdict, limits)
         return request
 
-    def settle(self, request: RequestId, tenant: TenantId, spent: Spent | None, now: float) -> None:
+    def settle(self, request: RequestId, tenant: TenantId, spent: TokenUsage | None, now: float) -> None:
         """It has ended; `spent`: None when no worker began it. Nothing where nothing was reserved."""
         account = self._accounts.get(tenant)
         if account is None or request not in account.book.open:

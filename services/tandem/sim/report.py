@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.core.histogram import Spread
-from tandem.routing.view import Pool
+from tandem.core.quantile_sketch import LatencySummary
+from tandem.routing.worker_view import Pool
 from tandem.sim.cluster import SimCluster
-from tandem.sim.tally import GroupTally, Tally
+from tandem.sim.latency_stats import GroupTally, LatencyStats
 from tandem.sim.worker import SimWorker
 
 ALL = "all"
@@ -28,10 +28,10 @@ class GroupReport:
     num_prompt: int
     num_output: int
     errors: dict[str, int]
-    ttft: Spread | None
-    itl: Spread | None
-    tpot: Spread | None
-    e2e: Spread | None
+    ttft: LatencySummary | None
+    itl: LatencySummary | None
+    tpot: LatencySummary | None
+    e2e: LatencySummary | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PoolReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """`wall_s` lasts from the first request's due time to the last end. `output_rate` counts tokens that clients got;
     `good_rate` is goodput: requests per second that met the SLO, and `good_share` their share of all; `errors` how many
     requests ended with each kind. `cached_share` of prompt tokens came from prefix caches. `kv_rate`: bytes of KV per
@@ -79,14 +79,14 @@ class Report:
     num_events: int
 
 
-def report(cluster: SimCluster, tally: Tally) -> Report:
+def report(cluster: SimCluster, tally: LatencyStats) -> SimulationReport:
     """Add a run up. Raises ValueError without requests."""
     if not tally.groups:
         raise ValueError("a report needs requests that have ended")
     whole = tally.all()
     wall_s = tally.ended_s - tally.began_s
     price = sum(worker.spec.price_per_hour for worker in cluster.workers)
-    return Report(
+    return SimulationReport(
         num_requests=whole.num_requests,
         wall_s=wall_s,
         request_rate=_share(whole.num_complete, wall_s),

@@ -16,7 +16,7 @@ from functools import partial
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.kv.layout import KVLayout
 from tandem.sim.hardware import Hardware
-from tandem.sim.shapes import BYTES, ModelShape, Precision
+from tandem.sim.model_shapes import BYTES, ModelShape, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from tandem.core.histogram import Spread
+from tandem.core.quantile_sketch import LatencySummary
 from tandem.core.slo import Slo
-from tandem.sim.report import GroupReport, PoolReport, Report
+from tandem.sim.report import GroupReport, PoolReport, SimulationReport
 
 
-def told(report: Report, slo: Slo) -> str:
+def told(report: SimulationReport, slo: Slo) -> str:
     """Several lines: latencies by class, pools, totals."""
     return "\n\n".join((latencies(report.groups), pools(report.pools), totals(report, slo)))
 
@@ -49,7 +49,7 @@ def pools(found: Sequence[PoolReport]) -> str:
     ])  # fmt: skip
 
 
-def totals(report: Report, slo: Slo) -> str:
+def totals(report: SimulationReport, slo: Slo) -> str:
     refused = ", ".join(f"{number:,} {kind}" for kind, number in report.errors.items()) or "none"
     lines = [
         ("requests", f"{report.num_requests:,} in {report.wall_s:,.1f} s virtual; not served: {refused}"),
@@ -95,7 +95,7 @@ def time(seconds: float | None) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
 
 
-def _times(spread: Spread | None) -> tuple[str, ...]:
+def _times(spread: LatencySummary | None) -> tuple[str, ...]:
     if spread is None:
         return ("-",) * 5
     return tuple(time(seconds) for seconds in (spread.p50, spread.p95, spread.p99, spread.p999, spread.max))

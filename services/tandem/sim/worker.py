@@ -13,26 +13,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from tandem.core.by_device import by_device
 from tandem.core.config import Config, SloConfig
+from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.core.load import Load
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.engine.compose import compose_engine
+from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
+from tandem.engine.factory import build_engine
 from tandem.kv.layout import KVLayout
-from tandem.routing.view import Pool
-from tandem.sched.plan import StepPlan
-from tandem.sched.run import DecodeRun
-from tandem.sched.step_cost import features
-from tandem.sim.agenda import Agenda, Event, Party
-from tandem.sim.executor import HostMemory, SimExecutor, StepTime
+from tandem.routing.worker_view import Pool
+from tandem.sched.decode_run import DecodeRun
+from tandem.sched.step_plan import StepPlan
+from tandem.sched.step_time_model import features
+from tandem.sim.event_queue import Actor, SimEvent, SimEventQueue
+from tandem.sim.executor import SimExecutor, SimHostMemory, StepTime
+from tandem.sim.lookahead import Lookahead, StepRun
 from tandem.sim.residuals import NONE, Residuals
 from tandem.sim.roofline import Roofline
-from tandem.sim.stretch import Ahead, Stretch
 
 TICK_S = 0.05
 """As the real driver's."""
@@ -42,7 +42,7 @@ FINGERPRINT = "simulated"
 """All workers serve one model."""
 
 Command = Callable[[Engine, float], Sequence[Effect]]
-Answer = Callable[[TandemError | None, Load], None]
+Answer = Callable[[TandemError | None, WorkerLoad], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class WorkerSpec:
     @classmethod
     def of(cls, pool: Pool, roofline: Roofline, config: Config) -> WorkerSpec:
         """As large and as fast as the roofline says, with KV going to other machines."""
-        block_size = by_device(config).engine.block_size
+        block_size = with_device_defaults(config).engine.block_size
         return cls(
             pool=pool,
             layout=roofline.layout(block_size),
@@ -86,9 +86,9 @@ class Outlet(Protocol):
     """Carries out what the engine wants done, and tells the gateway how full it is; `load` is None when it has not
     changed."""
 
-    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: Load | None) -> None: ...
+    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: WorkerLoad | None) -> None: ...
 
-    def stream(self, worker: SimWorker, stretch: Stretch) -> None:
+    def stream(self, worker: SimWorker, stretch: StepRun) -> None:
         """Steps that have ended some time ago, at their `ends`."""
         ...
 
@@ -102,7 +102,7 @@ class SimWorker:
     """
 
     def __init__(
-        self, agenda: Agenda, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Party, life: int = 1
+        self, agenda: SimEventQueue, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Actor, life: int = 1
     ) -> None:
         self.ref = WorkerRef(WorkerId(name), Incarnation(life), name)
         self.spec = spec
@@ -119,12 +119,12 @@ class SimWorker:
             seed=seed,
             worker=name,
             residuals=spec.residuals,
-            host=HostMemory(
+            host=SimHostMemory(
                 spec.config.engine.host_cache_memory // block_bytes, copy_s=block_bytes / spec.host_bandwidth
             ),
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
-        self.engine = compose_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
+        self.engine = build_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
         if spec.calibration is not None:
             self.engine.pacer.calibrated(spec.calibration)
         self.step_cost = self.engine.pacer.model.published
@@ -132,11 +132,11 @@ class SimWorker:
         self._outlet = outlet
         self._inbox: deque[Command] = deque()
         self._is_stepping = False
-        self._ahead: Ahead | None = None
+        self._ahead: Lookahead | None = None
         self._reach = LEAST_REACH
-        self._end: Event | None = None
+        self._end: SimEvent | None = None
         self._num_looks = 0
-        self._wake: Event | None = None
+        self._wake: SimEvent | None = None
         self._wakes_at = math.inf
         self._load = self.engine.load()
 
@@ -244,7 +244,7 @@ class SimWorker:
 
     def _look_ahead(self, run: DecodeRun) -> None:
         """Up to the step at whose end deadlines are to be looked at."""
-        ahead, now, look_at = Ahead(run, [], [], []), self._agenda.now, self._next_look()
+        ahead, now, look_at = Lookahead(run, [], [], []), self._agenda.now, self._next_look()
         num_free, grown_at, num_grown = self._load.num_free_blocks, run.grown_at, 0
         for i in range(run.num_steps):
             seconds = self._executor.step_seconds(run.number + i, run.features(i))
@@ -259,7 +259,7 @@ class SimWorker:
         self._ahead = ahead
         self._end = self._agenda.at(now, "", self._end_run, by=self.party, is_end=True)
 
-    def _end_after_step(self, ahead: Ahead) -> None:
+    def _end_after_step(self, ahead: Lookahead) -> None:
         """Something has come, which waits for the end of the step that is under way."""
         num_steps = bisect_right(ahead.ends, self._agenda.now) + 1
         if num_steps < len(ahead.ends):
@@ -276,7 +276,7 @@ class SimWorker:
         self._ahead = self._end = None
         self._turn()
 
-    def _take_in(self, ahead: Ahead, num_steps: int) -> None:
+    def _take_in(self, ahead: Lookahead, num_steps: int) -> None:
         run = ahead.run
         tokens = self.engine.finish_run(run, self._executor.draw(run, num_steps))
         for i in range(num_steps):
@@ -287,7 +287,7 @@ class SimWorker:
                 self.engine.pacer.model.observe(step, ahead.seconds[i])
         if ahead.num_free[num_steps - 1] != self._load.num_free_blocks:
             self._load = replace(self._load, num_free_blocks=ahead.num_free[num_steps - 1])
-        stretch = Stretch(ahead.ends[:num_steps], tokens, self._load, ahead.num_free[:num_steps])
+        stretch = StepRun(ahead.ends[:num_steps], tokens, self._load, ahead.num_free[:num_steps])
         self._outlet.stream(self, stretch)
 
     # ---- deadlines

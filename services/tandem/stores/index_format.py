@@ -13,9 +13,9 @@ from array import array
 from typing import NamedTuple
 
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.kv.prefix_log import Facts
-from tandem.kv.prefix_word import WORD_BYTES
-from tandem.routing.prefix_mirror import Entry
+from tandem.kv.kv_event_codec import WORD_BYTES
+from tandem.kv.kv_event_log import KVEventBatch
+from tandem.routing.kv_indexer import WorkerKVEvents
 
 VERSION = 1
 _ENTRY = struct.Struct("<BQQB")
@@ -26,7 +26,7 @@ class IndexFormatError(Exception):
     """Bytes that this version cannot read."""
 
 
-class Snapshot(NamedTuple):
+class IndexSnapshot(NamedTuple):
     """What the first `number` facts of one life come to; `words` in no order."""
 
     incarnation: Incarnation
@@ -35,12 +35,12 @@ class Snapshot(NamedTuple):
     words: array[int]
 
 
-def pack_entry(entry: Entry) -> bytes:
+def pack_entry(entry: WorkerKVEvents) -> bytes:
     name = entry.worker.encode()
     return _ENTRY.pack(VERSION, entry.incarnation, entry.facts.first, len(name)) + name + _bytes(entry.facts.words)
 
 
-def unpack_entry(raw: bytes) -> Entry:
+def unpack_entry(raw: bytes) -> WorkerKVEvents:
     """Raises IndexFormatError."""
     version, incarnation, first, length = _head(_ENTRY, raw)
     start = _ENTRY.size + length
@@ -50,20 +50,20 @@ def unpack_entry(raw: bytes) -> Entry:
         name = raw[_ENTRY.size : start].decode()
     except UnicodeDecodeError as error:
         raise IndexFormatError(f"an entry's worker: {error}") from None
-    return Entry(WorkerId(name), Incarnation(incarnation), Facts(first, _words(raw[start:])))
+    return WorkerKVEvents(WorkerId(name), Incarnation(incarnation), KVEventBatch(first, _words(raw[start:])))
 
 
-def pack_snapshot(snapshot: Snapshot) -> bytes:
+def pack_snapshot(snapshot: IndexSnapshot) -> bytes:
     head = _SNAPSHOT.pack(VERSION, snapshot.incarnation, snapshot.number, snapshot.capacity)
     return head + _bytes(snapshot.words)
 
 
-def unpack_snapshot(raw: bytes) -> Snapshot:
+def unpack_snapshot(raw: bytes) -> IndexSnapshot:
     """Raises IndexFormatError."""
     version, incarnation, number, capacity = _head(_SNAPSHOT, raw)
     if version != VERSION:
         raise IndexFormatError(f"a snapshot of version {version}")
-    return Snapshot(Incarnation(incarnation), number, capacity, _words(raw[_SNAPSHOT.size :]))
+    return IndexSnapshot(Incarnation(incarnation), number, capacity, _words(raw[_SNAPSHOT.size :]))
 
 
 def _head(form: struct.Struct, raw: bytes) -> tuple[int, ...]:

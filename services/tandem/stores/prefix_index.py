@@ -20,17 +20,17 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tandem.core.ids import WorkerId, WorkerRef
-from tandem.routing.prefix_mirror import Entry
-from tandem.stores.client import Client, connect
-from tandem.stores.health import RedisHealth
+from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.stores.index_format import (
     IndexFormatError,
-    Snapshot,
+    IndexSnapshot,
     pack_entry,
     pack_snapshot,
     unpack_entry,
     unpack_snapshot,
 )
+from tandem.stores.redis_client import Client, connect
+from tandem.stores.redis_health import RedisHealth
 
 NUM_SHARDS = 16
 """The same for ever and everywhere: who writes and who reads must agree."""
@@ -58,7 +58,7 @@ def shard_of(worker: WorkerId) -> int:
 
 
 class IndexWriter:
-    """One life of one worker. `url` as `tandem.stores.client.connect` takes it."""
+    """One life of one worker. `url` as `tandem.stores.redis_client.connect` takes it."""
 
     def __init__(self, url: str, namespace: str, worker: WorkerRef, *, health: RedisHealth | None = None) -> None:
         self._redis = connect(url, store="index", health=health)
@@ -66,7 +66,7 @@ class IndexWriter:
         self._stream = _stream(namespace, shard_of(worker.id))
         self._blocks, self._want = _blocks(namespace, worker.id), _want(namespace, worker.id)
 
-    async def tell(self, entries: Sequence[Entry]) -> None:
+    async def tell(self, entries: Sequence[WorkerKVEvents]) -> None:
         """Append entries, in order: of these, after an error, any number from the first on may be there. Raises
         IndexUnavailable."""
         async with _asking(self._redis, "XADD") as pipe:
@@ -75,7 +75,7 @@ class IndexWriter:
             pipe.pexpire(self._stream, _ms(STREAM_TTL_S))
             await pipe.execute()
 
-    async def write(self, snapshot: Snapshot) -> None:
+    async def write(self, snapshot: IndexSnapshot) -> None:
         """Replace this worker's snapshot. Raises IndexUnavailable."""
         async with _asking(self._redis, "SET") as pipe:
             pipe.set(self._blocks, pack_snapshot(snapshot), px=_ms(SNAPSHOT_TTL_S))
@@ -106,7 +106,7 @@ class IndexWriter:
 
 
 class IndexReader:
-    """One gateway's way through the streams. `url` as `tandem.stores.client.connect` takes it."""
+    """One gateway's way through the streams. `url` as `tandem.stores.redis_client.connect` takes it."""
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
         self._redis = connect(url, store="index", health=health)
@@ -115,7 +115,7 @@ class IndexReader:
         self._after = [b"0-0"] * NUM_SHARDS
         self._has_unreadable = False
 
-    async def read(self) -> tuple[list[Entry], bool]:
+    async def read(self) -> tuple[list[WorkerKVEvents], bool]:
         """What is new, at most `READ_ENTRIES` of each shard; entries of one worker are in order. True: there may be
         more at once. Raises IndexUnavailable, and then begins again with the oldest entries that there are: another
         server may answer next, whose entries have other places.
@@ -128,7 +128,7 @@ class IndexReader:
         except BaseException:
             self._after = [b"0-0"] * NUM_SHARDS
             raise
-        entries: list[Entry] = []
+        entries: list[WorkerKVEvents] = []
         has_more = False
         for shard, answer in enumerate(answers):
             for _, found in answer or ():
@@ -137,7 +137,7 @@ class IndexReader:
                 entries += self._readable(fields.get(_FIELD, b"") for _, fields in found)
         return entries, has_more
 
-    async def snapshot(self, worker: WorkerId) -> Snapshot | None:
+    async def snapshot(self, worker: WorkerId) -> IndexSnapshot | None:
         """A worker's snapshot, of whichever life; None where there is none that can be read. Raises
         IndexUnavailable."""
         async with _asking(self._redis, "GET") as pipe:
@@ -159,8 +159,8 @@ class IndexReader:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    def _readable(self, raws: Iterable[bytes]) -> list[Entry]:
-        entries: list[Entry] = []
+    def _readable(self, raws: Iterable[bytes]) -> list[WorkerKVEvents]:
+        entries: list[WorkerKVEvents] = []
         for raw in raws:
             try:
                 entries.append(unpack_entry(raw))
@@ -196,7 +196,7 @@ async def _asking(redis: Client, command: str) -> AsyncGenerator[Any, None]:
     """A pipeline. A cluster is looked at before there is one, so that may fail like what is asked. Raises
     IndexUnavailable."""
     try:
-        async with redis.asking(command), redis.pipeline(transaction=False) as pipe:
+        async with redis.command_scope(command), redis.pipeline(transaction=False) as pipe:
             yield pipe
     except (RedisError, OSError) as error:
         raise IndexUnavailable(f"{type(error).__name__}: {error}") from error

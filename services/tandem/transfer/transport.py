@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tandem.engine.ports import KVTransport
-from tandem.transfer.pool import MemoryPool
+from tandem.transfer.memory_pool import MemoryPool
 
 
 class Transport(KVTransport, Protocol):

@@ -13,10 +13,10 @@ from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER
-from tandem.routing.view import POOLS
+from tandem.routing.worker_view import POOLS
 from tandem.stores.settings_file import read_settings
 from tandem.worker.deployment import pool_application
-from tandem.worker.pool import Layer, Pool
+from tandem.worker.pool_spec import Layer, PoolSpec
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
@@ -43,12 +43,12 @@ def build(args: Mapping[str, Any]) -> Any:
     return pool_application(pool, resolved.config)
 
 
-def _pool(told: Mapping[str, Any]) -> Pool:
+def _pool(told: Mapping[str, Any]) -> PoolSpec:
     name = told["pool"]
     below: list[Layer] = [("args.pool", {"worker.pool": name})] if name in POOLS else []
     if "config" in told:
         below.append((str(told["config"]), read_settings(told["config"])))
-    return Pool(
+    return PoolSpec(
         name=name,
         below=tuple(below),
         above=(("args.settings", told.get("settings", {})),),

@@ -15,10 +15,10 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.ports import Executor
-from tandem.sched.acceptance import blocks_for
-from tandem.sched.plan import Sampling, Slice, StepPlan
-from tandem.sched.policy import SchedulerLimits
-from tandem.sched.step_cost import GENERIC, features, fit
+from tandem.sched.job_admission import blocks_for
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
+from tandem.sched.step_time_model import GENERIC, features, fit
 
 CALIBRATION_S = 1.0
 """No step begins after half of it; on large models one step may take longer than all of it."""
@@ -62,7 +62,7 @@ def calibrate(executor: Executor, clock: Clock, limits: SchedulerLimits) -> Step
     return fit(samples, GENERIC, RIDGE) if samples else None
 
 
-def _steps(num_tokens: int, chunk: int, num_seqs: int, block_size: int) -> Iterator[tuple[Slice, ...]]:
+def _steps(num_tokens: int, chunk: int, num_seqs: int, block_size: int) -> Iterator[tuple[ScheduledSlice, ...]]:
     """Cheap ones first, and each reads only KV that earlier ones have written."""
     few = min(chunk, 16)
     yield (_slice(0, 0, few, block_size),)
@@ -74,8 +74,8 @@ def _steps(num_tokens: int, chunk: int, num_seqs: int, block_size: int) -> Itera
         yield tuple(_slice(i, start + chunk - 1, start + chunk, block_size, draws=True) for i in range(num_seqs))
 
 
-def _slice(seq: int, start: int, stop: int, block_size: int, *, draws: bool = False) -> Slice:
-    return Slice(
+def _slice(seq: int, start: int, stop: int, block_size: int, *, draws: bool = False) -> ScheduledSlice:
+    return ScheduledSlice(
         seq=SeqId(-1 - seq),
         start=start,
         num_tokens=stop - start,

@@ -17,14 +17,14 @@ from ray import serve
 
 from tandem.core.config import Config, TelemetryConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.obs.logs import set_up_logging
+from tandem.obs.logging_setup import set_up_logging
+from tandem.worker.advertise_address import advertised_address
 from tandem.worker.main import prepare_process, settle_process
-from tandem.worker.pool import Pool
-from tandem.worker.rank_actor import SLOT, launch_actors, slot
-from tandem.worker.whereabouts import told_address
+from tandem.worker.pool_spec import PoolSpec
+from tandem.worker.ray_rank import SLOT, launch_actors, slot
 
 if TYPE_CHECKING:
-    from tandem.worker.life import Worker
+    from tandem.worker.worker import Worker
 
 STOP_MARGIN_S = 10.0
 """How much longer than `drain_s` Serve waits before it kills a replica."""
@@ -39,14 +39,14 @@ class WorkerReplica:
     """One worker per replica. Raises from `check_health` when the worker's step loop or transport is broken, so that
     Serve replaces it."""
 
-    async def __init__(self, pool: Pool) -> None:  # type: ignore[misc]
+    async def __init__(self, pool: PoolSpec) -> None:  # type: ignore[misc]
         self._worker: Worker | None = None
         prepare_process()
         config = _here(pool.resolve(os.environ).config)
         _log_with_serve(config.telemetry, config.worker.id)
         # Only now: importing the model's libraries reads the environment.
-        from tandem.worker.model import load_worker_model
-        from tandem.worker.program import start_worker
+        from tandem.worker.factory import start_worker
+        from tandem.worker.worker_model import load_worker_model
 
         self._drain_s = config.worker.drain_s
         launch = launch_actors(config) if config.engine.tensor_parallel > 1 else None
@@ -81,7 +81,7 @@ def _here(config: Config) -> Config:
 
 
 def _announce(worker: WorkerConfig) -> str:
-    return told_address(worker, worker.port, os.environ, lambda _: str(ray.util.get_node_ip_address()))
+    return advertised_address(worker, worker.port, os.environ, lambda _: str(ray.util.get_node_ip_address()))
 
 
 def _log_with_serve(telemetry: TelemetryConfig, worker: str) -> None:
@@ -92,7 +92,7 @@ def _log_with_serve(telemetry: TelemetryConfig, worker: str) -> None:
     set_up_logging(telemetry, "tandem-worker", worker, handlers=ours)
 
 
-def _places(config: Config, pool: Pool, num_gpus: float) -> dict[str, Any]:
+def _places(config: Config, pool: PoolSpec, num_gpus: float) -> dict[str, Any]:
     """What Ray sets aside: for a replica of several ranks a place for each, the first one's own among them, all on one
     machine."""
     own = {"num_cpus": SLOT["CPU"], "num_gpus": num_gpus, "resources": dict(pool.resources)}
@@ -107,7 +107,7 @@ def _places(config: Config, pool: Pool, num_gpus: float) -> dict[str, Any]:
     }
 
 
-def pool_application(pool: Pool, config: Config, num_replicas: int = 1) -> Any:
+def pool_application(pool: PoolSpec, config: Config, num_replicas: int = 1) -> Any:
     """The Serve application of `num_replicas` workers of a pool. `config`, its settings as they are here, says what
     does not depend on where a worker runs. Raises TandemError for GPUs that do not fit it."""
     deployment = serve.deployment(WorkerReplica).options(

@@ -17,13 +17,13 @@ from typing import Protocol, TypeVar
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import KVFact
-from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.ports import DeviceLost, Pipeline, StepObserver
-from tandem.sched.plan import SliceResult, StepPlan, StepResult
-from tandem.worker.pulse import Pulse
+from tandem.sched.step_plan import SliceResult, StepPlan, StepResult
+from tandem.worker.watchdog import Watchdog
 
 THREAD_NAME = "tandem-engine"
 TICK_S = 0.05
@@ -40,11 +40,11 @@ Command = Callable[[Engine, float], list[Effect]]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class EngineSnapshot:
     """The engine between two steps. `is_moving`: KV is offered or being read. `step_cost`: None until measured.
     `num_generated`: tokens drawn since the start."""
 
-    load: Load = Load()
+    load: WorkerLoad = WorkerLoad()
     num_live: int = 0
     is_moving: bool = False
     step_cost: StepCost | None = None
@@ -54,11 +54,11 @@ class Snapshot:
 class EffectSink(Protocol):
     """Carries effects out. Called on the engine's thread; must not block and must not raise."""
 
-    def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
+    def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
         """Carry the effects out in order. Called when there are some, or when the snapshot has changed."""
         ...
 
-    def told(self, facts: Sequence[KVFact]) -> None:
+    def on_kv_events(self, facts: Sequence[KVFact]) -> None:
         """What became of cached blocks, in order; only of an engine that records it."""
         ...
 
@@ -77,7 +77,7 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _LaunchedPlan:
     """A plan that was launched, or one whose launch failed with `error`. `began`: when it was begun to be made."""
 
     plan: StepPlan
@@ -104,17 +104,17 @@ class EngineDriver:
         self._observers = tuple(observers)
         self._calibrate = calibrate
         self._pipeline = pipeline
-        self._running: deque[_Running] = deque()
+        self._running: deque[_LaunchedPlan] = deque()
         self._handed_out = 0.0
         self._sink = sink
         self._clock = clock
         self._inbox: deque[Command | _Call] = deque()
         self._wake = threading.Condition()
         self._is_open = True
-        self._snapshot = Snapshot()
+        self._snapshot = EngineSnapshot()
         self._next_tick = 0.0
         self._next_check = 0.0
-        self._pulse = Pulse(clock, stall_s)
+        self._pulse = Watchdog(clock, stall_s)
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class EngineDriver:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def lose(self, reason: str) -> None:
+    def fail_device(self, reason: str) -> None:
         """End the thread after the step that is running, if that ends: what it computes with is gone."""
 
         def end(_engine: Engine, _now: float) -> list[Effect]:
@@ -249,9 +249,9 @@ class EngineDriver:
             raise
         except Exception as failure:
             error = failure
-        self._running.append(_Running(plan, began, error))
+        self._running.append(_LaunchedPlan(plan, began, error))
 
-    def _collect(self) -> tuple[_Running, StepResult]:
+    def _collect(self) -> tuple[_LaunchedPlan, StepResult]:
         done = self._running.popleft()
         plan, error = done.plan, done.error
         try:
@@ -313,11 +313,11 @@ class EngineDriver:
         engine = self._engine
         facts = engine.take_facts()
         if facts:
-            self._sink.told(facts)
+            self._sink.on_kv_events(facts)
         load, before = engine.load(), self._snapshot.load
         load = before if load == before else replace(load, number=before.number + 1)
         step_cost = engine.pacer.model.published
-        snapshot = Snapshot(load, engine.num_live, engine.is_moving, step_cost, engine.num_generated)
+        snapshot = EngineSnapshot(load, engine.num_live, engine.is_moving, step_cost, engine.num_generated)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)
@@ -341,19 +341,19 @@ class EngineDriver:
                 entry.fail(_ended("has stopped"))
         message = "the engine failed" if error is not None else "the worker stopped"
         lost = self._engine.abandon(kind, message, self._clock.now())
-        load = _counted(self._snapshot.load)
-        self._sink.dispatch(lost, Snapshot(load, num_generated=self._engine.num_generated))
+        load = _lifetime_counters(self._snapshot.load)
+        self._sink.dispatch(lost, EngineSnapshot(load, num_generated=self._engine.num_generated))
         self._sink.ended(error)
 
 
-def _counted(load: Load) -> Load:
+def _lifetime_counters(load: WorkerLoad) -> WorkerLoad:
     """Nothing is left but what was counted since the start."""
-    return Load(
+    return WorkerLoad(
         draining=True,
         num_drafted_tokens=load.num_drafted_tokens,
         num_accepted_tokens=load.num_accepted_tokens,
         num_steps_over_target=load.num_steps_over_target,
-        num_borrowed_tokens=load.num_borrowed_tokens,
+        num_remote_hit_tokens=load.num_remote_hit_tokens,
         number=load.number + 1,
     )
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.core.clock import Clock, wall_ns
-from tandem.core.request import Resume
-from tandem.engine.job_times import Chunk, JobTimes, PullTimes
+from tandem.core.request import ResumeJob
+from tandem.engine.job_timings import JobTimes, PrefillChunk, PullTimes
 from tandem.obs.tracing import SpanEvent, SpanRecord, Tracing
-from tandem.worker.identity import Identity
+from tandem.worker.worker_info import WorkerInfo
 
 
 class JobSpans:
     """`clock` is the engine's."""
 
-    def __init__(self, tracing: Tracing, identity: Identity, clock: Clock) -> None:
+    def __init__(self, tracing: Tracing, identity: WorkerInfo, clock: Clock) -> None:
         self._tracing = tracing
         self._identity = identity
         self._clock = clock
@@ -33,18 +33,18 @@ class JobSpans:
                 self._tracing.record(traceparent, span)
 
 
-def job_spans(times: JobTimes, identity: Identity, origin: float) -> list[SpanRecord]:
+def job_spans(times: JobTimes, identity: WorkerInfo, origin: float) -> list[SpanRecord]:
     """In order. `origin`: seconds since the epoch of the engine's 0."""
-    if isinstance(times.job, Resume):
+    if isinstance(times.job, ResumeJob):
         return [_decode(times, identity, origin, times.accepted_at)]
-    drawn_at = times.first_token_at
-    if drawn_at is None or drawn_at == times.ended_at:
+    sampled_at = times.first_token_at
+    if sampled_at is None or sampled_at == times.ended_at:
         return [_prefill(times, identity, origin, times.ended_at)]
-    first = _prefill(times, identity, origin, drawn_at)
-    return [first, _decode(times, identity, origin, drawn_at)]
+    first = _prefill(times, identity, origin, sampled_at)
+    return [first, _decode(times, identity, origin, sampled_at)]
 
 
-def _prefill(times: JobTimes, identity: Identity, origin: float, end: float) -> SpanRecord:
+def _prefill(times: JobTimes, identity: WorkerInfo, origin: float, end: float) -> SpanRecord:
     attributes = {
         **_common(times, identity),
         "tandem.prompt_tokens": len(times.job.request.prompt_tokens),
@@ -65,13 +65,13 @@ def _prefill(times: JobTimes, identity: Identity, origin: float, end: float) -> 
     )
 
 
-def _decode(times: JobTimes, identity: Identity, origin: float, start: float) -> SpanRecord:
+def _decode(times: JobTimes, identity: WorkerInfo, origin: float, start: float) -> SpanRecord:
     attributes: dict[str, str | int | float | bool | tuple[str, ...]] = {
         **_common(times, identity),
         "tandem.output_tokens": times.num_output,
     }
     pull: PullTimes | None = None
-    if isinstance(times.job, Resume):
+    if isinstance(times.job, ResumeJob):
         pull = times.pull
         attributes["tandem.cached_tokens"] = times.num_cached
         if times.ready_at is not None and times.started_at is not None:
@@ -89,7 +89,7 @@ def _decode(times: JobTimes, identity: Identity, origin: float, start: float) ->
     )
 
 
-def _transfer(pull: PullTimes, identity: Identity, origin: float) -> SpanRecord:
+def _transfer(pull: PullTimes, identity: WorkerInfo, origin: float) -> SpanRecord:
     attributes: dict[str, str | int | float | bool | tuple[str, ...]] = {
         "tandem.transfer.kind": pull.kind,
         "tandem.transfer.outcome": pull.outcome,
@@ -111,7 +111,7 @@ def _transfer(pull: PullTimes, identity: Identity, origin: float) -> SpanRecord:
     )
 
 
-def _common(times: JobTimes, identity: Identity) -> dict[str, str | int | float | bool]:
+def _common(times: JobTimes, identity: WorkerInfo) -> dict[str, str | int | float | bool]:
     job = times.job
     told: dict[str, str | int | float | bool] = {
         "tandem.worker": str(identity.me.id),
@@ -125,7 +125,7 @@ def _common(times: JobTimes, identity: Identity) -> dict[str, str | int | float 
     return told if times.error_kind is None else {**told, "error.type": times.error_kind.value}
 
 
-def _events(chunks: Iterable[Chunk], origin: float) -> tuple[SpanEvent, ...]:
+def _events(chunks: Iterable[PrefillChunk], origin: float) -> tuple[SpanEvent, ...]:
     return tuple(
         SpanEvent(
             "chunk",

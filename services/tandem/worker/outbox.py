@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, JobEvent, Moving, PromptScored, Pulled, TerminalEvent, Token
+from tandem.core.events import Failed, JobEvent, KVReceived, MigrationOffered, PromptLogprobs, TerminalEvent, Token
 from tandem.core.ids import GatewayId, JobKey
 
 MAX_SCORES = 4096
@@ -18,18 +18,18 @@ MAX_SCORES = 4096
 
 
 @dataclass(slots=True)
-class _Log:
+class _ChoiceLog:
     """One choice of a job. `tokens[i]` has output index `first_index + i`; indices below `next_index` are not to be
     sent."""
 
     first_index: int
     next_index: int
     tokens: list[Token] = field(default_factory=list)
-    scores: list[PromptScored] = field(default_factory=list)
+    scores: list[PromptLogprobs] = field(default_factory=list)
     num_scores_sent: int = 0
-    pulled: Pulled | None = None
+    pulled: KVReceived | None = None
     pulled_sent: bool = False
-    moving: Moving | None = None
+    moving: MigrationOffered | None = None
     moving_sent: bool = False
     end: TerminalEvent | None = None
     end_sent_at: float | None = None
@@ -49,11 +49,11 @@ class _Log:
             case Token():
                 assert event.index == self.stop, f"{event.key}: token {event.index} came when {self.stop} was due"
                 self.tokens.append(event)
-            case PromptScored():
+            case PromptLogprobs():
                 self.scores.append(event)
-            case Pulled():
+            case KVReceived():
                 self.pulled = event
-            case Moving():
+            case MigrationOffered():
                 self.moving, self.moving_sent = event, False
             case _:
                 self.end = event
@@ -106,7 +106,7 @@ class Outbox:
     def __init__(self, gateway: GatewayId, keep_s: float) -> None:
         self.gateway = gateway
         self._keep_s = keep_s
-        self._logs: dict[JobKey, _Log] = {}
+        self._logs: dict[JobKey, _ChoiceLog] = {}
         self._fresh: dict[JobKey, None] = {}
         self._unknown: list[TerminalEvent] = []
 
@@ -122,7 +122,7 @@ class Outbox:
 
     def expect(self, key: JobKey, first_index: int) -> None:
         """A job may be accepted from now on; its first token will have this index."""
-        self._logs[key] = _Log(first_index, first_index)
+        self._logs[key] = _ChoiceLog(first_index, first_index)
 
     def discard(self, key: JobKey) -> None:
         """A job was not accepted after all."""
@@ -142,7 +142,7 @@ class Outbox:
         room = MAX_SCORES
         for key in self._fresh:
             taken = self._logs[key].take(now, room)
-            room -= sum(len(event.tokens) for event in taken if isinstance(event, PromptScored))
+            room -= sum(len(event.tokens) for event in taken if isinstance(event, PromptLogprobs))
             events += taken
         self._unknown.clear()
         self._fresh = {key: None for key in self._fresh if self._logs[key].has_scores}

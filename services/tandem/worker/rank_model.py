@@ -1,4 +1,5 @@
-"""Loads a model over several ranks: the first one's part with its crew, or another one's; never starts a process."""
+"""Loads a model over several ranks: the first one's part with its rank group, or another one's; never starts a
+process."""
 
 from __future__ import annotations
 
@@ -6,18 +7,18 @@ from pathlib import Path
 
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.engine.ranks import RanksLost
+from tandem.engine.rank_messages import RanksLost
 from tandem.runtime.device import num_compute_threads, rank_device
-from tandem.runtime.load import LoadedModel, check_parallel, load_follower, load_model
+from tandem.runtime.model_loader import LoadedModel, check_parallel, load_follower, load_model
 from tandem.runtime.parallel.communicator import CollectiveFailed
 from tandem.runtime.parallel.follower import Follower
-from tandem.runtime.parallel.group import TorchGroup, join_group
-from tandem.runtime.parallel.place import Place
+from tandem.runtime.parallel.rank_context import RankContext
 from tandem.runtime.parallel.shard import Shard
-from tandem.transfer.pages import populate
-from tandem.transfer.pool import MemoryPool
-from tandem.worker.crew import Crew, Launch
-from tandem.worker.rank_line import private_directory
+from tandem.runtime.parallel.torch_group import TorchGroup, join_group
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.prefault import prefault
+from tandem.worker.rank_channel import private_directory
+from tandem.worker.rank_group import Launch, RankGroup
 
 JOIN_S = 30.0
 """For ranks that have all said that they are about to meet."""
@@ -27,45 +28,45 @@ WORD_S = 2.0
 """For the word of a rank that has just failed to come."""
 
 
-def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, Crew]:
+def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, RankGroup]:
     """As `load_model`, with the other ranks that `launch` starts, all of them loaded. Raises TandemError, with nothing
     left behind."""
     check_parallel(config.model, config.engine)
     size = config.engine.tensor_parallel
-    crew = Crew(private_directory(), size, launch, config.worker.step_stall_s)
+    rank_group = RankGroup(private_directory(), size, launch, config.worker.step_stall_s)
     try:
-        loaded = _load_first(config, crew)
-        crew.wait_loaded()
+        loaded = _load_first(config, rank_group)
+        rank_group.wait_loaded()
     except (CollectiveFailed, RanksLost) as failure:
-        told = crew.reason(WORD_S)
-        crew.close()
+        told = rank_group.reason(WORD_S)
+        rank_group.close()
         raise told or TandemError(ErrorKind.INTERNAL, f"the ranks do not come together: {failure}") from failure
     except BaseException:
-        crew.close()
+        rank_group.close()
         raise
-    return loaded, crew
+    return loaded, rank_group
 
 
 def load_rank_model(config: Config, directory: Path, rank: int) -> Follower:
     """The part of a rank but the first, all of its memory there. Raises TandemError and CollectiveFailed."""
     shard = Shard(rank, config.engine.tensor_parallel)
     group = _join(config, directory, shard)
-    follower = load_follower(config.model, config.engine, Place(shard, group))
+    follower = load_follower(config.model, config.engine, RankContext(shard, group))
     cache = follower.cache
     pool = MemoryPool.of(cache.region, cache.layout, keepalive=cache)
-    populate(pool, num_compute_threads(config.engine.num_threads))
+    prefault(pool, num_compute_threads(config.engine.num_threads))
     cache.fill_trial_blocks()
     group.bound(config.worker.step_stall_s)
     return follower
 
 
-def _load_first(config: Config, crew: Crew) -> LoadedModel:
+def _load_first(config: Config, rank_group: RankGroup) -> LoadedModel:
     shard = Shard(0, config.engine.tensor_parallel)
-    group = _join(config, crew.directory, shard)
-    loaded = load_model(config.model, config.engine, Place(shard, group, crew.tell))
+    group = _join(config, rank_group.directory, shard)
+    loaded = load_model(config.model, config.engine, RankContext(shard, group, rank_group.send_command))
     group.bound(config.worker.step_stall_s)
     # A collective on a GPU does not notice by itself that a rank is gone.
-    crew.watch(lambda _reason: group.abort())
+    rank_group.watch(lambda _reason: group.abort())
     return loaded
 
 

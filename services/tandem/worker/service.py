@@ -14,26 +14,26 @@ from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
 from tandem.core.ids import GatewayId, JobKey
-from tandem.core.load import Books, Drained, Load
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.wire.convert import encode_books, encode_load, encode_refusal, encode_step_cost, encode_update
-from tandem.wire.convert_job import Submission, decode_key, decode_submission
-from tandem.wire.convert_kv import decode_handoff_key, decode_worker
-from tandem.wire.convert_way import encode_way
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer
-from tandem.wire.patience import Patience
-from tandem.worker.attestor import Attestor
-from tandem.worker.driver import EngineDriver, Snapshot
-from tandem.worker.effects import Router
-from tandem.worker.follow import FollowService
-from tandem.worker.gateways import Gateways
-from tandem.worker.gateways import Watch as WatchStream
-from tandem.worker.introduction import Introduction
-from tandem.worker.status import status_of
+from tandem.wire.idle_timeout import IdleTimeout
+from tandem.wire.job_codec import Submission, decode_key, decode_submission
+from tandem.wire.kv_codec import decode_handoff_key, decode_worker
+from tandem.wire.link_codec import encode_link
+from tandem.wire.worker_codec import encode_books, encode_load, encode_refusal, encode_step_cost, encode_update
+from tandem.worker.driver import EngineDriver, EngineSnapshot
+from tandem.worker.effect_dispatcher import EffectDispatcher
+from tandem.worker.grpc_status import status_of
+from tandem.worker.handoff_service import HandoffService
+from tandem.worker.link_monitor import LinkMonitor
+from tandem.worker.watch_sessions import Watch as WatchStream
+from tandem.worker.watch_sessions import WatchSessions
+from tandem.worker.worker_descriptor import WorkerDescriptor
 
 BOOKS_S = 0.5
 """How long Describe waits for a running step before it answers without books."""
@@ -45,8 +45,8 @@ _T = TypeVar("_T")
 class Peers(NamedTuple):
     """What this worker has to do with other workers."""
 
-    follows: FollowService
-    attestor: Attestor
+    follows: HandoffService
+    link_monitor: LinkMonitor
 
 
 class WorkerService(WorkerServicer):
@@ -54,10 +54,10 @@ class WorkerService(WorkerServicer):
 
     def __init__(
         self,
-        introduction: Introduction,
+        introduction: WorkerDescriptor,
         driver: EngineDriver,
-        router: Router,
-        gateways: Gateways,
+        router: EffectDispatcher,
+        gateways: WatchSessions,
         peers: Peers,
         clock: Clock,
         prepare: Callable[[Grammar], None],
@@ -68,7 +68,7 @@ class WorkerService(WorkerServicer):
         self._driver = driver
         self._router = router
         self._gateways = gateways
-        self._follows, self._attestor = peers
+        self._follows, self._link_monitor = peers
         self._clock = clock
 
     # ---- jobs
@@ -111,7 +111,7 @@ class WorkerService(WorkerServicer):
             key = decode_handoff_key(request.key)
         except TandemError as error:
             await context.abort(status_of(error), error.message)
-        await self._run(lambda engine, now: (None, engine.recall(key, now)), context)
+        await self._run(lambda engine, now: (None, engine.revoke_lease(key, now)), context)
         return worker_pb2.ReleaseReply()
 
     # ---- streams; coroutines that write, so that a cancel ends them at once
@@ -130,7 +130,7 @@ class WorkerService(WorkerServicer):
         watch, unwanted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
         self.cancel(unwanted)
         try:
-            await self._tell(watch, context)
+            await self._stream_updates(watch, context)
         finally:
             self._gateways.detach(watch, self._clock.now())
 
@@ -139,7 +139,7 @@ class WorkerService(WorkerServicer):
         request_iterator: AsyncIterator[kv_pb2.FollowRequest],
         context: grpc.aio.ServicerContext[kv_pb2.FollowRequest, kv_pb2.FollowUpdate],
     ) -> None:
-        await self._follows.converse(request_iterator, context)
+        await self._follows.serve(request_iterator, context)
 
     # ---- the worker itself
 
@@ -157,7 +157,7 @@ class WorkerService(WorkerServicer):
             reply.books.CopyFrom(encode_books(books))
         except (TimeoutError, TandemError):
             pass
-        reply.ways.extend(map(encode_way, self._attestor.book.since(0)))
+        reply.ways.extend(map(encode_link, self._link_monitor.book.since(0)))
         snapshot = self._router.snapshot
         reply.load.CopyFrom(encode_load(snapshot.load))
         if snapshot.step_cost is not None:
@@ -172,8 +172,8 @@ class WorkerService(WorkerServicer):
         """A measurement that was begun is finished, whether or not the caller waits for it."""
         reply = worker_pb2.MeasureReply()
         try:
-            report = await self._attestor.measure(decode_worker(request.source), request.num_bytes)
-            reply.report.CopyFrom(encode_way(report))
+            report = await self._link_monitor.measure(decode_worker(request.source), request.num_bytes)
+            reply.report.CopyFrom(encode_link(report))
         except TandemError as refusal:
             reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
         return reply
@@ -188,16 +188,16 @@ class WorkerService(WorkerServicer):
             num_left=done.num_left, num_moved=done.num_moved, num_given_back=done.num_given_back
         )
 
-    async def drain(self, timeout_s: float) -> Drained:
+    async def drain(self, timeout_s: float) -> DrainResult:
         """Take no new work, and let what runs go on elsewhere, until nothing is left or the time is over."""
         try:
-            await asyncio.wrap_future(self._driver.call(_close_doors))
+            await asyncio.wrap_future(self._driver.call(_start_drain))
             # Those that have no job here hear of it at once too.
             self._gateways.wake()
             await self._until_empty(timeout_s)
             done = await asyncio.wrap_future(self._driver.call(lambda engine, now: (engine.drained(), [])))
         except TandemError:
-            return Drained(0)
+            return DrainResult(0)
         _log.info("drained: %d moved, %d given back, %d left", done.num_moved, done.num_given_back, done.num_left)
         return done
 
@@ -260,21 +260,21 @@ class WorkerService(WorkerServicer):
         except TandemError as error:
             await context.abort(status_of(error), error.message)
 
-    async def _tell(
+    async def _stream_updates(
         self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
     ) -> None:
         """At once, then whenever the stream is woken. Load, step cost and ways go along when they have changed."""
-        told: Snapshot | None = None
-        book, num_told = self._attestor.book, 0
+        told: EngineSnapshot | None = None
+        book, num_told = self._link_monitor.book, 0
         try:
-            async with Patience(self._gateways.grace_s) as patience:
+            async with IdleTimeout(self._gateways.grace_s) as patience:
                 while not watch.is_over:
                     watch.wake.clear()
                     snapshot = self._router.snapshot
                     events = watch.box.take(self._clock.now())
                     update = encode_update(events, *_news(snapshot, told))
                     if book.number > num_told:
-                        update.ways.extend(map(encode_way, book.since(num_told)))
+                        update.ways.extend(map(encode_link, book.since(num_told)))
                     told, num_told = snapshot, book.number
                     patience.wait()
                     await context.write(update)
@@ -288,7 +288,7 @@ class WorkerService(WorkerServicer):
             return
 
 
-def _news(snapshot: Snapshot, told: Snapshot | None) -> tuple[Load | None, StepCost | None]:
+def _news(snapshot: EngineSnapshot, told: EngineSnapshot | None) -> tuple[WorkerLoad | None, StepCost | None]:
     """What has changed since a stream was told the last time; a worker that decodes seldom has any."""
     if told is None:
         return snapshot.load, snapshot.step_cost
@@ -311,9 +311,9 @@ def _cancel(engine: Engine, keys: Iterable[JobKey], now: float) -> list[Effect]:
     return [effect for key in keys for effect in engine.cancel(key, now)]
 
 
-def _count(engine: Engine, now: float) -> tuple[Books, list[Effect]]:
+def _count(engine: Engine, now: float) -> tuple[EngineStats, list[Effect]]:
     return engine.books(), []
 
 
-def _close_doors(engine: Engine, now: float) -> tuple[None, list[Effect]]:
-    return None, engine.evacuate(now)
+def _start_drain(engine: Engine, now: float) -> tuple[None, list[Effect]]:
+    return None, engine.start_drain(now)

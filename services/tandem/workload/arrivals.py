@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from tandem.workload import chance
+from tandem.workload import seeded_random
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Batches:
 Arrivals = Constant | Poisson | Bursts | Batches
 
 
-def due_times(arrivals: Arrivals, rate: float, *names: chance.Name) -> Iterator[float]:
+def due_times(arrivals: Arrivals, rate: float, *names: seeded_random.Name) -> Iterator[float]:
     """Seconds at which requests come, in order, without end; `rate` per second in the long run, in bursts and out of
     them. All at 0 where it is 0. `names` are those of the draws."""
     if rate == 0:
@@ -66,23 +66,23 @@ def due_times(arrivals: Arrivals, rate: float, *names: chance.Name) -> Iterator[
             return (due_s for due_s in _poisson(rate / size, names) for _ in range(size))
 
 
-def _poisson(rate: float, names: tuple[chance.Name, ...]) -> Iterator[float]:
+def _poisson(rate: float, names: tuple[seeded_random.Name, ...]) -> Iterator[float]:
     due_s = 0.0
     for number in count():
-        due_s += chance.exponential(1 / rate, *names, "wait", number)
+        due_s += seeded_random.exponential(1 / rate, *names, "wait", number)
         yield due_s
 
 
-def _bursts(bursts: Bursts, rate: float, names: tuple[chance.Name, ...]) -> Iterator[float]:
+def _bursts(bursts: Bursts, rate: float, names: tuple[seeded_random.Name, ...]) -> Iterator[float]:
     """A Poisson process of rate 1, its time stretched so that it passes at each phase's own rate."""
     cycle_s = bursts.on_s + bursts.off_s
     inside = rate * cycle_s / (bursts.on_s + bursts.outside * bursts.off_s)
-    is_first_on = chance.uniform(*names, "first phase") < bursts.on_s / cycle_s
+    is_first_on = seeded_random.uniform(*names, "first phase") < bursts.on_s / cycle_s
     due = _poisson(1.0, names)
     next_due, passed, began_s = next(due), 0.0, 0.0
     for number in count():
         is_on = (number % 2 == 0) == is_first_on
-        seconds = chance.exponential(bursts.on_s if is_on else bursts.off_s, *names, "phase", number)
+        seconds = seeded_random.exponential(bursts.on_s if is_on else bursts.off_s, *names, "phase", number)
         phase_rate = inside if is_on else inside * bursts.outside
         while phase_rate > 0 and next_due <= passed + phase_rate * seconds:
             yield began_s + (next_due - passed) / phase_rate

@@ -10,12 +10,12 @@ from tandem.core.request import Request
 MODEL = "workload"
 """Of every request: whoever sends it knows the one model that is meant."""
 
-Follow = Callable[[Sequence[int], float], "Ask"]
+Follow = Callable[[Sequence[int], float], "ScheduledRequest"]
 """What the same client asks next, from the token ids of its answer and the time at which that ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ScheduledRequest:
     """To be sent `due_s` after the beginning, whatever became of others. `group` is its class in reports. `follow`
     makes the next turn of its conversation, due after this one's end; None: it is the last."""
 

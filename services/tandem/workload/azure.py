@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from tandem.workload.entry import Entry
-from tandem.workload.field import Field, refused
 from tandem.workload.lengths import MAX_TOKENS
+from tandem.workload.trace_entry import TraceEntry
+from tandem.workload.yaml_field import Field, refused
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
-def read_entry(line: Field) -> Entry:
+def read_entry(line: Field) -> TraceEntry:
     """Of the text of a line. Digits behind the microsecond are dropped; a time without a zone is UTC. Raises
     TandemError(INVALID_REQUEST). An answer without a token becomes one of one."""
     cells = line.text().split(",")
@@ -22,7 +22,7 @@ def read_entry(line: Field) -> Entry:
     prompt, output = (_tokens(line, cell) for cell in cells[1:])
     if not 1 <= prompt <= MAX_TOKENS or output > MAX_TOKENS:
         raise line.refused(f"a prompt must be of 1 to {MAX_TOKENS} tokens")
-    return Entry(_microseconds(line, cells[0]), prompt, max(1, output))
+    return TraceEntry(_microseconds(line, cells[0]), prompt, max(1, output))
 
 
 def _microseconds(line: Field, cell: str) -> int:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import NamedTuple
 
-from tandem.workload import chance
+from tandem.workload import seeded_random
 from tandem.workload.arrivals import Arrivals, Poisson, due_times
-from tandem.workload.ask import Ask
-from tandem.workload.client import Client
-from tandem.workload.group import Group
+from tandem.workload.ask import ScheduledRequest
+from tandem.workload.conversation import Conversation
+from tandem.workload.request_class import RequestClass
 
 EXACT_AMONG = 20
 """Requests among which shares are exact. Plainly drawn, 200 requests with 10 % of long ones would hold 12 of these or
@@ -26,7 +26,7 @@ class Mix:
     """`rate`: requests per second that come by themselves, unless whoever asks for them names another. Raises
     ValueError unless the groups have different names and their shares add up to 1."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[RequestClass, ...]
     arrivals: Arrivals = field(default_factory=Poisson)
     rate: float | None = None
 
@@ -39,7 +39,9 @@ class Mix:
             raise ValueError(f"shares must add up to 1, got {shares}, which makes {sum(shares):.6g}")
 
 
-def asks(mix: Mix, seed: int, count: int | None = None, rate: float | None = None, salt: str = "") -> Iterator[Ask]:
+def asks(
+    mix: Mix, seed: int, count: int | None = None, rate: float | None = None, salt: str = ""
+) -> Iterator[ScheduledRequest]:
     """The first `count` that come by themselves, or all, without end; later turns of conversations are beside these.
     `rate` per second, else the mix's; all at 0 s where it is 0. What a group asks depends on the seed alone, the rate
     says when. No two prompts share a block but for their prefixes. Raises ValueError where there is no rate."""
@@ -49,21 +51,21 @@ def asks(mix: Mix, seed: int, count: int | None = None, rate: float | None = Non
     return islice(_merged(mix, seed, rate, salt), count)
 
 
-def poisson(groups: Sequence[Group], seed: int, count: int, rate: float) -> Iterator[Ask]:
+def poisson(groups: Sequence[RequestClass], seed: int, count: int, rate: float) -> Iterator[ScheduledRequest]:
     """Those of a mix of `groups` that come by chance."""
     return asks(Mix(tuple(groups), Poisson()), seed, count, rate)
 
 
 class _Coming(NamedTuple):
     due_s: float
-    group: Group
-    names: tuple[chance.Name, ...]
+    group: RequestClass
+    names: tuple[seeded_random.Name, ...]
 
 
-def _merged(mix: Mix, seed: int, rate: float, salt: str) -> Iterator[Ask]:
+def _merged(mix: Mix, seed: int, rate: float, salt: str) -> Iterator[ScheduledRequest]:
     coming = heapq.merge(*_streams(mix, seed, rate), key=lambda one: one.due_s)
     for number, one in enumerate(coming):
-        yield Client(f"r{number}", one.group, one.names, salt).opening(one.due_s)
+        yield Conversation(f"r{number}", one.group, one.names, salt).opening(one.due_s)
 
 
 def _streams(mix: Mix, seed: int, rate: float) -> Iterator[Iterator[_Coming]]:
@@ -77,24 +79,24 @@ def _streams(mix: Mix, seed: int, rate: float) -> Iterator[Iterator[_Coming]]:
 
 
 def _stream(
-    groups: Sequence[Group], arrivals: Arrivals, rate: float, names: tuple[chance.Name, ...]
+    groups: Sequence[RequestClass], arrivals: Arrivals, rate: float, names: tuple[seeded_random.Name, ...]
 ) -> Iterator[_Coming]:
     times = due_times(arrivals, rate * sum(group.share for group in groups), *names)
     for number, (due_s, group) in enumerate(zip(times, _members(groups, names), strict=True)):
         yield _Coming(due_s, group, (*names, number))
 
 
-def _members(groups: Sequence[Group], names: tuple[chance.Name, ...]) -> Iterator[Group]:
+def _members(groups: Sequence[RequestClass], names: tuple[seeded_random.Name, ...]) -> Iterator[RequestClass]:
     """Among every EXACT_AMONG as many of a group as its share asks for, rounded either way so that in the long run it
     holds: evenly spaced points of [0, 1), moved by chance and shuffled."""
     for batch in count():
-        moved = chance.uniform(*names, "moved", batch)
-        places = sorted(range(EXACT_AMONG), key=lambda place: chance.uniform(*names, "place", batch, place))
+        moved = seeded_random.uniform(*names, "moved", batch)
+        places = sorted(range(EXACT_AMONG), key=lambda place: seeded_random.uniform(*names, "place", batch, place))
         for place in places:
             yield _group_at(groups, (place + moved) / EXACT_AMONG)
 
 
-def _group_at(groups: Sequence[Group], at: float) -> Group:
+def _group_at(groups: Sequence[RequestClass], at: float) -> RequestClass:
     left = at * sum(group.share for group in groups)
     for group in groups:
         left -= group.share

@@ -13,10 +13,10 @@ import yaml
 
 from tandem.core.lane import Lane
 from tandem.workload.arrivals import Arrivals, Batches, Bursts, Constant, Poisson
-from tandem.workload.field import Field, refused
-from tandem.workload.group import Group, Prefix
 from tandem.workload.lengths import MAX_TOKENS, Lengths, LogNormal, Quantiles
 from tandem.workload.mix import Mix
+from tandem.workload.request_class import Prefix, RequestClass
+from tandem.workload.yaml_field import Field, refused
 
 
 def read_mix(path: Path) -> Mix:
@@ -56,10 +56,10 @@ _PLAIN = ("share", "prompt", "output")
 _OPTIONAL = ("tenant", "lane", "priority", "prefix", "turns", "think_s", "arrivals")
 
 
-def _group(name: str, field: Field) -> Group:
+def _group(name: str, field: Field) -> RequestClass:
     found = field.record(_PLAIN, _OPTIONAL)
     return field.made(
-        lambda: Group(
+        lambda: RequestClass(
             name=name,
             share=found["share"].number(),
             prompt=_lengths(found["prompt"]),

@@ -6,23 +6,23 @@ block as long as it may be. An id names its block and all before it, renumbered 
 
 from __future__ import annotations
 
-from tandem.workload.entry import Blocks, Entry
-from tandem.workload.field import Field
 from tandem.workload.lengths import MAX_TOKENS
+from tandem.workload.trace_entry import PromptBlocks, TraceEntry
+from tandem.workload.yaml_field import Field
 
 BLOCK_SIZE = 512
 KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
-def read_entry(line: Field) -> Entry:
+def read_entry(line: Field) -> TraceEntry:
     """Raises TandemError(INVALID_REQUEST). An answer without a token becomes one of one."""
     found = line.record(KEYS)
     blocks = found["hash_ids"].made(
-        lambda: Blocks(
+        lambda: PromptBlocks(
             num_tokens=found["input_length"].whole(1, MAX_TOKENS),
             ids=found["hash_ids"].wholes(0, 2**64 - 1),
             size=BLOCK_SIZE,
         )
     )
     due_us = round(found["timestamp"].number() * 1000)
-    return Entry(due_us, blocks, max(1, found["output_length"].whole(0, MAX_TOKENS)))
+    return TraceEntry(due_us, blocks, max(1, found["output_length"].whole(0, MAX_TOKENS)))

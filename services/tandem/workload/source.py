@@ -7,16 +7,16 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from tandem.workload import mix
-from tandem.workload.ask import Ask
-from tandem.workload.field import refused
+from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import Mix
 from tandem.workload.mix_file import read_mix
-from tandem.workload.trace import replay
+from tandem.workload.trace_reader import replay
+from tandem.workload.yaml_field import refused
 
 
 def open_workload(
     name: str, *, seed: int, count: int | None, rate: float | None, speedup: float = 1.0, salt: str = ""
-) -> Iterator[Ask]:
+) -> Iterator[ScheduledRequest]:
     """The requests in the order in which they are due, taken one at a time.
 
     `name` is a built-in mix, a path to a mix (*.yaml) or to a trace. `count`: the first so many of those that come by

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.stores.embedded import EmbeddedServer
+from tandem.stores.embedded_redis import EmbeddedServer
 from tests.contract.stores.redis_servers import NO_FAILOVER, ClusterServers, NoServer, cluster_servers, tcp_server
 
 _numbers = itertools.count()

@@ -16,7 +16,7 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from tandem.stores.embedded import find_program
+from tandem.stores.embedded_redis import find_program
 from tests.e2e.cluster import PATIENCE_S, spawn
 from tests.ports import free_port
 

@@ -8,18 +8,18 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tandem.admission.quota import Ask, Limits
+from tandem.admission.quota import QuotaLimits, Reservation
 from tandem.core.ids import GatewayId, TenantId
-from tandem.stores.client import connect
-from tandem.stores.health import RedisHealth
-from tandem.stores.quota import RedisQuotas
-from tandem.stores.roll import GatewayRoll
-from tandem.stores.script_line import StoreUnavailable
+from tandem.stores.gateway_registry import GatewayRegistry
+from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.redis_client import connect
+from tandem.stores.redis_health import RedisHealth
+from tandem.stores.script_pipeline import StoreUnavailable
 from tests.contract.stores.redis_servers import ClusterServers, TcpServer, tcp_server
 from tests.contract.stores.test_loss import Stores, healed
 
 pytestmark = pytest.mark.redis
-LIMITS = Limits(tokens_per_minute=1000)
+LIMITS = QuotaLimits(tokens_per_minute=1000)
 TENANTS = [TenantId(f"t{number}") for number in range(12)]
 
 
@@ -46,7 +46,7 @@ def elsewhere(cluster: ClusterServers, tenant: TenantId) -> TcpServer:
 
 
 async def reserve_all(quotas: RedisQuotas, name: str) -> list[str]:
-    verdicts = await asyncio.gather(*(quotas.reserve(t, LIMITS, Ask(name, 1, 100)) for t in TENANTS))
+    verdicts = await asyncio.gather(*(quotas.reserve(t, LIMITS, Reservation(name, 1, 100)) for t in TENANTS))
     return [verdict.refused for verdict in verdicts]
 
 
@@ -62,13 +62,13 @@ async def test_a_slot_that_has_moved_is_followed(empty: ClusterServers, quotas: 
 
 async def test_a_slot_that_is_moving_is_asked_for_where_it_will_be(empty: ClusterServers, quotas: RedisQuotas) -> None:
     """Scripts of several keys must wait for the end of it: Redis answers TRYAGAIN."""
-    roll = GatewayRoll(empty.url, "c", ttl_s=60.0)
+    roll = GatewayRegistry(empty.url, "c", ttl_s=60.0)
     for key in ("{c:gateways}:roll", books(TENANTS[1])):
         other = next(node for node in empty.nodes if node is not empty.owner(key))
         empty.open(key, other)
     assert await roll.beat(GatewayId("g1")) == 1 and await roll.beat(GatewayId("g2")) == 2
     with pytest.raises(StoreUnavailable):
-        await quotas.reserve(TENANTS[1], LIMITS, Ask("b", 1, 100))
+        await quotas.reserve(TENANTS[1], LIMITS, Reservation("b", 1, 100))
     empty.empty()
     for key in ("{c:gateways}:roll", books(TENANTS[1])):
         empty.move(key, next(node for node in empty.nodes if node is not empty.owner(key)))
@@ -86,12 +86,12 @@ async def test_a_node_that_stands_still_takes_nobody_else_along(empty: ClusterSe
     still.pause()
     try:
         with pytest.raises(StoreUnavailable):
-            await quotas.reserve(TENANTS[0], LIMITS, Ask("b", 1, 100))
+            await quotas.reserve(TENANTS[0], LIMITS, Reservation("b", 1, 100))
         assert not health.is_up and health.num_errors["quota"] == 1
 
         async def is_served() -> bool:
             try:
-                return not (await quotas.reserve(others[0], LIMITS, Ask("b", 1, 100))).refused
+                return not (await quotas.reserve(others[0], LIMITS, Reservation("b", 1, 100))).refused
             except StoreUnavailable:
                 return False
 
@@ -116,7 +116,7 @@ async def test_one_node_taken_for_a_server_says_what_to_write(empty: ClusterServ
     quotas = RedisQuotas(empty.nodes[0].url, "c", health=health)
     foreign = next(tenant for tenant in TENANTS if empty.owner(books(tenant)) is not empty.nodes[0])
     with pytest.raises(StoreUnavailable, match=r"redis\+cluster://"):
-        await quotas.reserve(foreign, LIMITS, Ask("a", 1, 1))
+        await quotas.reserve(foreign, LIMITS, Reservation("a", 1, 1))
     assert "redis+cluster://" in (health.problem or "")
     await quotas.close()
 

@@ -8,20 +8,20 @@ from typing import TypeVar
 
 import pytest
 
-from tandem.admission.quota import CONCURRENCY, Ask, Limits
+from tandem.admission.quota import CONCURRENCY, QuotaLimits, Reservation
 from tandem.core.ids import GatewayId, TenantId, WorkerId
-from tandem.stores.health import RedisHealth
+from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.prefix_index import IndexReader, IndexUnavailable
-from tandem.stores.quota import RedisQuotas
-from tandem.stores.roll import GatewayRoll
-from tandem.stores.script_line import StoreUnavailable
+from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.redis_health import RedisHealth
+from tandem.stores.script_pipeline import StoreUnavailable
 from tests.contract.stores.conftest import started
 from tests.contract.stores.redis_servers import FAILOVER, ClusterServers, TcpServer
 from tests.e2e.cluster import PATIENCE_S
 
 pytestmark = pytest.mark.redis
 T = TypeVar("T")
-LIMITS = Limits(max_concurrency=2)
+LIMITS = QuotaLimits(max_concurrency=2)
 TTL_S = 600.0
 
 
@@ -57,19 +57,19 @@ async def test_what_was_written_is_found_where_the_replica_took_over(failing: Cl
     place = named(failing, primary, lambda name: f"{{{name}:gateways}}:roll")
     health = RedisHealth()
     quotas = RedisQuotas(failing.url, "f", ttl_s=TTL_S, health=health)
-    roll = GatewayRoll(failing.url, place, ttl_s=TTL_S, health=health)
+    roll = GatewayRegistry(failing.url, place, ttl_s=TTL_S, health=health)
     reader = IndexReader(failing.url, place, health=health)
     for name in ("a", "b"):
-        assert not (await quotas.reserve(ours, LIMITS, Ask(name, 1, 1))).refused
+        assert not (await quotas.reserve(ours, LIMITS, Reservation(name, 1, 1))).refused
     assert await roll.beat(GatewayId("g1")) == 1 and await reader.read() == ([], False)
     failing.replica(primary)
     primary.stop()
 
     with pytest.raises(StoreUnavailable):
-        await quotas.reserve(ours, LIMITS, Ask("c", 1, 1))
+        await quotas.reserve(ours, LIMITS, Reservation("c", 1, 1))
     assert not health.is_up
-    await answered(lambda: quotas.reserve(others, LIMITS, Ask("a", 1, 1)))
-    verdict = await answered(lambda: quotas.reserve(ours, LIMITS, Ask("c", 1, 1)))
+    await answered(lambda: quotas.reserve(others, LIMITS, Reservation("a", 1, 1)))
+    verdict = await answered(lambda: quotas.reserve(ours, LIMITS, Reservation("c", 1, 1)))
     assert verdict.refused == CONCURRENCY
     assert await answered(lambda: roll.beat(GatewayId("g2"))) == 2
     assert await answered(reader.read) == ([], False) and await answered(lambda: reader.snapshot(WorkerId("w"))) is None
@@ -79,6 +79,6 @@ async def test_what_was_written_is_found_where_the_replica_took_over(failing: Cl
     primary.start()
     for name in ("a", "b"):
         await answered(lambda name=name: quotas.settle(ours, LIMITS, name, 1))  # type: ignore[misc]
-    assert not (await answered(lambda: quotas.reserve(ours, LIMITS, Ask("d", 1, 1)))).refused
+    assert not (await answered(lambda: quotas.reserve(ours, LIMITS, Reservation("d", 1, 1)))).refused
     for store in (quotas, roll, reader):
         await store.close()

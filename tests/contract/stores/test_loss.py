@@ -10,27 +10,27 @@ from typing import Any
 
 import pytest
 
-from tandem.admission.quota import Ask, Limits
+from tandem.admission.quota import QuotaLimits, Reservation
 from tandem.admission.tenant import Tenant
 from tandem.core.clock import SystemClock
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.quotas import TenantQuotas
-from tandem.stores.client import connect
-from tandem.stores.health import RedisHealth
-from tandem.stores.index_format import Snapshot
+from tandem.stores.gateway_registry import GatewayRegistry
+from tandem.stores.index_format import IndexSnapshot
 from tandem.stores.prefix_index import IndexUnavailable, IndexWriter
-from tandem.stores.quota import RedisQuotas
-from tandem.stores.registry import RegistryUnavailable, WorkerRegistry
-from tandem.stores.roll import GatewayRoll
-from tandem.stores.script_line import StoreUnavailable
+from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.redis_client import connect
+from tandem.stores.redis_health import RedisHealth
+from tandem.stores.script_pipeline import StoreUnavailable
 from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
+from tandem.stores.worker_registry import RegistryUnavailable, WorkerRegistry
 from tests.contract.stores.redis_servers import TcpServer, tcp_server
 from tests.contract.stores.test_stores import record
 
 pytestmark = pytest.mark.redis
 
 ACME = TenantId("acme")
-LIMITS = Limits(tokens_per_minute=1_000_000)
+LIMITS = QuotaLimits(tokens_per_minute=1_000_000)
 SECRET = "wrong for everybody"
 NOBODY = ("127.0.0.1", 1)
 
@@ -77,12 +77,12 @@ class Stores:
         self.registry = WorkerRegistry(url, "n", health=self.health)
         self.quotas = RedisQuotas(url, "n", health=self.health)
         self.counters = ServiceCounters(url, "n", GatewayId("g"), health=self.health)
-        self.roll = GatewayRoll(url, "n", ttl_s=60.0, health=self.health)
+        self.roll = GatewayRegistry(url, "n", ttl_s=60.0, health=self.health)
         self.index = IndexWriter(url, "n", record("w").worker, health=self.health)
         self._numbers = iter(range(1_000_000))
 
     def calls(self) -> list[tuple[str, type[Exception], Call]]:
-        snapshot = Snapshot(record("w").worker.incarnation, 1, 4, array("Q", [1]))
+        snapshot = IndexSnapshot(record("w").worker.incarnation, 1, 4, array("Q", [1]))
         return [
             ("registry", RegistryUnavailable, lambda: self.registry.publish(record("w"))),
             ("quota", StoreUnavailable, self._reserve),
@@ -92,7 +92,7 @@ class Stores:
         ]
 
     def _reserve(self) -> Awaitable[Any]:
-        return self.quotas.reserve(ACME, LIMITS, Ask(f"r{next(self._numbers)}", 1, 1))
+        return self.quotas.reserve(ACME, LIMITS, Reservation(f"r{next(self._numbers)}", 1, 1))
 
     async def close(self) -> None:
         for store in (self.registry, self.quotas, self.counters, self.roll, self.index):
@@ -153,7 +153,10 @@ async def test_no_request_fails_or_is_kept_from_its_place(name: str, server: Tcp
     then, until it answers."""
     lose, heal, _ = FAULTS[name]
     health = RedisHealth()
-    store, roll = RedisQuotas(server.url, "n", health=health), GatewayRoll(server.url, "n", ttl_s=60.0, health=health)
+    store, roll = (
+        RedisQuotas(server.url, "n", health=health),
+        GatewayRegistry(server.url, "n", ttl_s=60.0, health=health),
+    )
     quotas = TenantQuotas(GatewayId("g"), store, roll, SystemClock())
     tenant = Tenant(id=ACME, tokens_per_minute=1_000_000)
     await quotas.start()
@@ -191,7 +194,10 @@ async def test_a_connection_to_a_primary_that_was_demoted_is_given_up(server: Tc
 async def test_what_was_not_settled_is_tried_once_more_at_the_end(name: str, server: TcpServer) -> None:
     lose, heal, _ = FAULTS[name]
     health = RedisHealth()
-    store, roll = RedisQuotas(server.url, "n", health=health), GatewayRoll(server.url, "n", ttl_s=60.0, health=health)
+    store, roll = (
+        RedisQuotas(server.url, "n", health=health),
+        GatewayRegistry(server.url, "n", ttl_s=60.0, health=health),
+    )
     quotas = TenantQuotas(GatewayId("g"), store, roll, SystemClock())
     await quotas.start()
     entry = await quotas.enter(Tenant(id=ACME, tokens_per_minute=1_000_000), 10, 10)

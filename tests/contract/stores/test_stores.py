@@ -11,28 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.admission.line import Service
-from tandem.admission.quota import Ask, Limits
-from tandem.admission.ticket import Account
+from tandem.admission.queue_item import FlowKey
+from tandem.admission.quota import QuotaLimits, Reservation
+from tandem.admission.request_queue import ModelFlow
 from tandem.core.ids import GatewayId, Incarnation, PlannerId, ServeId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
-from tandem.kv.prefix_log import Facts
-from tandem.routing.prefix_mirror import Entry
-from tandem.stores.client import Client, connect
-from tandem.stores.demand import DemandBoard, DemandRecord, DemandTotals
-from tandem.stores.health import RedisHealth
-from tandem.stores.index_format import Snapshot
+from tandem.kv.kv_event_log import KVEventBatch
+from tandem.routing.kv_indexer import WorkerKVEvents
+from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals
+from tandem.stores.gateway_registry import GatewayRegistry
+from tandem.stores.index_format import IndexSnapshot
 from tandem.stores.prefix_index import IndexReader, IndexWriter
-from tandem.stores.quota import RedisQuotas
-from tandem.stores.record import WorkerRecord
-from tandem.stores.registry import WorkerRegistry
-from tandem.stores.roll import GatewayRoll
+from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.redis_client import Client, connect
+from tandem.stores.redis_health import RedisHealth
+from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 from tandem.stores.service_counters import ServiceCounters
-from tandem.stores.targets import TargetRecord, Targets
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRegistry
 
 pytestmark = pytest.mark.redis
 
-LIMITS = Limits(requests_per_minute=10, tokens_per_minute=1000, max_concurrency=3)
+LIMITS = QuotaLimits(requests_per_minute=10, tokens_per_minute=1000, max_concurrency=3)
 TENANTS = [TenantId(f"t{number} {{☃}}") for number in range(12)]
 """Slots on every node of a cluster."""
 
@@ -86,10 +86,12 @@ async def test_quotas_of_many_tenants_in_one_turn(
 ) -> None:
     quotas = RedisQuotas(url, namespace, answer_s=30.0, health=health)
     for number in range(3):
-        verdicts = await asyncio.gather(*(quotas.reserve(t, LIMITS, Ask(f"r{number}", 1, 100)) for t in TENANTS))
+        verdicts = await asyncio.gather(
+            *(quotas.reserve(t, LIMITS, Reservation(f"r{number}", 1, 100)) for t in TENANTS)
+        )
         assert [verdict.refused for verdict in verdicts] == [""] * len(TENANTS)
         await forget_scripts(client)
-    verdicts = await asyncio.gather(*(quotas.reserve(t, LIMITS, Ask("r4", 1, 100)) for t in TENANTS))
+    verdicts = await asyncio.gather(*(quotas.reserve(t, LIMITS, Reservation("r4", 1, 100)) for t in TENANTS))
     assert {verdict.refused for verdict in verdicts} == {"concurrency"}
     gone = await asyncio.gather(*(quotas.renew(t, LIMITS, {"r0": 50, "unknown": 1}) for t in TENANTS))
     assert gone == [{"unknown"}] * len(TENANTS)
@@ -101,16 +103,16 @@ async def test_quotas_of_many_tenants_in_one_turn(
 
 
 def again(quotas: RedisQuotas, tenant: TenantId):  # type: ignore[no-untyped-def]  # a coroutine that was called
-    return quotas.reserve(tenant, LIMITS, Ask("r5", 1, 100))
+    return quotas.reserve(tenant, LIMITS, Reservation("r5", 1, 100))
 
 
 async def test_counters_and_the_roll(url: str, namespace: str, client: Client, health: RedisHealth) -> None:
-    service = Service("m", Account(Lane.BATCH, TenantId("acme")))
+    service = ModelFlow("m", FlowKey(Lane.BATCH, TenantId("acme")))
     one, two = (ServiceCounters(url, namespace, GatewayId(name), health=health) for name in ("g1", "g2"))
     assert await one.exchange([]) == [] and await two.exchange([(service, 5)]) == []
     await forget_scripts(client)
     assert await one.exchange([]) == [(service, 5)]
-    roll = GatewayRoll(url, namespace, ttl_s=60.0, health=health)
+    roll = GatewayRegistry(url, namespace, ttl_s=60.0, health=health)
     assert [await roll.beat(GatewayId(name)) for name in ("g1", "g2", "g1")] == [1, 2, 2]
     assert await roll.withdraw(GatewayId("g1")) == 1
     for store in (one, two, roll):
@@ -123,13 +125,16 @@ async def test_the_prefix_index(url: str, namespace: str, health: RedisHealth) -
     writers = [IndexWriter(url, namespace, worker, health=health) for worker in workers]
     reader = IndexReader(url, namespace, health=health)
     words = [array("Q", [number, 2**63 + number]) for number in range(8)]
-    told = [Entry(worker.id, worker.incarnation, Facts(3, w)) for worker, w in zip(workers, words, strict=True)]
+    told = [
+        WorkerKVEvents(worker.id, worker.incarnation, KVEventBatch(3, w))
+        for worker, w in zip(workers, words, strict=True)
+    ]
     for writer, entry in zip(writers, told, strict=True):
         await writer.tell([entry])
     entries, has_more = await reader.read()
     assert sorted(entries, key=lambda entry: entry.worker) == told and not has_more
     assert (await reader.read())[0] == []
-    snapshot = Snapshot(workers[0].incarnation, 5, 64, array("Q", range(1, 9)))
+    snapshot = IndexSnapshot(workers[0].incarnation, 5, 64, array("Q", range(1, 9)))
     assert await writers[0].renew() is None
     await writers[0].write(snapshot)
     await reader.want(workers[0], 9)
@@ -145,7 +150,7 @@ async def test_the_prefix_index(url: str, namespace: str, health: RedisHealth) -
 @given(st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True))
 def test_keys_of_one_script_share_a_slot(name: str) -> None:
     """On a single server nobody would notice."""
-    quotas, roll = RedisQuotas("redis://x", "ns"), GatewayRoll("redis://x", "ns", ttl_s=1.0)
+    quotas, roll = RedisQuotas("redis://x", "ns"), GatewayRegistry("redis://x", "ns", ttl_s=1.0)
     registry, counters = WorkerRegistry("redis://x", "ns"), ServiceCounters("redis://x", "ns", GatewayId(name))
     for keys in (quotas._keys(TenantId(name)), roll._keys, registry._keys, counters._keys):
         assert len({tag(key) for key in keys}) == 1
@@ -160,7 +165,7 @@ def tag(key: str) -> str:
 
 async def test_demand_and_targets(url: str, namespace: str, client: Client, health: RedisHealth) -> None:
     """Models whose names have braces, on every node of a cluster."""
-    board, targets = DemandBoard(url, namespace, health=health), Targets(url, namespace, health=health)
+    board, targets = DemandStore(url, namespace, health=health), ReplicaTargets(url, namespace, health=health)
     for number in range(3):
         totals = {tenant: DemandTotals(num_requests=number) for tenant in TENANTS}
         await board.tell(DemandRecord(gateway=GatewayId(f"g{number}"), totals=totals))
@@ -170,12 +175,12 @@ async def test_demand_and_targets(url: str, namespace: str, client: Client, heal
     assert [record.gateway for record in await board.read()] == ["g0", "g2"]
     for model in TENANTS:
         said = TargetRecord(model=model, planner=PlannerId("p1"), replicas={"decode": 2})
-        assert await targets.say(said) == "p1" and await targets.read(model) == said
-        assert await targets.say(replace(said, planner=PlannerId("p2"))) == "p1"
+        assert await targets.publish(said) == "p1" and await targets.read(model) == said
+        assert await targets.publish(replace(said, planner=PlannerId("p2"))) == "p1"
         await targets.tell_deployed(model, "decode", ServeId("head-1"), 3)
         assert await targets.deployed(model) == {"decode": {"head-1": 3}}
         await targets.resign(model, PlannerId("p1"))
-        assert await targets.say(replace(said, planner=PlannerId("p2"))) == "p2"
+        assert await targets.publish(replace(said, planner=PlannerId("p2"))) == "p2"
     await board.close()
     await targets.close()
     assert health.is_up and not health.num_errors

@@ -21,9 +21,9 @@ import pytest
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import ReadState, TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.nixl_transport import NixlTransport
+from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transport import Transport
 
 Bytes = npt.NDArray[np.uint8]
@@ -154,7 +154,7 @@ def handshake_of(process: subprocess.Popen[str]) -> TransportPeer:
 def open_transport(kind: str, name: str, content: Bytes, layout: KVLayout) -> Transport:
     pool = MemoryPool(content.ctypes.data, len(content), layout, keepalive=content)
     agent = agent_name(WorkerId(name), Incarnation(1))
-    return LocalTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
+    return ProcessVmTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
 
 
 def layout_of(layers: int) -> KVLayout:

@@ -1,5 +1,5 @@
-"""Givers and takers of several ranks, for the transport contract: pools that share the heads of known content; asserts
-nothing."""
+"""Producers and consumers of several ranks, for the transport contract: pools that share the heads of known content;
+asserts nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.orders import Event, ReadOrder
 from tandem.engine.ports import BlockCopy, TransportPeer
+from tandem.engine.transfer_messages import Event, ReadRequest
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.carrier import Carrier
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.peers import join_ranks
-from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.nixl_transport import NixlTransport
+from tandem.transfer.peer_layout import join_ranks
+from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.transfer.transfer_engine import TransferEngine
 from tandem.transfer.transport import Transport
 from tandem_kernels.reference import block_digest
 from tests.contract.transfer.conftest import NUM_BLOCKS, Bytes, Rig, handshake_of, known_content, spawn_rank
@@ -43,18 +43,18 @@ def digests_of(content: Bytes, heads: range, blocks: Sequence[int], logical: Seq
     return [tuple(row) for row in words.numpy().view(np.uint64).tolist()]
 
 
-class TakerRank:
-    """One rank of a taker without its threads."""
+class ConsumerRank:
+    """One rank of a consumer without its threads."""
 
     def __init__(self, kind: str, layout: KVLayout, rank: int, num_ranks: int) -> None:
         share = HEADS // num_ranks
         self.memory = np.zeros((NUM_BLOCKS, share * layout.head_bytes), np.uint8)
         address, start = self.memory.ctypes.data, rank * share
         pool = MemoryPool(address, NUM_BLOCKS, layout, head_start=start, head_stop=start + share, keepalive=self.memory)
-        agent = agent_name(WorkerId(f"taker-of-{num_ranks}"), Incarnation(1), rank)
+        agent = agent_name(WorkerId(f"consumer-of-{num_ranks}"), Incarnation(1), rank)
         self.heads = pool.heads
-        self.transport: Transport = LocalTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
-        self.carrier = Carrier(self.transport, self.digest, SystemClock(), MAX_POST_BYTES)
+        self.transport: Transport = ProcessVmTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
+        self.carrier = TransferEngine(self.transport, self.digest, SystemClock(), MAX_POST_BYTES)
 
     def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
         return digests_of(self.memory, self.heads, blocks, logical)
@@ -63,7 +63,7 @@ class TakerRank:
         return turn_until(self.carrier, *kinds)
 
 
-def turn_until(carrier: Carrier, *kinds: type[Event]) -> list[Event]:
+def turn_until(carrier: TransferEngine, *kinds: type[Event]) -> list[Event]:
     """Turn until each of these has come; returns all events."""
     events: list[Event] = []
 
@@ -76,19 +76,19 @@ def turn_until(carrier: Carrier, *kinds: type[Event]) -> list[Event]:
 
 @dataclass
 class World:
-    """Givers, each rank in its process and on `device`, and takers, for one transport and one type of numbers."""
+    """Producers, each rank in its process and on `device`, and consumers, for one transport and one type of numbers."""
 
     kind: str
     layout: KVLayout
     stack: ExitStack
     device: str = "cpu"
-    givers: dict[int, TransportPeer] = field(default_factory=dict)
-    takers: dict[int, list[TakerRank]] = field(default_factory=dict)
+    producers: dict[int, TransportPeer] = field(default_factory=dict)
+    consumers: dict[int, list[ConsumerRank]] = field(default_factory=dict)
 
-    def giver(self, num_ranks: int) -> TransportPeer:
-        if num_ranks not in self.givers:
-            self.givers[num_ranks], _ = self.spawn(f"giver-of-{num_ranks}", num_ranks)
-        return self.givers[num_ranks]
+    def producer(self, num_ranks: int) -> TransportPeer:
+        if num_ranks not in self.producers:
+            self.producers[num_ranks], _ = self.spawn(f"producer-of-{num_ranks}", num_ranks)
+        return self.producers[num_ranks]
 
     def spawn(self, name: str, num_ranks: int) -> tuple[TransportPeer, list[subprocess.Popen[str]]]:
         processes = [
@@ -99,20 +99,20 @@ class World:
             self.stack.callback(process.kill)
         return join_ranks([handshake_of(process) for process in processes]), processes
 
-    def taker(self, num_ranks: int) -> list[TakerRank]:
-        if num_ranks not in self.takers:
-            ranks = [TakerRank(self.kind, self.layout, rank, num_ranks) for rank in range(num_ranks)]
+    def consumer(self, num_ranks: int) -> list[ConsumerRank]:
+        if num_ranks not in self.consumers:
+            ranks = [ConsumerRank(self.kind, self.layout, rank, num_ranks) for rank in range(num_ranks)]
             for rank in ranks:
                 self.stack.callback(rank.carrier.close)
-            self.takers[num_ranks] = ranks
-        for rank in self.takers[num_ranks]:
+            self.consumers[num_ranks] = ranks
+        for rank in self.consumers[num_ranks]:
             rank.memory[:] = 0xEE
-        return self.takers[num_ranks]
+        return self.consumers[num_ranks]
 
-    def order(self, id: int, peer: TransportPeer) -> ReadOrder:
-        """With the digests that a giver of one rank would offer."""
+    def order(self, id: int, peer: TransportPeer) -> ReadRequest:
+        """With the digests that a producer of one rank would offer."""
         remote, local = zip(*COPIES, strict=True)
         copies = tuple(BlockCopy(BlockId(r), BlockId(o)) for r, o in zip(remote, local, strict=True))
         logical = tuple(range(5, 5 + len(copies)))
         content = known_content(SEED, NUM_BLOCKS, self.layout)
-        return ReadOrder(id, peer, copies, logical, tuple(digests_of(content, range(HEADS), remote, logical)))
+        return ReadRequest(id, peer, copies, logical, tuple(digests_of(content, range(HEADS), remote, logical)))

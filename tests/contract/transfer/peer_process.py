@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.nixl_transport import NixlTransport
+from tandem.transfer.process_vm_transport import ProcessVmTransport
 
 POLL_S = 0.0005 if os.environ.get("UCX_TLS") == "tcp" else 0.003
 """Over TCP every part of a read waits for its target, else only the first contact does."""
@@ -57,7 +57,7 @@ def main() -> None:
         keepalive=keepalive,
     )
     worker = WorkerRef(WorkerId(options.worker), Incarnation(options.incarnation), "127.0.0.1:1")
-    kind = LocalTransport if options.transport == "local" else NixlTransport
+    kind = ProcessVmTransport if options.transport == "local" else NixlTransport
     transport = kind(pool, agent_name(worker.id, worker.incarnation, options.rank))
     say(base64.b64encode(pickle.dumps(transport.describe(worker))).decode())
     is_open = True

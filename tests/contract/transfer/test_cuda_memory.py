@@ -18,11 +18,11 @@ import torch
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.orders import Connect, Event, FailureKind, PeerLost, ReadDone, ReadFailed
 from tandem.engine.ports import BlockCopy, ReadState
-from tandem.transfer.carrier import Carrier
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.pool import MemoryPool, agent_name
+from tandem.engine.transfer_messages import ConnectPeer, Event, FailureKind, PeerLost, ReadDone, ReadFailed
+from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.nixl_transport import NixlTransport
+from tandem.transfer.transfer_engine import TransferEngine
 from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content, reference
 from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, World, layout_of, turn_until
 
@@ -32,8 +32,8 @@ LAYOUT = layout_of("float32")
 WANTED = known_content(SEED, NUM_BLOCKS, LAYOUT).reshape(NUM_BLOCKS, HEADS, -1)
 
 
-class TakerRank:
-    """One rank of a taker whose pool is in the GPU's memory."""
+class ConsumerRank:
+    """One rank of a consumer whose pool is in the GPU's memory."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         share = HEADS // num_ranks
@@ -49,7 +49,7 @@ class TakerRank:
             head_stop=self.heads.stop,
             keepalive=self.memory,
         )
-        self.transport = NixlTransport(pool, agent_name(WorkerId(f"gpu-taker-of-{num_ranks}"), Incarnation(1), rank))
+        self.transport = NixlTransport(pool, agent_name(WorkerId(f"gpu-consumer-of-{num_ranks}"), Incarnation(1), rank))
 
     def content(self) -> np.ndarray:
         return self.memory.cpu().numpy().reshape(NUM_BLOCKS, len(self.heads), -1)
@@ -70,45 +70,45 @@ def world() -> Iterator[World]:
 
 @pytest.mark.parametrize(("giving", "taking"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_another_process_is_read(world: World, giving: int, taking: int) -> None:
-    giver = world.giver(giving)
+    producer = world.producer(giving)
     theirs, ours = (list(side) for side in zip(*COPIES, strict=True))
     for rank in range(taking):
-        taker = TakerRank(rank, taking)
-        taker.transport.connect(giver)
-        assert taker.settle(taker.transport.post_read(giver, copies())) is ReadState.DONE
+        consumer = ConsumerRank(rank, taking)
+        consumer.transport.connect(producer)
+        assert consumer.settle(consumer.transport.post_read(producer, copies())) is ReadState.DONE
         # On a stream that has seen nothing of the read: what is launched after DONE sees the bytes.
         with torch.cuda.stream(torch.cuda.Stream()):
-            seen = taker.memory[ours].clone()
+            seen = consumer.memory[ours].clone()
         torch.cuda.synchronize()
-        wanted = WANTED[theirs, taker.heads.start : taker.heads.stop].reshape(len(theirs), -1)
+        wanted = WANTED[theirs, consumer.heads.start : consumer.heads.stop].reshape(len(theirs), -1)
         assert np.array_equal(seen.cpu().numpy(), wanted)
         others = np.setdiff1d(np.arange(NUM_BLOCKS), ours)
-        assert not taker.content()[others].any()
-        assert taker.transport.disconnect(giver)
-        taker.transport.close()
+        assert not consumer.content()[others].any()
+        assert consumer.transport.disconnect(producer)
+        consumer.transport.close()
 
 
 def test_a_neighbour_in_the_same_process_is_read() -> None:
-    giver, taker = TakerRank(0, 1), TakerRank(0, 1)
-    giver.memory[7] = 5
+    producer, consumer = ConsumerRank(0, 1), ConsumerRank(0, 1)
+    producer.memory[7] = 5
     torch.cuda.synchronize()
-    peer = giver.transport.describe(reference("gpu-neighbour"))
-    taker.transport.connect(peer)
-    handle = taker.transport.post_read(peer, [BlockCopy(BlockId(7), BlockId(3))])
-    while (state := taker.transport.poll(handle)) is ReadState.PENDING:
-        giver.transport.progress()
+    peer = producer.transport.describe(reference("gpu-neighbour"))
+    consumer.transport.connect(peer)
+    handle = consumer.transport.post_read(peer, [BlockCopy(BlockId(7), BlockId(3))])
+    while (state := consumer.transport.poll(handle)) is ReadState.PENDING:
+        producer.transport.progress()
     assert state is ReadState.DONE
-    assert bool((taker.memory[3] == 5).all())
-    for each in (taker, giver):
+    assert bool((consumer.memory[3] == 5).all())
+    for each in (consumer, producer):
         each.transport.close()
 
 
 def test_a_source_that_dies_ends_its_orders(world: World) -> None:
     """Either way: the driver keeps its memory for as long as somebody has it mapped."""
     victim, (process,) = world.spawn("gpu-victim", 1)
-    taker = TakerRank(0, 1)
-    carrier = Carrier(taker.transport, lambda blocks, logical: [], SystemClock(), MAX_POST_BYTES)
-    carrier.accept(Connect(victim))
+    consumer = ConsumerRank(0, 1)
+    carrier = TransferEngine(consumer.transport, lambda blocks, logical: [], SystemClock(), MAX_POST_BYTES)
+    carrier.accept(ConnectPeer(victim))
     order = replace(world.order(1, victim), digests=None)
     carrier.accept(order)
     turn_until(carrier, ReadDone)
@@ -130,17 +130,17 @@ def test_a_source_that_dies_ends_its_orders(world: World) -> None:
 
 
 def test_the_self_test_works_beside_gpu_memory() -> None:
-    taker = TakerRank(0, 1)
-    assert taker.settle(taker.transport.post_self_test()) is ReadState.DONE
-    taker.transport.close()
+    consumer = ConsumerRank(0, 1)
+    assert consumer.settle(consumer.transport.post_self_test()) is ReadState.DONE
+    consumer.transport.close()
 
 
 def test_memory_that_cannot_be_shared_is_refused() -> None:
     """In a process of its own: the allocator is chosen once."""
     program = (
         "from tandem.core.errors import TandemError\n"
-        "from tests.contract.transfer.test_cuda_memory import TakerRank\n"
-        "try:\n    TakerRank(0, 1)\nexcept TandemError as error:\n    print(error)\n"
+        "from tests.contract.transfer.test_cuda_memory import ConsumerRank\n"
+        "try:\n    ConsumerRank(0, 1)\nexcept TandemError as error:\n    print(error)\n"
     )
     path = os.pathsep.join(filter(None, sys.path))
     told = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": path}

@@ -11,14 +11,22 @@ import numpy as np
 import pytest
 
 from tandem.core.ids import BlockId
-from tandem.engine.orders import Connect, Connected, FailureKind, PeerDrained, PeerLost, ReadDone, ReadFailed
 from tandem.engine.ports import BlockCopy, ReadState, TransportRank
+from tandem.engine.transfer_messages import (
+    Connected,
+    ConnectPeer,
+    FailureKind,
+    PeerDrained,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+)
 from tandem.kv.layout import KVRegion
 from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content
 from tests.contract.transfer.heads import COPIES, HEADS, SEED, World, layout_of
 
 SPLITS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
-"""(ranks of the giver, ranks of the taker)"""
+"""(ranks of the producer, ranks of the consumer)"""
 LOCAL, SMALL, NIXL = "local-float32", "local-float8_e4m3fn", "nixl-float32"
 WORLDS = (LOCAL, SMALL, NIXL)
 OFTEN = {LOCAL: SPLITS, SMALL: [(1, 2)], NIXL: [(1, 2), (2, 1), (2, 2)]}
@@ -53,14 +61,14 @@ def test_each_rank_gets_its_heads_whatever_the_degrees(world: World) -> None:
 
 
 def assert_heads(world: World, giving: int, taking: int) -> None:
-    giver, content = world.giver(giving), known_content(SEED, NUM_BLOCKS, world.layout)
+    producer, content = world.producer(giving), known_content(SEED, NUM_BLOCKS, world.layout)
     remote, local = (list(side) for side in zip(*COPIES, strict=True))
     wanted = content.reshape(NUM_BLOCKS, HEADS, -1)
-    for rank in world.taker(taking):
-        rank.carrier.accept(Connect(giver))
-        rank.carrier.accept(world.order(1, giver))
+    for rank in world.consumer(taking):
+        rank.carrier.accept(ConnectPeer(producer))
+        rank.carrier.accept(world.order(1, producer))
         connected, done = rank.until(ReadDone)
-        assert connected == Connected(giver), (giving, taking)
+        assert connected == Connected(producer), (giving, taking)
         assert isinstance(done, ReadDone), (giving, taking)
         assert done.num_bytes == len(COPIES) * rank.memory.shape[1], (giving, taking)
         mine = wanted[remote, rank.heads.start : rank.heads.stop].reshape(len(remote), -1)
@@ -73,12 +81,12 @@ def assert_heads(world: World, giving: int, taking: int) -> None:
 @pytest.mark.parametrize("taking", [1, 2, 4])
 def test_heads_of_the_wrong_rank_do_not_pass(world: World, taking: int) -> None:
     """Two ranks that say they hold each other's heads: all bytes arrive, each of them in another place."""
-    giver = world.giver(2)
-    first, second = giver.ranks
+    producer = world.producer(2)
+    first, second = producer.ranks
     ranks = (replace(first, region=crossed(first, second)), replace(second, region=crossed(second, first)))
-    liar = replace(giver, ranks=ranks)
-    for rank in world.taker(taking):
-        rank.carrier.accept(Connect(liar))
+    liar = replace(producer, ranks=ranks)
+    for rank in world.consumer(taking):
+        rank.carrier.accept(ConnectPeer(liar))
         rank.carrier.accept(world.order(2, liar))
         failed = rank.until(ReadFailed)[-1]
         assert isinstance(failed, ReadFailed)
@@ -92,12 +100,12 @@ def crossed(rank: TransportRank, other: TransportRank) -> KVRegion:
 
 @worlds(LOCAL)
 def test_the_digest_of_one_wrong_head_fails_the_rank_that_holds_it_and_no_other(world: World) -> None:
-    giver = world.giver(2)
-    good = world.order(3, giver)
+    producer = world.producer(2)
+    good = world.order(3, producer)
     assert good.digests is not None
     spoilt = tuple((*heads[:3], heads[3] ^ 1) for heads in good.digests)
-    for rank in world.taker(2):
-        rank.carrier.accept(Connect(giver))
+    for rank in world.consumer(2):
+        rank.carrier.accept(ConnectPeer(producer))
         rank.carrier.accept(replace(good, digests=spoilt))
         end = rank.until(ReadFailed if 3 in rank.heads else ReadDone)[-1]
         assert isinstance(end, ReadFailed if 3 in rank.heads else ReadDone)
@@ -106,9 +114,9 @@ def test_the_digest_of_one_wrong_head_fails_the_rank_that_holds_it_and_no_other(
 @worlds(LOCAL, NIXL)
 def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> None:
     victim, processes = world.spawn("victim", 2)
-    (rank,), healthy = world.taker(1), world.giver(1)
-    rank.carrier.accept(Connect(victim))
-    rank.carrier.accept(Connect(healthy))
+    (rank,), healthy = world.consumer(1), world.producer(1)
+    rank.carrier.accept(ConnectPeer(victim))
+    rank.carrier.accept(ConnectPeer(healthy))
     rank.carrier.accept(world.order(4, victim))
     rank.until(ReadDone)
     processes[1].kill()
@@ -121,7 +129,7 @@ def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> 
     assert failed.kind is FailureKind.PEER and lost.peer == victim
     if not lost.proven and not any(isinstance(event, PeerDrained) for event in events):
         rank.until(PeerDrained)
-    rank.carrier.accept(Connect(healthy))
+    rank.carrier.accept(ConnectPeer(healthy))
     rank.carrier.accept(world.order(6, healthy))
     assert isinstance(rank.until(ReadDone)[-1], ReadDone)
 
@@ -129,7 +137,7 @@ def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> 
 @worlds(LOCAL, NIXL)
 def test_a_rank_that_dies_during_a_read_leaves_nothing_in_doubt(world: World) -> None:
     victim, processes = world.spawn("stopped", 2)
-    (rank,) = world.taker(1)
+    (rank,) = world.consumer(1)
     everything = [BlockCopy(BlockId(block), BlockId(block)) for block in range(NUM_BLOCKS)]
     rank.transport.connect(victim)
     first = rank.transport.post_read(victim, everything[:1])

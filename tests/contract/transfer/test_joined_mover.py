@@ -13,25 +13,25 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
-from tandem.engine.orders import (
+from tandem.engine.ports import BlockCopy, ReadState
+from tandem.engine.transfer_messages import (
     Connected,
     ConnectFailed,
     Event,
     FailureKind,
-    MoverStopped,
     PeerDrained,
     PeerLost,
     ReadDone,
     ReadFailed,
     SelfTestDone,
+    TransferStopped,
 )
-from tandem.engine.ports import BlockCopy, ReadState
-from tandem.transfer.joined import JoinedMover
-from tandem.transfer.mover import Mover
-from tandem.transfer.peers import join_ranks
-from tandem.worker.remote_mover import MoverService, RemoteMover
+from tandem.transfer.multi_rank_transfer import MultiRankTransfer
+from tandem.transfer.peer_layout import join_ranks
+from tandem.transfer.transfer_thread import TransferThread
+from tandem.worker.remote_transfer import RemoteTransfer, TransferServer
 from tests.contract.transfer.conftest import GUARD_S, NUM_BLOCKS, Rig, known_content, reference
-from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, TakerRank, World, layout_of
+from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, ConsumerRank, World, layout_of
 
 
 class Channel:
@@ -64,20 +64,20 @@ class Desk:
     def __init__(self, world: World) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         # Of this test alone: stopping a mover closes its transport.
-        self.ranks = [TakerRank(world.kind, world.layout, rank, 2) for rank in range(2)]
+        self.ranks = [ConsumerRank(world.kind, world.layout, rank, 2) for rank in range(2)]
         self.down, self.up = Channel(), Channel()
-        self.service = MoverService(lambda hear: self._mover_of(1, hear), self.up.send)
+        self.service = TransferServer(lambda hear: self._mover_of(1, hear), self.up.send)
         self.down.deliver = self.service.handle
-        self.mover = JoinedMover([lambda hear: self._mover_of(0, hear), self._remote], self.events.put)
+        self.mover = MultiRankTransfer([lambda hear: self._mover_of(0, hear), self._remote], self.events.put)
         self.mover.start()
         self.service.start()
 
-    def _mover_of(self, rank: int, hear: Callable[[Event], None]) -> Mover:
-        taker = self.ranks[rank]
-        return Mover(taker.transport, taker.digest, hear, SystemClock(), MAX_POST_BYTES)
+    def _mover_of(self, rank: int, hear: Callable[[Event], None]) -> TransferThread:
+        consumer = self.ranks[rank]
+        return TransferThread(consumer.transport, consumer.digest, hear, SystemClock(), MAX_POST_BYTES)
 
-    def _remote(self, hear: Callable[[Event], None]) -> RemoteMover:
-        self.remote = RemoteMover(self.down.send, hear)
+    def _remote(self, hear: Callable[[Event], None]) -> RemoteTransfer:
+        self.remote = RemoteTransfer(self.down.send, hear)
         self.up.deliver = self.remote.received
         return self.remote
 
@@ -95,7 +95,7 @@ class Desk:
         self.down.close()
         self.up.close()
         events = [self.take()]
-        while not isinstance(events[-1], MoverStopped):
+        while not isinstance(events[-1], TransferStopped):
             events.append(self.take())
         return events
 
@@ -124,12 +124,12 @@ def test_one_order_fills_both_ranks_and_is_answered_once(world: World, desk: Des
     wanted = known_content(SEED, NUM_BLOCKS, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
     remote, local = (list(side) for side in zip(*COPIES, strict=True))
     for id, degree in enumerate((1, 2, 4) if world.kind == "local" else (1, 2)):
-        giver = world.giver(degree)
-        desk.mover.connect(giver)
-        assert desk.take() == Connected(giver)
+        producer = world.producer(degree)
+        desk.mover.connect(producer)
+        assert desk.take() == Connected(producer)
         for rank in desk.ranks:
             rank.memory[:] = 0
-        desk.mover.read(world.order(id, giver))
+        desk.mover.read(world.order(id, producer))
         done = desk.take()
         assert isinstance(done, ReadDone)
         assert (done.id, done.num_bytes) == (id, len(COPIES) * world.layout.block_bytes)
@@ -138,15 +138,15 @@ def test_one_order_fills_both_ranks_and_is_answered_once(world: World, desk: Des
     tested = desk.take()
     assert isinstance(tested, SelfTestDone)
     assert tested.error is None
-    assert desk.close() == [MoverStopped(None)]
+    assert desk.close() == [TransferStopped(None)]
 
 
 @ONE
 def test_a_wrong_head_at_either_rank_fails_the_order(world: World, desk: Desk) -> None:
-    giver = world.giver(2)
-    desk.mover.connect(giver)
-    assert desk.take() == Connected(giver)
-    good = world.order(0, giver)
+    producer = world.producer(2)
+    desk.mover.connect(producer)
+    assert desk.take() == Connected(producer)
+    good = world.order(0, producer)
     assert good.digests is not None
     for head in (0, HEADS - 1):
         spoilt = tuple((*heads[:head], heads[head] ^ 1, *heads[head + 1 :]) for heads in good.digests)
@@ -183,29 +183,29 @@ def test_a_source_rank_that_dies_costs_the_peer_at_both_ranks(world: World, desk
 @ONE
 def test_a_peer_that_one_rank_cannot_read_is_connected_at_none(world: World, desk: Desk) -> None:
     """Rank 1 reads from the last rank of four, whose metadata means nothing here."""
-    giver = world.giver(4)
-    *good, last = giver.ranks
-    spoilt = replace(giver, ranks=(*good, replace(last, metadata=b"nothing", agent="nobody")))
+    producer = world.producer(4)
+    *good, last = producer.ranks
+    spoilt = replace(producer, ranks=(*good, replace(last, metadata=b"nothing", agent="nobody")))
     desk.mover.connect(spoilt)
     assert isinstance(desk.take(), ConnectFailed)
-    desk.mover.connect(giver)
-    assert desk.take() == Connected(giver)
+    desk.mover.connect(producer)
+    assert desk.take() == Connected(producer)
 
 
 @ONE
 def test_a_rank_behind_a_broken_channel_ends_the_mover_with_every_order_answered(world: World, desk: Desk) -> None:
-    giver = world.giver(1)
-    desk.mover.connect(giver)
-    assert desk.take() == Connected(giver)
+    producer = world.producer(1)
+    desk.mover.connect(producer)
+    assert desk.take() == Connected(producer)
     desk.down.cut()
-    desk.mover.read(world.order(7, giver))
+    desk.mover.read(world.order(7, producer))
     desk.remote.lost("the process of rank 1 is gone")
     failed = desk.take()
     assert isinstance(failed, ReadFailed)
     assert (failed.id, failed.kind, failed.drained) == (7, FailureKind.STOPPED, False)
-    assert desk.take() == MoverStopped("rank 1: the process of rank 1 is gone")
+    assert desk.take() == TransferStopped("rank 1: the process of rank 1 is gone")
     with pytest.raises(RuntimeError, match="stopped"):
-        desk.mover.connect(giver)
+        desk.mover.connect(producer)
     assert desk.mover.stop(GUARD_S)
     assert desk.service.stop(GUARD_S)
     desk.down.close()
@@ -215,12 +215,12 @@ def test_a_rank_behind_a_broken_channel_ends_the_mover_with_every_order_answered
 @BOTH
 def test_what_our_ranks_say_of_themselves_is_one_worker(world: World, desk: Desk) -> None:
     """Others read from us as from one worker of two ranks."""
-    us = reference("taker-of-2")
+    us = reference("consumer-of-2")
     peer = join_ranks([rank.transport.describe(us) for rank in desk.ranks])
     assert [(rank.region.head_start, rank.region.head_stop) for rank in peer.ranks] == [(0, 2), (2, 4)]
     desk.ranks[0].memory[3], desk.ranks[1].memory[3] = 1, 2
     desk.mover.set_busy(True)
-    (reader,) = world.taker(1)
+    (reader,) = world.consumer(1)
     reader.transport.connect(peer)
     handle = reader.transport.post_read(peer, [BlockCopy(BlockId(3), BlockId(9))])
     assert Rig.until(lambda: reader.transport.poll(handle), lambda state: state is not ReadState.PENDING)

@@ -11,20 +11,20 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
-from tandem.engine.orders import (
+from tandem.engine.ports import BlockCopy, ReadState
+from tandem.engine.transfer_messages import (
     Connected,
     Event,
     FailureKind,
-    MoverStopped,
     PeerDrained,
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadOrder,
+    ReadRequest,
     SelfTestDone,
+    TransferStopped,
 )
-from tandem.engine.ports import BlockCopy, ReadState
-from tandem.transfer.mover import Mover
+from tandem.transfer.transfer_thread import TransferThread
 
 GUARD_S = 60.0
 """Only ends a test that hangs."""
@@ -37,7 +37,7 @@ class Desk:
     def __init__(self, rig) -> None:
         transport, self.memory = rig.new_transport()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.mover = Mover(transport, self.digest, self.events.put, SystemClock(), MAX_POST_BYTES)
+        self.mover = TransferThread(transport, self.digest, self.events.put, SystemClock(), MAX_POST_BYTES)
         self.mover.start()
 
     def digest(self, blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
@@ -50,10 +50,10 @@ class Desk:
         self.mover.connect(peer.handshake)
         assert self.take() == Connected(peer.handshake)
 
-    def order(self, id: int, peer, remote: Sequence[int], local: Sequence[int]) -> ReadOrder:
+    def order(self, id: int, peer, remote: Sequence[int], local: Sequence[int]) -> ReadRequest:
         copies = tuple(BlockCopy(BlockId(r), BlockId(b)) for r, b in zip(remote, local, strict=True))
         digests = tuple(sum_of(peer.content[r], n) for n, r in enumerate(remote))
-        return ReadOrder(id, peer.handshake, copies, tuple(range(len(copies))), digests)
+        return ReadRequest(id, peer.handshake, copies, tuple(range(len(copies))), digests)
 
 
 def sum_of(block: np.ndarray, logical: int) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ def desk(rig) -> Iterator[Desk]:
     yield desk
     assert desk.mover.stop(GUARD_S)
     events = []
-    while not isinstance(event := desk.take(), MoverStopped):
+    while not isinstance(event := desk.take(), TransferStopped):
         events.append(event)
     assert event.error is None
 
@@ -94,7 +94,7 @@ def test_orders_are_read_checked_and_reported(desk, good_peer) -> None:
 def test_another_block_than_the_offered_one_is_noticed(desk, good_peer) -> None:
     desk.connect(good_peer)
     order = desk.order(1, good_peer, [3, 4], [0, 1])
-    swapped = ReadOrder(1, order.peer, order.copies[::-1], order.logical, order.digests)
+    swapped = ReadRequest(1, order.peer, order.copies[::-1], order.logical, order.digests)
     desk.mover.read(swapped)
     event = desk.take()
     assert isinstance(event, ReadFailed)

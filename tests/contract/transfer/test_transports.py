@@ -13,7 +13,7 @@ import pytest
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import BlockCopy, PeerError, ReadState
 from tandem.kv.layout import KVGroup, KVRegion
-from tandem.transfer.peers import CopyRefused
+from tandem.transfer.peer_layout import CopyRefused
 
 
 def copies_of(remote: Sequence[int], local: Sequence[int]) -> list[BlockCopy]:
@@ -64,13 +64,13 @@ def test_many_reads_at_once(rig, good_peer) -> None:
 
 
 def test_two_transports_of_one_process(rig) -> None:
-    giver, memory = rig.new_transport()
+    producer, memory = rig.new_transport()
     memory[:] = np.random.default_rng(3).integers(0, 256, memory.shape, dtype=np.uint8)
-    peer = giver.describe(WorkerRef(WorkerId("neighbour"), Incarnation(1), "127.0.0.1:2"))
+    peer = producer.describe(WorkerRef(WorkerId("neighbour"), Incarnation(1), "127.0.0.1:2"))
     rig.transport.connect(peer)
     handle = rig.transport.post_read(peer, copies_of([3, 1, 200], [0, 250, 4]))
     while (state := rig.transport.poll(handle)) is ReadState.PENDING:
-        giver.progress()
+        producer.progress()
     assert state is ReadState.DONE
     assert np.array_equal(rig.memory[[0, 250, 4]], memory[[3, 1, 200]])
     assert rig.transport.disconnect(peer)

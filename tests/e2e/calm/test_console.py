@@ -13,8 +13,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tandem.admission.keys import hash_text, key_digest
-from tandem.core.stages import Stage
+from tandem.admission.api_keys import hash_text, key_digest
+from tandem.core.request_stages import Stage
 from tests.e2e.gateway.browser import LAPTOP, PHONE, Look, chromium, look
 from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import Gateway

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.api_keys import hash_text, key_digest
 from tests.e2e.gateway.http import prompt
 from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tandem.core.clock import SystemClock
-from tandem.core.stages import Stage
+from tandem.core.request_stages import Stage
 from tests.e2e.gateway.http import completion
 from tests.e2e.gateway.pair import Pair
 

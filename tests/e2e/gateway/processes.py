@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 import httpx
 
-from tandem.stores.embedded import find_program
+from tandem.stores.embedded_redis import find_program
 from tandem.wire.channels import channel_options
-from tandem.wire.convert import decode_books
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
-from tandem.wire.trust import Trust
+from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.worker_codec import decode_books
 from tests.e2e.cluster import PATIENCE_S, Program, spawn
 
 
@@ -34,7 +34,7 @@ def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_
 class Worker(Program):
     """A worker process, asked by gRPC about itself, as whoever `trust` is."""
 
-    trust = Trust("test")
+    trust = PeerAuth("test")
 
     def describe(self) -> pb.DescribeReply:
         with self._asking() as ask:

@@ -17,7 +17,7 @@ import openai
 import pytest
 import redis as redis_client
 
-from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.api_keys import hash_text, key_digest
 from tandem.wire.channels import open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub

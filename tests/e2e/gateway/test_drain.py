@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.stores.registry import WorkerRegistry
+from tandem.stores.worker_registry import WorkerRegistry
 from tests.e2e.gateway.http import Answer, Post, completion
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.api_keys import hash_text, key_digest
 from tests.deploy.files import dashboards, panel_queries, rules
 from tests.e2e.cluster import PATIENCE_S, Program
 from tests.e2e.gateway.http import prompt

@@ -40,7 +40,7 @@ def follower_of(worker: Worker) -> int:
     for entry in Path("/proc").iterdir():
         try:
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == worker.pid and b"tandem.worker.rank" in (entry / "cmdline").read_bytes():
+            if int(parent) == worker.pid and b"tandem.worker.rank_process" in (entry / "cmdline").read_bytes():
                 return int(entry.name)
         except (OSError, IndexError, ValueError):
             continue

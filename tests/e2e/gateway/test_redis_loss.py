@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.api_keys import hash_text, key_digest
 from tests.contract.stores.redis_servers import TcpServer, tcp_server
 from tests.contract.stores.test_loss import FAULTS
 from tests.e2e.gateway.http import prompt

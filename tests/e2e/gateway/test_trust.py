@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
-from tandem.wire.trust import Trust
 from tests.certificates import Authority
 from tests.e2e.cluster import PATIENCE_S
 from tests.e2e.gateway.http import LONG_ANSWER, Answer, Post, completion
@@ -56,7 +56,7 @@ def load(gateway: Gateway, expected: dict[int, str]) -> Iterator[list[str]]:
             thread.join(PATIENCE_S)
 
 
-def start(running: Cluster, trust: Trust, *pools: tuple[str, str]) -> tuple[Gateway, dict[str, Worker]]:
+def start(running: Cluster, trust: PeerAuth, *pools: tuple[str, str]) -> tuple[Gateway, dict[str, Worker]]:
     workers = {name: running.worker(name, pool) for name, pool in pools}
     gateway = running.gateway("gateway")
     for program in (*workers.values(), gateway):
@@ -76,7 +76,7 @@ def test_a_cluster_with_a_secret_and_an_operator(tmp_path: Path, redis_url: str,
     wrong.write_text("w" * 64 + "\n")
     here = ("--redis-url", redis_url, "--namespace", "trust", "--secret-file", str(secret))
     with cluster(tmp_path, redis_url, model, *SETTINGS, *here[2:]) as running:
-        trust = Trust("test", SecretFile(secret))
+        trust = PeerAuth("test", SecretFile(secret))
         pools = (("p", "prefill"), ("d", "decode"), ("e", "decode"))
         gateway, workers = start(running, trust, *pools)
         stranger = running.gateway("stranger", "--secret-file", str(wrong))

@@ -15,17 +15,17 @@ import pytest
 import yaml
 
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
-from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
-from tandem.stores.demand import DemandBoard, DemandRecord, DemandTotals
-from tandem.stores.record import WorkerRecord
-from tandem.stores.registry import WorkerRegistry
-from tandem.stores.targets import Targets
-from tandem.wire.convert import encode_load, encode_step_cost
-from tandem.wire.convert_kv import encode_worker
+from tandem.core.worker_load import WorkerLoad
+from tandem.stores.demand_store import DemandRecord, DemandStore, DemandTotals
+from tandem.stores.replica_targets import ReplicaTargets
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
-from tandem.wire.trust import Trust
+from tandem.wire.kv_codec import encode_worker
+from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.worker_codec import encode_load, encode_step_cost
 from tests.e2e.cluster import Program
 from tests.unit.planner.kube_server import kube_server
 from tests.unit.planner.rig import eventually
@@ -42,9 +42,9 @@ class Worker(WorkerServicer):
         self.ref = WorkerRef(WorkerId(name), Incarnation(1), f"{host}:0")
         self.pool = pool
         self.is_draining = False
-        self._server = Trust(name).server(self.ref.incarnation)
+        self._server = PeerAuth(name).server(self.ref.incarnation)
         add_WorkerServicer_to_server(self, self._server)
-        port = Trust(name).listen(self._server, self.ref.address)
+        port = PeerAuth(name).listen(self._server, self.ref.address)
         self.ref = WorkerRef(self.ref.id, self.ref.incarnation, f"{host}:{port}")
 
     async def start(self, registry: WorkerRegistry) -> None:
@@ -58,7 +58,7 @@ class Worker(WorkerServicer):
         await self._server.stop(0)
 
     async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeReply:
-        load = Load(num_blocks=64, num_free_blocks=64, draining=self.is_draining)
+        load = WorkerLoad(num_blocks=64, num_free_blocks=64, draining=self.is_draining)
         transport = kv_pb2.TransportPeer(layout=kv_pb2.KVLayout(block_size=16))
         return worker_pb2.DescribeReply(
             worker=encode_worker(self.ref),
@@ -85,7 +85,7 @@ def world() -> Iterator[tuple[World, str]]:
 async def workers(world: tuple[World, str], redis_url: str) -> AsyncIterator[list[Worker]]:
     """One in each pod, as registered as can be, and a gateway that is asked for nothing."""
     registry = WorkerRegistry(redis_url, NAMESPACE, ttl_s=600.0)
-    board = DemandBoard(redis_url, NAMESPACE, ttl_s=600.0)
+    board = DemandStore(redis_url, NAMESPACE, ttl_s=600.0)
     await board.tell(DemandRecord(gateway=GatewayId("g"), totals={"m": DemandTotals()}))
     made = []
     for pool, group in GROUPS.items():
@@ -156,7 +156,7 @@ async def test_one_acts_and_when_it_is_killed_the_other_does(
     await asyncio.to_thread(first.kill)
     await eventually(lambda: cluster.replicas() == (1, 4))
     assert cluster.api.writes()[-1].who == second.ready["planner"]
-    targets = Targets(redis_url, NAMESPACE)
+    targets = ReplicaTargets(redis_url, NAMESPACE)
     await eventually(lambda: cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == cluster.holder)
     assert await asyncio.to_thread(second.stop) == 0
     assert cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == "", "left to the next one at once"

@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 from tandem.core.ids import PlannerId, WorkerRef
-from tandem.stores.record import WorkerRecord
-from tandem.stores.registry import WorkerRegistry
-from tandem.stores.targets import TargetRecord, Targets
+from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRegistry
 from tandem.worker.run_file import read_run_files
 from tests.chart.release import render
 from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
@@ -204,10 +204,10 @@ def test_a_pool_grows_and_shrinks_as_the_planner_says(pod: Pod) -> None:
 
 
 async def _say_target(redis_url: str, replicas: dict[str, int]) -> None:
-    targets = Targets(redis_url, NAMESPACE)
+    targets = ReplicaTargets(redis_url, NAMESPACE)
     try:
         planner = PlannerId("test")
-        assert await targets.say(TargetRecord(model="tiny", planner=planner, replicas=replicas)) == planner
+        assert await targets.publish(TargetRecord(model="tiny", planner=planner, replicas=replicas)) == planner
     finally:
         await targets.close()
 

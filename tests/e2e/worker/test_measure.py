@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.core.ids import WorkerRef
-from tandem.wire.convert_kv import encode_worker
 from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.kv_codec import encode_worker
 from tests.e2e.client import Client
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.worker.conftest import Start
@@ -19,14 +19,14 @@ from tests.e2e.worker.conftest import Start
 Two = tuple[WorkerProcess, WorkerProcess]
 
 
-async def measure(taker: Client, source: WorkerRef, num_bytes: int = 0) -> pb.MeasureReply:
-    return await taker.stub.Measure(pb.MeasureRequest(source=encode_worker(source), num_bytes=num_bytes), timeout=60)
+async def measure(consumer: Client, source: WorkerRef, num_bytes: int = 0) -> pb.MeasureReply:
+    return await consumer.stub.Measure(pb.MeasureRequest(source=encode_worker(source), num_bytes=num_bytes), timeout=60)
 
 
 @pytest.fixture(scope="module", params=["nixl", pytest.param("local", marks=pytest.mark.nightly)])
 def two(request: pytest.FixtureRequest, start: Start) -> Iterator[Two]:
     kind = request.param
-    workers = start(f"giver-{kind}", "prefill", kind), start(f"taker-{kind}", "decode", kind)
+    workers = start(f"producer-{kind}", "prefill", kind), start(f"consumer-{kind}", "decode", kind)
     yield workers
     for worker in workers:
         assert worker.exit_code is None, f"{worker.name} ended by itself: {worker.log}"
@@ -34,10 +34,10 @@ def two(request: pytest.FixtureRequest, start: Start) -> Iterator[Two]:
 
 
 async def test_the_way_is_named_and_bytes_are_checked_and_nothing_is_left(two: Two) -> None:
-    giver, taker = two
-    async with Client(taker.ref) as client, Client(giver.ref) as other:
+    producer, consumer = two
+    async with Client(consumer.ref) as client, Client(producer.ref) as other:
         before = await client.books(), await other.books()
-        reply = await measure(client, giver.ref, 40 << 20)
+        reply = await measure(client, producer.ref, 40 << 20)
         assert not reply.HasField("refusal"), reply
         report = reply.report
         assert report.way == "shared_memory", report.evidence
@@ -55,34 +55,34 @@ async def test_what_went_over_tcp_is_seen_in_the_counters_of_the_network(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    taker = start("taker-tcp", "decode", "nixl")
-    giver = start("giver-tcp", "prefill", "nixl")
-    async with Client(taker.ref) as client, Client(giver.ref):
-        reply = await measure(client, giver.ref, 40 << 20)
+    consumer = start("consumer-tcp", "decode", "nixl")
+    producer = start("producer-tcp", "prefill", "nixl")
+    async with Client(consumer.ref) as client, Client(producer.ref):
+        reply = await measure(client, producer.ref, 40 << 20)
         assert (reply.report.way, reply.refusal.message) == ("tcp", ""), reply
         assert "network interfaces received" in reply.report.evidence
 
 
 async def test_a_worker_does_not_measure_itself_or_who_is_not_there(two: Two) -> None:
-    giver, taker = two
-    async with Client(taker.ref) as client:
+    producer, consumer = two
+    async with Client(consumer.ref) as client:
         for source, kind in (
-            (taker.ref, "invalid_request"),
-            (WorkerRef(giver.ref.id, giver.ref.incarnation, "127.0.0.1:1"), "worker_lost"),
-            (WorkerRef(giver.ref.id, type(giver.ref.incarnation)(7), giver.ref.address), "worker_lost"),
+            (consumer.ref, "invalid_request"),
+            (WorkerRef(producer.ref.id, producer.ref.incarnation, "127.0.0.1:1"), "worker_lost"),
+            (WorkerRef(producer.ref.id, type(producer.ref.incarnation)(7), producer.ref.address), "worker_lost"),
         ):
             reply = await measure(client, source)
             assert (reply.refusal.kind, reply.HasField("report")) == (kind, False)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("num_givers", "num_takers"), [(2, 1), (1, 2)])
-async def test_ranks_are_measured_together(start: Start, num_givers: int, num_takers: int) -> None:
-    name = f"{num_givers}-{num_takers}"
-    giver = start(f"giver-{name}", "prefill", "local", "--tensor-parallel", str(num_givers))
-    taker = start(f"taker-{name}", "decode", "local", "--tensor-parallel", str(num_takers))
-    async with Client(taker.ref) as client, Client(giver.ref):
-        reply = await measure(client, giver.ref, 20 << 20)
+@pytest.mark.parametrize(("num_producers", "num_consumers"), [(2, 1), (1, 2)])
+async def test_ranks_are_measured_together(start: Start, num_producers: int, num_consumers: int) -> None:
+    name = f"{num_producers}-{num_consumers}"
+    producer = start(f"producer-{name}", "prefill", "local", "--tensor-parallel", str(num_producers))
+    consumer = start(f"consumer-{name}", "decode", "local", "--tensor-parallel", str(num_consumers))
+    async with Client(consumer.ref) as client, Client(producer.ref):
+        reply = await measure(client, producer.ref, 20 << 20)
         assert not reply.HasField("refusal"), reply
         assert reply.report.num_bytes >= 20 << 20
 
@@ -90,17 +90,17 @@ async def test_ranks_are_measured_together(start: Start, num_givers: int, num_ta
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["local", "nixl"])
 async def test_a_source_that_dies_in_the_middle_ends_it_once_and_leaves_nothing(start: Start, kind: str) -> None:
-    giver, taker = start(f"dying-{kind}", "prefill", kind), start(f"reader-{kind}", "decode", kind)
-    async with Client(taker.ref) as client:
-        assert (await measure(client, giver.ref, 1 << 20)).report.num_bytes >= 1 << 20
+    producer, consumer = start(f"dying-{kind}", "prefill", kind), start(f"reader-{kind}", "decode", kind)
+    async with Client(consumer.ref) as client:
+        assert (await measure(client, producer.ref, 1 << 20)).report.num_bytes >= 1 << 20
         before = await client.books()
-        asked = asyncio.create_task(measure(client, giver.ref, 1 << 40))
+        asked = asyncio.create_task(measure(client, producer.ref, 1 << 40))
         await asyncio.sleep(0.3)
         assert not asked.done(), await asked
-        giver.signal(signal.SIGKILL)
+        producer.signal(signal.SIGKILL)
         reply = await asked
         assert reply.refusal.kind == "kv_lost", reply
         assert await client.books() == before
         new = start(f"dying-{kind}", "prefill", kind)
         reply = await measure(client, new.ref)
-        assert reply.report.num_bytes > 0, "the taker is as good as before"
+        assert reply.report.num_bytes > 0, "the consumer is as good as before"

@@ -11,9 +11,9 @@ import pytest
 
 from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.worker.crew import Launch
-from tandem.worker.model import load_worker_model
-from tandem.worker.rank_child import RankChild
+from tandem.worker.local_rank import RankChild
+from tandem.worker.rank_group import Launch
+from tandem.worker.worker_model import load_worker_model
 from tests.e2e.cluster import spawn
 
 pytestmark = pytest.mark.timeout(120)
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.timeout(120)
 # A rank that is gone once it has said that it is there.
 _VANISH = """
 import socket, sys
-from tandem.engine.ranks import Joining
-from tandem.wire.convert_rank import encode_event
+from tandem.engine.rank_messages import RankReady
+from tandem.wire.rank_codec import encode_event
 line = socket.socket(socket.AF_UNIX)
 line.connect(sys.argv[1] + "/leader.sock")
-word = encode_event(Joining(int(sys.argv[2])))
+word = encode_event(RankReady(int(sys.argv[2])))
 line.sendall(len(word).to_bytes(4, "big") + word)
 """
 

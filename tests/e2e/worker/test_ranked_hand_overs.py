@@ -33,16 +33,16 @@ def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerP
 async def test_tokens_are_the_same_in_both_directions(pair: tuple[WorkerProcess, WorkerProcess]) -> None:
     one, two = pair
     async with Client(one.ref) as single, Client(two.ref) as ranked:
-        for giver, taker in ((ranked, single), (single, ranked)):
+        for producer, consumer in ((ranked, single), (single, ranked)):
             for num_prompt in (3, 100, 700):
                 request = fresh_request(num_prompt, 16)
-                key, _ = await hand_over(giver, taker, request)
-                assert isinstance(await taker.end_of(key), Finished)
-                pulled = taker.pulled(key)
+                key, _ = await hand_over(producer, consumer, request)
+                assert isinstance(await consumer.end_of(key), Finished)
+                pulled = consumer.pulled(key)
                 assert pulled is not None and pulled.num_blocks == -(-num_prompt // 16)
-                assert taker.tokens(key) == await in_one_place(single, request)
-            await giver.settled()
-            await taker.settled()
+                assert consumer.tokens(key) == await in_one_place(single, request)
+            await producer.settled()
+            await consumer.settled()
         key, _ = await hand_over(ranked, single, fresh_request(3000, 8))
         await half_computed(ranked)
         os.kill(follower_of(two), signal.SIGKILL)

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
-from tandem.core.request import Generate, Prefill, RemotePrefix, Request, Resume
-from tandem.engine.taker import LEAST_LOAN_S
+from tandem.core.request import GenerateJob, PrefillJob, RemotePrefix, Request, ResumeJob
+from tandem.engine.kv_consumer import MIN_PREFIX_FETCH_S
 from tandem.wire.gen import worker_pb2 as pb
 from tests.e2e.client import Client, hand_over, new_request
 from tests.e2e.cluster import WorkerProcess
@@ -44,9 +44,9 @@ class Pair:
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[tuple[Client, Client]]:
         async with AsyncExitStack() as stack:
-            giver = await stack.enter_async_context(Client(self.prefill.ref))
-            taker = await stack.enter_async_context(Client(self.decode.ref))
-            yield giver, taker
+            producer = await stack.enter_async_context(Client(self.prefill.ref))
+            consumer = await stack.enter_async_context(Client(self.decode.ref))
+            yield producer, consumer
 
     def replace(self, which: str) -> None:
         """A new life under the old name."""
@@ -86,37 +86,37 @@ async def in_one_place(client: Client, request: Request) -> list[int]:
     return client.tokens(key)
 
 
-async def half_computed(giver: Client) -> None:
-    """Until the giver has leased blocks and is still computing."""
+async def half_computed(producer: Client) -> None:
+    """Until the producer has leased blocks and is still computing."""
     async with asyncio.timeout(20):
-        while not (await giver.books()).num_leased_blocks:
+        while not (await producer.books()).num_leased_blocks:
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("num_prompt", [17, 700, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 16, 100))])
 async def test_split_in_two_the_tokens_are_the_same(pair: Pair, num_prompt: int) -> None:
-    async with pair.clients() as (giver, taker):
+    async with pair.clients() as (producer, consumer):
         request = fresh_request(num_prompt, 24)
-        key, _ = await hand_over(giver, taker, request)
-        assert isinstance(await taker.end_of(key), Finished)
-        tokens = taker.tokens(key)
-        assert len(tokens) == 24 and giver.tokens(key) == tokens[:1]
-        pulled = taker.pulled(key)
+        key, _ = await hand_over(producer, consumer, request)
+        assert isinstance(await consumer.end_of(key), Finished)
+        tokens = consumer.tokens(key)
+        assert len(tokens) == 24 and producer.tokens(key) == tokens[:1]
+        pulled = consumer.pulled(key)
         assert pulled is not None and pulled.num_blocks == -(-num_prompt // 16)
-        assert tokens == await in_one_place(giver, request)
-        assert tokens == await in_one_place(taker, request)
-        await giver.settled()
-        await taker.settled()
+        assert tokens == await in_one_place(producer, request)
+        assert tokens == await in_one_place(consumer, request)
+        await producer.settled()
+        await consumer.settled()
 
 
 async def test_what_both_tell_at_metrics_adds_up(pair: Pair) -> None:
-    async with pair.clients() as (giver, taker):
-        befores = [await scrape(client) for client in (giver, taker)]
-        key, _ = await hand_over(giver, taker, fresh_request(100, 24))
-        assert isinstance(await taker.end_of(key), Finished)
-        await giver.settled()
-        await taker.settled()
-        gave, took = [await scrape(client) for client in (giver, taker)]
+    async with pair.clients() as (producer, consumer):
+        befores = [await scrape(client) for client in (producer, consumer)]
+        key, _ = await hand_over(producer, consumer, fresh_request(100, 24))
+        assert isinstance(await consumer.end_of(key), Finished)
+        await producer.settled()
+        await consumer.settled()
+        gave, took = [await scrape(client) for client in (producer, consumer)]
 
         def grown(name: str, **attributes: str) -> tuple[float, float]:
             now = (gave.sum(name, **attributes), took.sum(name, **attributes))
@@ -127,7 +127,7 @@ async def test_what_both_tell_at_metrics_adds_up(pair: Pair) -> None:
         assert grown("tandem_jobs_total", kind="prefill", outcome="handed_over") == (1, 0)
         assert grown("tandem_jobs_total", kind="resume", outcome="finished") == (0, 1)
         assert grown("tandem_jobs_total") == (1, 1)
-        pulled = taker.pulled(key)
+        pulled = consumer.pulled(key)
         assert pulled is not None and pulled.num_blocks == 7
         assert grown("tandem_transfer_bytes_total", transport=pair.transport) == (0, pulled.num_bytes)
         for each in (gave, took):
@@ -144,9 +144,9 @@ def reference(tiny_directory: Path) -> Any:
 @pytest.mark.parametrize("max_tokens", [12, pytest.param(0, marks=pytest.mark.nightly)])
 async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, reference: Any, max_tokens: int) -> None:
     """Although both workers have it cached; penalties look back over the hand-off."""
-    async with pair.clients() as (giver, taker):
+    async with pair.clients() as (producer, consumer):
         request = fresh_request(100, 12)
-        for client in (giver, taker):
+        for client in (producer, consumer):
             await client.end_of(
                 await client.generate(replace(request, id=RequestId(f"{request.id}-{client.worker.id}")))
             )
@@ -154,16 +154,16 @@ async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, refere
             request.sampling, max_tokens=max_tokens, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.5
         )
         request = replace(request, sampling=sampling, prompt_logprobs=2)
-        key, _ = await hand_over(giver, taker, request)
-        ends = [await client.end_of(key) for client in (giver, taker)]
+        key, _ = await hand_over(producer, consumer, request)
+        ends = [await client.end_of(key) for client in (producer, consumer)]
         reason = next(end.reason for end in ends if isinstance(end, Finished) and end.reason is not None)
-        assert reason is FinishReason.LENGTH and taker.scores(key) == []
-        tokens = taker.tokens(key)
+        assert reason is FinishReason.LENGTH and consumer.scores(key) == []
+        tokens = consumer.tokens(key)
         assert len(tokens) == max_tokens
         with torch.inference_mode():
             rows = reference(torch.tensor([[*request.prompt_tokens, *tokens]])).logits[0]
         logprobs = torch.log_softmax(rows, -1)
-        scores = giver.scores(key)
+        scores = producer.scores(key)
         assert [score.id for score in scores] == list(request.prompt_tokens[1:])
         assert [s.logprob for s in scores] == pytest.approx(
             [float(r[s.id]) for r, s in zip(logprobs, scores, strict=False)], abs=1e-9
@@ -174,21 +174,21 @@ async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, refere
             for processor in processors(sampling, len(request.prompt_tokens)):
                 row = processor(known, row)
             assert token == int(row.argmax())
-        await giver.settled()
-        await taker.settled()
+        await producer.settled()
+        await consumer.settled()
 
 
 async def test_many_at_once_in_both_directions(pair: Pair) -> None:
     async with pair.clients() as (one, two):
         started = []
         for i in range(10):
-            giver, taker = (one, two) if i % 2 else (two, one)
+            producer, consumer = (one, two) if i % 2 else (two, one)
             request = fresh_request(20 + 37 * i, 16)
-            started.append((taker, request, (await hand_over(giver, taker, request))[0]))
-        for taker, request, key in started:
-            end = await taker.end_of(key)
+            started.append((consumer, request, (await hand_over(producer, consumer, request))[0]))
+        for consumer, request, key in started:
+            end = await consumer.end_of(key)
             assert isinstance(end, Finished), end
-            assert taker.tokens(key) == await in_one_place(taker, request)
+            assert consumer.tokens(key) == await in_one_place(consumer, request)
         await one.settled()
         await two.settled()
     assert pair.prefill.complaints() + pair.decode.complaints() == []
@@ -196,89 +196,89 @@ async def test_many_at_once_in_both_directions(pair: Pair) -> None:
 
 @pytest.mark.parametrize("state", ["half computed", pytest.param("decoding", marks=pytest.mark.nightly)])
 async def test_cancel(pair: Pair, state: str) -> None:
-    async with pair.clients() as (giver, taker):
-        key, _ = await hand_over(giver, taker, fresh_request(1500, 2000))
+    async with pair.clients() as (producer, consumer):
+        key, _ = await hand_over(producer, consumer, fresh_request(1500, 2000))
         if state == "half computed":
-            await half_computed(giver)
+            await half_computed(producer)
         else:
-            await taker.num_tokens(key, 3)
-        await asyncio.gather(giver.cancel(key), taker.cancel(key))
-        assert await taker.end_of(key) == Cancelled(key)
-        await giver.settled()
-        await taker.settled()
+            await consumer.num_tokens(key, 3)
+        await asyncio.gather(producer.cancel(key), consumer.cancel(key))
+        assert await consumer.end_of(key) == Cancelled(key)
+        await producer.settled()
+        await consumer.settled()
 
 
 @pytest.mark.nightly
 async def test_prefill_killed_in_mid_prefill(pair: Pair) -> None:
-    async with pair.clients() as (giver, taker):
-        key, _ = await hand_over(giver, taker, fresh_request(3000, 8))
-        await half_computed(giver)
+    async with pair.clients() as (producer, consumer):
+        key, _ = await hand_over(producer, consumer, fresh_request(3000, 8))
+        await half_computed(producer)
         pair.prefill.kill()
-        failed = await taker.end_of(key)
+        failed = await consumer.end_of(key)
         assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-        await taker.settled()
+        await consumer.settled()
         pair.replace("prefill")
     await works(pair)
 
 
 @pytest.mark.nightly
 async def test_decode_killed_in_mid_decode(pair: Pair) -> None:
-    async with pair.clients() as (giver, taker):
-        key, _ = await hand_over(giver, taker, fresh_request(200, 3000))
-        await taker.num_tokens(key, 3)
+    async with pair.clients() as (producer, consumer):
+        key, _ = await hand_over(producer, consumer, fresh_request(200, 3000))
+        await consumer.num_tokens(key, 3)
         pair.decode.kill()
-        await taker.until(lambda: taker.stream_error is not None)
-        await giver.settled()
+        await consumer.until(lambda: consumer.stream_error is not None)
+        await producer.settled()
         pair.replace("decode")
     await works(pair)
 
 
 async def test_decode_killed_in_mid_transfer_gives_the_lease_back(pair: Pair) -> None:
-    async with pair.clients() as (giver, taker):
-        key, _ = await hand_over(giver, taker, fresh_request(3000, 8))
-        await half_computed(giver)
+    async with pair.clients() as (producer, consumer):
+        key, _ = await hand_over(producer, consumer, fresh_request(3000, 8))
+        await half_computed(producer)
         pair.decode.kill()
         # Nobody renews the lease: the prefill fails rather than compute for nobody.
-        failed = await giver.end_of(key)
+        failed = await producer.end_of(key)
         assert isinstance(failed, Failed | Finished)
-        await giver.settled()
+        await producer.settled()
         pair.replace("decode")
     await works(pair)
 
 
 @pytest.mark.nightly
 async def test_a_prefill_worker_that_wakes_up_late_harms_nobody(pair: Pair) -> None:
-    async with pair.clients() as (giver, taker):
+    async with pair.clients() as (producer, consumer):
         request = fresh_request(3000, 8)
-        key, _ = await hand_over(giver, taker, request)
-        await half_computed(giver)
+        key, _ = await hand_over(producer, consumer, request)
+        await half_computed(producer)
         pair.prefill.signal(signal.SIGSTOP)
-        failed = await taker.end_of(key)
+        failed = await consumer.end_of(key)
         assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-        assert taker.tokens(key) == []
+        assert consumer.tokens(key) == []
         await asyncio.sleep(LEASE_S)
         pair.prefill.signal(signal.SIGCONT)
-        await giver.end_of(key)
-        await giver.settled()
-        await taker.settled()
+        await producer.end_of(key)
+        await producer.settled()
+        await consumer.settled()
         # The same request again, as a new attempt from the same two workers.
-        again, _ = await hand_over(giver, taker, request, attempt=2)
-        assert isinstance(await taker.end_of(again), Finished)
-        assert taker.tokens(again) == await in_one_place(taker, request)
-        await giver.settled()
-        await taker.settled()
+        again, _ = await hand_over(producer, consumer, request, attempt=2)
+        assert isinstance(await consumer.end_of(again), Finished)
+        assert consumer.tokens(again) == await in_one_place(consumer, request)
+        await producer.settled()
+        await consumer.settled()
 
 
 @pytest.mark.nightly
 async def test_a_worker_that_is_told_to_end_finishes_what_runs(pair: Pair) -> None:
-    async with pair.clients() as (giver, taker):
+    async with pair.clients() as (producer, consumer):
         request = fresh_request(60, 100)
-        expected = await in_one_place(giver, request)
-        key, _ = await hand_over(giver, taker, request)
-        await taker.num_tokens(key, 2)
+        expected = await in_one_place(producer, request)
+        key, _ = await hand_over(producer, consumer, request)
+        await consumer.num_tokens(key, 2)
         pair.decode.signal(signal.SIGTERM)
-        assert isinstance(await taker.end_of(key), Finished)
-        assert taker.tokens(key) == expected
+        assert isinstance(await consumer.end_of(key), Finished)
+        assert consumer.tokens(key) == expected
         assert await asyncio.to_thread(pair.decode.wait) == 0
         pair.replace("decode")
     await works(pair)
@@ -286,26 +286,26 @@ async def test_a_worker_that_is_told_to_end_finishes_what_runs(pair: Pair) -> No
 
 @pytest.mark.nightly
 async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
-    async with pair.clients() as (giver, taker):
-        key = await taker.generate(fresh_request(60, 5000))
-        await taker.num_tokens(key, 2)
+    async with pair.clients() as (producer, consumer):
+        key = await consumer.generate(fresh_request(60, 5000))
+        await consumer.num_tokens(key, 2)
         pair.decode.signal(signal.SIGTERM)
-        await taker.until(lambda: taker.load.draining)
+        await consumer.until(lambda: consumer.load.draining)
         pair.decode.signal(signal.SIGTERM)
-        failed = await taker.end_of(key)
+        failed = await consumer.end_of(key)
         assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
         assert await asyncio.to_thread(pair.decode.wait) == 0
         pair.replace("decode")
-        await giver.settled()
+        await producer.settled()
     await works(pair)
 
 
-async def borrow(taker: Client, source: WorkerRef, request: Request) -> JobKey:
+async def prefix_request(consumer: Client, source: WorkerRef, request: Request) -> JobKey:
     """Generate with a prefix that the source is thought to have."""
     num_blocks = len(request.prompt_tokens) // 16
     prefix = RemotePrefix(handoff=HandoffId(f"loan-{request.id}"), source=source, num_blocks=num_blocks)
-    job = Generate(request=request, attempt=1, prefix=prefix)
-    await taker.submit(job)
+    job = GenerateJob(request=request, attempt=1, prefix=prefix)
+    await consumer.submit(job)
     return job.key
 
 
@@ -313,21 +313,21 @@ def num_cached(client: Client, key: JobKey) -> int | None:
     return next(event.num_cached_tokens for event in client.events[key] if isinstance(event, Token))
 
 
-async def lend(giver: Client, taker: Client, num_prompt: int) -> tuple[Request, JobKey, JobKey]:
-    """A request, and who computed and who read its prefix. Another one where the machine was so busy that the taker had
-    reason to give the giver up: that a loan which may be given up is, is no failure."""
+async def lend(producer: Client, consumer: Client, num_prompt: int) -> tuple[Request, JobKey, JobKey]:
+    """A request, and who computed and who read its prefix. Another one where the machine was so busy that the consumer
+    had reason to give the producer up: that a loan which may be given up is, is no failure."""
     for _ in range(5):
         request = fresh_request(num_prompt, 24)
-        first = await giver.generate(request)
-        await giver.end_of(first)
+        first = await producer.generate(request)
+        await producer.end_of(first)
         again = replace(request, id=RequestId(f"{request.id}-again"))
         began = time.monotonic()
-        key = await borrow(taker, giver.worker, again)
-        await taker.num_tokens(key, 1)
+        key = await prefix_request(consumer, producer.worker, again)
+        await consumer.num_tokens(key, 1)
         waited_s = time.monotonic() - began
-        assert isinstance(await taker.end_of(key), Finished)
-        assert taker.tokens(key) == giver.tokens(first)
-        if taker.pulled(key) is not None or waited_s < LEAST_LOAN_S:
+        assert isinstance(await consumer.end_of(key), Finished)
+        assert consumer.tokens(key) == producer.tokens(first)
+        if consumer.pulled(key) is not None or waited_s < MIN_PREFIX_FETCH_S:
             return request, first, key
     raise AssertionError("no loan shows a sign of itself in time")
 
@@ -336,18 +336,18 @@ async def lend(giver: Client, taker: Client, num_prompt: int) -> tuple[Request, 
 async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_same(
     pair: Pair, num_prompt: int
 ) -> None:
-    async with pair.clients() as (giver, taker):
-        request, first, key = await lend(giver, taker, num_prompt)
+    async with pair.clients() as (producer, consumer):
+        request, first, key = await lend(producer, consumer, num_prompt)
         num_blocks = (num_prompt - 1) // 16
-        pulled = taker.pulled(key)
+        pulled = consumer.pulled(key)
         assert pulled is not None and (pulled.num_blocks, pulled.source) == (num_blocks, pair.prefill.ref)
-        assert num_cached(taker, key) == 16 * num_blocks
-        # Back again from where it grew: the giver has the prompt, and lacks nothing of it.
-        back = await borrow(giver, pair.decode.ref, replace(request, id=RequestId(f"{request.id}-back")))
-        assert isinstance(await giver.end_of(back), Finished)
-        assert giver.tokens(back) == giver.tokens(first) and giver.pulled(back) is None
-        await giver.settled()
-        await taker.settled()
+        assert num_cached(consumer, key) == 16 * num_blocks
+        # Back again from where it grew: the producer has the prompt, and lacks nothing of it.
+        back = await prefix_request(producer, pair.decode.ref, replace(request, id=RequestId(f"{request.id}-back")))
+        assert isinstance(await producer.end_of(back), Finished)
+        assert producer.tokens(back) == producer.tokens(first) and producer.pulled(back) is None
+        await producer.settled()
+        await consumer.settled()
 
 
 @pytest.mark.nightly
@@ -355,16 +355,16 @@ async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: 
     async with pair.clients() as (one, two):
         started = []
         for i in range(8):
-            giver, taker = (one, two) if i % 2 else (two, one)
+            producer, consumer = (one, two) if i % 2 else (two, one)
             request = fresh_request(60 + 50 * i, 12)
-            await giver.end_of(await giver.generate(request))
+            await producer.end_of(await producer.generate(request))
             again = replace(request, id=RequestId(f"{request.id}-again"))
-            started.append((taker, again, await borrow(taker, giver.worker, again)))
+            started.append((consumer, again, await prefix_request(consumer, producer.worker, again)))
             other = fresh_request(100, 8)
-            started.append((taker, other, (await hand_over(giver, taker, other))[0]))
-        for taker, request, key in started:
-            assert isinstance(await taker.end_of(key), Finished)
-            assert taker.tokens(key) == await in_one_place(taker, request)
+            started.append((consumer, other, (await hand_over(producer, consumer, other))[0]))
+        for consumer, request, key in started:
+            assert isinstance(await consumer.end_of(key), Finished)
+            assert consumer.tokens(key) == await in_one_place(consumer, request)
         await one.settled()
         await two.settled()
     assert pair.prefill.complaints() + pair.decode.complaints() == []
@@ -374,41 +374,41 @@ async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: 
     "fate", ["evicts it", *(pytest.param(fate, marks=pytest.mark.nightly) for fate in ("stands still", "dies"))]
 )
 async def test_where_a_source_fails_the_job_is_computed(pair: Pair, fate: str) -> None:
-    async with pair.clients() as (giver, taker):
+    async with pair.clients() as (producer, consumer):
         request = fresh_request(1200, 8)
         if fate != "evicts it":
-            await giver.end_of(await giver.generate(request))
+            await producer.end_of(await producer.generate(request))
         again = replace(request, id=RequestId(f"{request.id}-again"))
         if fate == "stands still":
             pair.prefill.signal(signal.SIGSTOP)
-        key = await borrow(taker, pair.prefill.ref, again)
+        key = await prefix_request(consumer, pair.prefill.ref, again)
         if fate == "dies":
             # Some of it may have been read by then, or all.
             pair.prefill.kill()
-        end = await taker.end_of(key)
+        end = await consumer.end_of(key)
         assert isinstance(end, Finished), end
-        assert num_cached(taker, key) == 0 or fate == "dies"
+        assert num_cached(consumer, key) == 0 or fate == "dies"
         if fate == "stands still":
             pair.prefill.signal(signal.SIGCONT)
-        assert taker.tokens(key) == await in_one_place(taker, again)
-        await taker.settled()
+        assert consumer.tokens(key) == await in_one_place(consumer, again)
+        await consumer.settled()
         if fate == "dies":
             pair.replace("prefill")
         else:
-            await giver.settled()
+            await producer.settled()
     await works(pair)
 
 
 async def works(pair: Pair) -> None:
     """A hand-off between the two as they are now."""
-    async with pair.clients() as (giver, taker):
+    async with pair.clients() as (producer, consumer):
         request = fresh_request(100, 8)
-        key, _ = await hand_over(giver, taker, request)
-        end = await taker.end_of(key)
+        key, _ = await hand_over(producer, consumer, request)
+        end = await consumer.end_of(key)
         assert isinstance(end, Finished), end
-        assert taker.tokens(key) == await in_one_place(giver, request)
-        await giver.settled()
-        await taker.settled()
+        assert consumer.tokens(key) == await in_one_place(producer, request)
+        await producer.settled()
+        await consumer.settled()
 
 
 @pytest.mark.nightly
@@ -422,24 +422,24 @@ def test_a_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> N
 async def test_choices_share_one_hand_off_and_each_is_what_a_request_of_its_own_draws(pair: Pair) -> None:
     plain = fresh_request(50, 12)
     request = replace(plain, sampling=replace(plain.sampling, temperature=0.9, seed=7))
-    async with pair.clients() as (giver, taker):
+    async with pair.clients() as (producer, consumer):
         alone = []
         for choice in range(3):
             own = replace(request, id=RequestId(f"{request.id}-{choice}"), cache_salt=f"alone-{choice}")
-            job = Generate(request=own, attempt=1, choice=choice)
-            await giver.submit(job)
-            assert isinstance(await giver.end_of(job.key), Finished)
-            alone.append(giver.tokens(job.key))
+            job = GenerateJob(request=own, attempt=1, choice=choice)
+            await producer.submit(job)
+            assert isinstance(await producer.end_of(job.key), Finished)
+            alone.append(producer.tokens(job.key))
         assert len(set(map(tuple, alone))) == 3, "choices differ"
         handoff = HandoffId(f"h-{request.id}")
-        resume = Resume(request=request, attempt=1, num_choices=4, handoff=handoff, source=pair.prefill.ref)
-        await taker.submit(resume)
-        await taker.cancel(resume.keys[3])
-        await giver.submit(Prefill(request=request, attempt=1, num_choices=4, handoff=handoff))
-        ends = [await taker.end_of(key) for key in resume.keys]
+        resume = ResumeJob(request=request, attempt=1, num_choices=4, handoff=handoff, source=pair.prefill.ref)
+        await consumer.submit(resume)
+        await consumer.cancel(resume.keys[3])
+        await producer.submit(PrefillJob(request=request, attempt=1, num_choices=4, handoff=handoff))
+        ends = [await consumer.end_of(key) for key in resume.keys]
         assert isinstance(ends[3], Cancelled) and all(isinstance(end, Finished) for end in ends[:3])
-        assert [taker.tokens(key) for key in resume.keys[:3]] == alone
-        firsts = [(await giver.end_of(key), giver.tokens(key)) for key in resume.keys]
+        assert [consumer.tokens(key) for key in resume.keys[:3]] == alone
+        firsts = [(await producer.end_of(key), producer.tokens(key)) for key in resume.keys]
         assert [tokens for _, tokens in firsts[:3]] == [tokens[:1] for tokens in alone]
         assert all(isinstance(end, Finished) for end, _ in firsts)
-        assert len(taker.tokens(resume.keys[3])) <= 1
+        assert len(consumer.tokens(resume.keys[3])) <= 1

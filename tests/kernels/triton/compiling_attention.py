@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from triton import knobs
 
-from tandem_kernels.triton import chunk, decode
+from tandem_kernels.triton import decode_attention, prefill_attention
 from tandem_kernels.triton.attention import paged_attention, row_attention
 from tests.kernels.triton.attention_cases import SCALE, Case, problem_of
 from tests.kernels.triton.compiling import compile_instead
@@ -31,17 +31,17 @@ _DTYPES = {2: torch.bfloat16, 4: torch.float32}
 def _cases() -> dict[str, Case]:
     """A decode whose context may have several parts, and a chunk."""
     found = {}
-    for (dim, size), float8, block_size in itertools.product(decode.TILES, (False, True), (16, 128)):
+    for (dim, size), float8, block_size in itertools.product(decode_attention.TILES, (False, True), (16, 128)):
         name = f"{dim} {'float8' if float8 else _DTYPES[size]} {block_size}"
         case = Case(((1, 600), (70, 70)), 1, 2, 4, dim, block_size, _DTYPES[size], float8)
         found[f"{name} for {_DTYPES[size]}"] = case
     return found
 
 
-_Tiles = decode.Tiles | chunk.Tiles
+_Tiles = decode_attention.DecodeTiles | prefill_attention.PrefillTiles
 _WAYS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Mapping[tuple[int, int], Any]]]] = {
-    "usual": (paged_attention, {"_split_kernel": decode.TILES, "_chunk_kernel": chunk.TILES}),
-    "batch-invariant": (row_attention, {"_chunk_kernel": chunk.ROW_TILES}),
+    "usual": (paged_attention, {"_split_kernel": decode_attention.TILES, "_chunk_kernel": prefill_attention.TILES}),
+    "batch-invariant": (row_attention, {"_chunk_kernel": prefill_attention.ROW_TILES}),
 }
 
 

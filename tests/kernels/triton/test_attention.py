@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tandem_kernels.contract import AttentionBatch, LayerKV
-from tandem_kernels.triton import chunk, decode
+from tandem_kernels.triton import decode_attention, prefill_attention
 from tandem_kernels.triton.attention import paged_attention
 from tests.covering import covering
 from tests.kernels.triton.attention_cases import (
@@ -117,13 +117,15 @@ def test_one_row(num_decodes: int, device: torch.device) -> None:
 
 def _shorten_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have contexts of a few hundred tokens several slices, each of two tiles."""
-    monkeypatch.setattr(decode, "TILES", dict.fromkeys(decode.TILES, decode.Tiles(32, 64, 4, 3)))
+    monkeypatch.setattr(
+        decode_attention, "TILES", dict.fromkeys(decode_attention.TILES, decode_attention.DecodeTiles(32, 64, 4, 3))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_part_of_several_slices(dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     _shorten_slices(monkeypatch)
-    monkeypatch.setattr(decode, "_PARTS_OF_ALL_HEADS", 2)
+    monkeypatch.setattr(decode_attention, "_PARTS_OF_ALL_HEADS", 2)
     # Four slices and a half; the last whole; one token in the fifth; none in the second part; a chunk across slices.
     spans = ((1, 288), (1, 256), (1, 257), (1, 64), (3, 130))
     case = Case(spans, 4, 1, 2, 128, 64, dtype)
@@ -135,8 +137,8 @@ def test_the_programs_of_a_launch_do_not_matter(device: torch.device, monkeypatc
     case = Case(((1, 275), (1, 75), (2, 200)), 2, 1, 4, 128, 32, torch.bfloat16)
     problem = problem_of(case, device)
     many = run(problem)
-    monkeypatch.setattr(decode, "_PROGRAMS", 1)
-    monkeypatch.setattr(decode, "_LEAST_PROGRAMS", 1)
+    monkeypatch.setattr(decode_attention, "_PROGRAMS", 1)
+    monkeypatch.setattr(decode_attention, "_LEAST_PROGRAMS", 1)
     assert torch.equal(run(problem), many)
 
 
@@ -150,7 +152,7 @@ def test_partial_results_take_no_more_than_there_is_room_for(
     problem = problem_of(case, device)
     together = run(problem)
     launched: list[int] = []
-    launch = decode._launch
+    launch = decode_attention._launch
 
     def noted(*given: object) -> None:
         span = given[5]
@@ -158,12 +160,12 @@ def test_partial_results_take_no_more_than_there_is_room_for(
         launched.append(len(span))
         launch(*given)
 
-    monkeypatch.setattr(decode, "_launch", noted)
+    monkeypatch.setattr(decode_attention, "_launch", noted)
     # Of a row: a table's five slices, each 2 query heads of 128 numbers and a logarithm.
     row_bytes = 5 * 2 * 129 * 4
     for sequences, expected_launches in ((0, [1, 1, 1]), (1, [1, 1, 1]), (2, [2, 1]), (3, [3])):
         launched.clear()
-        monkeypatch.setattr(decode, "SCRATCH_BYTES", sequences * max_rows * row_bytes)
+        monkeypatch.setattr(decode_attention, "SCRATCH_BYTES", sequences * max_rows * row_bytes)
         assert torch.equal(run(problem), together)
         assert launched == expected_launches
 
@@ -311,9 +313,9 @@ def test_launches_follow_from_shapes(
 ) -> None:
     """Tensors without numbers: to read one is an error. Chunks have up to 512 rows."""
     split, join, chunked = _Launches(), _Launches(), _Launches()
-    monkeypatch.setattr(decode, "_split_kernel", split)
-    monkeypatch.setattr(decode, "_join_kernel", join)
-    monkeypatch.setattr(chunk, "_chunk_kernel", chunked)
+    monkeypatch.setattr(decode_attention, "_split_kernel", split)
+    monkeypatch.setattr(decode_attention, "_join_kernel", join)
+    monkeypatch.setattr(prefill_attention, "_chunk_kernel", chunked)
     count = num_decodes + chunks
     planes = torch.empty((9, 8, LAYERS, 2, 16, 128), dtype=torch.bfloat16, device="meta")
     batch = AttentionBatch(

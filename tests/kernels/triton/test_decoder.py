@@ -16,18 +16,18 @@ from tandem.core.config import EngineConfig
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.runtime.batch import Batch, build_batch
-from tandem.runtime.cache import KVCache, unsigned
-from tandem.runtime.cuda import CudaStream
-from tandem.runtime.load_device import compose_executor
+from tandem.runtime.checkpoint import Checkpoint
+from tandem.runtime.cuda_stream import CudaStream
+from tandem.runtime.device_stream import DeviceStream, HostStream
+from tandem.runtime.input_batch import Batch, build_batch
+from tandem.runtime.kv_cache import KVCache, unsigned
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_loader_cuda import compose_executor
 from tandem.runtime.models.decoder import Decoder
-from tandem.runtime.stream import HostStream, Stream
-from tandem.runtime.weights import Checkpoint
-from tandem.sched.plan import Slice
+from tandem.sched.step_plan import ScheduledSlice
 from tandem_kernels.dispatch import REFERENCE, Kernels, triton_kernels
 from tandem_kernels.reference import block_digest
-from tandem_kernels.triton import decode
+from tandem_kernels.triton import decode_attention
 from tests.golden.steps import generate
 
 _CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def _batch(*pieces: tuple[int, int, int]) -> Batch:
     """Of (sequence, start, stop); a sequence's tokens and blocks follow from its number."""
     slices = [
-        Slice(SeqId(s), start, stop - start, (), tuple(BlockId(5 * s + b) for b in (3, 0, 4, 2)), None)
+        ScheduledSlice(SeqId(s), start, stop - start, (), tuple(BlockId(5 * s + b) for b in (3, 0, 4, 2)), None)
         for s, start, stop in pieces
     ]
     tokens = [[(7 * s + 3 * place) % _VOCAB for place in range(start, stop)] for s, start, stop in pieces]
@@ -101,7 +101,7 @@ def _on(device: torch.device, batch: Batch) -> Batch:
     return replace(batch, attention=replace(attention, **moved), **rows)
 
 
-def _stream(device: torch.device) -> Stream:
+def _stream(device: torch.device) -> DeviceStream:
     return HostStream() if device.type == "cpu" else CudaStream(device)
 
 
@@ -184,7 +184,9 @@ def test_a_token_has_the_same_bits_in_whatever_chunk_and_company(
     """Its logits, and those of all before it, which are made from the KV that each way has written. Half types would
     hide most of what differs."""
     # Parts of so few tokens that other kernels split these contexts.
-    monkeypatch.setattr(decode, "TILES", dict.fromkeys(decode.TILES, decode.Tiles(16, 16, 4, 3)))
+    monkeypatch.setattr(
+        decode_attention, "TILES", dict.fromkeys(decode_attention.TILES, decode_attention.DecodeTiles(16, 16, 4, 3))
+    )
     load = models[model], torch.float32, plane
     found = [_first_sequence(way, *load, triton_kernels(batch_invariant=True), device) for way in _WAYS]
     assert found[0].shape == (19, _VOCAB)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem_kernels.contract import AttentionBatch
-from tandem_kernels.triton import decode
+from tandem_kernels.triton import decode_attention
 from tandem_kernels.triton.attention import paged_attention, row_attention
 from tests.kernels.triton.attention_cases import SCALE, Case, Problem, assert_close, problem_of
 
@@ -56,7 +56,9 @@ def test_a_row_has_the_same_bits_in_any_chunk_and_company(
 ) -> None:
     """The last rows of a context at once, in pieces, and as decodes; alone and beside another sequence."""
     # Parts of so few tokens that the usual way splits these contexts.
-    monkeypatch.setattr(decode, "TILES", dict.fromkeys(decode.TILES, decode.Tiles(32, 32, 4, 3)))
+    monkeypatch.setattr(
+        decode_attention, "TILES", dict.fromkeys(decode_attention.TILES, decode_attention.DecodeTiles(32, 32, 4, 3))
+    )
     whole = problem_of(_case(kind, ((_ROWS, 200), (1, 120)), 0, heads=1), device)
     rows = _run(whole)[:_ROWS]
     for sizes in ((40,), (1, 7, 32), (16, 24), (1, 1, 37, 1)):

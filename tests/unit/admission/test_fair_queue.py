@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.admission.fair_queue import FairQueue
-from tandem.admission.ticket import Account, Ticket
+from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 
@@ -16,11 +16,11 @@ A, B, C = (TenantId(name) for name in "abc")
 
 def ticket(
     tenant: TenantId, num_tokens: int, *, lane: Lane = Lane.INTERACTIVE, weight: float = 1.0, priority: int = 0
-) -> Ticket:
-    return Ticket(lane=lane, tenant=tenant, num_tokens=num_tokens, weight=weight, priority=priority)
+) -> QueueItem:
+    return QueueItem(lane=lane, tenant=tenant, num_tokens=num_tokens, weight=weight, priority=priority)
 
 
-def queue_of(*tickets: tuple[str, Ticket]) -> FairQueue:
+def queue_of(*tickets: tuple[str, QueueItem]) -> FairQueue:
     queue = FairQueue()
     for name, one in tickets:
         queue.push(RequestId(name), one)
@@ -106,7 +106,7 @@ def test_who_leaves_is_never_first() -> None:
 
 def test_output_is_charged_as_it_comes() -> None:
     queue = queue_of(*((f"{t}{i}", ticket(TenantId(t), 10)) for i in range(4) for t in "ab"))
-    queue.charge(Account(Lane.INTERACTIVE, A), 25)
+    queue.charge(FlowKey(Lane.INTERACTIVE, A), 25)
     assert drained(queue)[:3] == ["b0", "b1", "b2"]
 
 
@@ -144,7 +144,7 @@ OPERATIONS = st.lists(
 )
 
 
-def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[Ticket, int]]) -> None:
+def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[QueueItem, int]]) -> None:
     """By the definition: of the most urgent lane, of the tenant whose first ends soonest, its first."""
     first = queue.first()
     assert (first is None) == (not waiting)
@@ -171,8 +171,8 @@ def test_the_books_balance_and_the_first_is_the_least_by_the_definition(
     operations: list[tuple[str, TenantId, int, Lane, int]],
 ) -> None:
     queue = FairQueue()
-    waiting: dict[RequestId, tuple[Ticket, int]] = {}
-    sent: dict[RequestId, tuple[Ticket, int, int]] = {}
+    waiting: dict[RequestId, tuple[QueueItem, int]] = {}
+    sent: dict[RequestId, tuple[QueueItem, int, int]] = {}
     for step, (verb, tenant, tokens, lane, pick) in enumerate(operations):
         if verb == "push":
             one = ticket(tenant, tokens, lane=lane, weight=1.0 + (tenant == B), priority=tokens % 3)
@@ -190,16 +190,16 @@ def test_the_books_balance_and_the_first_is_the_least_by_the_definition(
             waiting[key] = held[0], held[1]
             queue.put_back(key, *waiting[key], credit)
         elif verb == "charge":
-            queue.charge(Account(lane, tenant), tokens)
+            queue.charge(FlowKey(lane, tenant), tokens)
         elif verb == "absorb":
-            queue.absorb(Account(lane, tenant), tokens)
+            queue.absorb(FlowKey(lane, tenant), tokens)
         queue.check()
         assert len(queue) == len(waiting)
         check_first(queue, waiting)
 
 
 def served_by(queues: list[FairQueue], tenant: TenantId) -> int:
-    return sum(queue.served().get(Account(Lane.INTERACTIVE, tenant), 0) for queue in queues)
+    return sum(queue.served().get(FlowKey(Lane.INTERACTIVE, tenant), 0) for queue in queues)
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.lists(st.integers(1, 400), min_size=1, max_size=8))
@@ -221,7 +221,7 @@ def test_two_gateways_are_fair_up_to_what_they_have_not_heard(period: int, delay
     """A floods both, B waits at the second alone. Each serves one request in a turn; counters of `period` turns arrive
     `delay` turns later."""
     queues, tokens = [FairQueue(), FairQueue()], 100
-    told: list[tuple[int, int, Account, int]] = []
+    told: list[tuple[int, int, FlowKey, int]] = []
     seen = [dict.fromkeys((A, B), 0), dict.fromkeys((A, B), 0)]
     for i in range(400):
         queues[0].push(RequestId(f"a{i}"), ticket(A, tokens))
@@ -234,14 +234,14 @@ def test_two_gateways_are_fair_up_to_what_they_have_not_heard(period: int, delay
             assert first is not None
             queue.pop(first)
         if turn % period == 0:
-            for giver in (0, 1):
+            for producer in (0, 1):
                 for tenant in (A, B):
-                    account = Account(Lane.INTERACTIVE, tenant)
-                    fresh = queues[giver].served().get(account, 0) - seen[giver][tenant]
-                    seen[giver][tenant] += fresh
-                    told.append((turn + delay, 1 - giver, account, fresh))
-        for _, taker, account, fresh in [one for one in told if one[0] == turn]:
-            queues[taker].absorb(account, fresh)
+                    account = FlowKey(Lane.INTERACTIVE, tenant)
+                    fresh = queues[producer].served().get(account, 0) - seen[producer][tenant]
+                    seen[producer][tenant] += fresh
+                    told.append((turn + delay, 1 - producer, account, fresh))
+        for _, consumer, account, fresh in [one for one in told if one[0] == turn]:
+            queues[consumer].absorb(account, fresh)
         assert abs(served_by(queues, A) - served_by(queues, B)) <= bound
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.admission.tenant_queue import TenantQueue
-from tandem.admission.ticket import Account, Ticket
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
 
-ACCOUNT = Account(Lane.STANDARD, TenantId("acme"))
+ACCOUNT = FlowKey(Lane.STANDARD, TenantId("acme"))
 
 
-def ticket(num_tokens: int, priority: int = 0) -> Ticket:
-    return Ticket(lane=ACCOUNT.lane, tenant=ACCOUNT.tenant, num_tokens=num_tokens, priority=priority)
+def ticket(num_tokens: int, priority: int = 0) -> QueueItem:
+    return QueueItem(lane=ACCOUNT.lane, tenant=ACCOUNT.tenant, num_tokens=num_tokens, priority=priority)
 
 
 def queue_of(*sizes: int) -> TenantQueue:

@@ -9,11 +9,11 @@ import pytest
 
 from tandem.cli import main
 from tandem.engine.step_log import encode_head, encode_step
-from tests.simulation.test_fit import drawn_steps, exact, log_of
+from tests.simulation.test_fit import exact, log_of, sampled_steps
 
 
 def write_log(directory: Path, count: int) -> None:
-    log = log_of(exact(drawn_steps(count)))
+    log = log_of(exact(sampled_steps(count)))
     lines = [encode_head(log.head), *(encode_step(step) for step in log.steps)]
     (directory / "w.jsonl").write_text("".join(line + "\n" for line in lines))
 

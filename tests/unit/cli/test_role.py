@@ -11,8 +11,8 @@ import pytest
 from tandem.cli import main
 from tandem.cli.role import table
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.stores.record import WorkerRecord
-from tandem.stores.registry import WorkerRegistry
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRegistry
 
 _numbers = itertools.count()
 

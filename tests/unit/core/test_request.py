@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import HandoffId, JobKey, RequestId
-from tandem.core.request import Generate, Prefill, Request, SamplingParams
+from tandem.core.request import GenerateJob, PrefillJob, Request, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_request_needs_an_id_and_a_prompt() -> None:
 
 def test_a_job_knows_its_key_and_tokens() -> None:
     request = Request(id=RequestId("r"), model="m", prompt_tokens=(1, 2), sampling=SamplingParams(max_tokens=9))
-    job = Prefill(request=request, attempt=3, choice=1, output_tokens=(5,), handoff=HandoffId("h"))
+    job = PrefillJob(request=request, attempt=3, choice=1, output_tokens=(5,), handoff=HandoffId("h"))
     assert job.key == JobKey(RequestId("r"), 3, 1)
     assert job.num_known_tokens == 3
-    assert Generate(request=request, attempt=1).key < job.key
+    assert GenerateJob(request=request, attempt=1).key < job.key

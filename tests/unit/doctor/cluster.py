@@ -9,20 +9,22 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.doctor.fleet import Worker
-from tandem.stores.record import WorkerRecord
+from tandem.doctor.workers import WorkerFacts
+from tandem.stores.worker_record import WorkerRecord
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, WorkerStub, add_WorkerServicer_to_server
-from tandem.wire.trust import Trust
+from tandem.wire.peer_auth import PeerAuth
 
 
-def worker(name: str, role: str = "mixed", fingerprint: str = "f" * 32, model: str = "smol", **more: Any) -> Worker:
+def worker(
+    name: str, role: str = "mixed", fingerprint: str = "f" * 32, model: str = "smol", **more: Any
+) -> WorkerFacts:
     ref, known = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1"), {"transport": "nixl", "layout": "3h x 30l"}
-    return Worker(ref, role, model, fingerprint, **{**known, **more})
+    return WorkerFacts(ref, role, model, fingerprint, **{**known, **more})
 
 
 class Double(WorkerServicer):
-    """`ways`: giver -> what measuring it answers. `asked`: the givers, in order."""
+    """`ways`: producer -> what measuring it answers. `asked`: the producers, in order."""
 
     def __init__(self, said: pb.DescribeReply, ways: Mapping[str, pb.MeasureReply] | None = None) -> None:
         self.said = said
@@ -44,7 +46,7 @@ class Listed:
 
     def __init__(self, records: Sequence[WorkerRecord]) -> None:
         self.records = tuple(records)
-        self._trust = Trust("doctor")
+        self._trust = PeerAuth("doctor")
 
     async def all(self) -> tuple[WorkerRecord, ...]:
         return self.records

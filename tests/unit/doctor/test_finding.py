@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.doctor.finding import Finding, Verdict, wrong
+from tandem.doctor.finding import Finding, Severity, wrong
 
 
 @pytest.mark.parametrize(
-    ("verdict", "fix"), [(Verdict.FAIL, ""), (Verdict.WARN, ""), (Verdict.OK, "do it"), (Verdict.SKIP, "do it")]
+    ("verdict", "fix"), [(Severity.FAIL, ""), (Severity.WARN, ""), (Severity.OK, "do it"), (Severity.SKIP, "do it")]
 )
-def test_a_fix_is_for_what_is_wrong_and_all_that_is_wrong_has_one(verdict: Verdict, fix: str) -> None:
+def test_a_fix_is_for_what_is_wrong_and_all_that_is_wrong_has_one(verdict: Severity, fix: str) -> None:
     with pytest.raises(ValueError, match="x: a fix"):
         Finding("x", verdict, "something", fix)
 
 
 def test_something_is_always_said() -> None:
     with pytest.raises(ValueError, match="nothing is said"):
-        Finding("x", Verdict.OK, "")
+        Finding("x", Severity.OK, "")
 
 
 def test_what_is_not_fatal_is_a_warning() -> None:
-    assert wrong("x", "it is red", "paint it", is_fatal=False).verdict is Verdict.WARN
-    assert wrong("x", "it is red", "paint it", is_fatal=True).verdict is Verdict.FAIL
+    assert wrong("x", "it is red", "paint it", is_fatal=False).verdict is Severity.WARN
+    assert wrong("x", "it is red", "paint it", is_fatal=True).verdict is Severity.FAIL

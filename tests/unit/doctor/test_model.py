@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.config import ModelConfig
 from tandem.doctor.model import NEEDED_BYTES, Cache, ModelFacts, judge_model, read_model
-from tandem.runtime.catalog import locate, on_this_machine
+from tandem.runtime.model_store import on_this_machine, resolve_model
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns, verdicts
 
 ROOM = Cache("/cache", NEEDED_BYTES)
@@ -113,7 +113,7 @@ def test_nothing_is_fetched_or_made_by_looking(tmp_path: Path) -> None:
 
 
 def test_what_was_made_is_found(tmp_path: Path) -> None:
-    made = locate("random:smollm2-135m@7", tmp_path)
+    made = resolve_model("random:smollm2-135m@7", tmp_path)
     assert on_this_machine("random:smollm2-135m@7", tmp_path) == made
     facts = read_model(ModelConfig(id="random:smollm2-135m@7", cache_dir=str(tmp_path)))
     assert facts is not None and (facts.directory, facts.missing, facts.problem) == (str(made), (), "")

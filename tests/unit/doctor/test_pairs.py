@@ -8,15 +8,15 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.config import TransferConfig
-from tandem.doctor.fleet import Fleet, read_fleet
-from tandem.doctor.pairs import FEW_PAIRS, Measured, Pair, choose_pairs, judge_choice, judge_pair, measure
+from tandem.doctor.pairs import FEW_PAIRS, MeasuredPair, Pair, choose_pairs, judge_choice, judge_pair, measure
+from tandem.doctor.workers import WorkerList, read_fleet
 from tandem.wire.gen import worker_pb2 as pb
 from tests.ports import free_port
 from tests.unit.doctor.cluster import Double, running, worker
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
 ANY = TransferConfig()
-FAST = Measured(Pair(worker("d"), worker("p")), "rdma", "port counters rose", 64 << 20, 0.01)
+FAST = MeasuredPair(Pair(worker("d"), worker("p")), "rdma", "port counters rose", 64 << 20, 0.01)
 
 
 def names(pairs: tuple[Pair, ...]) -> list[str]:
@@ -24,7 +24,7 @@ def names(pairs: tuple[Pair, ...]) -> list[str]:
 
 
 def test_prompts_move_from_who_prefills_to_who_decodes() -> None:
-    fleet = Fleet((worker("p0", "prefill"), worker("p1", "prefill"), worker("d", "decode"), worker("m")))
+    fleet = WorkerList((worker("p0", "prefill"), worker("p1", "prefill"), worker("d", "decode"), worker("m")))
     assert names(choose_pairs(fleet, is_all=False)) == ["d <- p0", "d <- p1", "d <- m", "m <- p0", "m <- p1"]
     assert len(choose_pairs(fleet, is_all=True)) == 12
     assert "p0 <- d" in names(choose_pairs(fleet, is_all=True))
@@ -32,12 +32,12 @@ def test_prompts_move_from_who_prefills_to_who_decodes() -> None:
 
 def test_few_are_few() -> None:
     workers = [worker(f"p{i}", "prefill") for i in range(9)] + [worker(f"d{i}", "decode") for i in range(9)]
-    chosen = choose_pairs(Fleet(tuple(workers)), is_all=False)
-    assert len(chosen) == FEW_PAIRS and len({pair.taker.ref for pair in chosen}) == 6
+    chosen = choose_pairs(WorkerList(tuple(workers)), is_all=False)
+    assert len(chosen) == FEW_PAIRS and len({pair.consumer.ref for pair in chosen}) == 6
 
 
 def test_only_partners_that_answer() -> None:
-    fleet = Fleet(
+    fleet = WorkerList(
         (
             worker("a"),
             worker("b", fingerprint="e"),
@@ -48,31 +48,33 @@ def test_only_partners_that_answer() -> None:
     )
     assert choose_pairs(fleet, is_all=True) == ()
     assert_skips(judge_choice(fleet, ())[0], "pairs", "no two workers of one kind answer")
-    assert_skips(judge_choice(Fleet(reason="Redis is away"), ())[0], "pairs", "Redis is away")
+    assert_skips(judge_choice(WorkerList(reason="Redis is away"), ())[0], "pairs", "Redis is away")
 
 
-async def test_the_taker_is_asked() -> None:
-    report = pb.WayReport(way="tcp", evidence="eth0 rose", num_bytes=1 << 20, seconds=0.5, problem="slow", refused=True)
+async def test_the_consumer_is_asked() -> None:
+    report = pb.LinkReport(
+        way="tcp", evidence="eth0 rose", num_bytes=1 << 20, seconds=0.5, problem="slow", refused=True
+    )
     ways = {"p": pb.MeasureReply(report=report), "q": pb.MeasureReply(refusal=pb.Refusal(message="unknown worker"))}
     said = pb.DescribeReply(role="mixed", model="smol")
-    taker = Double(said, ways)
-    async with running({"d": taker, "p": Double(said), "q": Double(said), "r": Double(said)}) as listed:
+    consumer = Double(said, ways)
+    async with running({"d": consumer, "p": Double(said), "q": Double(said), "r": Double(said)}) as listed:
         fleet = await read_fleet(listed, SystemClock())
-        d, *givers = fleet.workers
-        p, q, r = [await measure(listed, Pair(d, giver)) for giver in givers]
-    assert taker.asked == ["p", "q", "r"]
+        d, *producers = fleet.workers
+        p, q, r = [await measure(listed, Pair(d, producer)) for producer in producers]
+    assert consumer.asked == ["p", "q", "r"]
     assert (p.way, p.evidence, p.num_bytes, p.seconds, p.problem, p.is_refused) == (
         *("tcp", "eth0 rose", 1 << 20, 0.5, "slow", True),
     )
     assert (q.error, r.cannot) == ("unknown worker", True)
     lost = replace(d, ref=replace(d.ref, address=f"127.0.0.1:{free_port()}"))
-    assert (await measure(listed, Pair(lost, givers[0]))).error.startswith("unavailable")
+    assert (await measure(listed, Pair(lost, producers[0]))).error.startswith("unavailable")
 
 
 def test_a_way_as_it_should_be() -> None:
     finding = judge_pair(FAST, TransferConfig(require="rdma", min_gbps=6.0))
     assert_fine(finding, "pairs", "d <- p  rdma  6.71 GB/s  (port counters rose)")
-    assert finding.figures["gbps"] == 6.711 and finding.figures["taker"] == "d"
+    assert finding.figures["gbps"] == 6.711 and finding.figures["consumer"] == "d"
     near = judge_pair(replace(FAST, way="shared_memory"), TransferConfig(require="rdma"))
     assert_fine(near, "pairs", "shared_memory")
 
@@ -84,21 +86,21 @@ def test_a_way_as_it_should_be() -> None:
         (FAST, TransferConfig(require="cuda_ipc"), "transfer.require is cuda_ipc", "`colocate: true`"),
         (FAST, TransferConfig(require="shared_memory"), "transfer.require is shared_memory", "process_vm_readv"),
         (FAST, TransferConfig(min_gbps=7.0), "transfer.min_gbps is 7", "a smaller min_gbps"),
-        (replace(FAST, problem="1 GB/s of 5"), ANY, "1 GB/s of 5", "the taker's transfer.require"),
+        (replace(FAST, problem="1 GB/s of 5"), ANY, "1 GB/s of 5", "the consumer's transfer.require"),
     ],
 )
-def test_a_way_that_is_not(measured: Measured, transfer: TransferConfig, found: str, fix: str) -> None:
+def test_a_way_that_is_not(measured: MeasuredPair, transfer: TransferConfig, found: str, fix: str) -> None:
     assert_warns(judge_pair(measured, transfer), "pairs", found, fix)
 
 
 def test_a_way_that_is_not_used() -> None:
     finding = judge_pair(replace(FAST, problem="tcp, not rdma", is_refused=True), ANY)
-    assert_fails(finding, "pairs", "tcp, not rdma; it is not used", "the taker's transfer.require")
+    assert_fails(finding, "pairs", "tcp, not rdma; it is not used", "the consumer's transfer.require")
     assert finding.figures["refused"] is True
 
 
 def test_nothing_moved() -> None:
-    finding = judge_pair(Measured(FAST.pair, error="deadline_exceeded"), ANY)
+    finding = judge_pair(MeasuredPair(FAST.pair, error="deadline_exceeded"), ANY)
     assert_fails(finding, "pairs", "nothing moved: deadline_exceeded", "is p:1 open from d")
-    old = judge_pair(Measured(FAST.pair, error="unimplemented", cannot=True), ANY)
+    old = judge_pair(MeasuredPair(FAST.pair, error="unimplemented", cannot=True), ANY)
     assert_skips(old, "pairs", "d cannot measure; it is of an older version")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tandem.doctor.pod import ACCOUNT, Pod, judge_pod, read_pod
+from tandem.doctor.pod import ACCOUNT, PodFacts, judge_pod, read_pod
 from tests.unit.doctor.trees import system
 from tests.unit.doctor.verdicts import assert_fine, assert_skips
 
-POD = Pod("10.0.0.1:443", "serving", True)
+POD = PodFacts("10.0.0.1:443", "serving", True)
 
 
 def test_it_is_read_of_files_and_variables(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_pod_that_has_all() -> None:
 
 def test_one_without_a_token() -> None:
     """Which is as it should be in all pods but the planner's; `rbac` says what that means there."""
-    assert_fine(judge_pod(Pod("10.0.0.1:443", "serving", False)), "pod", "no token to ask it")
+    assert_fine(judge_pod(PodFacts("10.0.0.1:443", "serving", False)), "pod", "no token to ask it")
 
 
 def test_no_pod(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tandem.doctor.check import Examined
-from tandem.doctor.finding import Finding, Verdict, fail, ok, skip, warn
+from tandem.doctor.finding import Finding, Severity, fail, ok, skip, warn
 from tandem.doctor.report import document, exit_code, table
+from tandem.doctor.runner import Examined
 
 FINE = Examined("a", (ok("redis", "it answers"), skip("gpu", "there is none")), 0.25)
 LATE = Examined("b", (warn("shared-memory", "little", "more of it"),), 0.5)
@@ -44,7 +44,7 @@ def test_colour_only_where_it_is_wanted() -> None:
 
 
 def test_the_document_has_all_of_it() -> None:
-    measured = Examined("d", (Finding("pairs", Verdict.OK, "fast", figures={"gbps": 4.5}),), 2.0)
+    measured = Examined("d", (Finding("pairs", Severity.OK, "fast", figures={"gbps": 4.5}),), 2.0)
     told = json.loads(json.dumps(document([FINE, LATE, measured], is_strict=False)))
     assert told["ok"] is True and document([LATE], is_strict=True)["ok"] is False
     assert told["counts"] == {"ok": 2, "warn": 1, "fail": 0, "skip": 1}

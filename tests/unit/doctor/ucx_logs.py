@@ -6,7 +6,7 @@ _STAMP = "[1795364986.531795] [vm:20073:0]   "
 
 _AVAILABLE = """\
 +--------------------------------------------------------------------------------------------------+
-| Available Transports and Devices (ctx: taker)                                                    |
+| Available Transports and Devices (ctx: consumer)                                                    |
 +------------+-----------+-------------+-----------------------------------------------------------+
 | Type       | Component | Transport   | Device (System device)                                    |
 +------------+-----------+-------------+-----------------------------------------------------------+
@@ -29,7 +29,7 @@ _CARD_ROWS = """
 |            |           | - dc_mlx5   | + mlx5_0:1 (0)                                            |"""
 _TABLE = """\
 +--------+-------------+------------------------------------------------------------------+
-| taker {peer} cfg#1                                                                       |
+| consumer {peer} cfg#1                                                                       |
 | {operation}                 |
 +--------+-------------+------------------------------------------------------------------+
 | Range  | Description |                              Config                              |
@@ -43,7 +43,7 @@ _WRITE = "remote memory write by ucp_put* from host memory to host"
 
 
 def log(read: str, *, has_card: bool = False, extra: str = "") -> str:
-    """Of a taker whose reads of large blocks use `read`, as "zero-copy   | cma/memory"."""
+    """Of a consumer whose reads of large blocks use `read`, as "zero-copy   | cma/memory"."""
     rows = _HOST_ROWS + (_CARD_ROWS if has_card else "")
     own = _TABLE.format(peer="self", operation=_READ, row="| 100..inf | zero-copy   | cma/own |")
     write = _TABLE.format(peer="intra-node", operation=_WRITE, row="| 100..inf | zero-copy   | cma/write |")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.doctor.finding import Finding, Verdict
+from tandem.doctor.finding import Finding, Severity
 
 
 def verdicts(findings: Sequence[Finding]) -> list[tuple[str, str]]:
@@ -13,22 +13,22 @@ def verdicts(findings: Sequence[Finding]) -> list[tuple[str, str]]:
 
 
 def assert_fails(finding: Finding, check: str, found: str, fix: str) -> None:
-    _assert(finding, Verdict.FAIL, check, found, fix)
+    _assert(finding, Severity.FAIL, check, found, fix)
 
 
 def assert_warns(finding: Finding, check: str, found: str, fix: str) -> None:
-    _assert(finding, Verdict.WARN, check, found, fix)
+    _assert(finding, Severity.WARN, check, found, fix)
 
 
 def assert_fine(finding: Finding, check: str, found: str) -> None:
-    _assert(finding, Verdict.OK, check, found, "")
+    _assert(finding, Severity.OK, check, found, "")
 
 
 def assert_skips(finding: Finding, check: str, reason: str) -> None:
-    _assert(finding, Verdict.SKIP, check, reason, "")
+    _assert(finding, Severity.SKIP, check, reason, "")
 
 
-def _assert(finding: Finding, verdict: Verdict, check: str, found: str, fix: str) -> None:
+def _assert(finding: Finding, verdict: Severity, check: str, found: str, fix: str) -> None:
     assert (finding.check, finding.verdict) == (check, verdict), finding
     assert found in finding.found, finding.found
     assert fix in finding.fix, finding.fix

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, Pulled
-from tandem.engine.effects import Renew, Unfollow
+from tandem.core.events import Failed, KVReceived
+from tandem.engine.effects import ReleaseHandoff, RenewLeases
 from tandem.engine.engine import Engine
-from tandem.kv.pull_outcome import StartRead
+from tandem.kv.pull_actions import StartRead
 from tests.unit.engine.test_engine import KEY, OTHER, engine, events, generate, offer, prefill, resume, step
 
 
@@ -39,7 +39,7 @@ def test_a_renewal_and_then_the_next() -> None:
     e.submit(resume(), 0.0)
     due = e.next_deadline()
     assert 3.3 < due < 3.4 and is_quiet_until(e, due)
-    assert e.tick(due) == [Renew(OTHER, (KEY,))]
+    assert e.tick(due) == [RenewLeases(OTHER, (KEY,))]
     assert due < e.next_deadline() < 6.7 and e.tick(due + 0.1) == []
 
 
@@ -54,7 +54,9 @@ def test_a_pull_that_only_waits_for_its_lease_is_due_once_that_is_known() -> Non
     e.renewed((KEY,), 0.5, 10.0)
     assert e.next_deadline() < 2.0
     effects = e.tick(2.0)
-    assert Unfollow(OTHER, KEY, is_taken=True) in effects and any(isinstance(x, Pulled) for x in events(effects))
+    assert ReleaseHandoff(OTHER, KEY, is_taken=True) in effects and any(
+        isinstance(x, KVReceived) for x in events(effects)
+    )
 
 
 def test_a_pull_that_nobody_answers() -> None:

@@ -9,15 +9,23 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Generate, Prefill, Request, Resume, SamplingParams
-from tandem.core.stages import JobStages
-from tandem.engine.effects import Announce, Effect, Emit, EndHandoff, Follow, Renew, Unfollow
+from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.core.request_stages import JobStages
+from tandem.engine.effects import (
+    Effect,
+    FollowHandoff,
+    ReleaseHandoff,
+    RenewLeases,
+    SendAnnouncement,
+    SendEvent,
+    SendHandoffEnded,
+)
 from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
-from tandem.kv.pool import BlockPool
-from tandem.kv.pull_outcome import StartRead, Teardown
-from tandem.sched.plan import SliceResult, StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits
+from tandem.kv.pull_actions import StartRead, TearDownProducer
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.step_plan import SliceResult, StepPlan, StepResult
 
 OTHER = WorkerRef(WorkerId("other"), Incarnation(1), "other:1")
 KEY = HandoffKey(HandoffId("h"), 1)
@@ -34,20 +42,20 @@ def engine() -> Engine:
     return Engine(BlockPool(12, 2), limits, HandoffLimits(), "model")
 
 
-def generate(attempt: int = 1, choice: int = 0) -> Generate:
-    return Generate(request=REQUEST, attempt=attempt, choice=choice)
+def generate(attempt: int = 1, choice: int = 0) -> GenerateJob:
+    return GenerateJob(request=REQUEST, attempt=attempt, choice=choice)
 
 
-def prefill(attempt: int = 1, request: Request = REQUEST) -> Prefill:
-    return Prefill(request=request, attempt=attempt, handoff=HandoffId("h"))
+def prefill(attempt: int = 1, request: Request = REQUEST) -> PrefillJob:
+    return PrefillJob(request=request, attempt=attempt, handoff=HandoffId("h"))
 
 
-def resume(attempt: int = 1, request: Request = REQUEST) -> Resume:
-    return Resume(request=request, attempt=attempt, handoff=HandoffId("h"), source=OTHER)
+def resume(attempt: int = 1, request: Request = REQUEST) -> ResumeJob:
+    return ResumeJob(request=request, attempt=attempt, handoff=HandoffId("h"), source=OTHER)
 
 
 def events(effects: list[Effect]) -> list[object]:
-    return [x.event for x in effects if isinstance(x, Emit)]
+    return [x.event for x in effects if isinstance(x, SendEvent)]
 
 
 def finish(
@@ -73,7 +81,7 @@ def step(e: Engine, token: int = 50, error: str | None = None, now: float = 1.0)
     return effects
 
 
-def refusal(e: Engine, job: Generate | Prefill | Resume) -> ErrorKind | None:
+def refusal(e: Engine, job: GenerateJob | PrefillJob | ResumeJob) -> ErrorKind | None:
     before = repr(e)
     try:
         e.submit(job, 1.0)
@@ -154,17 +162,17 @@ def test_choices_do_not_fence_each_other() -> None:
     assert e.submit(generate(2, 1), 0.0) == [] and e.num_live == 2
 
 
-# ---- the giver
+# ---- the producer
 
 
 def test_a_prefill_announces_each_chunk_and_keeps_its_lease() -> None:
     e = engine()
     assert e.follow(KEY, OTHER, 0.0) == []
     e.submit(prefill(), 0.0)
-    (first,) = [x for x in step(e) if isinstance(x, Announce)]
-    assert first.taker == OTHER and [b.block for b in first.message.blocks] == [0, 1]
+    (first,) = [x for x in step(e) if isinstance(x, SendAnnouncement)]
+    assert first.consumer == OTHER and [b.block for b in first.message.blocks] == [0, 1]
     effects = step(e)
-    (last,) = [x for x in effects if isinstance(x, Announce)]
+    (last,) = [x for x in effects if isinstance(x, SendAnnouncement)]
     assert last.message.first_index == 2 and last.message.first_tokens == (SampledToken(50),)
     drawn = Token(prefill().key, 0, SampledToken(50), 0, JobStages(prefill_queue_s=1.0))
     assert events(effects) == [drawn, Finished(prefill().key, None, 1, 0)]
@@ -189,10 +197,10 @@ def test_a_lease_that_nobody_renews_costs_its_prefill() -> None:
     step(e)
     assert e.renew([KEY], OTHER, 5.0) == [] and events(e.tick(14.9)) == []
     effects = e.tick(15.0)
-    assert [x.kind for x in effects if isinstance(x, EndHandoff)] == [ErrorKind.KV_LOST]
+    assert [x.kind for x in effects if isinstance(x, SendHandoffEnded)] == [ErrorKind.KV_LOST]
     assert [type(x) for x in events(effects)] == [Failed]
     (answer,) = e.renew([KEY], OTHER, 15.1)
-    assert isinstance(answer, EndHandoff) and answer.kind is ErrorKind.KV_LOST
+    assert isinstance(answer, SendHandoffEnded) and answer.kind is ErrorKind.KV_LOST
     e.check()
     assert e.is_idle
 
@@ -205,10 +213,10 @@ def test_nothing_left_to_hand_over(token: int, error: str | None, kind: ErrorKin
     e.submit(prefill(), 0.0)
     step(e)
     effects = step(e, token, error)
-    (told,) = [x for x in effects if isinstance(x, EndHandoff)]
+    (told,) = [x for x in effects if isinstance(x, SendHandoffEnded)]
     (again,) = e.follow(KEY, OTHER, 2.0)
-    assert isinstance(again, EndHandoff) and told.kind is again.kind is kind
-    assert e.books().num_leased_blocks == 4 and not e.is_idle, "its taker may be reading"
+    assert isinstance(again, SendHandoffEnded) and told.kind is again.kind is kind
+    assert e.books().num_leased_blocks == 4 and not e.is_idle, "its consumer may be reading"
     assert e.release(KEY, 2.0) == [] and e.is_idle
 
 
@@ -220,7 +228,7 @@ def test_a_slice_says_whose_fault_its_error_is(kind: ErrorKind) -> None:
     step(e)
     plan, effects = e.begin(1.0)
     effects = [*effects, *finish(e, plan, 50, "x", kind)]
-    assert [x.kind for x in effects if isinstance(x, EndHandoff)] == [kind]
+    assert [x.kind for x in effects if isinstance(x, SendHandoffEnded)] == [kind]
     assert [x.kind for x in events(effects) if isinstance(x, Failed)] == [kind]
     e.check()
     assert e.release(KEY, 2.0) == [] and e.is_idle
@@ -228,9 +236,9 @@ def test_a_slice_says_whose_fault_its_error_is(kind: ErrorKind) -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "recall", "cancel and recall", "recall when it is done"])
 @pytest.mark.parametrize("is_heard", [True, False])
-def test_what_a_taker_may_be_reading_is_not_used_for_anything_else(how: str, is_heard: bool) -> None:
-    """Blocks without names, as the ragged last one, are the first to be used again. Until the taker has heard that the
-    hand-off is over, or its lease is, it takes what it finds in them for what was announced."""
+def test_what_a_consumer_may_be_reading_is_not_used_for_anything_else(how: str, is_heard: bool) -> None:
+    """Blocks without names, as the ragged last one, are the first to be used again. Until the consumer has heard that
+    the hand-off is over, or its lease is, it takes what it finds in them for what was announced."""
     e = engine()
     e.follow(KEY, OTHER, 0.0)
     e.submit(prefill(), 0.0)
@@ -238,11 +246,11 @@ def test_what_a_taker_may_be_reading_is_not_used_for_anything_else(how: str, is_
     if how == "recall when it is done":
         step(e)
     effects = e.cancel(prefill().key, 1.0) if "cancel" in how else []
-    effects += e.recall(KEY, 1.0) if "recall" in how else []
-    assert [(x.taker, x.key) for x in effects if isinstance(x, EndHandoff)] == [(OTHER, KEY)]
+    effects += e.revoke_lease(KEY, 1.0) if "recall" in how else []
+    assert [(x.consumer, x.key) for x in effects if isinstance(x, SendHandoffEnded)] == [(OTHER, KEY)]
     assert e.live_jobs() == [] and e.books().num_leased_blocks == 4
     other = replace(REQUEST, id=RequestId("other"), prompt_tokens=tuple(range(20, 32)))
-    e.submit(Generate(request=other, attempt=1), 1.0)
+    e.submit(GenerateJob(request=other, attempt=1), 1.0)
     used: set[BlockId] = set()
     while (plan := e.begin(2.0)[0]) is not None:
         used.update(block for piece in plan.slices for block in piece.blocks)
@@ -250,7 +258,7 @@ def test_what_a_taker_may_be_reading_is_not_used_for_anything_else(how: str, is_
         e.check()
     assert len(used) == 7 and used.isdisjoint(range(4))
     (again,) = e.renew([KEY], OTHER, 5.0)
-    assert isinstance(again, EndHandoff)
+    assert isinstance(again, SendHandoffEnded)
     assert (e.release(KEY, 9.0) if is_heard else e.tick(10.0)) == []
     e.check()
     assert e.is_idle and e.books().num_free_blocks == 12
@@ -260,9 +268,9 @@ def test_what_is_recalled_before_anybody_may_read_it_is_free_at_once() -> None:
     e = engine()
     e.submit(prefill(), 0.0)
     step(e)
-    assert events(e.recall(KEY, 1.0)) == [Cancelled(prefill().key)]
+    assert events(e.revoke_lease(KEY, 1.0)) == [Cancelled(prefill().key)]
     e.check()
-    assert e.is_idle and e.recall(KEY, 1.0) == []
+    assert e.is_idle and e.revoke_lease(KEY, 1.0) == []
     assert refusal(e, prefill(2, replace(REQUEST, id=RequestId("third")))) is None
 
 
@@ -272,7 +280,7 @@ def test_a_newer_attempt_takes_the_lease_over() -> None:
     e.submit(prefill(1), 0.0)
     step(e)
     effects = e.submit(prefill(2), 0.0)
-    assert [x.key for x in effects if isinstance(x, EndHandoff)] == [KEY]
+    assert [x.key for x in effects if isinstance(x, SendHandoffEnded)] == [KEY]
     assert events(effects) == [Cancelled(prefill(1).key)]
     e.check()
     assert e.release(KEY, 1.0) == [] and e.live_jobs() == [prefill(2).key]
@@ -289,12 +297,12 @@ def test_a_lease_that_another_request_takes_over_ends_the_job_that_had_it() -> N
     assert refusal(e, prefill(1, replace(REQUEST, id=RequestId("third")))) is ErrorKind.CANCELLED
 
 
-# ---- the taker
+# ---- the consumer
 
 
 def test_the_first_token_does_not_wait_for_the_kv() -> None:
     e = engine()
-    assert e.submit(resume(), 0.0) == [Follow(OTHER, KEY)]
+    assert e.submit(resume(), 0.0) == [FollowHandoff(OTHER, KEY)]
     assert e.begin(0.0) == (None, [])
     assert e.announced(offer(0, 2), 1.0) == []
     e.renewed((KEY,), 0.0, 10.0)
@@ -305,7 +313,7 @@ def test_the_first_token_does_not_wait_for_the_kv() -> None:
     assert events(e.announced(offer(0, 4, 50), 2.0)) == [], "a replay"
     assert e.read_done(read.read, 3.0) == []
     unfollow, pulled = e.read_done(second.read, 3.0)
-    assert unfollow == Unfollow(OTHER, KEY, is_taken=True) and isinstance(pulled, Emit)
+    assert unfollow == ReleaseHandoff(OTHER, KEY, is_taken=True) and isinstance(pulled, SendEvent)
     e.check()
     told = [x for _ in range(2) for x in events(step(e, now=4.0))]
     # One second of the pull came after its source's last word, one the arrived KV waited for a step.
@@ -322,10 +330,10 @@ def test_a_cancelled_pull_holds_its_blocks_until_its_read_has_ended() -> None:
     _, (read,) = e.begin(1.0)
     assert isinstance(read, StartRead)
     effects = e.cancel(resume().key, 2.0)
-    assert Unfollow(OTHER, KEY) in effects and events(effects) == [Cancelled(resume().key)]
+    assert ReleaseHandoff(OTHER, KEY) in effects and events(effects) == [Cancelled(resume().key)]
     books = e.books()
     assert (books.num_free_blocks, books.num_reading_blocks, books.num_table_blocks) == (8, 4, 0)
-    assert e.tick(12.0) == [Teardown(OTHER)]
+    assert e.tick(12.0) == [TearDownProducer(OTHER)]
     assert e.peer_lost(OTHER, "gone", proven=False, now=13.0) == []
     assert e.books().num_quarantined_blocks == 4 and not e.is_idle
     assert e.peer_lost(OTHER, "gone", proven=True, now=14.0) == []
@@ -357,7 +365,7 @@ def test_a_read_waits_for_what_its_blocks_are_copied_out(is_cancelled: bool) -> 
     other = replace(
         REQUEST, id=RequestId("o"), prompt_tokens=tuple(range(20, 30)), sampling=SamplingParams(max_tokens=0)
     )
-    e.submit(Generate(request=other, attempt=1), 0.0)
+    e.submit(GenerateJob(request=other, attempt=1), 0.0)
     step(e)
     e.submit(resume(), 0.0)
     e.announced(offer(0, 4, 50), 1.0)
@@ -401,8 +409,8 @@ def test_live_pulls_are_renewed_together_every_third_of_a_lease() -> None:
     e = engine()
     e.submit(resume(), 0.0)
     assert e.tick(0.0) == e.tick(3.0) == [], "following asks for the first third"
-    assert e.tick(3.4) == [Renew(OTHER, (KEY,))] and e.tick(6.6) == []
-    assert e.tick(6.8) == [Renew(OTHER, (KEY,))]
+    assert e.tick(3.4) == [RenewLeases(OTHER, (KEY,))] and e.tick(6.6) == []
+    assert e.tick(6.8) == [RenewLeases(OTHER, (KEY,))]
 
 
 def test_a_load_counts_what_steps_were_made_of_and_that_is_no_news() -> None:

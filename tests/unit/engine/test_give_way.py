@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, Moving
+from tandem.core.events import Failed, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Generate, Prefill, Request, SamplingParams
+from tandem.core.request import GenerateJob, PrefillJob, Request, SamplingParams
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine, HandoffLimits
-from tandem.kv.pool import BlockPool
-from tandem.sched.policy import SchedulerLimits
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.limits import SchedulerLimits
 from tests.unit.engine.test_engine import events, finish
 
-TAKER = WorkerRef(WorkerId("taker"), Incarnation(1), "taker:1")
+CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(1), "consumer:1")
 LIMITS = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64, digest_handoffs=False)
 
 
@@ -27,8 +27,8 @@ def request(name: str, first: int, num_prompt: int, max_tokens: int) -> Request:
     return Request(id=RequestId(name), model="m", prompt_tokens=prompt, sampling=SamplingParams(max_tokens=max_tokens))
 
 
-def generate(name: str, first: int) -> Generate:
-    return Generate(request=request(name, first, 5, 18), attempt=1)
+def generate(name: str, first: int) -> GenerateJob:
+    return GenerateJob(request=request(name, first, 5, 18), attempt=1)
 
 
 def until_stuck(e: Engine) -> list[Effect]:
@@ -44,9 +44,9 @@ def until_stuck(e: Engine) -> list[Effect]:
 
 def drained(e: Engine) -> dict[JobKey, HandoffKey]:
     """What runs is offered, and somebody follows all of it."""
-    offers = {event.key: event.offer for event in events(e.evacuate(1.0)) if isinstance(event, Moving)}
+    offers = {event.key: event.offer for event in events(e.start_drain(1.0)) if isinstance(event, MigrationOffered)}
     for offer in offers.values():
-        e.follow(offer, TAKER, 1.0)
+        e.follow(offer, CONSUMER, 1.0)
     return offers
 
 
@@ -69,9 +69,9 @@ def test_the_youngest_is_given_back_and_the_others_go_on() -> None:
 def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
     e = engine(14)
     offer = HandoffKey(HandoffId("h"), 1)
-    e.submit(Prefill(request=request("p", 300, 16, 9), attempt=1, handoff=offer.handoff), 1.0)
+    e.submit(PrefillJob(request=request("p", 300, 16, 9), attempt=1, handoff=offer.handoff), 1.0)
     finish(e, e.begin(1.0)[0], 50)
-    e.follow(offer, TAKER, 1.0)
+    e.follow(offer, CONSUMER, 1.0)
     e.submit(generate("a", 0), 1.0)
     finish(e, e.begin(1.0)[0], 50)
     drained(e)
@@ -85,5 +85,5 @@ def test_it_need_not_look_each_time_once_all_that_runs_is_offered() -> None:
     e.submit(generate("a", 0), 1.0)
     finish(e, e.begin(1.0)[0], 50)
     before = e.next_deadline()
-    e.evacuate(1.0)
+    e.start_drain(1.0)
     assert before > -math.inf and e.next_deadline() > -math.inf

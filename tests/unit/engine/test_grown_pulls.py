@@ -8,13 +8,13 @@ import pytest
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, SampledToken
 from tandem.core.ids import BlockId, HandoffId, RequestId
-from tandem.core.request import Generate, Request, Resume, SamplingParams
-from tandem.engine.effects import Effect, Emit
+from tandem.core.request import GenerateJob, Request, ResumeJob, SamplingParams
+from tandem.engine.effects import Effect, SendEvent
 from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
-from tandem.kv.pool import BlockPool
-from tandem.kv.pull_outcome import StartRead
-from tandem.sched.policy import SchedulerLimits
+from tandem.kv.pull_actions import StartRead
+from tandem.sched.limits import SchedulerLimits
 from tests.unit.engine.test_engine import OTHER, finish, step
 
 SIZE = 2
@@ -26,7 +26,7 @@ def request(name: str, prompt: range, max_tokens: int) -> Request:
     return Request(id=RequestId(name), model="m", prompt_tokens=tuple(prompt), sampling=sampling)
 
 
-MOVES = Resume(
+MOVES = ResumeJob(
     request=request("r", range(4), 24),
     attempt=2,
     handoff=HandoffId("h"),
@@ -43,7 +43,7 @@ def full_of_prefixes() -> tuple[Engine, BlockPool]:
     engine = Engine(pool, limits, HandoffLimits(), "m")
     for first in (100, 200):
         prompt = range(first, first + NUM_BLOCKS)
-        engine.submit(Generate(request=request(f"f{first}", prompt, 1), attempt=1), 0.0)
+        engine.submit(GenerateJob(request=request(f"f{first}", prompt, 1), attempt=1), 0.0)
         step(engine)
     assert pool.num_cached == NUM_BLOCKS
     return engine, pool
@@ -90,18 +90,18 @@ def test_blocks_that_it_grows_by_are_copied_out_before_they_are_read_into(is_lat
     engine.check()
 
 
-@pytest.mark.parametrize("num_drawn", [2, 10])
-def test_a_prefill_that_hands_over_more_than_one_token_ends_only_its_job(num_drawn: int) -> None:
+@pytest.mark.parametrize("num_sampled", [2, 10])
+def test_a_prefill_that_hands_over_more_than_one_token_ends_only_its_job(num_sampled: int) -> None:
     """There would be more blocks to read than there are here to read into."""
     pool = BlockPool(64, SIZE)
     limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
     engine = Engine(pool, limits, HandoffLimits(), "m")
-    job = Resume(request=request("r", range(4), 30), attempt=1, handoff=HandoffId("h"), source=OTHER)
+    job = ResumeJob(request=request("r", range(4), 30), attempt=1, handoff=HandoffId("h"), source=OTHER)
     engine.submit(job, 1.0)
     blocks = tuple(BlockDigest(BlockId(index), ()) for index in range(8))
-    drawn = tuple(SampledToken(5) for _ in range(num_drawn))
-    effects = engine.announced(Announcement(job.offer, 0, blocks, 4 + num_drawn - 1, drawn), 1.0)
-    (failed,) = [effect.event for effect in effects if isinstance(effect, Emit)]
+    drawn = tuple(SampledToken(5) for _ in range(num_sampled))
+    effects = engine.announced(Announcement(job.offer, 0, blocks, 4 + num_sampled - 1, drawn), 1.0)
+    (failed,) = [effect.event for effect in effects if isinstance(effect, SendEvent)]
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
     engine.check()
     assert engine.is_idle

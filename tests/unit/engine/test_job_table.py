@@ -6,13 +6,13 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import JobKey, RequestId
-from tandem.core.request import Generate, Request, SamplingParams
+from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.engine.job_table import JobTable
 
 
-def job(attempt: int, choice: int = 0, num_choices: int = 1) -> Generate:
+def job(attempt: int, choice: int = 0, num_choices: int = 1) -> GenerateJob:
     request = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
-    return Generate(request=request, attempt=attempt, choice=choice, num_choices=num_choices)
+    return GenerateJob(request=request, attempt=attempt, choice=choice, num_choices=num_choices)
 
 
 def is_refused(table: JobTable, key: JobKey) -> bool:
@@ -46,8 +46,8 @@ def test_an_ended_attempt_fences_older_ones_too() -> None:
 
 def test_a_cancel_that_comes_first_refuses_the_attempt_and_older_ones() -> None:
     table = JobTable()
-    table.forbid(job(2).key, 0.0)
-    table.forbid(job(1).key, 1.0)
+    table.tombstone(job(2).key, 0.0)
+    table.tombstone(job(1).key, 1.0)
     assert is_refused(table, job(2).key) and is_refused(table, job(1).key)
     assert not is_refused(table, job(3).key) and not table.is_known(job(2).key)
 
@@ -67,7 +67,7 @@ def test_find_is_exact() -> None:
 def test_memory_ends(now: float, remembers: bool) -> None:
     table = live(1)
     table.end(job(1).key, 0.0)
-    table.forbid(JobKey(RequestId("other"), 1), 0.0)
+    table.tombstone(JobKey(RequestId("other"), 1), 0.0)
     table.forget(now)
     assert table.is_known(job(1).key) is remembers
     assert is_refused(table, job(1).key) is remembers
@@ -97,9 +97,9 @@ def test_a_newer_attempt_ends_each_choice_of_the_older_one() -> None:
 def test_choices_that_were_cancelled_before_their_job_came_are_named_unless_all_were() -> None:
     table, of_two = JobTable(), job(2, num_choices=2)
     table.add(job(1, choice=1))
-    table.forbid(of_two.keys[1], 0.0)
+    table.tombstone(of_two.keys[1], 0.0)
     assert table.examine(of_two) == ([job(1, choice=1).key], [of_two.keys[1]]), "what it fences ends all the same"
-    table.forbid(of_two.keys[0], 0.0)
+    table.tombstone(of_two.keys[0], 0.0)
     with pytest.raises(TandemError, match="cancelled"):
         table.examine(of_two)
 
@@ -107,6 +107,6 @@ def test_choices_that_were_cancelled_before_their_job_came_are_named_unless_all_
 def test_a_newer_attempt_at_any_choice_refuses_the_job() -> None:
     table, of_two = JobTable(), job(2, num_choices=2)
     table.add(job(3, choice=1))
-    table.forbid(of_two.keys[1], 0.0)
+    table.tombstone(of_two.keys[1], 0.0)
     with pytest.raises(TandemError, match="fenced"):
         table.examine(of_two)

@@ -10,16 +10,16 @@ import pytest
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Generate, Job, Prefill, RemotePrefix, Request, Resume, SamplingParams
-from tandem.core.stages import JobStages
-from tandem.engine.effects import Effect, Emit, Ended
+from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
+from tandem.core.request_stages import JobStages
+from tandem.engine.effects import Effect, JobEnded, SendEvent
 from tandem.engine.engine import Engine, HandoffLimits
-from tandem.engine.job_times import MAX_CHUNKS, Chunk, JobTimes, PullTimes
+from tandem.engine.job_timings import MAX_CHUNKS, JobTimes, PrefillChunk, PullTimes
+from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
-from tandem.kv.pool import BlockPool
-from tandem.kv.pull_outcome import StartRead
-from tandem.sched.plan import SliceResult, StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits
+from tandem.kv.pull_actions import StartRead
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.step_plan import SliceResult, StepPlan, StepResult
 
 OTHER = WorkerRef(WorkerId("other"), Incarnation(1), "other:1")
 KEY = HandoffKey(HandoffId("h"), 1)
@@ -41,8 +41,8 @@ class Line:
 
     def take(self, effects: list[Effect]) -> list[Effect]:
         self.engine.check()
-        self.ended += [x.times for x in effects if isinstance(x, Ended)]
-        tokens = [x.event for x in effects if isinstance(x, Emit) and isinstance(x.event, Token)]
+        self.ended += [x.times for x in effects if isinstance(x, JobEnded)]
+        tokens = [x.event for x in effects if isinstance(x, SendEvent) and isinstance(x.event, Token)]
         self.firsts += [token for token in tokens if token.stages is not None]
         return effects
 
@@ -82,16 +82,16 @@ def request(name: str = "r", num_prompt: int = 7, max_tokens: int = 3) -> Reques
     return Request(id=RequestId(name), model="m", prompt_tokens=tuple(range(num_prompt)), sampling=sampling)
 
 
-def generate(name: str = "r", num_prompt: int = 7, max_tokens: int = 3, **facts: object) -> Generate:
-    return Generate(request=request(name, num_prompt, max_tokens), attempt=1, **facts)  # type: ignore[arg-type]
+def generate(name: str = "r", num_prompt: int = 7, max_tokens: int = 3, **facts: object) -> GenerateJob:
+    return GenerateJob(request=request(name, num_prompt, max_tokens), attempt=1, **facts)  # type: ignore[arg-type]
 
 
-def prefill() -> Prefill:
-    return Prefill(request=request(), attempt=1, handoff=KEY.handoff)
+def prefill() -> PrefillJob:
+    return PrefillJob(request=request(), attempt=1, handoff=KEY.handoff)
 
 
-def resume(**facts: object) -> Resume:
-    return Resume(request=request(), attempt=1, handoff=KEY.handoff, source=OTHER, **facts)  # type: ignore[arg-type]
+def resume(**facts: object) -> ResumeJob:
+    return ResumeJob(request=request(), attempt=1, handoff=KEY.handoff, source=OTHER, **facts)  # type: ignore[arg-type]
 
 
 def offer(first: int, stop: int, token: int | None = None) -> Announcement:
@@ -119,7 +119,7 @@ def test_a_job_that_waits_computes_in_chunks_and_decodes() -> None:
             first_token_at=7.0,
             ended_at=9.0,
             num_output=3,
-            chunks=(Chunk(3.0, 5.0, 4), Chunk(5.5, 7.0, 3)),
+            chunks=(PrefillChunk(3.0, 5.0, 4), PrefillChunk(5.5, 7.0, 3)),
         )
     ]
     assert line.last.stages == line.firsts[0].stages and line.num_kept == 0 and line.engine.num_generated == 3
@@ -142,7 +142,7 @@ def test_steps_that_have_room_for_one_token_compute_chunks_of_one() -> None:
     line.submit(generate(num_prompt=3, max_tokens=1), 0.0)
     for now in range(3):
         line.step(now, now + 0.5)
-    assert line.last.chunks == (Chunk(0, 0.5, 1), Chunk(1, 1.5, 1), Chunk(2, 2.5, 1))
+    assert line.last.chunks == (PrefillChunk(0, 0.5, 1), PrefillChunk(1, 1.5, 1), PrefillChunk(2, 2.5, 1))
 
 
 def test_what_was_cached_is_told_and_not_computed() -> None:
@@ -164,7 +164,7 @@ def test_with_two_plans_open_a_chunk_is_planned_while_the_one_before_runs() -> N
     line.begin(3.0)
     line.finish(4.0)
     line.finish(5.0)
-    assert line.last.chunks == (Chunk(1.0, 3.0, 4), Chunk(2.0, 4.0, 3))
+    assert line.last.chunks == (PrefillChunk(1.0, 3.0, 4), PrefillChunk(2.0, 4.0, 3))
     assert line.last.stages == JobStages(prefill_queue_s=1.0, prefill_s=3.0) and line.last.ended_at == 5.0
 
 
@@ -179,7 +179,7 @@ def test_a_prefill_hands_over() -> None:
     assert len(line.ended) == 1
 
 
-def taken(line: Line, job: Resume | None = None) -> None:
+def taken(line: Line, job: ResumeJob | None = None) -> None:
     """Read what OTHER offers: the first blocks while it computes the rest, the last one second after its last word."""
     line.submit(job or resume(), 0.0)
     line.take(line.engine.announced(offer(0, 2), 1.0))
@@ -388,7 +388,7 @@ def test_a_resume_whose_source_drew_all_has_done_its_part() -> None:
 def test_a_worker_that_drains_gives_back_what_waits() -> None:
     line = Line()
     line.submit(generate(), 0.0)
-    line.take(line.engine.evacuate(1.0))
+    line.take(line.engine.start_drain(1.0))
     assert (line.last.outcome, line.last.error_kind) == ("given_back", None)
 
 
@@ -413,7 +413,7 @@ def test_an_engine_that_ends_fails_what_is_live_and_keeps_what_was_drawn() -> No
     while_decoding(line)
     line.submit(generate("two"), 4.0)
     effects = line.engine.abandon(ErrorKind.WORKER_LOST, "the worker stopped", 5.0)
-    ended = [x.times for x in effects if isinstance(x, Ended)]
+    ended = [x.times for x in effects if isinstance(x, JobEnded)]
     assert [(t.job.request.id, t.outcome, t.num_output, t.error_kind) for t in ended] == [
         ("r", "failed", 1, ErrorKind.WORKER_LOST),
         ("two", "failed", 0, ErrorKind.WORKER_LOST),
@@ -430,4 +430,4 @@ def test_chunks_without_end_are_bounded() -> None:
         now += 1.0
     chunks = line.last.chunks
     assert len(chunks) == MAX_CHUNKS and sum(chunk.num_tokens for chunk in chunks) == num_prompt
-    assert chunks[-1] == Chunk(MAX_CHUNKS - 1.0, now, 44)
+    assert chunks[-1] == PrefillChunk(MAX_CHUNKS - 1.0, now, 44)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import Request, SamplingParams
+from tandem.flow.attempt_tracker import Attempts
 from tandem.flow.choice import Choice
-from tandem.flow.course import Course
-from tandem.flow.ledger import LedgerPhase
-from tandem.flow.strand import Phase, Strand
+from tandem.flow.job_group import JobGroup, JobGroupPhase
+from tandem.flow.phase_ledger import LedgerPhase
 
 
-def decoding() -> Strand:
-    strand = Strand((0, 1))
-    strand.phase, strand.drawn = Phase.RUNNING, LedgerPhase.DECODE
-    return strand
+def decoding() -> JobGroup:
+    job_group = JobGroup((0, 1))
+    job_group.phase, job_group.drawn = JobGroupPhase.RUNNING, LedgerPhase.DECODE
+    return job_group
 
 
 def test_a_choice_that_goes_its_own_way_has_drawn_what_it_drew() -> None:
@@ -24,10 +24,10 @@ def test_a_request_decodes_for_as_long_as_one_of_its_choices_does() -> None:
     request = Request(
         id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1), num_choices=2
     )
-    course = Course(request, HandoffId("h"), {0: Choice(), 1: Choice()})
-    course.strands = [Strand((1,)), decoding()]
-    assert course.ledger_phase is LedgerPhase.DECODE
-    course.strands = [Strand((1,)), Strand((0,))]
-    assert course.ledger_phase is LedgerPhase.QUEUE
-    course.strands = []
-    assert course.ledger_phase is LedgerPhase.DELIVER
+    attempts = Attempts(request, HandoffId("h"), {0: Choice(), 1: Choice()})
+    attempts.job_groups = [JobGroup((1,)), decoding()]
+    assert attempts.ledger_phase is LedgerPhase.DECODE
+    attempts.job_groups = [JobGroup((1,)), JobGroup((0,))]
+    assert attempts.ledger_phase is LedgerPhase.QUEUE
+    attempts.job_groups = []
+    assert attempts.ledger_phase is LedgerPhase.DELIVER

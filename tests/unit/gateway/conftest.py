@@ -20,20 +20,20 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.errors import TandemError
-from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.ledger import PhaseLedger
+from tandem.flow.phase_ledger import PhaseLedger
 from tandem.gateway.app import create_app
-from tandem.gateway.caller import Caller
 from tandem.gateway.grpc_server import GrpcServer
-from tandem.gateway.ports import Doorkeeper, OpenDoor, ScrapeTarget, ServedModel
+from tandem.gateway.interfaces import AllowAll, Authenticator, ScrapeTarget, ServedModel
+from tandem.gateway.rate_limit_status import RateLimitStatus
+from tandem.gateway.request_context import RequestContext
 from tandem.gateway.server import HttpServer
-from tandem.gateway.standing import Standing
-from tandem.gateway.text import TextModel
-from tandem.routing.breaker import BreakerState
-from tandem.routing.view import Pool
+from tandem.gateway.text_model import TextModel
+from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.worker_view import Pool
 from tandem.wire.channels import channel_options
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.instant import instant_events
@@ -55,7 +55,7 @@ TEMPLATE = (
 _ALTERNATIVES = tuple((token, -0.5 - token) for token in range(42, 62))
 HEARTBEAT_S = 0.05
 """A test that holds a stream back sees heartbeats soon; one that does not is over before."""
-Step = Token | PromptScored | Finished | Exception | asyncio.Event
+Step = Token | PromptLogprobs | Finished | Exception | asyncio.Event
 
 
 def train_tokenizer() -> Tokenizer:
@@ -104,15 +104,15 @@ class ScriptedStream:
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 
-    def __init__(self, steps: Sequence[Step], path: str = "remote", standing: Standing | None = None) -> None:
+    def __init__(self, steps: Sequence[Step], path: str = "remote", standing: RateLimitStatus | None = None) -> None:
         self.path = path
-        self.standing = standing or Standing()
+        self.standing = standing or RateLimitStatus()
         self.finished_choices: list[int] = []
         self.num_closes = 0
         self.closed = threading.Event()
         self._steps = steps
 
-    async def __aiter__(self) -> AsyncIterator[Token | PromptScored | Finished]:
+    async def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]:
         for step in self._steps:
             if isinstance(step, asyncio.Event):
                 await step.wait()
@@ -157,7 +157,7 @@ class ScriptedDispatch:
         self.served = list(self.all_models)
         self.missing: str | None = None
         self.requests: list[Request] = []
-        self.callers: list[Caller] = []
+        self.callers: list[RequestContext] = []
         self.never: TandemError | None = None
         self.opening: queue.Queue[Request] = queue.Queue()
         self.open_cancelled = threading.Event()
@@ -185,11 +185,11 @@ class ScriptedDispatch:
     def num_live(self) -> dict[Pool, int]:
         return {"mixed": 1}
 
-    def foresee(self, requests: Sequence[Request], caller: Caller) -> None:
+    def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         if self.never is not None:
             raise self.never
 
-    async def open(self, request: Request, caller: Caller, ledger: PhaseLedger) -> ScriptedStream:
+    async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> ScriptedStream:
         self.callers.append(caller)
         self.requests.append(request)
         self.opening.put(request)
@@ -205,10 +205,10 @@ class Front:
     """Both fronts on ports of this machine, their one dispatch, and helpers to script it."""
 
     def __init__(
-        self, dispatch: ScriptedDispatch, tokenizer: Tokenizer, door: Doorkeeper | None = None, **config: Any
+        self, dispatch: ScriptedDispatch, tokenizer: Tokenizer, door: Authenticator | None = None, **config: Any
     ) -> None:
         self.dispatch = dispatch
-        self._door = door or OpenDoor()
+        self._door = door or AllowAll()
         self._config = GatewayConfig(max_body=Bytes(1 << 20), heartbeat_s=HEARTBEAT_S, **config)
         self.port = self.grpc_port = 0
         self._tokenizer = tokenizer
@@ -238,7 +238,7 @@ class Front:
         self.dispatch.script = lambda request: stream
         return stream
 
-    def instant(self, text: str = "Paris 你好 😀.", standing: Standing | None = None) -> list[ScriptedStream]:
+    def instant(self, text: str = "Paris 你好 😀.", standing: RateLimitStatus | None = None) -> list[ScriptedStream]:
         """Every request is answered at once; returns the streams as they are opened."""
         opened: list[ScriptedStream] = []
 

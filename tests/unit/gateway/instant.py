@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.core.events import Finished, FinishReason, PromptScored, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Request
 
@@ -12,7 +12,7 @@ END = 1
 """The end of sequence of the tests' tokenizer."""
 NUM_CACHED = 2
 LOGPROB, PROMPT_LOGPROB = -0.5, -1.25
-Event = Token | PromptScored | Finished
+Event = Token | PromptLogprobs | Finished
 
 
 def instant_events(request: Request, saying: Sequence[int]) -> list[Event]:
@@ -45,7 +45,7 @@ def _top(token: int, count: int, logprob: float) -> tuple[tuple[int, float], ...
     return tuple((token if rank == 0 else 100 + rank, logprob - rank) for rank in range(count))
 
 
-def _scores(request: Request) -> list[PromptScored]:
+def _scores(request: Request) -> list[PromptLogprobs]:
     count = request.prompt_logprobs
     if count is None:
         return []
@@ -53,5 +53,5 @@ def _scores(request: Request) -> list[PromptScored]:
         SampledToken(token, PROMPT_LOGPROB, _top(token, count, PROMPT_LOGPROB)) for token in request.prompt_tokens
     ]
     cut = max(1, len(tokens) // 2)
-    pieces = [PromptScored(_key(request, 0), 1, tuple(tokens[1 : cut + 1]))]
-    return [*pieces, PromptScored(_key(request, 0), cut, tuple(tokens[cut:]))]
+    pieces = [PromptLogprobs(_key(request, 0), 1, tuple(tokens[1 : cut + 1]))]
+    return [*pieces, PromptLogprobs(_key(request, 0), cut, tuple(tokens[cut:]))]

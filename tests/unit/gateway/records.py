@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tandem.flow.ledger import StageSeconds
-from tandem.gateway.record import AnswerRecord
+from tandem.flow.phase_ledger import StageSeconds
+from tandem.gateway.request_record import RequestRecord
 from tandem.gateway.usage import Usage
 
-_RECORD = AnswerRecord(
+_RECORD = RequestRecord(
     id="chatcmpl-1",
     label="mine",
     trace="",
@@ -26,7 +26,7 @@ _RECORD = AnswerRecord(
     workers=("p", "d"),
     is_streamed=True,
     usage=Usage(10, 4, 2),
-    came_at=1_800_000_000.0,
+    received_at=1_800_000_000.0,
     total_s=0.5,
     first_token_s=0.1,
     token_s=0.1,
@@ -37,5 +37,5 @@ _RECORD = AnswerRecord(
 )
 
 
-def record(**changes: Any) -> AnswerRecord:
+def record(**changes: Any) -> RequestRecord:
     return replace(_RECORD, **changes)

@@ -14,21 +14,21 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.clock import SystemClock
 from tandem.core.config import GatewayConfig, TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, FinishReason, JobEvent, Pulled, SampledToken, Token
+from tandem.core.events import Finished, FinishReason, JobEvent, KVReceived, SampledToken, Token
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
-from tandem.core.load import Load
-from tandem.core.request import Job, Prefill, Request, Resume, SamplingParams
-from tandem.flow import waiting
-from tandem.flow.ledger import PhaseLedger
-from tandem.gateway import aftermath, dispatch, fleet, worker_link
-from tandem.gateway.active import ActiveRequest
-from tandem.gateway.caller import Caller
-from tandem.gateway.dispatch import Dispatcher
-from tandem.gateway.entry import NoQuotas
-from tandem.gateway.fleet import Fleet
-from tandem.gateway.ports import NO_PREFIXES, KnownPrefixes, Quotas
+from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.core.worker_load import WorkerLoad
+from tandem.flow import request_queue
+from tandem.flow.phase_ledger import PhaseLedger
+from tandem.gateway import deferred, dispatcher, worker_link, worker_pool
+from tandem.gateway.active_request import ActiveRequest
+from tandem.gateway.dispatcher import Dispatcher
+from tandem.gateway.interfaces import NO_PREFIXES, KnownPrefixes, Quotas
+from tandem.gateway.quota_reservation import NoQuotas
+from tandem.gateway.request_context import RequestContext
 from tandem.gateway.text_models import TextModels
-from tandem.wire.trust import Trust
+from tandem.gateway.worker_pool import WorkerPool
+from tandem.wire.peer_auth import PeerAuth
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
 _numbers = itertools.count(1)
@@ -41,7 +41,7 @@ class Rig:
         self,
         bundle: TokenizerBundle,
         quotas: Quotas | None = None,
-        trust: Trust | None = None,
+        trust: PeerAuth | None = None,
         prefixes: KnownPrefixes = NO_PREFIXES,
         promised: TransferConfig | None = None,
         **config: object,
@@ -51,8 +51,8 @@ class Rig:
         self.registry_fails = False
         self._bundle = bundle
         self.clock = clock = SystemClock()
-        trust, promised = trust or Trust("g"), promised or TransferConfig()
-        self.fleet = Fleet(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust, promised)
+        trust, promised = trust or PeerAuth("g"), promised or TransferConfig()
+        self.fleet = WorkerPool(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust, promised)
         self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
 
     async def start(self) -> None:
@@ -65,7 +65,7 @@ class Rig:
         for worker in self.workers:
             await worker.stop()
 
-    async def add(self, name: str, pool: str, *, works: bool = True, trust: Trust | None = None) -> ScriptedWorker:
+    async def add(self, name: str, pool: str, *, works: bool = True, trust: PeerAuth | None = None) -> ScriptedWorker:
         """A worker that takes every job. A probe through it moves its block, unless it does not work."""
         worker = ScriptedWorker(name, pool, self._bundle, trust=trust)
         worker.after_submit = lambda job: probe_events(job) if works and is_probe(job) else ()
@@ -79,14 +79,14 @@ class Rig:
         await until(lambda: not self.left_over())
         return prefill, decode
 
-    def look(self, worker: ScriptedWorker) -> Load:
+    def look(self, worker: ScriptedWorker) -> WorkerLoad:
         """What the gateway knows of a worker."""
         return next(view.load for view in self.fleet.view().workers if view.ref == worker.ref)
 
     async def open(
         self,
         max_tokens: int = 3,
-        caller: Caller | None = None,
+        caller: RequestContext | None = None,
         timeout_s: float | None = None,
         num_choices: int = 1,
     ) -> ActiveRequest:
@@ -100,7 +100,7 @@ class Rig:
                 sampling=sampling,
                 num_choices=num_choices,
             ),
-            caller or Caller(request_id=identity, came_at=self.clock.now(), timeout_s=timeout_s),
+            caller or RequestContext(request_id=identity, received_at=self.clock.now(), timeout_s=timeout_s),
             PhaseLedger(self.clock.now()),
         )
 
@@ -122,12 +122,12 @@ class Rig:
 @asynccontextmanager
 async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
     """Makes rigs. At the end no dispatcher has a request or a task left."""
-    monkeypatch.setattr(fleet, "DISCOVERY_PERIOD_S", 0.02)
-    monkeypatch.setattr(fleet, "SEARCH_PERIOD_S", 0.01)
-    monkeypatch.setattr(fleet, "PROBE_RETRY_S", 0.05)
-    monkeypatch.setattr(dispatch, "TICK_S", 0.02)
-    monkeypatch.setattr(waiting, "REFUSAL_BACKOFF_S", 0.02)
-    monkeypatch.setattr(aftermath, "DELAY_S", 0.05)
+    monkeypatch.setattr(worker_pool, "DISCOVERY_PERIOD_S", 0.02)
+    monkeypatch.setattr(worker_pool, "SEARCH_PERIOD_S", 0.01)
+    monkeypatch.setattr(worker_pool, "PROBE_RETRY_S", 0.05)
+    monkeypatch.setattr(dispatcher, "TICK_S", 0.02)
+    monkeypatch.setattr(request_queue, "REFUSAL_BACKOFF_S", 0.02)
+    monkeypatch.setattr(deferred, "DELAY_S", 0.05)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.02)
     special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
     bundle = TokenizerBundle(
@@ -137,7 +137,7 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
 
     def make(
         quotas: Quotas | None = None,
-        trust: Trust | None = None,
+        trust: PeerAuth | None = None,
         prefixes: KnownPrefixes = NO_PREFIXES,
         **config: object,
     ) -> Rig:
@@ -160,9 +160,9 @@ def is_probe(job: Job) -> bool:
 
 def probe_events(job: Job) -> list[JobEvent]:
     """What the two workers of a probe say when all goes well."""
-    if isinstance(job, Prefill):
+    if isinstance(job, PrefillJob):
         return [token(job.key, 0), Finished(job.key, None, 1, 0)]
-    if isinstance(job, Resume):
+    if isinstance(job, ResumeJob):
         return [pulled(job.key), token(job.key, 0), token(job.key, 1), Finished(job.key, FinishReason.LENGTH, 2, 0)]
     return []
 
@@ -171,8 +171,8 @@ def token(key: JobKey, index: int) -> Token:
     return Token(key, index, SampledToken(100 + index))
 
 
-def pulled(key: JobKey) -> Pulled:
-    return Pulled(key, 1, 64, 0, 64, 0.1, 0.1, 0.1)
+def pulled(key: JobKey) -> KVReceived:
+    return KVReceived(key, 1, 64, 0, 64, 0.1, 0.1, 0.1)
 
 
 async def collect(request: ActiveRequest) -> list[int]:

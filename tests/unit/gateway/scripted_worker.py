@@ -11,16 +11,16 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent
 from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
-from tandem.core.load import Load
-from tandem.core.request import Job, Prefill, Resume
-from tandem.core.way import WayReport
-from tandem.wire.convert import encode_load, encode_refusal, encode_update
-from tandem.wire.convert_job import decode_key, decode_submission
-from tandem.wire.convert_kv import decode_handoff_key, decode_worker, encode_worker
-from tandem.wire.convert_way import encode_way
+from tandem.core.link import LinkReport
+from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.core.worker_load import WorkerLoad
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
-from tandem.wire.trust import Trust
+from tandem.wire.job_codec import decode_key, decode_submission
+from tandem.wire.kv_codec import decode_handoff_key, decode_worker, encode_worker
+from tandem.wire.link_codec import encode_link
+from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.worker_codec import encode_load, encode_refusal, encode_update
 
 PATIENCE_S = 20.0
 _incarnations = itertools.count(1)
@@ -41,12 +41,12 @@ class ScriptedWorker(WorkerServicer):
         pool: str,
         bundle: TokenizerBundle,
         incarnation: int | None = None,
-        trust: Trust | None = None,
+        trust: PeerAuth | None = None,
     ) -> None:
         self.name = name
         self.pool = pool
         self.role = ""
-        self.load = Load(num_blocks=64, num_free_blocks=64)
+        self.load = WorkerLoad(num_blocks=64, num_free_blocks=64)
         self.seen: list[tuple[str, Any]] = []
         self.jobs: list[Job] = []
         self.positions: list[dict[JobKey, int]] = []
@@ -54,8 +54,8 @@ class ScriptedWorker(WorkerServicer):
         self.after_submit: Callable[[Job], Sequence[JobEvent]] = lambda job: ()
         self.hold_submit: asyncio.Event | None = None
         self.mute = False
-        self.ways: list[WayReport] = []
-        self.on_measure: Callable[[WorkerRef], WayReport | TandemError] = lambda source: TandemError(
+        self.ways: list[LinkReport] = []
+        self.on_measure: Callable[[WorkerRef], LinkReport | TandemError] = lambda source: TandemError(
             ErrorKind.WORKER_LOST, f"{source} is not there"
         )
         self.max_model_len = 512
@@ -63,7 +63,7 @@ class ScriptedWorker(WorkerServicer):
         self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
         self._bundle = bundle
         self._streams: list[asyncio.Queue[Sequence[JobEvent] | None]] = []
-        self._trust = trust or Trust(name)
+        self._trust = trust or PeerAuth(name)
         self._server = self._trust.server(self.ref.incarnation)
 
     async def start(self) -> ScriptedWorker:
@@ -109,7 +109,7 @@ class ScriptedWorker(WorkerServicer):
     async def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:
         job = decode_submission(request).job
         self.jobs.append(job)
-        kind = "prefill" if isinstance(job, Prefill) else "resume" if isinstance(job, Resume) else "generate"
+        kind = "prefill" if isinstance(job, PrefillJob) else "resume" if isinstance(job, ResumeJob) else "generate"
         self.seen.append((kind, job.key))
         if self.hold_submit is not None and not str(job.request.id).startswith("probe"):
             await self.hold_submit.wait()
@@ -138,11 +138,11 @@ class ScriptedWorker(WorkerServicer):
         answer = self.on_measure(source)
         if isinstance(answer, TandemError):
             return pb.MeasureReply(refusal=encode_refusal(answer.kind, answer.message))
-        return pb.MeasureReply(report=encode_way(answer))
+        return pb.MeasureReply(report=encode_link(answer))
 
     def _update(self, events: Sequence[JobEvent]) -> pb.WatchUpdate:
         update = encode_update(events, self.load)
-        update.ways.extend(map(encode_way, self.ways))
+        update.ways.extend(map(encode_link, self.ways))
         return update
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchUpdate]:  # type: ignore[override]

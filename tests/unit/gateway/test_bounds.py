@@ -11,8 +11,8 @@ import grpc
 import httpx
 import pytest
 
-from tandem.gateway.answers import _INLINE_CHARS, Answers
-from tandem.gateway.detokenize import StopMatcher
+from tandem.gateway.completions import _INLINE_CHARS, CompletionService
+from tandem.gateway.detokenizer import StopMatcher
 from tandem.gateway.openai_request import MAX_MESSAGES
 from tandem.gateway.prompt import MAX_CHOICES_OF_ALL
 from tandem.gateway.response_format import MAX_GBNF_CHARS
@@ -75,13 +75,13 @@ def test_whatever_makes_a_long_prompt_is_tokenized_aside(
 ) -> None:
     """Where nobody waits for it."""
     sizes = []
-    encode = Answers._encode
+    encode = CompletionService._encode
 
-    async def seen(self: Answers, work: Callable[[], Any], num_chars: int) -> Any:
+    async def seen(self: CompletionService, work: Callable[[], Any], num_chars: int) -> Any:
         sizes.append(num_chars)
         return await encode(self, work, num_chars)
 
-    monkeypatch.setattr(Answers, "_encode", seen)
+    monkeypatch.setattr(CompletionService, "_encode", seen)
     front.answer("Paris")
     answer = http.post(CHAT, json={"model": "tiny", **body})
     assert answer.status_code in (200, 400), answer.text

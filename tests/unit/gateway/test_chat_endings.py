@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tandem.core.errors import TandemError
-from tandem.gateway.chat_template import ChatEnding
+from tandem.gateway.chat_template import GenerationPrompt
 from tandem.gateway.echo import echo_deltas
 from tandem.gateway.prompt import Prompt, encode
-from tandem.gateway.text import TextModel
+from tandem.gateway.text_model import TextModel
 from tests.unit.gateway.test_gateway_text import LLAMA3, QWEN, SMOLLM2, reference
 
 Make = Callable[..., TextModel]
@@ -31,7 +31,7 @@ def test_a_continued_message_is_what_transformers_makes_of_it(
 ) -> None:
     """Also where the template trims messages, and so the blanks at the end of this one are gone."""
     chat = [USER, {"role": "assistant", "content": start}]
-    mine = make_text(template).encode_chat(chat, ending=ChatEnding.OPEN)
+    mine = make_text(template).encode_chat(chat, ending=GenerationPrompt.OPEN)
     theirs = reference(tokenizer, template).apply_chat_template(
         chat, continue_final_message=True, tokenize=True, return_dict=False
     )
@@ -41,7 +41,7 @@ def test_a_continued_message_is_what_transformers_makes_of_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [LLAMA3, SMOLLM2, QWEN], ids=["llama3", "smollm2", "qwen"])
 def test_a_closed_chat_is_what_transformers_makes_of_it(make_text: Make, tokenizer: Tokenizer, template: str) -> None:
-    mine = make_text(template).encode_chat([USER], ending=ChatEnding.CLOSED)
+    mine = make_text(template).encode_chat([USER], ending=GenerationPrompt.CLOSED)
     theirs = reference(tokenizer, template).apply_chat_template(
         [USER], add_generation_prompt=False, tokenize=True, return_dict=False
     )
@@ -51,7 +51,7 @@ def test_a_closed_chat_is_what_transformers_makes_of_it(make_text: Make, tokeniz
 def test_a_template_that_hides_the_last_message_cannot_continue_it(make_text: Make) -> None:
     with pytest.raises(TandemError) as caught:
         make_text("{{ messages[0].content }}").encode_chat(
-            [USER, {"role": "assistant", "content": "x"}], ending=ChatEnding.OPEN
+            [USER, {"role": "assistant", "content": "x"}], ending=GenerationPrompt.OPEN
         )
     assert caught.value.param == "continue_final_message"
 

@@ -13,8 +13,8 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken, Token
 from tandem.core.ids import JobKey, RequestId
-from tandem.gateway.asgi import Exchange
-from tandem.gateway.chronicle import Chronicle
+from tandem.gateway.exchange import Exchange
+from tandem.gateway.request_recorder import RequestRecording
 from tests.unit.gateway.conftest import Front, ScriptedStream
 
 NUM = 8
@@ -34,7 +34,7 @@ def uncollected() -> Iterator[None]:
 
 def num_alive() -> int:
     """Of the two that hold on to all else of an answer; those that are frozen are not among them."""
-    return sum(type(each) in (Exchange, Chronicle) for each in gc.get_objects())
+    return sum(type(each) in (Exchange, RequestRecording) for each in gc.get_objects())
 
 
 @pytest.mark.usefixtures("uncollected")

@@ -10,22 +10,22 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.api_keys import hash_text, key_digest
 from tandem.core.config import GatewayConfig
 from tandem.core.ids import Incarnation, TenantId, WorkerId, WorkerRef
-from tandem.core.load import Load
+from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.app import GatewayApp, create_app
+from tandem.gateway.authenticator import ApiKeyAuthenticator
 from tandem.gateway.console_files import load_assets
 from tandem.gateway.console_routes import Console
 from tandem.gateway.console_state import NUM_RECORDS
-from tandem.gateway.console_view import MAX_ERROR_CHARS, MAX_WORKERS, Glance
-from tandem.gateway.doorkeeper import KeyDoor
-from tandem.gateway.flows import Flow
-from tandem.gateway.ports import Doorkeeper, OpenDoor, ServedModel
+from tandem.gateway.console_view import MAX_ERROR_CHARS, MAX_WORKERS, GatewaySnapshot
+from tandem.gateway.interfaces import AllowAll, Authenticator, ServedModel
+from tandem.gateway.kv_flows import Flow
 from tandem.gateway.tenants_file import parse_tenants
-from tandem.gateway.text import TextModel
-from tandem.routing.breaker import BreakerState
-from tandem.routing.view import WorkerView
+from tandem.gateway.text_model import TextModel
+from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.worker_view import WorkerView
 from tests.unit.gateway.conftest import ScriptedDispatch
 from tests.unit.gateway.records import record
 
@@ -38,7 +38,7 @@ tenants:
 """
 P, D = (WorkerRef(WorkerId(name), Incarnation(7), f"10.9.8.7:{port}") for name, port in (("p", 4001), ("d", 4002)))
 AWAY = WorkerRef(WorkerId("x"), Incarnation(3), "10.9.8.7:4003")
-LOAD = Load(num_running=2, num_blocks=64, num_free_blocks=40, num_prefill_tokens=900, num_decode_tokens=30)
+LOAD = WorkerLoad(num_running=2, num_blocks=64, num_free_blocks=40, num_prefill_tokens=900, num_decode_tokens=30)
 
 
 class StillClock:
@@ -49,9 +49,9 @@ class StillClock:
 class Rig:
     """A console over one moment, `glance`, which a test may change."""
 
-    def __init__(self, text: TextModel, door: Doorkeeper) -> None:
+    def __init__(self, text: TextModel, door: Authenticator) -> None:
         served = [ServedModel("tiny", 512, text, 1), ServedModel("secret", 512, text, 1)]
-        self.glance = Glance(
+        self.glance = GatewaySnapshot(
             life="gw-1",
             version="1.2.3",
             wall_s=1_800_000_000.0,
@@ -87,14 +87,14 @@ class Rig:
 
 @pytest.fixture
 async def rig(make_text: Callable[..., TextModel]) -> AsyncIterator[Rig]:
-    rig = Rig(make_text(), OpenDoor())
+    rig = Rig(make_text(), AllowAll())
     yield rig
     await rig.client.aclose()
 
 
 @pytest.fixture
 async def locked(make_text: Callable[..., TextModel]) -> AsyncIterator[Rig]:
-    rig = Rig(make_text(), KeyDoor(parse_tenants(FILE, "f"), lambda: 0))
+    rig = Rig(make_text(), ApiKeyAuthenticator(parse_tenants(FILE, "f"), lambda: 0))
     yield rig
     await rig.client.aclose()
 

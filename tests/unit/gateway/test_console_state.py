@@ -16,7 +16,7 @@ from tandem.gateway.console_state import (
     ConsoleState,
     percentiles,
 )
-from tandem.gateway.flows import MAX_FLOWS, Flow, Flows
+from tandem.gateway.kv_flows import MAX_FLOWS, Flow, Flows
 from tandem.gateway.usage import Usage
 from tests.unit.gateway.records import record
 

@@ -13,13 +13,13 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import SloConfig
 from tandem.core.ids import GatewayId, RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.flow.strand import Phase
-from tandem.gateway import demand_beat
-from tandem.gateway.demand import DemandTally
-from tandem.gateway.demand_beat import DemandBeat
+from tandem.flow.job_group import JobGroupPhase
+from tandem.gateway import demand_publisher
+from tandem.gateway.demand import DemandCounter
+from tandem.gateway.demand_publisher import DemandPublisher
 from tandem.gateway.usage import Usage
-from tandem.sched.targets import LatencyTargets
-from tandem.stores.demand import Backlog, DemandBoard, DemandTotals
+from tandem.sched.slo_targets import LatencyTargets
+from tandem.stores.demand_store import DemandStore, DemandTotals, QueueBacklog
 from tests.unit.gateway.records import record
 
 TARGETS = LatencyTargets.of(SloConfig(ttft_ms=200, itl_ms=50))
@@ -31,16 +31,16 @@ def request(num_tokens: int, model: str = "tiny") -> Request:
     )
 
 
-def tally() -> tuple[DemandTally, dict[RequestId, Any]]:
+def tally() -> tuple[DemandCounter, dict[RequestId, Any]]:
     active: dict[RequestId, Any] = {}
-    return DemandTally(TARGETS, active), active
+    return DemandCounter(TARGETS, active), active
 
 
 def test_requests_count_as_they_come_and_pairs_at_the_first_token() -> None:
     told, _ = tally()
-    told.came(request(10))
+    told.on_admitted(request(10))
     assert told.totals()["tiny"] == DemandTotals(num_requests=1, num_input_tokens=10)
-    told.computed(request(10), 4)
+    told.on_first_token(request(10), 4)
     counted = told.totals()["tiny"]
     # Six tokens behind four: each attends to these, and to those of the six up to itself.
     assert (counted.num_cached_tokens, counted.num_prefill_pairs) == (4, 6 * 4 + 1 + 2 + 3 + 4 + 5 + 6)
@@ -51,7 +51,7 @@ def test_requests_count_as_they_come_and_pairs_at_the_first_token() -> None:
 
 def test_answers_count_when_they_end() -> None:
     told, _ = tally()
-    told.came(request(10))
+    told.on_admitted(request(10))
     told.answered([record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2)])
     told.answered([record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1)])
     counted = told.totals()["tiny"]
@@ -77,7 +77,7 @@ def test_what_more_workers_would_have_served(
     outcome: str, first_token_s: float | None, lane: str, late: int, failed: int
 ) -> None:
     told, _ = tally()
-    told.came(request(10))
+    told.on_admitted(request(10))
     told.answered([record(outcome=outcome, first_token_s=first_token_s, lane=lane)])
     counted = told.totals()["tiny"]
     assert (counted.num_late_ttft, counted.num_failed) == (late, failed)
@@ -92,24 +92,24 @@ def test_a_model_that_nobody_serves_is_not_counted() -> None:
 def test_what_waits_is_told_by_model() -> None:
     told, active = tally()
     for number, (phase, asked) in enumerate(
-        [(Phase.QUEUED, request(5)), (Phase.QUEUED, request(6)), (Phase.RUNNING, request(9)),
-         (Phase.QUEUED, request(2, "b"))]
+        [(JobGroupPhase.QUEUED, request(5)), (JobGroupPhase.QUEUED, request(6)), (JobGroupPhase.RUNNING, request(9)),
+         (JobGroupPhase.QUEUED, request(2, "b"))]
     ):  # fmt: skip
         active[RequestId(str(number))] = SimpleNamespace(life=SimpleNamespace(phase=phase, request=asked))
     assert told.backlog() == {
-        "tiny": Backlog(num_requests=2, num_tokens=11),
-        "b": Backlog(num_requests=1, num_tokens=2),
+        "tiny": QueueBacklog(num_requests=2, num_tokens=11),
+        "b": QueueBacklog(num_requests=1, num_tokens=2),
     }
 
 
 @pytest.mark.redis
 async def test_it_is_told_again_and_again_and_taken_back(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand_beat, "PERIOD_S", 0.01)
+    monkeypatch.setattr(demand_publisher, "PERIOD_S", 0.01)
     told, _ = tally()
-    reader = DemandBoard(redis_url, "beat")
-    beat = DemandBeat(GatewayId("g1"), DemandBoard(redis_url, "beat"), told, SystemClock())
+    reader = DemandStore(redis_url, "beat")
+    beat = DemandPublisher(GatewayId("g1"), DemandStore(redis_url, "beat"), told, SystemClock())
     await beat.start()
-    told.came(request(10))
+    told.on_admitted(request(10))
     async with asyncio.timeout(20):
         while not [one for one in await reader.read() if one.totals.get("tiny") == DemandTotals(1, 10)]:
             await asyncio.sleep(0.005)
@@ -121,9 +121,9 @@ async def test_it_is_told_again_and_again_and_taken_back(redis_url: str, monkeyp
 
 
 async def test_a_redis_that_is_away_disturbs_nobody(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand_beat, "PERIOD_S", 0.01)
+    monkeypatch.setattr(demand_publisher, "PERIOD_S", 0.01)
     told, _ = tally()
-    beat = DemandBeat(GatewayId("g1"), DemandBoard(f"unix://{tmp_path}/none.sock", "beat"), told, SystemClock())
+    beat = DemandPublisher(GatewayId("g1"), DemandStore(f"unix://{tmp_path}/none.sock", "beat"), told, SystemClock())
     await beat.start()
     await asyncio.sleep(0.05)
     assert beat._task is not None and not beat._task.done()

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.standing import Standing, duration
+from tandem.gateway.rate_limit_status import RateLimitStatus, duration
 
 LABEL = r'[a-z_]+="(?:[^"\\]|\\.)*"'
 SAMPLE = re.compile(rf"[a-z0-9_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")
@@ -217,7 +217,7 @@ def test_limits_are_told_where_there_are_some(front: Front, http: httpx.Client, 
     front.instant("Paris")
     unlimited = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
     assert not [name for name in unlimited.headers if name.startswith("x-ratelimit")]
-    standing = Standing(limit_requests=60, remaining_requests=59, reset_requests_s=1, limit_tokens=9000)
+    standing = RateLimitStatus(limit_requests=60, remaining_requests=59, reset_requests_s=1, limit_tokens=9000)
     front.instant("Paris", standing)
     limited = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
     told = {name: value for name, value in limited.headers.items() if name.startswith("x-ratelimit")}

@@ -11,9 +11,9 @@ import pytest
 from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerId, WorkerRef
-from tandem.core.way import WayReport
+from tandem.core.link import LinkReport
 from tandem.gateway import worker_link
-from tandem.gateway.gauges import watch_ways
+from tandem.gateway.metrics_gauges import watch_ways
 from tandem.obs.instruments import TRANSFER_WAYS
 from tandem.obs.metrics import Metrics
 from tests.unit.gateway.rig import Rig, collect
@@ -23,8 +23,8 @@ SLOW = "transfer.min_gbps is 10, the way carries 1 gigabytes per second"
 PROMISED = TransferConfig(min_gbps=10.0)
 
 
-def report(source: WorkerRef, problem: str = "", *, refused: bool = False) -> WayReport:
-    return WayReport(
+def report(source: WorkerRef, problem: str = "", *, refused: bool = False) -> LinkReport:
+    return LinkReport(
         source=source, way="tcp", evidence="seen", num_bytes=10**9, seconds=1.0, problem=problem, refused=refused
     )
 
@@ -76,7 +76,7 @@ async def test_what_was_promised_is_measured_before_a_pair_is_used(
     prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
     linked_before: list[bool] = []
 
-    def measured(source: WorkerRef) -> WayReport:
+    def measured(source: WorkerRef) -> LinkReport:
         linked_before.append(bool(rig.fleet.view().linked))
         return report(source, SLOW if is_refused else "", refused=is_refused)
 
@@ -108,8 +108,8 @@ async def test_nobody_is_asked_to_measure_where_nothing_depends_on_it(
     assert "measure" not in [verb for verb, _ in decode.seen]
 
 
-async def test_a_refusal_outlives_the_stream_of_the_giver(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the taker has told once it does not repeat when its source is lost and found again."""
+async def test_a_refusal_outlives_the_stream_of_the_producer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the consumer has told once it does not repeat when its source is lost and found again."""
     prefill, decode = await rig.pair()
     decode.ways = [report(prefill.ref, SLOW, refused=True)]
     await until(lambda: rig.fleet.view().refused)
@@ -144,7 +144,7 @@ async def test_a_way_to_a_worker_that_is_gone_is_not_kept(rig: Rig) -> None:
     assert not rig.fleet.pairs.failed
 
 
-async def test_what_the_taker_could_not_measure_is_asked_again_before_a_pair_is_used(
+async def test_what_the_consumer_could_not_measure_is_asked_again_before_a_pair_is_used(
     make_rig: Callable[..., Rig],
 ) -> None:
     rig = make_rig(promised=PROMISED)

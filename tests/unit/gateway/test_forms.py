@@ -12,10 +12,10 @@ from msgspec import UNSET
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tandem.core.events import FinishReason, SampledToken
-from tandem.gateway.completion import Delta, Ending, ToolCallDelta
 from tandem.gateway.openai_reply import TandemFacts
-from tandem.gateway.openai_response import ChatForm, Heading
-from tandem.gateway.text import TextModel
+from tandem.gateway.openai_response import ChatFormatter, ChunkHeader
+from tandem.gateway.text_model import TextModel
+from tandem.gateway.text_stream import ChoiceEnd, Delta, ToolCallDelta
 from tandem.gateway.usage import Usage
 
 USAGE = Usage(3, 4, None)
@@ -34,18 +34,18 @@ def unasked() -> Usage:
 
 
 @pytest.fixture
-def form(make_text: Callable[..., TextModel]) -> ChatForm:
-    return ChatForm(heading(make_text()))
+def form(make_text: Callable[..., TextModel]) -> ChatFormatter:
+    return ChatFormatter(heading(make_text()))
 
 
-def heading(text: TextModel, model: str = "m", **asked: bool) -> Heading:
+def heading(text: TextModel, model: str = "m", **asked: bool) -> ChunkHeader:
     names = ("include_usage", "continuous_usage", "with_logprobs", "with_token_ids")
     flags: dict[str, Any] = dict.fromkeys(names, False) | asked
-    return Heading(id="x", created=1, model=model, service_tier=UNSET, text=text, **flags)
+    return ChunkHeader(id="x", created=1, model=model, service_tier=UNSET, text=text, **flags)
 
 
-def test_a_whole_message_with_calls_has_no_content(form: ChatForm) -> None:
-    body = form.body([*CALLS, Ending(FinishReason.STOP, 4, None)], USAGE, TandemFacts("local", 1))
+def test_a_whole_message_with_calls_has_no_content(form: ChatFormatter) -> None:
+    body = form.body([*CALLS, ChoiceEnd(FinishReason.STOP, 4, None)], USAGE, TandemFacts("local", 1))
     (choice,) = ChatCompletion.model_validate_json(body).choices
     assert choice.message.content is None
     assert (choice.message.model_extra or {})["reasoning_content"] == "I should look."
@@ -56,15 +56,15 @@ def test_a_whole_message_with_calls_has_no_content(form: ChatForm) -> None:
     ]
 
 
-def test_text_before_calls_stays_content(form: ChatForm) -> None:
+def test_text_before_calls_stays_content(form: ChatFormatter) -> None:
     body = form.body(
-        [Delta("Let me see.", 0), *CALLS, Ending(FinishReason.STOP, 4, None)], USAGE, TandemFacts("local", 1)
+        [Delta("Let me see.", 0), *CALLS, ChoiceEnd(FinishReason.STOP, 4, None)], USAGE, TandemFacts("local", 1)
     )
     message = ChatCompletion.model_validate_json(body).choices[0].message
     assert message.content == "Let me see." and message.tool_calls
 
 
-def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatForm) -> None:
+def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatFormatter) -> None:
     chunks = [ChatCompletionChunk.model_validate_json(chunk) for delta in CALLS for chunk in form.chunk(delta, unasked)]
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert [delta.content for delta in deltas] == [None] * 5
@@ -80,7 +80,7 @@ def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatForm) -> None:
 def test_every_text_fits_a_chunk_that_tells_nothing_else(
     make_text: Callable[..., TextModel], model: str, include_usage: bool
 ) -> None:
-    form = ChatForm(heading(make_text(), model, include_usage=include_usage))
+    form = ChatFormatter(heading(make_text(), model, include_usage=include_usage))
     told = {"id": "x", "created": 1, "model": model, "object": "chat.completion.chunk"}
     told |= {"usage": None} if include_usage else {}
     for text in (" river", '"', "\\", "\0", "\n\n", "Köln \u2028 🏞", "data: [DONE]"):
@@ -92,7 +92,7 @@ def test_every_text_fits_a_chunk_that_tells_nothing_else(
 
 
 def test_usage_that_is_told_all_along_is_that_of_each_chunk(make_text: Callable[..., TextModel]) -> None:
-    form = ChatForm(heading(make_text(), include_usage=True, continuous_usage=True))
+    form = ChatFormatter(heading(make_text(), include_usage=True, continuous_usage=True))
     counts = []
     for num_output in (1, 2):
         (chunk,) = form.chunk(Delta(" river", 0, SampledToken(3)), partial(Usage, 3, num_output, None))
@@ -100,5 +100,5 @@ def test_usage_that_is_told_all_along_is_that_of_each_chunk(make_text: Callable[
     assert counts == [1, 2]
 
 
-def test_what_nobody_would_see_is_no_chunk(form: ChatForm) -> None:
+def test_what_nobody_would_see_is_no_chunk(form: ChatFormatter) -> None:
     assert form.chunk(Delta("", 0), unasked) == []

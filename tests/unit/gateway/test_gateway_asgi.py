@@ -17,18 +17,18 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway import answers
-from tandem.gateway.answers import Answers
+from tandem.gateway import completions
 from tandem.gateway.app import create_app
-from tandem.gateway.asgi import Exchange, header_value
-from tandem.gateway.chronicle import Chronicles
-from tandem.gateway.completion import Completion
-from tandem.gateway.manner import Manners
-from tandem.gateway.measures import Measures
+from tandem.gateway.completions import CompletionService
+from tandem.gateway.exchange import Exchange, header_value
+from tandem.gateway.interfaces import AllowAll, ServedModel
 from tandem.gateway.openai_http import OpenAIRoutes
-from tandem.gateway.ports import OpenDoor, ServedModel
-from tandem.gateway.standing import Standing
-from tandem.gateway.text import TextModel
+from tandem.gateway.output_spec import OutputSpecFactory
+from tandem.gateway.rate_limit_status import RateLimitStatus
+from tandem.gateway.request_metrics import RequestMetrics
+from tandem.gateway.request_recorder import RequestRecorder
+from tandem.gateway.text_model import TextModel
+from tandem.gateway.text_stream import ChoiceTextStream
 from tandem.obs.metrics import Metrics
 
 REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
@@ -117,7 +117,7 @@ class SlowStream:
     """Never yields; takes a while to close, and knows whether the close came to its end."""
 
     path = "local"
-    standing = Standing()
+    standing = RateLimitStatus()
     has_more = False
 
     def finish(self, choice: int) -> None:
@@ -145,7 +145,7 @@ def test_a_close_that_began_is_finished_though_it_is_cancelled(make_text: Callab
         stream = SlowStream()
 
         async def hold() -> None:
-            async with Completion(REQUEST, stream, make_text().detokenizer):
+            async with ChoiceTextStream(REQUEST, stream, make_text().detokenizer):
                 pass
 
         task = asyncio.create_task(hold())
@@ -180,8 +180,10 @@ def test_long_prompts_are_tokenized_by_a_thread(
 
     async def scenario(executor: RecordingExecutor) -> list[Any]:
         client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
-        answers = Answers(front.dispatch, executor, Chronicles(SystemClock(), Measures(Metrics())), Manners())
-        await OpenAIRoutes(answers, OpenDoor(), 1 << 20, 10.0).completions(client.exchange())
+        answers = CompletionService(
+            front.dispatch, executor, RequestRecorder(SystemClock(), RequestMetrics(Metrics())), OutputSpecFactory()
+        )
+        await OpenAIRoutes(answers, AllowAll(), 1 << 20, 10.0).completions(client.exchange())
         return client.sent
 
     with RecordingExecutor() as executor:
@@ -201,7 +203,7 @@ def test_lifespan_is_answered(front: Any) -> None:
         async def send(message: Any) -> None:
             sent.append(message["type"])
 
-        await create_app(front.dispatch, OpenDoor(), GatewayConfig())({"type": "lifespan"}, receive, send)
+        await create_app(front.dispatch, AllowAll(), GatewayConfig())({"type": "lifespan"}, receive, send)
         return sent
 
     assert asyncio.run(scenario()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
@@ -221,7 +223,7 @@ async def test_text_that_waits_for_its_tokenization_is_bounded(
     make_text: Callable[..., TextModel], front: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One text of any length is taken; what would wait behind it with too many characters is refused."""
-    monkeypatch.setattr(answers, "_MAX_ENCODING", 10_000)
+    monkeypatch.setattr(completions, "_MAX_ENCODING", 10_000)
     front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
     front.answer("x")
     gate = threading.Event()
@@ -235,7 +237,7 @@ async def test_text_that_waits_for_its_tokenization_is_bounded(
             assert (b"retry-after", b"1") in client.sent[0]["headers"]
         return int(client.sent[0]["status"])
 
-    app = create_app(front.dispatch, OpenDoor(), GatewayConfig())
+    app = create_app(front.dispatch, AllowAll(), GatewayConfig())
     for _ in range(2):  # both threads
         app._encoders.submit(gate.wait)
     waiting = [asyncio.create_task(ask(num_chars)) for num_chars in (20_000, 9_000, 100)]

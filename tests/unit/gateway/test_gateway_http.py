@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
-from tandem.core.stages import Stage
+from tandem.core.request_stages import Stage
 from tests.unit.gateway.conftest import Endless
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -256,7 +256,7 @@ def test_a_session_is_named_by_a_header_or_by_the_user(front: Front, http: httpx
         assert http.post(URL, json={**CHAT, **body}, headers=headers).status_code == 200
         caller = front.dispatch.callers[-1]
         assert caller.session == session
-        assert caller.own_session == (f"{caller.tenant.id} {session}" if session else "")
+        assert caller.tenant_session == (f"{caller.tenant.id} {session}" if session else "")
 
 
 # What a client that leaves sets free.

@@ -10,15 +10,15 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Request
-from tandem.gateway.caller import Caller
+from tandem.gateway.interfaces import ServedModel
 from tandem.gateway.openai_request import chat_ask, chat_ending, completion_ask, conversation, new_id, request
 from tandem.gateway.openai_schema import ChatBody, CompletionBody, parse
-from tandem.gateway.ports import ServedModel
 from tandem.gateway.prompt import encode, given_prompts
-from tandem.gateway.text import TextModel
+from tandem.gateway.request_context import RequestContext
+from tandem.gateway.text_model import TextModel
 
 USER = {"role": "user", "content": "hi"}
-CALLER = Caller(request_id="r", came_at=0.0)
+CALLER = RequestContext(request_id="r", received_at=0.0)
 INVALID, UNSUPPORTED = ErrorKind.INVALID_REQUEST, ErrorKind.UNSUPPORTED
 
 
@@ -28,7 +28,7 @@ def served(make_text: Callable[..., TextModel]) -> ServedModel:
     return ServedModel(name="tiny", max_model_len=100, text=text, created=0)
 
 
-def chat(served: ServedModel, caller: Caller = CALLER, **fields: Any) -> Request:
+def chat(served: ServedModel, caller: RequestContext = CALLER, **fields: Any) -> Request:
     raw = json.dumps({"model": "tiny", "messages": [USER]} | fields).encode()
     body = parse(raw, ChatBody)
     ask, ending = (

@@ -12,9 +12,9 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.gateway.app import create_app
-from tandem.gateway.ports import OpenDoor, ServedModel
+from tandem.gateway.interfaces import AllowAll, ServedModel
 from tandem.gateway.server import HttpServer
-from tandem.gateway.text import TextModel
+from tandem.gateway.text_model import TextModel
 
 Front = Any  # the fixtures' class lives in conftest
 
@@ -56,7 +56,7 @@ def test_stopping_lets_streams_end_or_tells_them(
     ask = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
 
     async def scenario() -> list[str]:
-        server = HttpServer(create_app(dispatch, OpenDoor(), GatewayConfig()), "127.0.0.1", 0, graceful_s=1.0)
+        server = HttpServer(create_app(dispatch, AllowAll(), GatewayConfig()), "127.0.0.1", 0, graceful_s=1.0)
         await server.start()
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         async with (

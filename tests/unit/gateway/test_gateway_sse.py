@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.asgi import Exchange
+from tandem.gateway.exchange import Exchange
 from tandem.gateway.sse import EventStream
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
 from tandem.core.events import FinishReason
-from tandem.core.stages import Stage
-from tandem.gateway.standing import QuotaRefusal, Standing
+from tandem.core.request_stages import Stage
+from tandem.gateway.rate_limit_status import RateLimitedError, RateLimitStatus
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
 from tests.unit.gateway.parity import HELLO, ask_grpc, ask_http, asked_both_ways, comparable, spell, whole_body
@@ -308,7 +308,9 @@ def test_a_lane_is_named_alike(front: Front, http: httpx.Client, stub: Any) -> N
 
 
 def test_what_is_left_of_a_quota_is_told_alike(front: Front, http: httpx.Client, stub: Any) -> None:
-    left = Standing(limit_requests=10, remaining_requests=3, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=0)
+    left = RateLimitStatus(
+        limit_requests=10, remaining_requests=3, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=0
+    )
     front.instant(standing=left)
     headers = http.post("/v1/completions", json=whole_body("completion", {})).headers
     _, call = stub.Complete.with_call(spell(whole_body("completion", {}), pb.CompleteRequest()))
@@ -330,11 +332,13 @@ def test_prompts_that_would_never_all_be_let_in_are_refused_before_the_first(
 
 
 def test_a_refusal_for_a_quota_tells_alike_what_is_left(front: Front, http: httpx.Client, stub: Any) -> None:
-    left = Standing(limit_requests=10, remaining_requests=0, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=2)
+    left = RateLimitStatus(
+        limit_requests=10, remaining_requests=0, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=2
+    )
 
     def refuse(_: object) -> NoReturn:
         error = TandemError(ErrorKind.QUOTA, "no", retry_after_s=6.1, reason="requests_per_minute")
-        raise QuotaRefusal(error, left)
+        raise RateLimitedError(error, left)
 
     front.dispatch.script = refuse
     answer = http.post("/v1/completions", json=whole_body("completion", {}))

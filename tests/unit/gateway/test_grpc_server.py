@@ -19,8 +19,8 @@ from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.app import create_app
 from tandem.gateway.grpc_server import GrpcServer
-from tandem.gateway.ports import OpenDoor, ServedModel
-from tandem.gateway.text import TextModel
+from tandem.gateway.interfaces import AllowAll, ServedModel
+from tandem.gateway.text_model import TextModel
 from tandem.wire.channels import channel_options, open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
@@ -50,7 +50,7 @@ async def serving(
 
 
 def make_server(dispatch: ScriptedDispatch, **limits: Any) -> GrpcServer:
-    return GrpcServer(dispatch, create_app(dispatch, OpenDoor(), GatewayConfig()).answers, OpenDoor(), **limits)
+    return GrpcServer(dispatch, create_app(dispatch, AllowAll(), GatewayConfig()).answers, AllowAll(), **limits)
 
 
 def check(channel: grpc.Channel, service: str) -> int:

@@ -21,7 +21,7 @@ from tandem.core.request import Job
 from tandem.gateway.app import create_app
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
-from tandem.gateway.ports import OpenDoor
+from tandem.gateway.interfaces import AllowAll
 from tandem.gateway.server import HttpServer
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
@@ -84,7 +84,7 @@ class Door:
     def __init__(self, rig: Rig, worker: ScriptedWorker, limits: HttpLimits) -> None:
         self.rig, self.worker = rig, worker
         self.server = HttpServer(
-            create_app(rig.dispatch, OpenDoor(), rig.config), "127.0.0.1", 0, graceful_s=1.0, limits=limits
+            create_app(rig.dispatch, AllowAll(), rig.config), "127.0.0.1", 0, graceful_s=1.0, limits=limits
         )
         self.clients: list[Client] = []
 

@@ -16,7 +16,7 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.request import Job
 from tandem.obs.log_context import InRequest, request_fields
-from tandem.obs.log_format import JsonFormatter, Origin
+from tandem.obs.log_formatters import JsonFormatter, Origin
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front
 from tests.unit.gateway.rig import Rig
@@ -83,7 +83,7 @@ async def test_a_request_that_is_broken_off_is_not_taken_for_the_one_that_runs(
     await rig.pair()
     request = await rig.running()
     with InRequest("d-1"):
-        rig.dispatch._break_off(request, RuntimeError("never thought of"))
+        rig.dispatch._fail_internal(request, RuntimeError("never thought of"))
     assert named(said) == [""] and request.life.request.id in said.getvalue()
     with pytest.raises(TandemError):
         [event async for event in request]

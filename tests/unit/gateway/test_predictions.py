@@ -10,12 +10,12 @@ import pytest
 
 from tandem.core.events import Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import BlockHash, WorkerRef
-from tandem.core.request import Prefill, Request
-from tandem.flow.waiting import Turn
-from tandem.routing.false_hits import Prediction
-from tandem.routing.placement import Placement, PrefixSource
-from tandem.routing.prefix_table import PrefixHit
-from tandem.routing.view import Pair
+from tandem.core.request import PrefillJob, Request
+from tandem.flow.request_queue import Dispatchable
+from tandem.routing.placement import Placement, RemotePrefixSource
+from tandem.routing.prefix_accuracy import Prediction
+from tandem.routing.prefix_index import PrefixHit
+from tandem.routing.worker_view import Pair
 from tests.unit.gateway.rig import Rig, collect, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
@@ -77,7 +77,7 @@ async def test_what_is_not_predicted_is_not_compared(make_rig: Callable[..., Rig
     assert known.matched == [NAMES] and not known.reports
 
 
-async def test_whether_anything_came_of_a_loan_is_told(
+async def test_whether_anything_came_of_a_prefix_fetch_is_told(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scripted workers have no room, so nobody would lend: the placements are set here."""
@@ -86,20 +86,22 @@ async def test_whether_anything_came_of_a_loan_is_told(
     prefill, decode = await rig.pair()
     way = (decode.ref, prefill.ref)
     lent: list[tuple[Pair, bool]] = []
-    monkeypatch.setattr(rig.dispatch._waiting, "lent", lambda way, has_come, now: lent.append((way, has_come)))
+    monkeypatch.setattr(
+        rig.dispatch._waiting, "on_prefix_fetch", lambda way, has_come, now: lent.append((way, has_come))
+    )
     place = rig.dispatch._waiting.next
 
-    def borrowing(now: float) -> Turn | None:
+    def borrowing(now: float) -> Dispatchable | None:
         turn = place(now)
         if turn is None:
             return None
-        return turn._replace(placement=replace(turn.placement, prefix=PrefixSource(decode.ref, 2)))
+        return turn._replace(placement=replace(turn.placement, prefix=RemotePrefixSource(decode.ref, 2)))
 
     monkeypatch.setattr(rig.dispatch._waiting, "next", borrowing)
     for num_cached in (0, 16):
         request = await rig.running()
         job = prefill.jobs[-1]
-        assert isinstance(job, Prefill) and job.prefix is not None and job.prefix.source == decode.ref
+        assert isinstance(job, PrefillJob) and job.prefix is not None and job.prefix.source == decode.ref
         key = request.life.key
         prefill.tell(Token(key, 0, SampledToken(100), num_cached_tokens=num_cached), Finished(key, None, 1, 0))
         await until(lambda num=num_cached: len(lent) == 1 + (num > 0))

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tandem.admission.estimate import Spent
-from tandem.admission.quota import Ask
+from tandem.admission.quota import Reservation
 from tandem.admission.tenant import OPEN, Tenant
+from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway import quotas as quotas_module
-from tandem.gateway.entry import Entry, FreeEntry
+from tandem.gateway.quota_reservation import QuotaReservation, UnlimitedReservation
 from tandem.gateway.quotas import TenantQuotas
-from tandem.gateway.standing import QuotaRefusal, Standing
-from tandem.stores.client import connect
-from tandem.stores.embedded import EmbeddedServer
-from tandem.stores.quota import RedisQuotas
-from tandem.stores.roll import GatewayRoll
-from tandem.stores.script_line import StoreUnavailable
+from tandem.gateway.rate_limit_status import RateLimitedError, RateLimitStatus
+from tandem.stores.embedded_redis import EmbeddedServer
+from tandem.stores.gateway_registry import GatewayRegistry
+from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.redis_client import connect
+from tandem.stores.script_pipeline import StoreUnavailable
 from tests.e2e.gateway.processes import Redis as RedisServer
 from tests.unit.gateway.scripted_worker import until
 
@@ -57,7 +57,7 @@ class Gateways:
     def add(self, url: str | None = None) -> TenantQuotas:
         url = url or self.url
         store = RedisQuotas(url, self.namespace, answer_s=self.answer_s, now_ms=lambda: self.time.ms)
-        roll = GatewayRoll(url, self.namespace, ttl_s=store.ttl_s)
+        roll = GatewayRegistry(url, self.namespace, ttl_s=store.ttl_s)
         self.made.append(TenantQuotas(GatewayId(f"g{len(self.made)}"), store, roll, self.time))
         return self.made[-1]
 
@@ -105,9 +105,9 @@ def tenant(**limits: int) -> Tenant:
     return Tenant(id=TenantId("acme"), **limits)  # type: ignore[arg-type]
 
 
-async def enter(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: int = 0) -> Entry:
+async def enter(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: int = 0) -> QuotaReservation:
     entry = await quotas.enter(who, prompt, output)
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, QuotaReservation)
     return entry
 
 
@@ -128,7 +128,7 @@ async def num_admitted(calls: list[Callable[[], object]]) -> int:
     answers = await asyncio.gather(*(call() for call in calls), return_exceptions=True)  # type: ignore[call-overload]
     refused = [answer for answer in answers if isinstance(answer, TandemError)]
     assert all(error.kind is ErrorKind.QUOTA for error in refused)
-    entries = [answer for answer in answers if isinstance(answer, Entry)]
+    entries = [answer for answer in answers if isinstance(answer, QuotaReservation)]
     assert len(entries) + len(refused) == len(calls), [a for a in answers if a not in entries and a not in refused]
     return len(entries)
 
@@ -163,7 +163,7 @@ async def test_a_refusal_names_its_limit_and_when_to_come_back(gateways: Gateway
     quotas = gateways.add()
     who = tenant(requests_per_minute=6, tokens_per_minute=600, max_concurrency=1)
     entry = await enter(quotas, who, 300)
-    assert entry.standing == Standing(
+    assert entry.standing == RateLimitStatus(
         limit_requests=6,
         remaining_requests=5,
         reset_requests_s=10.0,
@@ -176,16 +176,16 @@ async def test_a_refusal_names_its_limit_and_when_to_come_back(gateways: Gateway
     assert "1 requests at once" in error.message
     error = await refusal(quotas, who, 301)
     assert (error.reason, error.retry_after_s) == ("tokens_per_minute", 0.1)
-    assert isinstance(error, QuotaRefusal)
+    assert isinstance(error, RateLimitedError)
     assert (error.standing.remaining_requests, error.standing.remaining_tokens) == (5, 300)
-    entry.watch(lambda: Spent(300, 0))
+    entry.watch(lambda: TokenUsage(300, 0))
     entry.close()
     for _ in range(5):
         (await enter(quotas, who, 0)).close()
     # None of those began, so they count for nothing.
     for _ in range(5):
         entry = await enter(quotas, who, 0)
-        entry.watch(lambda: Spent(0, 0))
+        entry.watch(lambda: TokenUsage(0, 0))
         entry.close()
     error = await refusal(quotas, who)
     assert (error.reason, error.retry_after_s) == ("requests_per_minute", 10.0)
@@ -221,12 +221,12 @@ async def test_of_several_prompts_those_that_are_foreseen_are_let_in(
     quotas, who = gateways.add(), tenant(**limits)
     error: TandemError | None = None
     try:
-        quotas.foresee(who, sizes)
+        quotas.check_feasible(who, sizes)
     except TandemError as found:
         error = found
     assert await gateways.num_open(who) == 0
     answers = await asyncio.gather(*(quotas.enter(who, *size) for size in sizes), return_exceptions=True)
-    assert (error is None) == all(isinstance(answer, Entry) for answer in answers) == (reason == "")
+    assert (error is None) == all(isinstance(answer, QuotaReservation) for answer in answers) == (reason == "")
     if error is not None:
         assert (error.kind, error.retry_after_s, error.reason) == (ErrorKind.INVALID_REQUEST, None, reason)
         assert str(max(limits.values())) in error.message
@@ -236,9 +236,9 @@ async def test_several_prompts_are_foreseen_by_what_came_of_others(gateways: Gat
     quotas, who = gateways.add(), tenant(tokens_per_minute=600)
     for _ in range(20):
         entry = await enter(quotas, who, 1, 100)
-        entry.watch(lambda: Spent(0, 0))
+        entry.watch(lambda: TokenUsage(0, 0))
         entry.close()
-    quotas.foresee(who, [(100, 10_000)] * 3)
+    quotas.check_feasible(who, [(100, 10_000)] * 3)
 
 
 async def test_while_redis_is_away_several_prompts_are_not_refused_for_good(gateways: Gateways) -> None:
@@ -246,7 +246,7 @@ async def test_while_redis_is_away_several_prompts_are_not_refused_for_good(gate
     quotas, other = await gateways.pair()
     who = tenant(requests_per_minute=4)
     quotas._lose(ConnectionError())
-    quotas.foresee(who, [(1, 1)] * 4)
+    quotas.check_feasible(who, [(1, 1)] * 4)
     for _ in range(2):
         await enter(quotas, who)
     assert (await refusal(quotas, who)).kind is ErrorKind.QUOTA
@@ -256,9 +256,9 @@ async def test_while_redis_is_away_several_prompts_are_not_refused_for_good(gate
 async def test_whoever_has_no_limits_costs_no_round_trip(gateways: Gateways) -> None:
     quotas = gateways.add("unix:///nowhere/at-all.sock")
     for who in (OPEN, tenant(), tenant(max_prompt_tokens=5)):
-        quotas.foresee(who, [(10**9, 10**9)] * 1000)
+        quotas.check_feasible(who, [(10**9, 10**9)] * 1000)
         entry = await quotas.enter(who, 10**9, 10**9)
-        assert isinstance(entry, FreeEntry) and entry.standing == Standing()
+        assert isinstance(entry, UnlimitedReservation) and entry.standing == RateLimitStatus()
         entry.close()
     assert quotas.is_reachable
 
@@ -268,12 +268,12 @@ async def test_what_was_estimated_is_settled_with_what_was_used(gateways: Gatewa
     who = tenant(tokens_per_minute=1000)
     entry = await enter(one, who, 400, 10_000)  # the prompt, and the first guess at an output
     assert entry.standing.remaining_tokens == 1000 - 400 - 256
-    entry.watch(lambda: Spent(100, 20))
+    entry.watch(lambda: TokenUsage(100, 20))
     entry.close()
     entry.close()
     assert (await enter(one, who, 1)).standing.remaining_tokens == 1000 - 120 - 1
     entry = await enter(two, who, 1)
-    entry.watch(lambda: Spent(1, 1500))  # a debt
+    entry.watch(lambda: TokenUsage(1, 1500))  # a debt
     entry.close()
     await asyncio.gather(*two._posted)
     error = await refusal(one, who, 1)
@@ -287,7 +287,7 @@ async def test_a_beat_keeps_reservations_and_tells_what_they_used(gateways: Gate
     who = tenant(tokens_per_minute=60_000, max_concurrency=1)
     entry = await enter(one, who, 100)
     used = 0
-    entry.watch(lambda: Spent(100, used))
+    entry.watch(lambda: TokenUsage(100, used))
     for _ in range(12):
         gateways.time.ms += 5_000
         used += 1_000
@@ -304,7 +304,7 @@ async def test_reservations_of_a_gateway_that_is_gone_are_settled_by_another(gat
     one, two = await gateways.pair()
     who = tenant(tokens_per_minute=600, max_concurrency=3)
     entry = await enter(one, who, 500)
-    entry.watch(lambda: Spent(100, 0))
+    entry.watch(lambda: TokenUsage(100, 0))
     await one._beat()
     kept = await enter(two, who, 50)
     for ms, num_open in ((19_000, 2), (2_000, 1)):
@@ -319,7 +319,7 @@ async def test_who_stood_still_enters_again_what_was_settled_meanwhile(gateways:
     who = tenant(tokens_per_minute=600)
     entry = await enter(one, who, 200)
     used = 150
-    entry.watch(lambda: Spent(used, 0))
+    entry.watch(lambda: TokenUsage(used, 0))
     await one._beat()
     gateways.time.ms += 20_000
     before = await enter(two, who, 1)  # sweeps; 450 + 200 back, full
@@ -417,7 +417,7 @@ async def test_alone_a_request_may_be_larger_than_the_part_of_one_gateway(
     server.stop()
     entry = await enter(one, who, 900)
     assert entry.standing.limit_tokens == 500
-    entry.watch(lambda: Spent(900, 0))
+    entry.watch(lambda: TokenUsage(900, 0))
     entry.close()
     assert (await refusal(one, who, 1)).retry_after_s == pytest.approx(401 * 0.12)
 
@@ -427,11 +427,11 @@ async def test_what_was_used_alone_is_told_when_redis_is_back(gateways: Gateways
     one, two = await gateways.pair()
     who = tenant(requests_per_minute=100, tokens_per_minute=1000, max_concurrency=10)
     shared = await enter(one, who, 100)
-    shared.watch(lambda: Spent(100, 0))
+    shared.watch(lambda: TokenUsage(100, 0))
     server.stop()
     alone = [await enter(one, who, 100) for _ in range(3)]
     for entry in alone:
-        entry.watch(lambda: Spent(80, 0))
+        entry.watch(lambda: TokenUsage(80, 0))
     alone[0].close()
     alone[0].close()
     server.start()  # and has forgotten all
@@ -462,7 +462,7 @@ async def test_books_that_do_not_answer_keep_a_gateway_alone(gateways: Gateways,
     async with connect(server.url) as redis:
         await redis.config_set("maxmemory", 1)
         used = await enter(quotas, who, 800)
-        used.watch(lambda: Spent(800, 0))
+        used.watch(lambda: TokenUsage(800, 0))
         used.close()
         for _ in range(3):
             gateways.time.ms += 6000  # idle for longer than from beat to beat
@@ -521,7 +521,7 @@ async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, se
     for _ in range(10):
         gateways.time.ms += 60_000
         entry = await enter(quotas, who, 600)
-        entry.watch(lambda: Spent(600, 0))
+        entry.watch(lambda: TokenUsage(600, 0))
         entry.close()
     gateways.time.ms += 30_000
     server.start()
@@ -539,7 +539,7 @@ async def test_a_settlement_that_redis_did_not_take_is_made_later(gateways: Gate
     await enter(two, who, 1)
     hurry(one)
     server.pause()
-    entry.watch(lambda: Spent(10, 0))
+    entry.watch(lambda: TokenUsage(10, 0))
     entry.close()
     await asyncio.wait(one._posted)
     assert not one.is_reachable
@@ -605,7 +605,7 @@ async def test_on_the_clock_of_the_server_limits_hold_too(url: str) -> None:
     """As in production: no time is told."""
     store = RedisQuotas(url, f"n{next(_names)}")
     who = tenant(requests_per_minute=1, tokens_per_minute=1)
-    verdicts = [await store.reserve(who.id, who.limits, Ask(name, 1, 1)) for name in ("a", "a", "b")]
+    verdicts = [await store.reserve(who.id, who.limits, Reservation(name, 1, 1)) for name in ("a", "a", "b")]
     assert [verdict.refused for verdict in verdicts] == ["", "", "requests_per_minute"]
     assert 0 < verdicts[2].wait_ms <= 60_000
     await store.close()

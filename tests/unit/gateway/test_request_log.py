@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tandem.flow.ledger import StageSeconds
+from tandem.flow.phase_ledger import StageSeconds
 from tandem.gateway import request_log
-from tandem.gateway.record import AnswerRecord
 from tandem.gateway.request_log import LOGGER, RequestLog
+from tandem.gateway.request_record import RequestRecord
 from tandem.gateway.usage import Usage
-from tandem.obs.log_format import JsonFormatter, Origin, TextFormatter
-from tandem.obs.log_limit import UNLIMITED
+from tandem.obs.log_formatters import JsonFormatter, Origin, TextFormatter
+from tandem.obs.log_rate_limit import UNLIMITED
 from tests.unit.gateway.records import record
 
 RECORD = record(
@@ -26,7 +26,7 @@ RECORD = record(
     reason="long_prompt",
     num_attempts=2,
     usage=Usage(100, 20, None),
-    came_at=1e9,
+    received_at=1e9,
     total_s=1.23456789,
     first_token_s=0.5,
     token_s=None,
@@ -41,7 +41,7 @@ CANCELLED = replace(RECORD, outcome="cancelled")
 FORMATTER = JsonFormatter(Origin("tandem-gateway", "g", 1))
 
 
-def lines(caplog: pytest.LogCaptureFixture, wanted: Any, *records: AnswerRecord) -> list[logging.LogRecord]:
+def lines(caplog: pytest.LogCaptureFixture, wanted: Any, *records: RequestRecord) -> list[logging.LogRecord]:
     caplog.clear()
     with caplog.at_level(logging.INFO, LOGGER):
         RequestLog(wanted).answered(records)

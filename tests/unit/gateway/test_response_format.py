@@ -12,13 +12,13 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import MAX_SOURCE_CHARS, Grammar
 from tandem.gateway import response_format as module
 from tandem.gateway.json_depth import check_depth
-from tandem.gateway.response_format import Form, GrammarCheck, ResponseFormat, StructuredOutputs, asked_form
+from tandem.gateway.response_format import GrammarCheck, ResponseFormat, StructuredOutput, StructuredOutputs, asked_form
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FIELD = "response_format.json_schema.schema"
 
 
-def form(wanted: Any = None, structured: Any = None, **guided: Any) -> Form | None:
+def form(wanted: Any = None, structured: Any = None, **guided: Any) -> StructuredOutput | None:
     return asked_form(
         None if wanted is None else msgspec.convert(wanted, ResponseFormat),
         None if structured is None else msgspec.convert(structured, StructuredOutputs),
@@ -26,7 +26,7 @@ def form(wanted: Any = None, structured: Any = None, **guided: Any) -> Form | No
     )
 
 
-def schema_form(schema: Any, **facts: Any) -> Form:
+def schema_form(schema: Any, **facts: Any) -> StructuredOutput:
     found = form({"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **facts}})
     assert found is not None
     return found
@@ -35,8 +35,10 @@ def schema_form(schema: Any, **facts: Any) -> Form:
 def test_openai_s_forms() -> None:
     assert form() is None
     assert form({"type": "text"}) is None
-    assert form({"type": "json_object"}) == Form(Grammar("json_schema", '{"type":"object"}'), "response_format")
-    assert schema_form(SCHEMA, strict=True) == Form(
+    assert form({"type": "json_object"}) == StructuredOutput(
+        Grammar("json_schema", '{"type":"object"}'), "response_format"
+    )
+    assert schema_form(SCHEMA, strict=True) == StructuredOutput(
         Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":"))), FIELD
     )
 
@@ -136,8 +138,8 @@ def test_good_grammars_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPa
     check = GrammarCheck()
     grammars = [Grammar("regex", text) for text in ("a", "b", "c")]
     for grammar in grammars:
-        check.check(Form(grammar, "guided_regex"))
+        check.check(StructuredOutput(grammar, "guided_regex"))
     assert [check.knows(grammar) for grammar in grammars] == [False, True, True]
     with pytest.raises(TandemError):
-        check.check(Form(Grammar("regex", "("), "guided_regex"))
+        check.check(StructuredOutput(Grammar("regex", "("), "guided_regex"))
     assert not check.knows(Grammar("regex", "("))

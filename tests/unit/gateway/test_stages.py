@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, Finished, FinishReason, JobEvent, Moving, Token
+from tandem.core.events import Failed, Finished, FinishReason, JobEvent, MigrationOffered, Token
 from tandem.core.ids import HandoffId, HandoffKey, JobKey
-from tandem.core.stages import JobStages, Stage
-from tandem.flow.ledger import LedgerPhase
-from tandem.gateway.record import AnswerRecord
-from tandem.obs.metrics import Spread
+from tandem.core.request_stages import JobStages, Stage
+from tandem.flow.phase_ledger import LedgerPhase
+from tandem.gateway.request_record import RequestRecord
+from tandem.obs.metrics import HistogramSnapshot
 from tests.unit.gateway.rig import Rig, pulled, token
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, watched
@@ -37,13 +37,13 @@ def ended(key: JobKey, count: int) -> Finished:
     return Finished(key, FinishReason.LENGTH, count, 0)
 
 
-def stages_of(record: AnswerRecord) -> set[Stage]:
+def stages_of(record: RequestRecord) -> set[Stage]:
     """Those that it was in, once they were seen to add up."""
     assert record.stages.total == pytest.approx(record.total_s, abs=1e-9)
     return {stage for stage in Stage if record.stages.of(stage) > 0}
 
 
-def the_trace(seen: Watched, record: AnswerRecord) -> dict[str, object]:
+def the_trace(seen: Watched, record: RequestRecord) -> dict[str, object]:
     """The attributes of the root, once its tree was seen to be whole and the client's."""
     spans = list(seen.spans)
     (root,) = [span for span in spans if span.parent is not None and span.parent.is_remote]
@@ -158,10 +158,10 @@ async def test_a_choice_that_moves_while_it_decodes_decodes_all_the_while(rig: R
         new = await rig.add("b", "mixed")
         new.hold_submit = asyncio.Event()
         await until(lambda: len(rig.fleet.view().workers) == 2)
-        old.tell(Moving(key, HandoffKey(HandoffId("m"), 1)))
+        old.tell(MigrationOffered(key, HandoffKey(HandoffId("m"), 1)))
         job = await job_at(new)
         (active,) = rig.dispatch._active.values()
-        assert active.life.phase.name == "BOOKING" and active.ledger.phase is P.DECODE
+        assert active.life.phase.name == "RESERVING" and active.ledger.phase is P.DECODE
         new.hold_submit.set()
         await until(lambda: active.life.phase.name == "RUNNING")
         assert active.ledger.phase is P.DECODE
@@ -238,7 +238,7 @@ async def test_what_is_refused_leaves_one_record_and_one_span(
     assert stages_of(record) == stages
     assert told["error.type"] == outcome
     assert record.model == ("" if outcome == "model_not_found" else "tiny")
-    assert seen.chronicles.num_open == 0 and not seen.chronicles.num_open_of()
+    assert seen.recorder.num_open == 0 and not seen.recorder.num_open_of()
     (span,) = [span for span in seen.spans if span.name not in ("queue", "route")]
     assert span.name == f"text_completion {record.model}".strip()
     assert not span.status.is_ok and span.status.description == record.error
@@ -246,14 +246,14 @@ async def test_what_is_refused_leaves_one_record_and_one_span(
 
 async def test_an_observer_that_fails_fails_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def answered(self, records: Sequence[AnswerRecord]) -> None:
+        def answered(self, records: Sequence[RequestRecord]) -> None:
             raise RuntimeError("it does")
 
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     events: list[JobEvent] = []
     with watched(rig) as seen:
-        seen.chronicles._observers = (Broken(), *seen.chronicles._observers)
+        seen.recorder._observers = (Broken(), *seen.recorder._observers)
         asked = seen.ask(max_tokens=1)
         key = (await job_at(worker)).key
         events = [token(key, 0), ended(key, 1)]
@@ -278,5 +278,5 @@ async def test_all_gaps_of_long_answers_are_counted_each_choice_s_own(rig: Rig) 
         record = await seen.record(asked)
     assert record.usage.num_output == 1000 and record.num_gaps == 2 * 499
     (gaps,) = seen.family("tandem.inter_token_latency").points.values()
-    assert isinstance(gaps, Spread) and gaps.count == 2 * 499
+    assert isinstance(gaps, HistogramSnapshot) and gaps.count == 2 * 499
     assert gaps.sum == pytest.approx(2 * 499 * (record.token_s or 0.0))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.api_keys import hash_text, key_digest
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.gateway.doorkeeper import MAX_KEY_CHARS, KeyDoor, shown_key
+from tandem.gateway.authenticator import MAX_KEY_CHARS, ApiKeyAuthenticator, api_key_from_headers
 from tandem.gateway.tenants_file import parse_tenants
 from tandem.gateway.tenants_watch import TenantsWatch, read_tenants
 
@@ -128,7 +128,7 @@ def test_a_key_in_the_place_of_its_hash_is_not_repeated(text: str) -> None:
     assert "SECRET" not in refused.value.message
 
 
-def refusal(door: KeyDoor, key: str | None) -> TandemError:
+def refusal(door: ApiKeyAuthenticator, key: str | None) -> TandemError:
     with pytest.raises(TandemError) as refused:
         door.identify(key)
     assert refused.value.kind is ErrorKind.UNAUTHENTICATED
@@ -138,7 +138,7 @@ def refusal(door: KeyDoor, key: str | None) -> TandemError:
 
 def test_a_key_opens_the_door_until_it_expires() -> None:
     now = JAN_31_2027 - 1
-    door = KeyDoor(parse_tenants(FULL, "f"), lambda: now)
+    door = ApiKeyAuthenticator(parse_tenants(FULL, "f"), lambda: now)
     assert door.identify(KEY).id == "acme" and door.identify(OTHER).id == "other"
     now += 1
     assert refusal(door, KEY).message == refusal(door, "tdm_never").message
@@ -147,7 +147,7 @@ def test_a_key_opens_the_door_until_it_expires() -> None:
 
 @pytest.mark.parametrize("key", [HASH, KEY + "x", KEY[:-1], "\ud800", "é" * 9, "x" * (MAX_KEY_CHARS + 1)])
 def test_nothing_else_opens_it(key: str) -> None:
-    door = KeyDoor(parse_tenants(FULL, "f"), lambda: 0)
+    door = ApiKeyAuthenticator(parse_tenants(FULL, "f"), lambda: 0)
     assert refusal(door, key).reason == "wrong_key"
     assert refusal(door, None).reason == refusal(door, "").reason == "no_key"
 
@@ -166,7 +166,7 @@ def test_nothing_else_opens_it(key: str) -> None:
     ],
 )
 def test_where_clients_show_their_key(authorization: str | None, x_api_key: str | None, key: str | None) -> None:
-    assert shown_key(authorization, x_api_key) == key
+    assert api_key_from_headers(authorization, x_api_key) == key
 
 
 class Mounted:
@@ -193,7 +193,7 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounted = Mounted(tmp_path, FULL)
-    door = KeyDoor(read_tenants(mounted.path, "prefer"), lambda: 0)
+    door = ApiKeyAuthenticator(read_tenants(mounted.path, "prefer"), lambda: 0)
     watch = TenantsWatch(mounted.path, "prefer", door)
     await watch.look()
     mounted.write(one(OTHER_HASH))
@@ -218,7 +218,7 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not(
 async def test_a_file_of_the_same_size_that_is_written_in_place_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text(one())
-    door = KeyDoor(read_tenants(path, "off"), lambda: 0)
+    door = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
     watch = TenantsWatch(path, "off", door)
     await watch.look()
     path.write_text(one(OTHER_HASH))
@@ -231,7 +231,7 @@ async def test_the_watch_looks_by_itself_and_ends(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tandem.gateway.tenants_watch.POLL_S", 0.01)
     path = tmp_path / "tenants.yaml"
     path.write_text(one())
-    door = KeyDoor(read_tenants(path, "off"), lambda: 0)
+    door = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
     watch = TenantsWatch(path, "off", door)
     watch.start()
     path.write_text(one(OTHER_HASH))

@@ -12,26 +12,26 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.admission.estimate import Spent
-from tandem.admission.keys import hash_text, key_digest
+from tandem.admission.api_keys import hash_text, key_digest
 from tandem.admission.tenant import Tenant
+from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.request import Generate, Request, SamplingParams
-from tandem.flow.commands import Deliver, End, EndChoice
-from tandem.flow.ledger import PhaseLedger
-from tandem.flow.lifecycle import Phase, RequestLife
-from tandem.gateway.active import ActiveRequest
+from tandem.core.request import GenerateJob, Request, SamplingParams
+from tandem.flow.commands import Deliver, EndChoice, EndRequest
+from tandem.flow.phase_ledger import PhaseLedger
+from tandem.flow.request_state import JobGroupPhase, RequestState
+from tandem.gateway.active_request import ActiveRequest
 from tandem.gateway.app import create_app
-from tandem.gateway.caller import Caller
-from tandem.gateway.doorkeeper import KeyDoor
-from tandem.gateway.ports import Meter, ServedModel
-from tandem.gateway.standing import Standing
+from tandem.gateway.authenticator import ApiKeyAuthenticator
+from tandem.gateway.interfaces import Meter, ServedModel
+from tandem.gateway.rate_limit_status import RateLimitStatus
+from tandem.gateway.request_context import RequestContext
 from tandem.gateway.tenants_file import parse_tenants
-from tandem.gateway.text import TextModel
+from tandem.gateway.text_model import TextModel
 from tandem.routing.placement import Placement
 from tests.unit.gateway.conftest import ScriptedDispatch
 from tests.unit.gateway.rig import Rig, pulled, token
@@ -62,7 +62,7 @@ class Door:
             ServedModel("big", 512, text, 1, aliases=("nickname",)),
         ]
         self.dispatch = ScriptedDispatch(served)
-        self.door = KeyDoor(parse_tenants(FILE, "f"), lambda: 0)
+        self.door = ApiKeyAuthenticator(parse_tenants(FILE, "f"), lambda: 0)
         app = create_app(self.dispatch, self.door, GatewayConfig())
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door", verify=False)
 
@@ -158,10 +158,10 @@ async def test_keys_are_never_logged(door: Door) -> None:
 
 
 class Entry:
-    standing = Standing(limit_requests=7)
+    standing = RateLimitStatus(limit_requests=7)
 
     def __init__(self) -> None:
-        self.closes: list[Spent | None] = []
+        self.closes: list[TokenUsage | None] = []
         self._meter: Meter = lambda: None
 
     def watch(self, meter: Meter) -> None:
@@ -181,7 +181,7 @@ class ScriptedQuotas:
         self.refusal: TandemError | None = None
         self.gate: asyncio.Event | None = None
 
-    def foresee(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
         self.foreseen.append((tenant.id, sizes))
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry:
@@ -216,7 +216,7 @@ async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas
     async for _ in request:
         pass
     await request.aclose()
-    assert quotas.asked == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [[Spent(16 - 8, 3)]]
+    assert quotas.asked == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [[TokenUsage(16 - 8, 3)]]
 
 
 @pytest.mark.parametrize("num_cached", [None, 8])
@@ -229,7 +229,7 @@ async def test_who_leaves_pays_for_the_prompt_and_what_came(
     await anext(aiter(request))
     await request.aclose()
     await request.aclose()
-    assert quotas.entries[0].closes == [Spent(16 - (num_cached or 0), 1)]
+    assert quotas.entries[0].closes == [TokenUsage(16 - (num_cached or 0), 1)]
 
 
 async def test_what_an_earlier_attempt_left_in_a_cache_is_paid_for(rig: Rig, quotas: ScriptedQuotas) -> None:
@@ -239,13 +239,13 @@ async def test_what_an_earlier_attempt_left_in_a_cache_is_paid_for(rig: Rig, quo
     prefill.tell(replace(token(key, 0), num_cached_tokens=0))
     await anext(aiter(request))
     decode.tell(Failed(key, ErrorKind.OVERLOADED, "no room for the KV"))
-    await until(lambda: request.life.phase is Phase.RUNNING and request.life.key != key)
+    await until(lambda: request.life.phase is JobGroupPhase.RUNNING and request.life.key != key)
     again = request.life.key
     decode.tell(pulled(again), replace(token(again, 0), num_cached_tokens=15), token(again, 1))
     decode.tell(Finished(again, FinishReason.LENGTH, 2, 15))
     told = [event async for event in request]
     assert told[-1] == Finished(again, FinishReason.LENGTH, 2, 0)
-    assert quotas.entries[0].closes == [Spent(16, 2)]
+    assert quotas.entries[0].closes == [TokenUsage(16, 2)]
 
 
 async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quotas: ScriptedQuotas) -> None:
@@ -259,14 +259,14 @@ async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quota
     async for _ in request:
         pass
     prefill.hold_submit.set()
-    assert quotas.entries[0].closes == [Spent(16, 2)]
+    assert quotas.entries[0].closes == [TokenUsage(16, 2)]
 
 
 def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveRequest, Callable[..., None]]:
     """A request whose prompt has 10 tokens, at its worker, and how that worker tells it something."""
     job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=num_choices)
     worker = WorkerRef(WorkerId("w"), 1, "w:1")
-    life, ledger = RequestLife(job, HandoffId("h")), PhaseLedger(0.0)
+    life, ledger = RequestState(job, HandoffId("h")), PhaseLedger(0.0)
     active = ActiveRequest(life, ledger, 0.0, lambda active: None, lambda active, choice: None)
     active.life.placed(Placement(worker, worker))
     active.life.accepted(worker, active.life.key)
@@ -275,7 +275,7 @@ def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveReque
         for event in events:
             for command in active.life.reported(worker, event):
                 match command:
-                    case Deliver(each) | EndChoice(each) | End(each):
+                    case Deliver(each) | EndChoice(each) | EndRequest(each):
                         active.push(each)
 
     return active, tell
@@ -286,15 +286,15 @@ def test_all_choices_count_and_their_prompt_once() -> None:
     keys = [JobKey(RequestId("r"), 1, choice) for choice in (0, 1)]
     assert active.spent() is None
     tell(token(keys[0], 0), token(keys[1], 0), token(keys[1], 1))
-    assert active.spent() == Spent(10, 3)
+    assert active.spent() == TokenUsage(10, 3)
     tell(Finished(keys[0], FinishReason.STOP, 1, 8), Finished(keys[1], FinishReason.STOP, 2, 8))
-    assert active.spent() == Spent(2, 3)
+    assert active.spent() == TokenUsage(2, 3)
 
 
 def test_a_prompt_that_was_only_computed_counts() -> None:
     active, tell = running(SamplingParams(max_tokens=0))
     tell(Finished(active.life.key, FinishReason.LENGTH, 0, 0))
-    assert active.spent() == Spent(10, 0)
+    assert active.spent() == TokenUsage(10, 0)
 
 
 async def test_who_never_ran_pays_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:
@@ -302,7 +302,7 @@ async def test_who_never_ran_pays_nothing(rig: Rig, quotas: ScriptedQuotas) -> N
     for worker in rig.workers:
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     request = await rig.open()
-    await until(lambda: request.life.key.attempt > 0 and request.life.phase is Phase.QUEUED)
+    await until(lambda: request.life.key.attempt > 0 and request.life.phase is JobGroupPhase.QUEUED)
     await request.aclose()
     assert quotas.entries[0].closes == [None]
 
@@ -318,7 +318,9 @@ async def test_a_quota_that_refuses_leaves_nothing(rig: Rig, quotas: ScriptedQuo
 async def test_what_is_foreseen_is_what_is_asked_for(rig: Rig, quotas: ScriptedQuotas) -> None:
     await rig.pair()
     requests = [await rig.open(num_choices=num_choices) for num_choices in (1, 2)]
-    rig.dispatch.foresee([request.life.request for request in requests], Caller(request_id="r", came_at=0.0))
+    rig.dispatch.check_feasible(
+        [request.life.request for request in requests], RequestContext(request_id="r", received_at=0.0)
+    )
     assert quotas.foreseen == [("open", [(16, 3), (16, 6)])]
     assert quotas.asked == [("open", *size) for size in quotas.foreseen[0][1]]
     for request in requests:
@@ -343,10 +345,10 @@ async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
     for name, policy in (("off", "off"), ("gateway", None)):
         before = [len(worker.jobs) for worker in rig.workers]
         tenant = Tenant(id="t", disaggregation=policy, lane=Lane.BATCH)  # type: ignore[arg-type]
-        request = await rig.open(caller=Caller(request_id="r", came_at=0.0, tenant=tenant))
+        request = await rig.open(caller=RequestContext(request_id="r", received_at=0.0, tenant=tenant))
         await until(lambda request=request: request.life.phase.name == "RUNNING")
         jobs[name] = [job for worker, n in zip(rig.workers, before, strict=True) for job in worker.jobs[n:]]
         await request.aclose()
-    assert [type(job) for job in jobs["off"]] == [Generate] and len(jobs["gateway"]) == 2
+    assert [type(job) for job in jobs["off"]] == [GenerateJob] and len(jobs["gateway"]) == 2
     assert all(job.request.tenant == "t" and job.request.lane is Lane.BATCH for job in jobs["off"] + jobs["gateway"])
     assert len({job.request.cache_salt for job in jobs["off"] + jobs["gateway"]} - {""}) == 1

@@ -12,8 +12,8 @@ import pytest
 from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import Incarnation, WorkerRef
 from tandem.gateway import worker_link
+from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
-from tandem.wire.trust import Trust
 from tests.certificates import Authority
 from tests.unit.gateway.rig import Rig, collect, pulled, token
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
@@ -21,10 +21,10 @@ from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 Make = Callable[..., Rig]
 
 
-def keep(path: Path, secret: str) -> Trust:
+def keep(path: Path, secret: str) -> PeerAuth:
     fresh = path.with_suffix(".new")
     fresh.write_text(secret * 64 + "\n")
-    return Trust(path.name, SecretFile(fresh.replace(path)))
+    return PeerAuth(path.name, SecretFile(fresh.replace(path)))
 
 
 def lines_about(worker: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -77,8 +77,8 @@ async def test_a_gateway_comes_back_with_new_certificates(
     """Another CA altogether, in place of the old one, while a request runs."""
     monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
     ours, fresh = (Authority(tmp_path / name).issue("all") for name in ("ours", "fresh"))
-    rig = make_rig(trust=Trust.of("g", ours))
-    worker = await rig.add("w", "mixed", trust=Trust.of("w", ours))
+    rig = make_rig(trust=PeerAuth.of("g", ours))
+    worker = await rig.add("w", "mixed", trust=PeerAuth.of("w", ours))
     await rig.start()
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()

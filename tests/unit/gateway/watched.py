@@ -13,19 +13,19 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from tandem.core.request import Job
-from tandem.flow.ledger import LedgerPhase
-from tandem.gateway.answers import Answers
-from tandem.gateway.caller import Caller
-from tandem.gateway.chronicle import Chronicles
-from tandem.gateway.manner import Manners
-from tandem.gateway.measures import Measures
+from tandem.flow.phase_ledger import LedgerPhase
+from tandem.gateway.completions import CompletionService
+from tandem.gateway.interfaces import RequestDispatcher
 from tandem.gateway.openai_schema import CompletionBody
-from tandem.gateway.ports import Dispatch
-from tandem.gateway.record import AnswerRecord
-from tandem.obs.metrics import Family, Metrics
-from tandem.obs.otel_environment import Sampling
+from tandem.gateway.output_spec import OutputSpecFactory
+from tandem.gateway.request_context import RequestContext
+from tandem.gateway.request_metrics import RequestMetrics
+from tandem.gateway.request_record import RequestRecord
+from tandem.gateway.request_recorder import RequestRecorder
+from tandem.obs.metrics import MetricFamily, Metrics
+from tandem.obs.otel_settings import TraceSampling
 from tandem.obs.readable_spans import readable
-from tandem.obs.span_limits import Limits
+from tandem.obs.span_limits import SpanLimitSettings
 from tandem.obs.span_maker import SpanMaker
 from tandem.obs.tracing import EndedSpan, Tracing
 from tests.unit.gateway.rig import Rig, is_probe
@@ -39,23 +39,23 @@ class Records:
     """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.taken: list[AnswerRecord] = []
+        self.taken: list[RequestRecord] = []
 
-    def answered(self, records: Sequence[AnswerRecord]) -> None:
+    def answered(self, records: Sequence[RequestRecord]) -> None:
         self.taken += records
 
 
 class Watched:
     """Everybody asks for completions, traced from the client on."""
 
-    def __init__(self, rig: Rig, dispatch: Dispatch, encoders: ThreadPoolExecutor) -> None:
+    def __init__(self, rig: Rig, dispatch: RequestDispatcher, encoders: ThreadPoolExecutor) -> None:
         self.rig = rig
         self.metrics = Metrics()
         self.records = Records()
         self.spans: list[ReadableSpan] = []
-        tracing = Tracing(SpanMaker(Sampling(), self._span_ended))
-        self.chronicles = Chronicles(rig.clock, Measures(self.metrics), tracing, [self.records])
-        self.answers = Answers(dispatch, encoders, self.chronicles, Manners())
+        tracing = Tracing(SpanMaker(TraceSampling(), self._span_ended))
+        self.recorder = RequestRecorder(rig.clock, RequestMetrics(self.metrics), tracing, [self.records])
+        self.answers = CompletionService(dispatch, encoders, self.recorder, OutputSpecFactory())
 
     def ask(self, **body: Any) -> asyncio.Task[None]:
         """Reads an answer to its end."""
@@ -63,24 +63,24 @@ class Watched:
 
     async def _read(self, body: dict[str, Any]) -> None:
         given = msgspec.convert({"model": "tiny", "prompt": "a", "max_tokens": 3, **body}, CompletionBody)
-        caller = Caller(request_id="mine", came_at=self.rig.clock.now(), traceparent=TRACEPARENT)
+        caller = RequestContext(request_id="mine", received_at=self.rig.clock.now(), traceparent=TRACEPARENT)
         async with await self.answers.complete(given, caller) as answer:
             async for _ in answer.parts():
                 pass
 
-    async def record(self, asked: asyncio.Task[None]) -> AnswerRecord:
+    async def record(self, asked: asyncio.Task[None]) -> RequestRecord:
         """The only one that there is, once its answer has ended in whatever way."""
         await asyncio.wait({asked})
         (record,) = self.records.taken
         return record
 
     def _span_ended(self, span: EndedSpan) -> None:
-        self.spans.append(readable(span, Resource({}), Limits()))
+        self.spans.append(readable(span, Resource({}), SpanLimitSettings()))
 
     def ended_spans(self) -> dict[str, ReadableSpan]:
         return {span.name: span for span in self.spans}
 
-    def family(self, name: str) -> Family:
+    def family(self, name: str) -> MetricFamily:
         return next(family for family in self.metrics.collect() if family.instrument.name == name)
 
 

@@ -9,7 +9,7 @@ from tandem.core.config import Config
 from tandem.core.step_cost import StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLogHead, encode_head, encode_step, shaping
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.sched.outcome import StepRecord
+from tandem.sched.schedule_result import StepRecord
 
 
 def record(group: str, due_s: float, *gaps_s: float, ttft_s: float = 0.5, **changes: object) -> Record:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from loadtest.autoscale import told, verdict
-from loadtest.autoscale_run import LOADS, Outcome, Way, run
-from loadtest.day import Day, requests
+from loadtest.autoscale_run import LOADS, AutoscaleOutcome, AutoscalerConfig, run
+from loadtest.diurnal_load import Day, requests
 from tandem.core.slo import Slo
-from tandem.workload.entry import Blocks, Entry
+from tandem.workload.trace_entry import PromptBlocks, TraceEntry
 
-HOUR = [Entry(i * 1_000_000, Blocks(60, (i, i + 1), 50), 5) for i in range(601)]
+HOUR = [TraceEntry(i * 1_000_000, PromptBlocks(60, (i, i + 1), 50), 5) for i in range(601)]
 
 
 def test_a_day_keeps_as_many_as_its_curve_says_and_all_in_order() -> None:
@@ -40,15 +40,15 @@ def test_a_day_is_a_function_of_its_seed_and_copies_share_no_prompt() -> None:
 
 def test_ways_are_read_and_told() -> None:
     for text, shown in (("planner", "planner"), ("queue=2:16", "queue, 2 and 16 each"), ("fixed=8+3", "8 + 3")):
-        assert str(Way.parse(text)) == shown
+        assert str(AutoscalerConfig.parse(text)) == shown
     for text in ("plan", "queue=2", "fixed=8:3", "planner=1", "fixed=a+1"):
         with pytest.raises(ValueError):
-            Way.parse(text)
+            AutoscalerConfig.parse(text)
 
 
-def outcome(way: str, gpu_hours: float, good_share: float) -> Outcome:
-    return Outcome(
-        way=Way.parse(way), percentile=99.0, num_requests=1000, gpu_hours=gpu_hours, good_share=good_share,
+def outcome(way: str, gpu_hours: float, good_share: float) -> AutoscaleOutcome:
+    return AutoscaleOutcome(
+        way=AutoscalerConfig.parse(way), percentile=99.0, num_requests=1000, gpu_hours=gpu_hours, good_share=good_share,
         worst_share=good_share - 0.005,
         late_share=0.0, late_gap_share=0.0, ttft_p99_s=1.0, itl_p99_s=0.02, mean_prefill=1.0, mean_decode=1.0,
         most_prefill=1, most_decode=1, wall_s=1.0,
@@ -78,5 +78,5 @@ def test_a_minute_of_each_load(name: str, way: str) -> None:
     if not os.environ.get("TANDEM_TRACES") or not trace.is_file():
         pytest.skip(f"no {load.trace} in the folder that TANDEM_TRACES names")
     minute = replace(load, day=Day(num_copies=1, lasts_s=60.0, low=0.5))
-    done = run(minute, trace, Way.parse(way))
+    done = run(minute, trace, AutoscalerConfig.parse(way))
     assert done.num_requests > 10 and 0 < done.gpu_hours < 2 and done.good_share > 0.5

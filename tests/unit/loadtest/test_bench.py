@@ -11,11 +11,11 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.bench import Turn, schedule
-from loadtest.contenders import is_steady
 from loadtest.peers.install import wanted_requirements
 from loadtest.records import Probe, Record, Run
-from loadtest.report import Bench, markdown, report_to
+from loadtest.report import BenchRun, markdown, report_to
 from loadtest.report_command import pooled
+from loadtest.systems_under_test import is_steady
 from tandem.core.slo import Slo
 
 
@@ -66,9 +66,9 @@ def run(system: str, turn: int, began: float, gap_s: float, **changes: object) -
     )
 
 
-def bench(*more: Run) -> Bench:
+def bench(*more: Run) -> BenchRun:
     runs = (run("a", 0, 0.0, 0.01), run("b", 0, 1.0, 0.02), run("a", 1, 2.0, 0.01), *more)
-    return Bench(systems=("a", "b"), runs=runs, facts={"threads": "2"})
+    return BenchRun(systems=("a", "b"), runs=runs, facts={"threads": "2"})
 
 
 def test_a_report_compares_the_first_system_with_the_others() -> None:
@@ -103,7 +103,7 @@ def test_json_and_chart_can_be_read_again(tmp_path: Path, capsys: pytest.Capture
     file, chart = tmp_path / "bench.json", tmp_path / "bench.svg"
     report_to(bench(), arguments(tmp_path, json=file, chart=chart))
     printed = capsys.readouterr().out
-    assert msgspec.json.decode(file.read_bytes(), type=Bench) == bench()
+    assert msgspec.json.decode(file.read_bytes(), type=BenchRun) == bench()
     assert main(["report", str(file)]) == 0
     assert capsys.readouterr().out == printed
     texts = {"".join(element.itertext()).strip() for element in ElementTree.parse(chart).iter()}
@@ -119,7 +119,7 @@ def test_a_server_is_warm_once_it_gets_no_faster(times: list[float], steady: boo
 
 
 def test_pooled_benches_keep_all_runs() -> None:
-    other = Bench(systems=("a", "c"), runs=(run("c", 0, 5.0, 0.03),))
+    other = BenchRun(systems=("a", "c"), runs=(run("c", 0, 5.0, 0.03),))
     together = pooled([bench(), other])
     assert together.systems == ("a", "b", "c")
     assert len(together.runs) == 4

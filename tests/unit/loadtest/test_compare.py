@@ -15,7 +15,7 @@ from loadtest.bootstrap import ratio_intervals, share_ratio_interval
 from loadtest.compare import markdown
 from loadtest.comparison import compare, differing_facts
 from loadtest.load_report import LoadReport
-from loadtest.tally import Tally
+from loadtest.stats_collector import StatsCollector
 from tandem.core.slo import Slo
 from tests.unit.loadtest.made import failed, record
 
@@ -79,7 +79,7 @@ def test_shares_have_the_width_of_the_binomial() -> None:
 
 def load(name: str, draw: int, scale: float, count: int = 400, **facts: str) -> LoadReport:
     """Classes `a`, whose TTFT is `scale` times an exponential second, and `b`, which is the same in all."""
-    chance, tally = np.random.default_rng(draw), Tally(Slo(ttft_s=1.0))
+    chance, tally = np.random.default_rng(draw), StatsCollector(Slo(ttft_s=1.0))
     for number in range(count):
         group = "ab"[number % 2]
         ttft_s = float(chance.exponential(scale if group == "a" else 1.0))

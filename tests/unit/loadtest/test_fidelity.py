@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.contenders import Failure
-from loadtest.fidelity import ALLOWED, Row, compare, markdown, told
-from loadtest.measured import Kept, Load, Measured, Way, kept
-from loadtest.predicted import profile_from, replayed, times_of
+from loadtest.fidelity import ALLOWED, FidelityRow, compare, markdown, told
+from loadtest.predictions import profile_from, replayed, times_of
+from loadtest.recorded_runs import MeasuredRun, RecordedLoad, RunConfig, StoredRun, kept
 from loadtest.records import Record, encode
+from loadtest.systems_under_test import Failure
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config, EngineConfig
 from tandem.core.step_cost import StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLog, StepLogHead, shaping
-from tandem.sched.outcome import StepRecord
+from tandem.sched.schedule_result import StepRecord
+from tandem.sim.client_trace import ClientTrace
 from tandem.sim.cluster import SimCluster
 from tandem.sim.residuals import always
-from tandem.sim.trace import Trace
 from tandem.sim.worker import SimWorker
-from tandem.workload.ask import Ask
+from tandem.workload.ask import ScheduledRequest
 from tests.simulation.clusters import LAPTOP, cluster, mix, slow_spec, traces_of
 
 BEGAN_UNIX_S = 1.8e9
@@ -52,7 +52,7 @@ def logged(one: SimCluster, worker: SimWorker) -> list[LoggedStep]:
     return steps
 
 
-def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> Kept:
+def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> StoredRun:
     spec = slow_spec(config=CONFIG, step_time=LAPTOP.scaled(speed).predict, residuals=NOISY, max_run=1)
     one = cluster((spec, 1), seed=100 + seed, latency_s=latency_s)
     (worker,) = one.workers
@@ -69,7 +69,7 @@ def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> Kept:
         settings=shaping(CONFIG),
     )
     records = tuple(_record(ask, trace) for ask, trace in zip(asks, traces, strict=True))
-    run = Measured(
+    run = MeasuredRun(
         way="mixed",
         flags=(),
         seed=seed,
@@ -80,10 +80,10 @@ def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> Kept:
         wall_s=one.now,
         records=records,
     )
-    return Kept(run, (StepLog(head, tuple(steps)),))
+    return StoredRun(run, (StepLog(head, tuple(steps)),))
 
 
-def _record(ask: Ask, trace: Trace) -> Record:
+def _record(ask: ScheduledRequest, trace: ClientTrace) -> Record:
     return Record(
         name=trace.id,
         group=trace.group,
@@ -97,13 +97,13 @@ def _record(ask: Ask, trace: Trace) -> Record:
 
 
 @pytest.fixture(scope="module")
-def runs() -> Sequence[Kept]:
+def runs() -> Sequence[StoredRun]:
     """Run A, on which step times are fitted, and run B, which is predicted and replayed."""
     return [run_of(1), run_of(2)]
 
 
 @pytest.mark.nightly
-def test_a_run_of_the_simulator_is_predicted_and_replayed(runs: Sequence[Kept]) -> None:
+def test_a_run_of_the_simulator_is_predicted_and_replayed(runs: Sequence[StoredRun]) -> None:
     rows = compare(runs[0], [runs[1]])
     assert [row.name for row in rows] == list(ALLOWED)
     assert all(row.holds for row in rows), markdown(rows, 1)
@@ -113,7 +113,7 @@ def test_a_run_of_the_simulator_is_predicted_and_replayed(runs: Sequence[Kept]) 
 
 
 @pytest.mark.nightly
-def test_an_engine_that_became_slower_is_not_predicted_but_replayed(runs: Sequence[Kept]) -> None:
+def test_an_engine_that_became_slower_is_not_predicted_but_replayed(runs: Sequence[StoredRun]) -> None:
     rows = compare(runs[0], [run_of(2, speed=1.5)])
     assert all(row.error < -0.2 for row in rows if row.name.startswith("ITL"))
     assert not any(row.holds for row in rows if row.name.startswith("ITL"))
@@ -121,10 +121,10 @@ def test_an_engine_that_became_slower_is_not_predicted_but_replayed(runs: Sequen
     assert "does not hold" in markdown(rows, 1)
 
 
-def row(name: str, error: float, replay_error: float = 0.0) -> Row:
+def row(name: str, error: float, replay_error: float = 0.0) -> FidelityRow:
     """A figure of three real runs, of 1, 2 and 3 seconds, with these errors."""
     real = [1.0, 2.0, 3.0]
-    return Row(name, real, [2.0 * (1 + error)] * 9, [value * (1 + replay_error) for value in real], 0.0)
+    return FidelityRow(name, real, [2.0 * (1 + error)] * 9, [value * (1 + replay_error) for value in real], 0.0)
 
 
 def test_the_spread_of_real_runs_is_allowed_at_p99_only() -> None:
@@ -144,7 +144,7 @@ def test_a_figure_holds_within_the_errors_that_are_allowed(error: float, replay_
 
 
 @pytest.mark.slow
-def test_what_a_fit_finds_is_what_the_run_was_made_of(runs: Sequence[Kept]) -> None:
+def test_what_a_fit_finds_is_what_the_run_was_made_of(runs: Sequence[StoredRun]) -> None:
     profile = profile_from(runs[0], "here")
     worker = profile.workers["mixed"]
     mean = (0.8 + 0.95 + 1.0 + 1.05 + 1.5) / 5
@@ -155,7 +155,7 @@ def test_what_a_fit_finds_is_what_the_run_was_made_of(runs: Sequence[Kept]) -> N
 
 
 @pytest.mark.slow
-def test_a_replay_has_the_same_tokens_at_the_same_times(runs: Sequence[Kept]) -> None:
+def test_a_replay_has_the_same_tokens_at_the_same_times(runs: Sequence[StoredRun]) -> None:
     real, again = times_of(runs[1].run.records), replayed(runs[1])
     assert again.num_tokens == real.num_tokens
     for name, seen in real.seen.items():
@@ -164,7 +164,7 @@ def test_a_replay_has_the_same_tokens_at_the_same_times(runs: Sequence[Kept]) ->
 
 
 async def test_a_run_with_other_flags_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    run = Measured(
+    run = MeasuredRun(
         way="mixed",
         flags=("--max-num-batched-tokens", "128"),
         seed=1,
@@ -177,4 +177,6 @@ async def test_a_run_with_other_flags_is_not_taken_for_this_one(tmp_path: Path) 
     )
     (tmp_path / "mixed-seed1-1-rate1-turn0.json").write_bytes(encode(run))
     with pytest.raises(Failure, match="was measured with --max-num-batched-tokens 128, not --max-num"):
-        await kept(Way("mixed", ("--max-num-batched-tokens", "256")), Load(1, 1, 1.0), tmp_path, SystemClock())
+        await kept(
+            RunConfig("mixed", ("--max-num-batched-tokens", "256")), RecordedLoad(1, 1, 1.0), tmp_path, SystemClock()
+        )

@@ -12,14 +12,14 @@ import pytest
 
 from loadtest import gpu_transfer
 from loadtest.__main__ import main
-from loadtest.gpu_transfer import Broken, Case, Row, content_of, copies_of, markdown, measure
-from loadtest.memories import CudaMemory, HostMemory
+from loadtest.device_memory import BenchHostMemory, CudaMemory
+from loadtest.gpu_transfer import Broken, GpuTransferCase, GpuTransferRow, content_of, copies_of, markdown, measure
 from loadtest.mps import CONTROL, MpsUnavailable, multi_process_service
 from tandem.engine.ports import BlockCopy
-from tandem.transfer.memory import Span
+from tandem.transfer.process_memory import CopySpan
 from tandem_kernels.native.build import _find_compiler
 
-CASE = Case("cpu", 64, (1 << 20,), rounds=2, is_busy=False)
+CASE = GpuTransferCase("cpu", 64, (1 << 20,), rounds=2, is_busy=False)
 
 
 @pytest.mark.nightly
@@ -39,11 +39,11 @@ def test_two_processes_move_what_was_asked_for(tmp_path: Path, capsys: pytest.Ca
 def test_a_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("NIXL_PLUGIN_DIR", "/nowhere")
     assert main(["gpu-transfer", "--device", "cpu", "--kib", "64", "--mib", "1", "--rounds", "1"]) == 1
-    assert "loadtest gpu-transfer: the taker failed" in capsys.readouterr().err
+    assert "loadtest gpu-transfer: the consumer failed" in capsys.readouterr().err
 
 
 class Stub:
-    """A taker in this process whose ways copy, or do not."""
+    """A consumer in this process whose ways copy, or do not."""
 
     def __init__(self, *, loses: str) -> None:
         self._loses = loses
@@ -86,7 +86,9 @@ def test_ways_alternate_and_a_ratio_is_of_bandwidths() -> None:
 
 def test_blocks_are_of_the_size_asked_for_and_lie_in_random_order() -> None:
     assert CASE.layout.block_bytes == 64 << 10 and CASE.num_blocks == 16
-    assert Case("cpu", 2048, (256 << 20,), 1, False).blocks_of(256 << 20) == 128, "2,048 tokens of an 8B model"
+    assert GpuTransferCase("cpu", 2048, (256 << 20,), 1, False).blocks_of(256 << 20) == 128, (
+        "2,048 tokens of an 8B model"
+    )
     copies = copies_of(CASE, 16)
     for side in ("local", "remote"):
         blocks = [getattr(copy, side) for copy in copies]
@@ -95,11 +97,11 @@ def test_blocks_are_of_the_size_asked_for_and_lie_in_random_order() -> None:
 
 
 def test_host_memory_is_copied_piece_by_piece() -> None:
-    ours, theirs = HostMemory(), HostMemory()
+    ours, theirs = BenchHostMemory(), BenchHostMemory()
     source, target = theirs.allocate(8192), ours.allocate(8192)
     theirs.write(source, bytes(range(256)) * 32)
     remote = ours.open(theirs.share(source))
-    ours.copy([Span(remote + 4096, target, 100), Span(remote + 1, target + 200, 3)])
+    ours.copy([CopySpan(remote + 4096, target, 100), CopySpan(remote + 1, target + 200, 3)])
     assert ours.read(target, 100) == bytes(range(100)) and ours.read(target + 200, 3) == b"\1\2\3"
     assert ours.read(target + 100, 100) == bytes(100)
 
@@ -166,13 +168,13 @@ def test_a_gpu_s_memory_is_reached_by_the_driver_s_calls(tmp_path: Path) -> None
     theirs.write(source_at, bytes(range(256)) * 32)
     remote = ours.open(theirs.share(source_at))
     assert remote not in (source_at, target)
-    ours.copy([Span(remote + 4096, target, 100), Span(remote + 1, target + 200, 3)])
+    ours.copy([CopySpan(remote + 4096, target, 100), CopySpan(remote + 1, target + 200, 3)])
     assert ours.read(target, 100) == bytes(range(100)) and ours.read(target + 200, 3) == b"\1\2\3"
     assert ours.read(target + 100, 100) == bytes(100)
     with pytest.raises(RuntimeError, match="cuDeviceGet: CUDA_ERROR_INVALID_DEVICE"):
         CudaMemory(2, library=str(library))
     with pytest.raises(RuntimeError, match="cuMemcpyDtoDAsync_v2: error 1"):
-        ours.copy([Span(remote, target, 13)])
+        ours.copy([CopySpan(remote, target, 13)])
 
 
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +215,6 @@ def test_a_service_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyt
         raise AssertionError("not reached")
 
 
-def test_the_table_says_what_the_giver_did() -> None:
-    row = Row(2048, 128, 256 << 20, 0.002, 0.001, 0.002, 0.001, is_busy=True, is_mps=True)
+def test_the_table_says_what_the_producer_did() -> None:
+    row = GpuTransferRow(2048, 128, 256 << 20, 0.002, 0.001, 0.002, 0.001, is_busy=True, is_mps=True)
     assert "| 2048 KiB | 128 | 256 | 2.000 | 134.2 | 1.000 | 268.4 | 50% | computes | yes |" in markdown([row])

@@ -12,22 +12,22 @@ import torch
 from loadtest import model_steps
 from loadtest.__main__ import main
 from loadtest.step_floor import Rates, chunk_work, decode_work, floor_s
-from loadtest.step_plans import Chunk, Decode, Unfit, fill, plans_of, tables_of, time_steps
+from loadtest.step_plans import Decode, PlannedChunk, Unfit, fill, plans_of, tables_of, time_steps
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
-from tandem.core.published import PUBLISHED, Published
+from tandem.core.model_catalog import PUBLISHED, ModelSpec
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.runtime.cache import KVCache
-from tandem.runtime.catalog import locate
 from tandem.runtime.executor import TorchExecutor
-from tandem.runtime.load import load_executor
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import parse_model_config, read_model_config
+from tandem.runtime.model_loader import load_executor
+from tandem.runtime.model_store import resolve_model
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import open_weights
-from tandem.sched.plan import StepPlan, StepResult
+from tandem.sched.step_plan import StepPlan, StepResult
 
 H200 = Rates(memory=4.3e12, matrix=788e12)
-TINY = Published(
+TINY = ModelSpec(
     {
         "model_type": "llama",
         "vocab_size": 300,
@@ -54,7 +54,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def executor(cache: Path) -> TorchExecutor:
-    directory = locate("random:tiny", cache)
+    directory = resolve_model("random:tiny", cache)
     engine = EngineConfig(num_threads=1, kv_cache_memory=Bytes(1 << 20), kernels="reference")
     return load_executor(directory, read_model_config(directory), ModelConfig(id="random:tiny"), engine)
 
@@ -78,8 +78,10 @@ def test_a_chunk_s_pairs_are_those_of_its_rows() -> None:
     assert chunk_work(3, 5).pairs == 6 + 7 + 8 and chunk_work(3, 5).context == 8
 
 
-@pytest.mark.parametrize("case", [Decode(3, 20), Decode(1, 1), Decode(2, 16), Chunk(10, 0), Chunk(5, 17)], ids=str)
-def test_an_executor_computes_what_a_case_says(case: Decode | Chunk, executor: TorchExecutor) -> None:
+@pytest.mark.parametrize(
+    "case", [Decode(3, 20), Decode(1, 1), Decode(2, 16), PlannedChunk(10, 0), PlannedChunk(5, 17)], ids=str
+)
+def test_an_executor_computes_what_a_case_says(case: Decode | PlannedChunk, executor: TorchExecutor) -> None:
     steps = 4
     tables = tables_of(case, steps, executor.layout, executor.num_blocks)
     used = [block for table in tables for block in table]
@@ -217,13 +219,13 @@ def test_figures_are_of_the_device_that_was_asked_for(
     """Never of another one without a word."""
     monkeypatch.setattr(model_steps, "measure_rates", lambda device, dtype: Rates(1e9, 1e9))
     monkeypatch.setattr(model_steps, "describe", lambda device, command: {})
-    monkeypatch.setattr("tandem.runtime.load.load_executor", lambda *_: _on_the_cpu(cache))
+    monkeypatch.setattr("tandem.runtime.model_loader.load_executor", lambda *_: _on_the_cpu(cache))
     assert main(["model", "--shape", "tiny", "--device", "cuda", "--batches", "1", "--contexts", "8"]) == 2
     assert "KV is on cpu" in capsys.readouterr().err
 
 
 def _on_the_cpu(cache: Path) -> TorchExecutor:
-    directory = locate("random:tiny", cache)
+    directory = resolve_model("random:tiny", cache)
     weights = open_weights(directory, torch.float32)
     config = read_model_config(directory)
     layout = KVLayout(16, (KVGroup(config.layers, config.kv_heads, config.head_dim, "float32"),))

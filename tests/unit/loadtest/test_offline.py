@@ -7,7 +7,7 @@ import pytest
 from loadtest.offline import OfflineEngine
 from loadtest.workloads import Ask, Workload
 from tandem.core.config import Config, EngineConfig
-from tandem.sched.plan import StepPlan
+from tandem.sched.step_plan import StepPlan
 from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor, continuation, fake_model
 
 STEP_S = 0.01

@@ -13,7 +13,7 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.load_report import LoadReport, Scope
 from loadtest.report_file import NoReport, read_report
-from loadtest.tally import Tally
+from loadtest.stats_collector import StatsCollector
 from tandem.cli import main as tandem
 from tandem.core.slo import Slo
 from tests.unit.loadtest.made import record
@@ -33,7 +33,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(path: Path, slo: Slo = SLO, **facts: str) -> Path:
     """As `loadtest load` would tell the same requests of a server that takes 0.25 s to a token and then 0.02 s each."""
-    tally = Tally(slo)
+    tally = StatsCollector(slo)
     for number in range(COUNT):
         group = "short" if number % 10 < 7 else "medium" if number % 10 < 9 else "long"
         tally.ended(record(group, number / 5, 0.02, 0.02, 0.02, ttft_s=0.25), 0)

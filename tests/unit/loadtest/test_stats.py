@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loadtest.records import Record, Run, Step
-from loadtest.stats import Point, agreement, meets, overhead, pair_ratio, percentile, summarise
+from loadtest.stats import StatsPoint, agreement, meets, overhead, pair_ratio, percentile, summarise
 from tandem.core.slo import Slo
 
 
@@ -92,8 +92,8 @@ def test_nothing_answered_is_no_summary() -> None:
 def test_each_of_their_runs_is_paired_with_our_neighbours() -> None:
     """A B A B A on a machine that gets slower all the time: equal systems come out equal."""
     slowing = [1.0, 1.1, 1.21, 1.331, 1.4641]
-    ours = [Point(float(i), slowing[i]) for i in (0, 2, 4)]
-    theirs = [Point(float(i), slowing[i]) for i in (1, 3)]
+    ours = [StatsPoint(float(i), slowing[i]) for i in (0, 2, 4)]
+    theirs = [StatsPoint(float(i), slowing[i]) for i in (1, 3)]
     ratio = pair_ratio(ours, theirs)
     assert ratio is not None
     assert ratio.count == 4
@@ -102,19 +102,19 @@ def test_each_of_their_runs_is_paired_with_our_neighbours() -> None:
 
 
 def test_a_run_without_a_neighbour_has_no_ratio() -> None:
-    assert pair_ratio([], [Point(0.0, 1.0)]) is None
-    assert pair_ratio([Point(0.0, 1.0)], []) is None
-    only_before = pair_ratio([Point(0.0, 3.0)], [Point(1.0, 2.0)])
+    assert pair_ratio([], [StatsPoint(0.0, 1.0)]) is None
+    assert pair_ratio([StatsPoint(0.0, 1.0)], []) is None
+    only_before = pair_ratio([StatsPoint(0.0, 3.0)], [StatsPoint(1.0, 2.0)])
     assert only_before is not None
     assert (only_before.count, only_before.median) == (1, 1.5)
 
 
 def test_pairs_between_which_the_machine_changed_are_void() -> None:
-    ours = [Point(0.0, 1.0, speed=150.0), Point(2.0, 9.0, speed=100.0)]
-    ratio = pair_ratio(ours, [Point(1.0, 2.0, speed=140.0)])
+    ours = [StatsPoint(0.0, 1.0, speed=150.0), StatsPoint(2.0, 9.0, speed=100.0)]
+    ratio = pair_ratio(ours, [StatsPoint(1.0, 2.0, speed=140.0)])
     assert ratio is not None
     assert (ratio.count, ratio.median, ratio.num_void) == (1, 0.5, 1)
-    assert pair_ratio(ours[1:], [Point(1.0, 2.0, speed=140.0)]) is None
+    assert pair_ratio(ours[1:], [StatsPoint(1.0, 2.0, speed=140.0)]) is None
 
 
 def test_answers_are_compared_by_tokens_where_both_sides_tell_them() -> None:

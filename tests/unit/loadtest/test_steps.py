@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.steps import INTERVALS, StepLog, per_interval, read_steps, summarise, within
+from loadtest.steps import INTERVALS, RecordedSteps, per_interval, read_steps, summarise, within
 from loadtest.steps_markdown import steps_markdown
 from tandem.core.errors import TandemError
 from tests.unit.loadtest.made import STEPS, step, written
 
 
-def log(directory: Path) -> StepLog:
+def log(directory: Path) -> RecordedSteps:
     return within(read_steps(written(directory, *STEPS)), 1000.5, 5.0)
 
 

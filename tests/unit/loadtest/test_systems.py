@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.endpoint import Endpoint
-from loadtest.systems import NotStarted, Server, ServerCommand, running_server
+from loadtest.systems import NotStarted, ServerCommand, SystemServer, running_server
 from tests.ports import free_port
 
 # Answers every request, and has a child that would outlive it.
@@ -114,7 +114,7 @@ async def test_a_server_that_ends_at_once_is_an_error_with_its_log(tmp_path: Pat
 
 async def test_one_that_runs_already_is_neither_paused_nor_ended(tmp_path: Path) -> None:
     async with running_server(command(tmp_path), tmp_path) as server:
-        other = Server(ServerCommand(name="other", endpoint=server.command.endpoint))
+        other = SystemServer(ServerCommand(name="other", endpoint=server.command.endpoint))
         with server.turn():
             other.pause()
             await other.end()

@@ -8,22 +8,22 @@ from contextlib import ExitStack
 
 import pytest
 
-from loadtest.telemetry import Report, text
-from loadtest.telemetry_sides import NUM_TURNS, TURNS, Place, Yardstick, pushing, sink
+from loadtest.processes import NUM_TURNS, TURNS, CoreSpeed, ProcessPlacement, pushing, sink
+from loadtest.telemetry import TelemetryReport, text
 from loadtest.telemetry_steps import StepTurn
 from loadtest.telemetry_streams import StreamTurn
 from tandem.obs.telemetry import Telemetry
 from tandem.obs.tracing import SpanRecord
 
 
-def report(before: str = "") -> Report:
+def report(before: str = "") -> TelemetryReport:
     """Steps of 100 us of which telemetry adds 42, tokens of 50 us of which it adds 1."""
     steps = StepTurn(steps=1000, cpu_s=0.1, yardstick_s=0.1), StepTurn(steps=1000, cpu_s=0.142, yardstick_s=0.1)
     streams = (
         StreamTurn(num_tokens=10_000, cpu_s=0.5, yardstick_s=0.1),
         StreamTurn(num_tokens=10_000, cpu_s=0.51, yardstick_s=0.1),
     )
-    return Report(
+    return TelemetryReport(
         step_s=0.002,
         stream_step_s=0.004,
         before=before,
@@ -50,12 +50,12 @@ def test_sides_take_turns_alike() -> None:
 
 def test_its_yardstick_tells_how_long_a_piece_of_work_takes() -> None:
     with ExitStack() as stack:
-        yardstick = Yardstick(Place(max(os.sched_getaffinity(0)), None), stack)
+        yardstick = CoreSpeed(ProcessPlacement(max(os.sched_getaffinity(0)), None), stack)
         time.sleep(0.1)
         first = yardstick.lap()
         time.sleep(0.1)
         assert 0 < first < 0.1 and 0 < yardstick.lap() < 0.1
-        assert Yardstick(Place(-1, None), stack).lap() == 1.0
+        assert CoreSpeed(ProcessPlacement(-1, None), stack).lap() == 1.0
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.passages import passages
+from loadtest.edit_prompts import passages
 from loadtest.workloads import (
     MIX_RATE,
     NAMES,
@@ -16,7 +16,7 @@ from loadtest.workloads import (
     warm_up,
     workload,
 )
-from tandem.workload.chance import HIGHEST_TOKEN, LOWEST_TOKEN
+from tandem.workload.seeded_random import HIGHEST_TOKEN, LOWEST_TOKEN
 from tandem.workload.source import built_in
 
 BLOCK = 16

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from tandem.obs.instrument import Instrument, Kind, counter, gauge, histogram
 from tandem.obs.instruments import all_instruments
-from tandem.obs.metrics import OTHER, Buckets, Exemplar, Metrics, Spread, total
+from tandem.obs.metrics import OTHER, Exemplar, HistogramSeries, HistogramSnapshot, Metrics, total
 
 PETS = counter("pets", "{pet}", "Pets.", "kind", "tenant")
 SPEED = histogram("speed", "s", "Speed.", (1.0, 2.0), "lane")
 
 
-def points(metrics: Metrics, instrument: Instrument) -> dict[tuple[str, ...], float | Spread]:
+def points(metrics: Metrics, instrument: Instrument) -> dict[tuple[str, ...], float | HistogramSnapshot]:
     return next(dict(family.points) for family in metrics.collect() if family.instrument is instrument)
 
 
@@ -44,7 +44,7 @@ def test_a_value_on_a_bound_is_in_the_bucket_below_it() -> None:
     speed = metrics.histogram(SPEED).of("batch")
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
         speed.record(value)
-    assert points(metrics, SPEED) == {("batch",): Spread((2, 2, 1), 14.0, {})}
+    assert points(metrics, SPEED) == {("batch",): HistogramSnapshot((2, 2, 1), 14.0, {})}
 
 
 def test_a_bucket_shows_the_trace_of_its_last_value() -> None:
@@ -54,7 +54,7 @@ def test_a_bucket_shows_the_trace_of_its_last_value() -> None:
     speed.record_all([0.75], ["bb"], 2.0)
     speed.record_all([5.0], ["cc"], 3.0)
     told = points(metrics, SPEED)["batch",]
-    assert isinstance(told, Spread) and told.count == 3
+    assert isinstance(told, HistogramSnapshot) and told.count == 3
     assert told.exemplars == {0: Exemplar(0.75, "bb", 2.0), 2: Exemplar(5.0, "cc", 3.0)}
 
 
@@ -85,7 +85,7 @@ def test_a_name_is_counted_once() -> None:
 
 
 def test_totals_are_of_values() -> None:
-    assert total([2.0, Spread((1, 2), 9.0, {})]) == 5.0
+    assert total([2.0, HistogramSnapshot((1, 2), 9.0, {})]) == 5.0
 
 
 def test_the_list_is_in_order() -> None:
@@ -100,7 +100,7 @@ def test_the_list_is_in_order() -> None:
 
 @given(st.lists(st.one_of(st.floats(0, 10), st.sampled_from((0.5, 1.0, 2.0)))))
 def test_what_rises_is_counted_as_one_by_one(values: list[float]) -> None:
-    one_by_one, together = Buckets((0.5, 1.0, 2.0)), Buckets((0.5, 1.0, 2.0))
+    one_by_one, together = HistogramSeries((0.5, 1.0, 2.0)), HistogramSeries((0.5, 1.0, 2.0))
     for value in sorted(values):
         one_by_one.record(value)
     together.record_sorted(sorted(values))

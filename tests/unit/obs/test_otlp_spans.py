@@ -13,11 +13,11 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 
-from tandem.obs.otel_environment import Sampling
+from tandem.obs.otel_settings import TraceSampling
 from tandem.obs.otlp_spans import SpanEncoder
 from tandem.obs.readable_spans import readable
-from tandem.obs.span_attributes import Layers, Shared
-from tandem.obs.span_limits import Limits
+from tandem.obs.span_attributes import LayeredAttributes, Shared
+from tandem.obs.span_limits import SpanLimitSettings
 from tandem.obs.span_maker import SpanMaker
 from tandem.obs.tracing import EndedSpan, SpanEvent, SpanRecord, Tracing
 
@@ -36,13 +36,13 @@ NAMES = st.lists(TEXTS, max_size=6, unique=True)
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> Layers:
+def layers(draw: st.DrawFn) -> LayeredAttributes:
     """No name twice."""
     names = draw(NAMES)
     first, last = sorted((draw(st.integers(0, len(names))), draw(st.integers(0, len(names)))))
     shared, own = ({name: draw(VALUES) for name in some} for some in (names[:first], names[first:last]))
     figures = [draw(st.floats(allow_nan=False)) for _ in names[last:]]
-    return Layers(Shared(shared), own, tuple(names[last:]), figures)
+    return LayeredAttributes(Shared(shared), own, tuple(names[last:]), figures)
 
 
 EVENTS = st.lists(st.builds(SpanEvent, TEXTS, TIMES, ATTRIBUTES), max_size=3).map(tuple)
@@ -69,14 +69,14 @@ HEADERS = st.sampled_from([("", ""), *((f"00-{'ab' * 16}-{'cd' * 8}-{flags}", "b
 def ended(told: Sequence[SpanRecord], *headers: str) -> list[EndedSpan]:
     """In a trace of its own each, or in the header's."""
     made: list[EndedSpan] = []
-    tracing = Tracing(SpanMaker(Sampling(), made.append))
+    tracing = Tracing(SpanMaker(TraceSampling(), made.append))
     for span in told:
         tracing.begin(*headers or ("", "")).end(span)
     return made
 
 
 def by_sdk(spans: Sequence[EndedSpan]) -> ExportTraceServiceRequest:
-    limits = Limits()
+    limits = SpanLimitSettings()
     told: ExportTraceServiceRequest = encode_by_sdk([readable(span, RESOURCE, limits) for span in spans])
     return told
 
@@ -110,7 +110,9 @@ def test_values_that_are_equal_are_still_told_apart(values: tuple[Any, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    "wide", [{"a": 1, "b": 2, "c": 3}, Layers(Shared({"a": 1}), {"b": 2}, ("c",), [3.0])], ids=["plain", "layers"]
+    "wide",
+    [{"a": 1, "b": 2, "c": 3}, LayeredAttributes(Shared({"a": 1}), {"b": 2}, ("c",), [3.0])],
+    ids=["plain", "layers"],
 )
 def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch, wide: Any) -> None:
     for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_SPAN_EVENT_COUNT_LIMIT", "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT"):
@@ -135,7 +137,7 @@ def test_a_span_without_a_form_is_left_out_alone(wrong: Any, caplog: pytest.LogC
 
 def test_what_spans_share_is_encoded_once() -> None:
     shared = Shared({"model": "m"})
-    alike = [SpanRecord("x", 1.0, 2.0, Layers(shared, {"at": at}, (), ())) for at in range(3)]
+    alike = [SpanRecord("x", 1.0, 2.0, LayeredAttributes(shared, {"at": at}, (), ())) for at in range(3)]
     made = ended(alike)
     assert encoded(made) == by_sdk(made) and shared.encoded
     shared.values = {}

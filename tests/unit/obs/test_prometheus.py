@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 from tandem.obs import instruments as on
 from tandem.obs.instrument import Instrument, Kind, counter, gauge, histogram
 from tandem.obs.instruments import all_instruments
-from tandem.obs.metrics import Family, Metrics, Spread
+from tandem.obs.metrics import HistogramSnapshot, MetricFamily, Metrics
 from tandem.obs.prometheus import exposed, exposition, is_openmetrics, prometheus_name
 
 PETS = counter("pets", "{pet}", 'Pets, "so far" \\ or\nso.', "kind", "some.owner")
@@ -25,30 +25,30 @@ SPEED = histogram("speed", "s", "Speed.", (0.5, 1.0), "lane")
 ALL = [*all_instruments(), PETS, SPEED]
 
 
-def written(*families: Family, openmetrics: bool) -> str:
+def written(*families: MetricFamily, openmetrics: bool) -> str:
     return exposition(map(exposed, families), openmetrics=openmetrics).decode()
 
 
-def samples(*families: Family, openmetrics: bool) -> Iterator[Sample]:
+def samples(*families: MetricFamily, openmetrics: bool) -> Iterator[Sample]:
     text = written(*families, openmetrics=openmetrics)
     for family in read_openmetrics(text) if openmetrics else read_text(text):
         yield from family.samples
 
 
-def a_point(instrument: Instrument) -> float | Spread:
+def a_point(instrument: Instrument) -> float | HistogramSnapshot:
     if instrument.kind is not Kind.HISTOGRAM:
         return 1
-    return Spread((1,) * (len(instrument.bounds) + 1), 3.5, {})
+    return HistogramSnapshot((1,) * (len(instrument.bounds) + 1), 3.5, {})
 
 
-def everything() -> list[Family]:
+def everything() -> list[MetricFamily]:
     """A series of each."""
-    return [Family(each, {("x",) * len(each.attributes): a_point(each)}) for each in ALL]
+    return [MetricFamily(each, {("x",) * len(each.attributes): a_point(each)}) for each in ALL]
 
 
 def test_text_is_what_the_format_says() -> None:
-    pets = Family(PETS, {("cat", 'a"b\\c\nd'): 2, ("dog", ""): 0.5})
-    speed = Family(SPEED, {("batch",): Spread((1, 0, 2), 4.25, {})})
+    pets = MetricFamily(PETS, {("cat", 'a"b\\c\nd'): 2, ("dog", ""): 0.5})
+    speed = MetricFamily(SPEED, {("batch",): HistogramSnapshot((1, 0, 2), 4.25, {})})
     assert written(pets, speed, openmetrics=False).splitlines() == [
         '# HELP pets_total Pets, "so far" \\\\ or\\nso.',
         "# TYPE pets_total counter",
@@ -101,7 +101,7 @@ def test_every_instrument_is_read_back(openmetrics: bool) -> None:
         sample = f"{name}_count" if kind is Kind.HISTOGRAM else name
         (found,) = [each for each in told.samples if each.name == sample]
         (point,) = family.points.values()
-        assert found.value == (point.count if isinstance(point, Spread) else point)
+        assert found.value == (point.count if isinstance(point, HistogramSnapshot) else point)
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="Prometheus is not installed")
@@ -123,7 +123,7 @@ def test_no_value_and_no_label_is_too_strange(points: dict[tuple[str, str], floa
     free = gauge("strange", "", "Strange.", "one", "two")
     found = {
         (each.labels["one"], each.labels["two"]): each.value
-        for each in samples(Family(free, points), openmetrics=openmetrics)
+        for each in samples(MetricFamily(free, points), openmetrics=openmetrics)
     }
     assert found.keys() == points.keys()
     for values, value in points.items():

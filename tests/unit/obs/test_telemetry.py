@@ -247,7 +247,7 @@ def test_a_failure_is_told_once_a_minute_by_each_thread() -> None:
         record = logging.makeLogRecord({"name": "x", "msg": msg, "created": at, "threadName": thread})
         return sparingly.filter(record)
 
-    sparingly = exporters.Sparingly()
+    sparingly = exporters.RateLimitFilter()
     assert told(100.0, "failed %s", "a") and told(101.0, "failed %s", "b") and told(102.0, "other", "a")
     assert not told(159.0, "failed %s", "a") and told(160.0, "failed %s", "a") and not told(161.0, "failed %s", "a")
 
@@ -286,7 +286,7 @@ def test_exporters_log_sparingly(monkeypatch: pytest.MonkeyPatch) -> None:
     telemetry = started()
     telemetry.close(0.0)
     for logger in map(logging.getLogger, exporters.LOUD):
-        assert [each for each in logger.filters if isinstance(each, exporters.Sparingly)], logger
+        assert [each for each in logger.filters if isinstance(each, exporters.RateLimitFilter)], logger
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

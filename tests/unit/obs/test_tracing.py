@@ -20,25 +20,25 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from tandem.obs.otel_environment import Sampling, read_otel
+from tandem.obs.otel_settings import TraceSampling, read_otel
 from tandem.obs.readable_spans import readable
-from tandem.obs.span_limits import Limits
+from tandem.obs.span_limits import SpanLimitSettings
 from tandem.obs.span_maker import SpanMaker
 from tandem.obs.trace_context import format_traceparent, parse_traceparent, parse_tracestate
 from tandem.obs.tracing import OFF, EndedSpan, SpanEvent, SpanRecord, Tracing
 
 CLIENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
-USUAL = Sampling()
+USUAL = TraceSampling()
 UNSAMPLED = f"00-{'ab' * 16}-{'cd' * 8}-00"
 
 
 class Traced:
     """A process that traces, and the spans that it made."""
 
-    def __init__(self, sampling: Sampling = USUAL) -> None:
+    def __init__(self, sampling: TraceSampling = USUAL) -> None:
         self.made: list[ReadableSpan] = []
         self.tracing = Tracing(SpanMaker(sampling, self._ended))
-        self._limits = Limits()
+        self._limits = SpanLimitSettings()
 
     def _ended(self, span: EndedSpan) -> None:
         self.made.append(readable(span, Resource({}), self._limits))
@@ -119,8 +119,8 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
     ("tracing", "came"),
     [
         (lambda: OFF, CLIENT),
-        (lambda: Traced(Sampling(0.0, heeds_parent=False)).tracing, CLIENT),
-        (lambda: Traced(Sampling(0.0, heeds_parent=False)).tracing, CLIENT),
+        (lambda: Traced(TraceSampling(0.0, heeds_parent=False)).tracing, CLIENT),
+        (lambda: Traced(TraceSampling(0.0, heeds_parent=False)).tracing, CLIENT),
         (lambda: Traced().tracing, UNSAMPLED),
     ],
     ids=["off", "always-off", "none-of-them", "the-client-does-not"],
@@ -133,7 +133,7 @@ def test_what_is_not_sampled_passes_on_what_came(tracing: Callable[[], Tracing],
 
 @pytest.mark.parametrize("came", ["", "garbage", CLIENT + "x", CLIENT.upper()])
 def test_what_is_no_header_is_not_passed_on(came: str) -> None:
-    for tracing in (OFF, Traced(Sampling(0.0, heeds_parent=False)).tracing):
+    for tracing in (OFF, Traced(TraceSampling(0.0, heeds_parent=False)).tracing):
         assert tracing.begin(came, "").traceparent == ""
     trace = Traced().tracing.begin(came, "")
     assert parse_traceparent(trace.traceparent) and trace.id != "ab" * 16
@@ -145,7 +145,7 @@ def test_whether_a_trace_s_id_is_random_is_passed_on(came: str, flags: str) -> N
 
 
 def test_no_span_is_made_where_it_is_not_wanted() -> None:
-    traced = Traced(Sampling(0.0, heeds_parent=False))
+    traced = Traced(TraceSampling(0.0, heeds_parent=False))
     traced.tracing.begin("", "").end(a_span("chat", 1.0, 2.0))
     assert traced.spans == {}
     sampling = Traced()
@@ -153,7 +153,7 @@ def test_no_span_is_made_where_it_is_not_wanted() -> None:
         assert not sampling.tracing.is_wanted(parent)
         sampling.tracing.record(parent, a_span("decode", 1.0, 2.0))
     assert sampling.spans == {}
-    always = Traced(Sampling(heeds_parent=False))
+    always = Traced(TraceSampling(heeds_parent=False))
     always.tracing.record(UNSAMPLED, a_span("decode", 1.0, 2.0))
     assert always.spans == {}, "its trace would lack the parent"
     assert not OFF.is_wanted(CLIENT)
@@ -264,7 +264,7 @@ def test_a_traceparent_is_read_as_the_standard_says(text: str, is_read: bool) ->
 
 @given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{31,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.?"), st.text())
 def test_no_header_is_too_strange(traceparent: str, tracestate: str) -> None:
-    for tracing in (OFF, Traced(Sampling(0.0, heeds_parent=False)).tracing, TRACED.tracing):
+    for tracing in (OFF, Traced(TraceSampling(0.0, heeds_parent=False)).tracing, TRACED.tracing):
         trace = tracing.begin(traceparent, tracestate)
         assert trace.is_sampled or trace.traceparent in (traceparent, "")
         trace.end(a_span("chat", 1.0, 2.0))

@@ -10,20 +10,20 @@ from typing import Any
 from kubernetes import client
 
 from tandem.core.ids import PlannerId, ServeId
-from tandem.core.worker_groups import WorkerGroup
-from tandem.planner.actuator import ActuatorFailed, Carried
+from tandem.core.ray_worker_groups import WorkerGroup
+from tandem.planner.actuator import ActuationResult, ActuatorFailed
 from tandem.planner.backoff import Backoff
-from tandem.planner.clusters import ClusterFinder
-from tandem.planner.election import Election
-from tandem.planner.kube import KubeApi
+from tandem.planner.kube_client import KubeApi
 from tandem.planner.kube_error import KubeError
-from tandem.planner.leaders import Leadership
-from tandem.planner.leaving import Leaving
-from tandem.planner.pods import PodWatch
-from tandem.planner.raycluster import RayClusterActuator, Retries
-from tandem.planner.serve import ServeActuator
-from tandem.scaling.decision import Decision, RoleChange, Target
-from tandem.stores.targets import TargetRecord
+from tandem.planner.leader_election import Election
+from tandem.planner.lease_keeper import LeaseKeeper
+from tandem.planner.pod_drain import PodDrain
+from tandem.planner.pod_watch import PodInformer
+from tandem.planner.ray_cluster import ClusterFinder
+from tandem.planner.raycluster_actuator import RayClusterActuator, Retries
+from tandem.planner.serve_actuator import ServeActuator
+from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
+from tandem.stores.replica_targets import TargetRecord
 from tests.unit.planner.world import CLUSTER, GROUPS, SERVICE, World
 
 LEASE_S = 15.0
@@ -40,7 +40,7 @@ class Said:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def say(self, record: TargetRecord) -> PlannerId:
+    async def publish(self, record: TargetRecord) -> PlannerId:
         self._world.said.append(dict(record.replicas))
         return record.planner
 
@@ -74,9 +74,9 @@ class Planner:
         self.api = kube_api(url, name)
         clock = world.clock
         self.election = Election(name, LEASE_S)
-        self.leadership = Leadership(self.election, self.api, "tandem-planner", clock, self.errors.append)
+        self.leadership = LeaseKeeper(self.election, self.api, "tandem-planner", clock, self.errors.append)
         raycluster = "" if rayservice else CLUSTER
-        self.watches: list[PodWatch] = []
+        self.watches: list[PodInformer] = []
         self.finder = ClusterFinder(self.api, rayservice, raycluster, groups, self._watch)
         targets: Any = Said(world)
         self.actuator = RayClusterActuator(
@@ -84,13 +84,13 @@ class Planner:
             self.finder,
             self.api.patch_cluster,
             self.leadership,
-            Leaving(world.census, clock),
+            PodDrain(world.census, clock),
             ServeActuator(PlannerId(name), targets, world.census, {}),
             Retries(Backoff(lambda: 0.0), self.errors.append, self._wait),
         )
         self.on_wait: Callable[[], None] = lambda: None
 
-    async def round(self, target: Target, changes: Sequence[RoleChange] = ()) -> Carried | str:
+    async def round(self, target: ReplicaTarget, changes: Sequence[RoleChange] = ()) -> ActuationResult | str:
         """One decision for so many workers, as a program makes it; what failed as text."""
         self.leadership.look()
         workers = self.world.states()
@@ -113,8 +113,8 @@ class Planner:
         await self.actuator.close()
         self.api.close()
 
-    def _watch(self, selector: str) -> PodWatch:
-        watch = PodWatch(self.api, selector, self.world.clock, Backoff(lambda: 0.0, first_s=0.01, most_s=0.05))
+    def _watch(self, selector: str) -> PodInformer:
+        watch = PodInformer(self.api, selector, self.world.clock, Backoff(lambda: 0.0, first_s=0.01, most_s=0.05))
         self.watches.append(watch)
         return watch
 

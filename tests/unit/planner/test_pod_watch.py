@@ -10,9 +10,9 @@ import pytest
 from kubernetes import client, config
 
 from tandem.planner.backoff import Backoff
-from tandem.planner.kube import KubeApi
+from tandem.planner.kube_client import KubeApi
 from tandem.planner.kube_error import KubeError
-from tandem.planner.pods import Pod, PodEvent, PodWatch
+from tandem.planner.pod_watch import Pod, PodEvent, PodInformer
 from tests.unit.planner.rig import eventually
 from tests.unit.planner.world import Tick
 
@@ -56,8 +56,8 @@ class Pauses:
 
 
 @contextmanager
-def watching(source: Source, pauses: Pauses) -> Iterator[PodWatch]:
-    watch = PodWatch(source, "s", Tick(), Backoff(pauses, first_s=0.001, most_s=0.01))
+def watching(source: Source, pauses: Pauses) -> Iterator[PodInformer]:
+    watch = PodInformer(source, "s", Tick(), Backoff(pauses, first_s=0.001, most_s=0.01))
     watch.start()
     try:
         yield watch

@@ -7,24 +7,24 @@ from typing import Any
 
 from tandem.core.config import PlannerConfig, SloConfig
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
-from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
-from tandem.planner.growth import DemandGrowth, Grown
-from tandem.planner.observing import compose, problem_of
+from tandem.core.worker_load import WorkerLoad
+from tandem.planner.demand_delta import DemandDelta, DemandDeltaResult
+from tandem.planner.observe import build_observation, problem_of
 from tandem.planner.policy import policy_of, targets_of
-from tandem.planner.pools import chosen_for, pool_targets
+from tandem.planner.pool_targets import chosen_for, pool_targets
 from tandem.planner.worker_state import WorkerState
-from tandem.scaling.decision import RoleChange, Target
-from tandem.scaling.observed import Capability, PoolState
+from tandem.scaling.cluster_state import PoolState, WorkerCapacity
+from tandem.scaling.decision import ReplicaTarget, RoleChange
 from tandem.scaling.policy import Bounds
-from tandem.stores.demand import Backlog, DemandRecord, DemandTotals
+from tandem.stores.demand_store import DemandRecord, DemandTotals, QueueBacklog
 
-WAITING = Backlog(num_requests=2, num_tokens=40)
-NONE = Backlog()
+WAITING = QueueBacklog(num_requests=2, num_tokens=40)
+NONE = QueueBacklog()
 
 
 def word(
-    gateway: str, num_requests: int, age_s: float = 0.5, backlog: Backlog = NONE, lived_s: float = math.inf
+    gateway: str, num_requests: int, age_s: float = 0.5, backlog: QueueBacklog = NONE, lived_s: float = math.inf
 ) -> DemandRecord:
     totals = DemandTotals(num_requests=num_requests, num_input_tokens=10 * num_requests)
     return DemandRecord(
@@ -34,13 +34,13 @@ def word(
 
 def worker(name: str, role: str, pool: str = "", num_jobs: int = 0, *, draining: bool = False) -> WorkerState:
     ref = WorkerRef(WorkerId(name), Incarnation(1), "h:1")
-    load = Load(num_running=num_jobs, num_queued_tokens=7, draining=draining)
+    load = WorkerLoad(num_running=num_jobs, num_queued_tokens=7, draining=draining)
     return WorkerState(ref=ref, model="m", pool=pool or role, role=role, load=load, capability=able(1.0))
 
 
-def able(base_s: float) -> Capability:
+def able(base_s: float) -> WorkerCapacity:
     cost = StepCost(base_s, 0.0, 0.0, 0.0, 0.0)
-    return Capability(cost=cost, num_blocks=64, block_size=16, max_num_seqs=8, max_num_batched_tokens=64)
+    return WorkerCapacity(cost=cost, num_blocks=64, block_size=16, max_num_seqs=8, max_num_batched_tokens=64)
 
 
 def silent(name: str, role: str) -> WorkerState:
@@ -48,8 +48,8 @@ def silent(name: str, role: str) -> WorkerState:
     return WorkerState(ref=ref, model="m", pool=role, role=role, problem="unavailable")
 
 
-def grown(*looks: tuple[float, list[DemandRecord]]) -> Grown:
-    growth = DemandGrowth("m")
+def grown(*looks: tuple[float, list[DemandRecord]]) -> DemandDeltaResult:
+    growth = DemandDelta("m")
     return [growth.look(records, now) for now, records in looks][-1]
 
 
@@ -113,12 +113,12 @@ def test_what_is_observed() -> None:
         worker("m", "mixed", num_jobs=2),
     ]
     told = grown((0.0, [word("a", 1)]), (2.0, [word("a", 3, backlog=WAITING)]))
-    seen = compose(2.0, told, workers, {"decode": 2})
+    seen = build_observation(2.0, told, workers, {"decode": 2})
     assert (seen.prefill, seen.mixed) == (PoolState(1), PoolState(1))
     assert seen.decode == PoolState(num_serving=3, num_starting=2, num_draining=1)
     assert (seen.num_queued_tokens, seen.num_queued_requests, seen.num_running_seqs) == (40 + 5 * 7, 2, 4 + 5 + 2)
     assert seen.prefill_worker == seen.decode_worker == able(1.0)
-    alone = compose(2.0, told, [silent("p", "prefill"), worker("m", "mixed")], {})
+    alone = build_observation(2.0, told, [silent("p", "prefill"), worker("m", "mixed")], {})
     assert alone.prefill_worker == able(1.0), "a mixed one does both"
 
 
@@ -132,12 +132,12 @@ def test_too_few_answers_hold() -> None:
 
 def test_each_pool_grows_and_shrinks_by_its_own_role() -> None:
     workers = [worker("p1", "prefill"), worker("p2", "decode", "prefill"), worker("d1", "decode")]
-    assert pool_targets(Target(1, 2), workers, {}, {}) == {"prefill": 2, "decode": 1}
-    assert pool_targets(Target(2, 4), workers, {}, {}) == {"prefill": 3, "decode": 3}
-    assert pool_targets(Target(1, 1), workers, {}, {}) == {"prefill": 2, "decode": 0}, "its own pool's first"
-    assert pool_targets(Target(1, 0), workers, {}, {}) == {"prefill": 1, "decode": 0}
-    assert pool_targets(Target(1, 3), workers, {"decode": 1}, {}) == {"prefill": 2, "decode": 2}
-    assert pool_targets(Target(1, 2), [*workers, worker("x", "decode", draining=True)], {}, {})["decode"] == 1
+    assert pool_targets(ReplicaTarget(1, 2), workers, {}, {}) == {"prefill": 2, "decode": 1}
+    assert pool_targets(ReplicaTarget(2, 4), workers, {}, {}) == {"prefill": 3, "decode": 3}
+    assert pool_targets(ReplicaTarget(1, 1), workers, {}, {}) == {"prefill": 2, "decode": 0}, "its own pool's first"
+    assert pool_targets(ReplicaTarget(1, 0), workers, {}, {}) == {"prefill": 1, "decode": 0}
+    assert pool_targets(ReplicaTarget(1, 3), workers, {"decode": 1}, {}) == {"prefill": 2, "decode": 2}
+    assert pool_targets(ReplicaTarget(1, 2), [*workers, worker("x", "decode", draining=True)], {}, {})["decode"] == 1
 
 
 def test_who_changes_its_role() -> None:
@@ -145,7 +145,7 @@ def test_who_changes_its_role() -> None:
     changes = [RoleChange("prefill", "decode", 2)]
     changed = chosen_for(changes, [*workers, worker("d", "prefill", draining=True), silent("e", "prefill")])
     assert {one.ref.id: role for one, role in changed.items()} == {"b": "decode", "c": "decode"}
-    assert pool_targets(Target(1, 2), workers, {}, changed) == {"prefill": 2, "decode": 1}
+    assert pool_targets(ReplicaTarget(1, 2), workers, {}, changed) == {"prefill": 2, "decode": 1}
 
 
 def test_the_policy_is_the_settings() -> None:

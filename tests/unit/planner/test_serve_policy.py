@@ -18,8 +18,8 @@ import pytest
 from tandem.core.ids import PlannerId, ServeId
 from tandem.planner import serve_policy
 from tandem.planner.serve_name import serve_name
-from tandem.planner.serve_policy import Replicas, replicas
-from tandem.stores.targets import TargetRecord, Targets
+from tandem.planner.serve_policy import ReplicaPolicy, replicas
+from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 
 MODEL = "tiny"
 
@@ -48,8 +48,8 @@ def settings(directory: Path, url: str, namespace: str) -> str:
 
 def say(url: str, namespace: str, **numbers: int) -> None:
     async def tell() -> None:
-        targets = Targets(url, namespace)
-        await targets.say(TargetRecord(model=MODEL, planner=PlannerId("p"), replicas=numbers))
+        targets = ReplicaTargets(url, namespace)
+        await targets.publish(TargetRecord(model=MODEL, planner=PlannerId("p"), replicas=numbers))
         await targets.close()
 
     asyncio.run(tell())
@@ -87,7 +87,7 @@ def test_it_tells_what_serve_means_to_have(redis_url: str, tmp_path: Path, quick
     policy(context(5))
 
     async def read() -> dict[str, dict[ServeId, int]]:
-        targets = Targets(redis_url, "deployed")
+        targets = ReplicaTargets(redis_url, "deployed")
         try:
             return await targets.deployed("other")
         finally:
@@ -104,7 +104,7 @@ def test_it_tells_what_serve_means_to_have(redis_url: str, tmp_path: Path, quick
 def test_beside_another_serve_the_number_stays(redis_url: str, tmp_path: Path, quick: None) -> None:
     def another(role: str) -> None:
         async def tell() -> None:
-            targets = Targets(redis_url, "beside")
+            targets = ReplicaTargets(redis_url, "beside")
             await targets.tell_deployed(MODEL, role, ServeId("head-2"), 2)
             await targets.close()
 
@@ -137,7 +137,9 @@ def test_its_thread_ends_with_it(tmp_path: Path, quick: None) -> None:
     def threads() -> list[str]:
         return [one.name for one in threading.enumerate() if one.name == "tandem-target-mixed"]
 
-    policy: Replicas | None = replicas(role="mixed", config=settings(tmp_path, f"unix://{tmp_path}/none.sock", "n"))
+    policy: ReplicaPolicy | None = replicas(
+        role="mixed", config=settings(tmp_path, f"unix://{tmp_path}/none.sock", "n")
+    )
     assert threads()
     del policy
     gc.collect()

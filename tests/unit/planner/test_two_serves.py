@@ -12,19 +12,19 @@ import pytest
 
 from tandem.core.config import PlannerConfig, SloConfig
 from tandem.core.ids import Incarnation, PlannerId, ServeId, WorkerId, WorkerRef
-from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import WorkerLoad
 from tandem.planner import serve_policy
 from tandem.planner.actuator import ActuatorFailed
-from tandem.planner.growth import Grown
-from tandem.planner.observing import compose
+from tandem.planner.demand_delta import DemandDeltaResult
+from tandem.planner.observe import build_observation
 from tandem.planner.policy import most_of, policy_of, targets_of
-from tandem.planner.serve import ServeActuator
-from tandem.planner.serve_policy import Replicas
+from tandem.planner.serve_actuator import ServeActuator
+from tandem.planner.serve_policy import ReplicaPolicy
 from tandem.planner.worker_state import WorkerState
-from tandem.scaling.observed import Capability, Demand
+from tandem.scaling.cluster_state import Demand, WorkerCapacity
 from tandem.scaling.scaler import Scaler
-from tandem.stores.targets import DEPLOYED_TTL_S, TTL_S, TargetRecord
+from tandem.stores.replica_targets import DEPLOYED_TTL_S, TTL_S, TargetRecord
 
 CONFIG = PlannerConfig(mode="act", min_prefill=1, max_prefill=6, min_decode=2, max_decode=4)
 MOST = {"prefill": CONFIG.max_prefill, "decode": CONFIG.max_decode}
@@ -36,7 +36,7 @@ DEMAND = Demand(
     num_prefill_pairs=5_000_000, num_served=10, num_late_itl=0, num_gaps=1500,
 )  # fmt: skip
 COST = StepCost(base_s=0.01, prefill_token_s=1e-4, decode_seq_s=1e-4, decode_context_s=1e-9, prefill_pair_s=0.0)
-ABLE = Capability(cost=COST, num_blocks=20_000, block_size=64, max_num_seqs=256, max_num_batched_tokens=8192)
+ABLE = WorkerCapacity(cost=COST, num_blocks=20_000, block_size=64, max_num_seqs=256, max_num_batched_tokens=8192)
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Board:
     said: tuple[float, TargetRecord] | None = None
     serves: dict[tuple[str, ServeId], tuple[float, int]] = field(default_factory=dict)
 
-    async def say(self, record: TargetRecord) -> PlannerId:
+    async def publish(self, record: TargetRecord) -> PlannerId:
         self.said = self.now, record
         return record.planner
 
@@ -72,7 +72,7 @@ class Cluster:
         self.name = ServeId(name)
         # Their own threads ask in vain: the test asks for them.
         (directory / "config.yaml").write_text(f"redis: {{url: unix://{directory}/none.sock}}\n")
-        self._policies = {role: Replicas(role, str(directory / "config.yaml"), "m") for role in MOST}
+        self._policies = {role: ReplicaPolicy(role, str(directory / "config.yaml"), "m") for role in MOST}
         self.means = dict.fromkeys(MOST, 2)
         self._past = [dict.fromkeys(MOST, 0)] * START_STEPS
 
@@ -97,7 +97,7 @@ class Cluster:
         return [
             WorkerState(
                 ref=WorkerRef(WorkerId(f"{self.name}-{role}-{number}"), Incarnation(1), "h:1"),
-                model="m", pool=role, role=role, load=Load(), capability=ABLE,
+                model="m", pool=role, role=role, load=WorkerLoad(), capability=ABLE,
             )
             for role in there for number in range(there[role])
         ]  # fmt: skip
@@ -136,7 +136,9 @@ class Fleet:
         except ActuatorFailed as reason:
             self.held.append(str(reason))
             return
-        decision = self._scaler.decide(compose(self.board.now, Grown(DEMAND, "", num_gateways=1), workers, starting))
+        decision = self._scaler.decide(
+            build_observation(self.board.now, DemandDeltaResult(DEMAND, "", num_gateways=1), workers, starting)
+        )
         assert not decision.changes
         await self._actuator.carry_out("m", decision, workers, starting)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.core.load import Load
+from tandem.core.worker_load import WorkerLoad
 from tandem.planner.worker_state import WorkerState
 from tests.unit.planner.kube_server import KubeServer, Object
 
@@ -181,7 +181,7 @@ class World:
         return Worker(WorkerState(ref=ref, model="m", pool=role, role=role), self.jobs)
 
     def _state(self, worker: Worker) -> WorkerState:
-        load = Load(num_running=worker.num_jobs, num_blocks=64, draining=worker.is_draining)
+        load = WorkerLoad(num_running=worker.num_jobs, num_blocks=64, draining=worker.is_draining)
         known = worker.state
         return WorkerState(ref=known.ref, model=known.model, pool=known.pool, role=known.role, load=load)
 

@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import Distance, Topology
+from tandem.core.worker_load import WorkerLoad
 from tandem.routing.cost import NO_ROOM_S, decode_cost, prefill_cost, transfer_s
-from tandem.routing.links import PRIOR_BANDWIDTH, Links
-from tandem.routing.loan import MESSAGES_S, Loan, loan
-from tandem.routing.pace import Pace
+from tandem.routing.link_bandwidth import PRIOR_BANDWIDTH, LinkBandwidth
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.policies import RoutingPolicy
-from tandem.routing.prefix_table import PrefixHit
+from tandem.routing.prefix_index import PrefixHit
+from tandem.routing.remote_prefix import MESSAGES_S, RemotePrefixPlan, plan_remote_prefix
 from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
-from tandem.routing.takeover import find_taker
-from tandem.routing.view import ClusterView, Pool, WorkerView
-from tandem.routing.want import Want
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.takeover import pick_migration_target
+from tandem.routing.worker_speed import WorkerSpeed
+from tandem.routing.worker_view import ClusterView, Pool, WorkerView
 
 GPU = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
 BLOCK = 16
@@ -30,7 +30,7 @@ BLOCK = 16
 def worker(name: str, pool: Pool, *, unreported: tuple[int, ...] = (), **load: object) -> WorkerView:
     ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
     full = {"num_blocks": 10_000, "num_free_blocks": 10_000, **load}
-    return WorkerView(ref, pool, "m", "f", Load(**full), unreported, GPU, block_size=BLOCK, block_bytes=2 << 20)  # type: ignore[arg-type]
+    return WorkerView(ref, pool, "m", "f", WorkerLoad(**full), unreported, GPU, block_size=BLOCK, block_bytes=2 << 20)  # type: ignore[arg-type]
 
 
 def among(*workers: WorkerView) -> ClusterView:
@@ -39,13 +39,13 @@ def among(*workers: WorkerView) -> ClusterView:
     return ClusterView(workers, frozenset(every))
 
 
-def want(num_prompt: int, hits: Mapping[str, int] | None = None, **rest: object) -> Want:
+def want(num_prompt: int, hits: Mapping[str, int] | None = None, **rest: object) -> RoutingRequest:
     """`hits` in tokens, by worker."""
     held = {
         WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1"): PrefixHit(tokens // BLOCK, tokens // BLOCK)
         for name, tokens in (hits or {}).items()
     }
-    return Want("m", num_prompt, num_prompt=num_prompt, hits=held, **rest)  # type: ignore[arg-type]
+    return RoutingRequest("m", num_prompt, num_prompt=num_prompt, hits=held, **rest)  # type: ignore[arg-type]
 
 
 def chosen(outcome: Placement | NoPlacement) -> str:
@@ -58,10 +58,10 @@ D1, D2 = worker("d1", "decode"), worker("d2", "decode")
 
 
 def test_what_is_cached_is_not_computed_and_a_queue_is_waited_for() -> None:
-    cold = prefill_cost(Pace(P1, is_told=True), want(4000))
-    warm = prefill_cost(Pace(P1, is_told=True), want(4000, {"p1": 3200}))
-    behind = prefill_cost(Pace(worker("p1", "prefill", num_queued_tokens=4000), is_told=True), want(4000))
-    told_of_none = prefill_cost(Pace(worker("p1", "prefill", unreported=(1000, 3000)), is_told=True), want(4000))
+    cold = prefill_cost(WorkerSpeed(P1, is_told=True), want(4000))
+    warm = prefill_cost(WorkerSpeed(P1, is_told=True), want(4000, {"p1": 3200}))
+    behind = prefill_cost(WorkerSpeed(worker("p1", "prefill", num_queued_tokens=4000), is_told=True), want(4000))
+    told_of_none = prefill_cost(WorkerSpeed(worker("p1", "prefill", unreported=(1000, 3000)), is_told=True), want(4000))
     assert (cold.num_uncached, warm.num_uncached) == (4000, 800)
     assert warm.compute_s < 0.25 * cold.compute_s and cold.wait_s == 0
     assert behind.wait_s == pytest.approx(told_of_none.wait_s, rel=0.1)
@@ -69,31 +69,33 @@ def test_what_is_cached_is_not_computed_and_a_queue_is_waited_for() -> None:
 
 
 def test_a_prompt_that_is_held_as_a_whole_still_has_a_token_to_compute() -> None:
-    assert prefill_cost(Pace(P1, is_told=True), want(160, {"p1": 160})).num_uncached == BLOCK
+    assert prefill_cost(WorkerSpeed(P1, is_told=True), want(160, {"p1": 160})).num_uncached == BLOCK
     assert want(161, {"p1": 160}).num_uncached(P1) == 1
 
 
 def test_blocks_in_host_memory_cost_more_than_those_in_the_device_and_less_than_none() -> None:
     def seconds(hit: PrefixHit) -> float:
-        return prefill_cost(Pace(P1, is_told=True), replace(want(4000), hits={P1.ref: hit})).compute_s
+        return prefill_cost(WorkerSpeed(P1, is_told=True), replace(want(4000), hits={P1.ref: hit})).compute_s
 
     assert seconds(PrefixHit(200, 200)) < seconds(PrefixHit(200, 50)) < seconds(PrefixHit(50, 50))
 
 
 def test_of_a_transfer_only_what_the_prompt_s_computation_cannot_hide_counts_fully() -> None:
-    fast, slow = Links(), Links()
+    fast, slow = LinkBandwidth(), LinkBandwidth()
     slow.observe(P1, D1, 1 << 32, 10.0)
-    prefill = prefill_cost(Pace(P1, is_told=True), want(8192))
+    prefill = prefill_cost(WorkerSpeed(P1, is_told=True), want(8192))
     all_s = 8192 / BLOCK * P1.block_bytes / slow.bandwidth(P1, D1)
     assert all_s > prefill.compute_s, "the link is slower than the computation"
-    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192)), slow) > all_s - prefill.compute_s
-    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192)), fast) < 0.2 * all_s
-    assert transfer_s(prefill, decode_cost(Pace(D1, is_told=True), want(8192, {"d1": 8000})), slow) < 0.2 * all_s
+    assert transfer_s(prefill, decode_cost(WorkerSpeed(D1, is_told=True), want(8192)), slow) > all_s - prefill.compute_s
+    assert transfer_s(prefill, decode_cost(WorkerSpeed(D1, is_told=True), want(8192)), fast) < 0.2 * all_s
+    assert transfer_s(prefill, decode_cost(WorkerSpeed(D1, is_told=True), want(8192, {"d1": 8000})), slow) < 0.2 * all_s
 
 
 def test_who_decodes_has_few_others_and_room() -> None:
-    free, busy = (decode_cost(Pace(worker("d1", "decode", num_running=n), is_told=True), want(1000)) for n in (1, 60))
-    full = decode_cost(Pace(worker("d1", "decode", num_free_blocks=10), is_told=True), want(1000))
+    free, busy = (
+        decode_cost(WorkerSpeed(worker("d1", "decode", num_running=n), is_told=True), want(1000)) for n in (1, 60)
+    )
+    full = decode_cost(WorkerSpeed(worker("d1", "decode", num_free_blocks=10), is_told=True), want(1000))
     assert busy.decode_s > free.decode_s and busy.itl_s > free.itl_s
     assert (free.room_s, full.room_s) == (0.0, NO_ROOM_S)
     assert chosen(place(among(P1, worker("d1", "decode", num_free_blocks=10), D2), want(1000), "prefer")) == "p1 d2"
@@ -103,7 +105,7 @@ def test_who_decodes_has_few_others_and_room() -> None:
     ("queued_at_p1", "expected"), [(0, "p1"), (3000, "p1"), (40_000, "p2")]
 )  # fmt: skip
 def test_a_prefix_is_worth_a_queue_as_long_as_the_queue_is_shorter(queued_at_p1: int, expected: str) -> None:
-    cluster, links = among(worker("p1", "prefill", num_queued_tokens=queued_at_p1), P2, D1), Links()
+    cluster, links = among(worker("p1", "prefill", num_queued_tokens=queued_at_p1), P2, D1), LinkBandwidth()
     links.observe(P1, D1, 1 << 34, 0.1)
     links.observe(P2, D1, 1 << 34, 0.1)
     placed = place(cluster, want(16_000, {"p1": 12_000}), "prefer", routing=Routing(links=links, remote_prefix=False))
@@ -140,7 +142,7 @@ def test_what_another_holds_is_read_where_that_takes_less_than_computing_it(
 
 
 def test_nobody_reads_over_a_slow_link_or_one_that_has_failed_or_where_it_is_switched_off() -> None:
-    cluster, slow = among(BUSY_HOLDER, P2, D1), Links()
+    cluster, slow = among(BUSY_HOLDER, P2, D1), LinkBandwidth()
     slow.observe(BUSY_HOLDER, P2, 1 << 32, 100.0)
     asked = want(16_000, HELD)
     assert told(place(cluster, asked, "prefer", routing=Routing(links=slow))) == "p2 d1"
@@ -166,25 +168,30 @@ def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_is_left_of_it() 
     assert told(place(cluster, want(12_080, HELD), "prefer")) == "p2 d1 reads 12000 of p1"
 
 
-def lent(lender: WorkerView, taker: WorkerView, hits: Mapping[str, int] | None = None) -> Loan:
-    return loan(Pace(lender, is_told=True), Pace(taker, is_told=True), want(16_000, hits or HELD), Links())
+def lent(producer: WorkerView, consumer: WorkerView, hits: Mapping[str, int] | None = None) -> RemotePrefixPlan:
+    return plan_remote_prefix(
+        WorkerSpeed(producer, is_told=True),
+        WorkerSpeed(consumer, is_told=True),
+        want(16_000, hits or HELD),
+        LinkBandwidth(),
+    )
 
 
-def test_a_loan_waits_for_the_ends_of_steps_on_both_sides() -> None:
+def test_a_prefix_fetch_waits_for_the_ends_of_steps_on_both_sides() -> None:
     free, late, busy = lent(P1, P2), lent(BUSY_HOLDER, P2), lent(P1, worker("p2", "prefill", num_queued_tokens=30_000))
-    assert (free.lender, free.num_tokens, free.num_read) == (P1.ref, 12_000, 12_000)
+    assert (free.producer, free.num_tokens, free.num_read) == (P1.ref, 12_000, 12_000)
     assert free.read_s > 2 * MESSAGES_S
     step_s = GPU.base_s + 512 * GPU.prefill_token_s
-    assert late.read_s - free.read_s == pytest.approx(step_s / 2), "the lender's own"
+    assert late.read_s - free.read_s == pytest.approx(step_s / 2), "the producer's own"
     assert busy.read_s - free.read_s > step_s / 2
     last = lent(P1, worker("p2", "prefill", num_queued_tokens=512))
-    assert last.read_s - free.read_s == pytest.approx(step_s / 2), "the taker has no further step to end"
+    assert last.read_s - free.read_s == pytest.approx(step_s / 2), "the consumer has no further step to end"
     assert lent(P1, P2, {"p1": 12_000, "p2": 8000}).num_read == 4000
 
 
-def test_a_loan_is_hidden_by_the_queue() -> None:
-    asked, taker = want(16_000, HELD), worker("p2", "prefill", num_queued_tokens=30_000)
-    free, hidden = (prefill_cost(Pace(one, is_told=True), asked, lent(P1, one)) for one in (P2, taker))
+def test_a_prefix_fetch_is_hidden_by_the_queue() -> None:
+    asked, consumer = want(16_000, HELD), worker("p2", "prefill", num_queued_tokens=30_000)
+    free, hidden = (prefill_cost(WorkerSpeed(one, is_told=True), asked, lent(P1, one)) for one in (P2, consumer))
     assert free.num_uncached == hidden.num_uncached == 4000 and free.num_lacking == 16_000
     assert hidden.read_s < 0.2 * free.read_s
 
@@ -200,8 +207,8 @@ def test_a_holder_is_found_however_loaded_it_is() -> None:
     assert chosen(place(cluster, want(16_000, {"p1": 15_000}), "prefer")) == "p1 d1"
 
 
-def test_what_the_taker_holds_already_draws_the_request_to_it() -> None:
-    links = Links()
+def test_what_the_consumer_holds_already_draws_the_request_to_it() -> None:
+    links = LinkBandwidth()
     links.observe(P1, D1, 1 << 30, 4.0)
     cluster = among(P1, D1, D2)
     for key in map(str, range(8)):
@@ -210,7 +217,7 @@ def test_what_the_taker_holds_already_draws_the_request_to_it() -> None:
         )
 
 
-def test_the_nearer_of_two_takers_is_chosen_before_anything_was_measured() -> None:
+def test_the_nearer_of_two_consumers_is_chosen_before_anything_was_measured() -> None:
     here, there = Topology("h1", "r1", "z1"), Topology("h2", "r2", "z2")
     cluster = among(replace(P1, topology=here), replace(D1, topology=there), replace(D2, topology=here))
     assert {chosen(place(cluster, want(16_000, key=str(i)), "prefer")) for i in range(8)} == {"p1 d2"}
@@ -230,10 +237,10 @@ def test_a_session_stays_where_it_is_among_equals_and_only_there() -> None:
     homes = {chosen(place(cluster, want(500, key=f"r{i}", session="alice"), "prefer")) for i in range(50)}
     assert len(homes) == 1
     (home,) = homes
-    giver = P1 if home.startswith("p1") else P2
-    busy = replace(giver, load=replace(giver.load, num_queued_tokens=20_000))
-    moved = among(*(busy if view is giver else view for view in (P1, P2, D1, D2)))
-    assert not chosen(place(moved, want(500, session="alice"), "prefer")).startswith(giver.ref.id)
+    producer = P1 if home.startswith("p1") else P2
+    busy = replace(producer, load=replace(producer.load, num_queued_tokens=20_000))
+    moved = among(*(busy if view is producer else view for view in (P1, P2, D1, D2)))
+    assert not chosen(place(moved, want(500, session="alice"), "prefer")).startswith(producer.ref.id)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +255,7 @@ def test_a_session_stays_where_it_is_among_equals_and_only_there() -> None:
     ],
 )  # fmt: skip
 def test_auto_splits_where_that_costs_less_and_says_why_not(
-    workers: tuple[WorkerView, ...], asked: Want, path: str
+    workers: tuple[WorkerView, ...], asked: RoutingRequest, path: str
 ) -> None:
     placed = place(among(*workers), asked, "auto")
     assert isinstance(placed, Placement) and placed.path == path
@@ -278,17 +285,17 @@ def test_a_holder_that_has_enough_is_waited_for_where_that_saves_more() -> None:
     assert told(place(among(holding(2000), P2, D1), asked, "prefer")) == "p2 d1 reads 28000 of p1", "nor to wait for"
 
 
-def test_a_taker_for_kv_that_is_there_already() -> None:
+def test_a_consumer_for_kv_that_is_there_already() -> None:
     """Whoever offers it may drain and need not be among those that take new work."""
     gone = worker("p9", "decode", draining=True)
     second = worker("d2", "decode", num_running=200)
     cluster = among(P1, D1, second)
-    for giver in (P1, gone):
-        assert find_taker(cluster, "m", giver.ref, frozenset()) == D1.ref
-        assert find_taker(cluster, "m", giver.ref, frozenset({D1.ref})) == second.ref
-    assert find_taker(cluster, "m", P1.ref, frozenset({D1.ref, second.ref})) is None
+    for producer in (P1, gone):
+        assert pick_migration_target(cluster, "m", producer.ref, frozenset()) == D1.ref
+        assert pick_migration_target(cluster, "m", producer.ref, frozenset({D1.ref})) == second.ref
+    assert pick_migration_target(cluster, "m", P1.ref, frozenset({D1.ref, second.ref})) is None
     failed = replace(cluster, unlinked=frozenset({(gone.ref, D1.ref)}))
-    assert find_taker(failed, "m", gone.ref, frozenset()) == second.ref
+    assert pick_migration_target(failed, "m", gone.ref, frozenset()) == second.ref
 
 
 @pytest.mark.parametrize("policy", ["random", "round_robin", "least_loaded", "prefix"])
@@ -321,7 +328,7 @@ def test_workers_of_which_one_has_not_told_its_costs_are_compared_by_tokens() ->
 
 
 def test_links_are_believed_like_the_prior_then_like_their_kind_then_as_measured() -> None:
-    links, near = Links(), Topology("h", "r", "z")
+    links, near = LinkBandwidth(), Topology("h", "r", "z")
     a, b, c = (replace(view, topology=near) for view in (P1, D1, D2))
     assert links.bandwidth(a, b) == PRIOR_BANDWIDTH[Distance.HOST] > links.bandwidth(P1, D1)
     for _ in range(20):
@@ -337,7 +344,7 @@ def test_links_are_believed_like_the_prior_then_like_their_kind_then_as_measured
 
 
 def test_a_tiny_pull_hardly_counts() -> None:
-    links = Links()
+    links = LinkBandwidth()
     before = links.bandwidth(P1, D1)
     links.observe(P1, D1, 4096, 1e-3)
     links.observe(P1, D1, 0, 0.0)

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.core.load import Load
-from tandem.routing.candidates import NUM_BY_LOAD, Giver, Site
-from tandem.routing.links import Links
-from tandem.routing.offers import Pricer
-from tandem.routing.pick import margin_s
+from tandem.core.worker_load import WorkerLoad
+from tandem.routing.candidates import NUM_BY_LOAD, PrefillCandidate, PrefillSite
+from tandem.routing.link_bandwidth import LinkBandwidth
+from tandem.routing.picker import margin_s
 from tandem.routing.placement import NoPlacement, Placement
-from tandem.routing.roster import Roster
+from tandem.routing.pricing import CostModel
 from tandem.routing.router import BUSY, Disaggregation, place
-from tandem.routing.view import ClusterView, Pool, WorkerView
-from tandem.routing.want import Want
+from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_ranking import WorkerRanking
+from tandem.routing.worker_view import ClusterView, Pool, WorkerView
 from tests.effort import effort
 
 
@@ -28,7 +28,7 @@ def ref(name: str) -> WorkerRef:
 
 
 def worker(name: str, pool: Pool, *, queued: int = 0, running: int = 0, build: str = "f", **load: bool) -> WorkerView:
-    return WorkerView(ref(name), pool, "m", build, Load(num_queued_tokens=queued, num_running=running, **load))
+    return WorkerView(ref(name), pool, "m", build, WorkerLoad(num_queued_tokens=queued, num_running=running, **load))
 
 
 def view(*workers: WorkerView, linked: str = "", unlinked: str = "") -> ClusterView:
@@ -75,21 +75,21 @@ M1, M2 = worker("m1", "mixed"), worker("m2", "mixed")
     ],
 )  # fmt: skip
 def test_placement(cluster: ClusterView, policy: str, expected: str) -> None:
-    assert chosen(place(cluster, Want("m"), policy)) == expected  # type: ignore[arg-type]
+    assert chosen(place(cluster, RoutingRequest("m"), policy)) == expected  # type: ignore[arg-type]
 
 
 def test_an_excluded_worker_is_waited_for_rather_than_split_given_up() -> None:
-    outcome = place(view(P1, D1, linked="p1-d1"), Want("m"), "prefer", frozenset({ref("d1")}))
+    outcome = place(view(P1, D1, linked="p1-d1"), RoutingRequest("m"), "prefer", frozenset({ref("d1")}))
     assert isinstance(outcome, NoPlacement)
 
 
 def test_unreported_work_counts_as_queued() -> None:
-    busy = WorkerView(ref("m1"), "mixed", "m", "f", Load(), unreported=(100,))
-    assert chosen(place(view(busy, M2), Want("m"), "off")) == "m2-m2 local"
+    busy = WorkerView(ref("m1"), "mixed", "m", "f", WorkerLoad(), unreported=(100,))
+    assert chosen(place(view(busy, M2), RoutingRequest("m"), "off")) == "m2-m2 local"
 
 
 def test_another_model_is_not_served() -> None:
-    assert isinstance(place(view(M1), Want("other"), "off"), NoPlacement)
+    assert isinstance(place(view(M1), RoutingRequest("other"), "off"), NoPlacement)
 
 
 @given(st.data())
@@ -109,13 +109,15 @@ def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject
     every = [(p, d) for p in workers for d in workers if p.prefills and d.decodes and p is not d]
     linked = [pair for pair in every if data.draw(st.booleans())]
     cluster = ClusterView(tuple(workers), frozenset((p.ref, d.ref) for p, d in linked))
-    outcome = place(cluster, Want("m"), "strict")
+    outcome = place(cluster, RoutingRequest("m"), "strict")
     fit = [(p, d) for p, d in linked if p.fingerprint == d.fingerprint]
     if not fit:
         assert isinstance(outcome, NoPlacement)
         return
     assert isinstance(outcome, Placement)
-    priced = Pricer(Want("m"), Links(), is_told=False).pairs(Giver(Site(p), (d,)) for p, d in fit)
+    priced = CostModel(RoutingRequest("m"), LinkBandwidth(), is_told=False).pairs(
+        PrefillCandidate(PrefillSite(p), (d,)) for p, d in fit
+    )
     assert outcome.picked is not None and priced.best is not None
     assert outcome.picked.cost in priced.now
     assert outcome.picked.cost.total_s <= priced.best.total_s + margin_s(priced.best)
@@ -127,7 +129,7 @@ class Board:
     def __init__(self, views: list[WorkerView], linked: frozenset[tuple[WorkerRef, WorkerRef]]) -> None:
         self.views = {one.ref: one for one in views}
         self.linked = linked
-        self.roster = Roster(linked, frozenset())
+        self.roster = WorkerRanking(linked, frozenset())
         for one in views:
             self.roster.put(partial(self.views.__getitem__, one.ref))
 
@@ -145,8 +147,8 @@ class Board:
             self.roster.remove(ref(name))
 
     def agree(self, policy: Disaggregation, excluded: frozenset[WorkerRef]) -> Placement | NoPlacement:
-        slow = place(ClusterView(tuple(self.views.values()), self.linked), Want("m"), policy, excluded)
-        fast = place(self.roster, Want("m"), policy, excluded)
+        slow = place(ClusterView(tuple(self.views.values()), self.linked), RoutingRequest("m"), policy, excluded)
+        fast = place(self.roster, RoutingRequest("m"), policy, excluded)
         assert fast == slow
         return fast
 
@@ -182,17 +184,18 @@ def test_a_heap_of_changes_does_not_grow() -> None:
         board.becomes("m1", num_running=1 + i % 2, num_queued_tokens=0, num_free_blocks=0, draining=False)
         board.agree("off", frozenset())
     assert all(
-        len(heap._entries) < 20 for heap in (board.roster._markets["m"].wholes, board.roster._markets["m"].givers)
+        len(heap._entries) < 20
+        for heap in (board.roster._markets["m"].mixed_workers, board.roster._markets["m"].prefill_workers)
     )
 
 
 def test_a_worker_with_enough_prompts_is_passed_over_and_no_other_pool_takes_its_part() -> None:
-    full = Load(lane_tokens=(90, 90, 90), lane_longest=(50, 50, 50), num_horizon_tokens=60)
-    busy, free = replace(P1, load=full), WorkerView(ref("p2"), "prefill", "m", "f", Load(num_queued_tokens=99))
-    want = Want("m", 50)
+    full = WorkerLoad(lane_tokens=(90, 90, 90), lane_longest=(50, 50, 50), num_horizon_tokens=60)
+    busy, free = replace(P1, load=full), WorkerView(ref("p2"), "prefill", "m", "f", WorkerLoad(num_queued_tokens=99))
+    want = RoutingRequest("m", 50)
     assert chosen(place(view(busy, free, D1, linked="p1-d1 p2-d1"), want, "prefer")).startswith("p2-d1")
     assert place(view(busy, D1, linked="p1-d1"), want, "prefer") is BUSY
-    assert chosen(place(view(busy, D1, linked="p1-d1"), Want("m", 10), "prefer")).startswith("p1-d1")
+    assert chosen(place(view(busy, D1, linked="p1-d1"), RoutingRequest("m", 10), "prefer")).startswith("p1-d1")
     assert place(view(replace(M1, load=full), P1), want, "off") is BUSY, (
         "a prefill worker decodes only where none other does"
     )

@@ -15,19 +15,19 @@ from tandem.core.events import SampledToken
 from tandem.core.grammar import Grammar
 from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.batch import Batch
-from tandem.runtime.cache import KVCache
-from tandem.runtime.device_executor import DeviceExecutor
-from tandem.runtime.load import AnyExecutor, load_executor
+from tandem.runtime.async_executor import AsyncExecutor
+from tandem.runtime.input_batch import Batch
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import read_model_config
-from tandem.sched.plan import Sampling, Slice, SliceResult, StepPlan
+from tandem.runtime.model_loader import AnyExecutor, load_executor
+from tandem.sched.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan
 
 _GREEDY = Sampling(SamplingParams(max_tokens=8, temperature=0), 0, 0)
 _PROMPT = (5, 6, 7, 8, 9, 10, 11)
 
 
 _ON_DEVICE: dict[str, Any] = {"kernels": "reference", "plan_depth": 2, "max_num_seqs": 8}
-"""What makes the CPU the device of a `DeviceExecutor`."""
+"""What makes the CPU the device of a `AsyncExecutor`."""
 
 
 def _executor(directory: Path, **engine: Any) -> AnyExecutor:
@@ -41,21 +41,21 @@ def executor(model_dir: Path, request: pytest.FixtureRequest) -> AnyExecutor:
     if request.param == "at once":
         return _executor(model_dir)
     executor = _executor(model_dir, **_ON_DEVICE, cuda_graphs=request.param == "device")
-    assert isinstance(executor, DeviceExecutor)
+    assert isinstance(executor, AsyncExecutor)
     return executor
 
 
-def _slice(seq: int, tokens: tuple[int, ...] = _PROMPT, start: int = 0, base: int = 0) -> Slice:
+def _slice(seq: int, tokens: tuple[int, ...] = _PROMPT, start: int = 0, base: int = 0) -> ScheduledSlice:
     """A slice whose blocks begin at `base` of the pool, four tokens each."""
     blocks = tuple(BlockId(base + i) for i in range(-(-(start + len(tokens)) // 4)))
-    return Slice(SeqId(seq), start, len(tokens), tokens, blocks, _GREEDY)
+    return ScheduledSlice(SeqId(seq), start, len(tokens), tokens, blocks, _GREEDY)
 
 
-def _chained(seq: int, start: int, base: int = 0) -> Slice:
+def _chained(seq: int, start: int, base: int = 0) -> ScheduledSlice:
     return replace(_slice(seq, (0,), start, base), tokens=(), chained=True)
 
 
-def _run(executor: AnyExecutor, number: int, *slices: Slice) -> tuple[SliceResult, ...]:
+def _run(executor: AnyExecutor, number: int, *slices: ScheduledSlice) -> tuple[SliceResult, ...]:
     result = executor.execute(StepPlan(number, slices))
     assert result.number == number
     assert [r.seq for r in result.slices] == [s.seq for s in slices]
@@ -116,7 +116,7 @@ def test_a_failed_slice_breaks_its_chain(executor: AnyExecutor) -> None:
     assert after.error is not None
 
 
-def _guessing(seq: int, tokens: tuple[int, ...], num_drafted: int, start: int = 0, base: int = 0) -> Slice:
+def _guessing(seq: int, tokens: tuple[int, ...], num_drafted: int, start: int = 0, base: int = 0) -> ScheduledSlice:
     return replace(_slice(seq, tokens, start, base), num_drafted=num_drafted)
 
 

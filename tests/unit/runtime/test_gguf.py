@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime.catalog import locate
 from tandem.runtime.gguf import convert
 from tandem.runtime.model_config import parse_model_config, read_model_config
-from tandem.runtime.rope import inverse_frequencies
+from tandem.runtime.model_store import resolve_model
+from tandem.runtime.rope_frequencies import inverse_frequencies
 from tests.unit.runtime.conftest import tensors
 
 _NAMES = {
@@ -196,11 +196,11 @@ def test_unknown_pre_tokenizer_and_broken_file_are_refused(tmp_path: Path) -> No
 
 def test_a_file_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = _write(tmp_path / "m.gguf")
-    directory = locate(str(source), tmp_path / "cache")
+    directory = resolve_model(str(source), tmp_path / "cache")
     assert "importing m" in capsys.readouterr().err
     assert (directory / "weights.digest").read_text()
     before = (directory / "model.safetensors").stat().st_mtime_ns
-    assert locate(str(source), tmp_path / "cache") == directory
+    assert resolve_model(str(source), tmp_path / "cache") == directory
     assert (directory / "model.safetensors").stat().st_mtime_ns == before
     assert capsys.readouterr().err == ""
 
@@ -208,5 +208,5 @@ def test_a_file_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
     source = _write(tmp_path / "m.gguf", pre="poro")
     with pytest.raises(TandemError):
-        locate(str(source), tmp_path / "cache")
+        resolve_model(str(source), tmp_path / "cache")
     assert [p for p in (tmp_path / "cache").iterdir() if p.is_dir()] == []

@@ -14,11 +14,11 @@ from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, SeqId
 from tandem.runtime.executor import TorchExecutor
-from tandem.runtime.load import load_executor
 from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_loader import load_executor
 from tandem.runtime.models.compiled import CompiledModel
 from tandem.runtime.models.decoder import Decoder
-from tandem.sched.plan import Slice
+from tandem.sched.step_plan import ScheduledSlice
 from tests.unit.runtime.conftest import CONFIG, tensors
 
 
@@ -29,7 +29,7 @@ def _load(directory: Path, kernels: Literal["auto", "compiled", "reference"], dt
 
 
 def _logits(executor: TorchExecutor) -> torch.Tensor:
-    return executor.logits(Slice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
+    return executor.logits(ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
 
 
 def test_auto_takes_what_there_is(model_dir: Path) -> None:

@@ -13,19 +13,19 @@ from tokenizers import Tokenizer
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, SeqId
-from tandem.core.published import PUBLISHED
+from tandem.core.model_catalog import PUBLISHED
 from tandem.core.request import SamplingParams
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.runtime.batch import build_batch
-from tandem.runtime.bundle import read_bundle
-from tandem.runtime.cache import KVCache
-from tandem.runtime.catalog import locate
 from tandem.runtime.fingerprint import weights_digest
-from tandem.runtime.load import load_executor
+from tandem.runtime.input_batch import build_batch
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import parse_model_config, read_model_config
+from tandem.runtime.model_loader import load_executor
+from tandem.runtime.model_store import resolve_model
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import RandomWeights, open_weights
-from tandem.sched.plan import Sampling, Slice, StepPlan
+from tandem.runtime.tokenizer_bundle import read_bundle
+from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
 
 TINY = {
     "model_type": "qwen3",
@@ -42,7 +42,7 @@ TINY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_shape_is_a_model_that_we_compute(name: str, tmp_path: Path) -> None:
-    directory = locate(f"random:{name}", tmp_path)
+    directory = resolve_model(f"random:{name}", tmp_path)
     config = read_model_config(directory)
     assert config.vocab_size == PUBLISHED[name].config["vocab_size"]
     assert config.qk_norm == name.startswith("qwen3")
@@ -50,7 +50,7 @@ def test_every_published_shape_is_a_model_that_we_compute(name: str, tmp_path: P
 
 
 def test_its_tokenizer_knows_every_text_and_every_id(tmp_path: Path) -> None:
-    directory = locate("random:smollm2-135m", tmp_path)
+    directory = resolve_model("random:smollm2-135m", tmp_path)
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
     tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
@@ -65,21 +65,21 @@ def test_its_tokenizer_knows_every_text_and_every_id(tmp_path: Path) -> None:
 
 def test_a_digest_is_a_function_of_name_and_seed(tmp_path: Path) -> None:
     ids = ["random:qwen3-8b", "random:qwen3-8b@0", "random:qwen3-8b@1", "random:llama-3.1-8b"]
-    first, same, other_seed, other_name = (weights_digest(locate(i, tmp_path), tmp_path) for i in ids)
+    first, same, other_seed, other_name = (weights_digest(resolve_model(i, tmp_path), tmp_path) for i in ids)
     assert first == same and len({first, other_seed, other_name}) == 3
 
 
 @pytest.mark.parametrize("model_id", ["random:gpt-5", "random:", "random:qwen3-8b/x"])
 def test_an_unknown_name_lists_the_known_ones(model_id: str, tmp_path: Path) -> None:
     with pytest.raises(TandemError, match=r"random:llama-3\.1-8b") as caught:
-        locate(model_id, tmp_path)
+        resolve_model(model_id, tmp_path)
     assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND and caught.value.param == "model"
 
 
 @pytest.mark.parametrize("seed", ["", "x", "-1", "1.5", str(1 << 64)])
 def test_a_seed_is_a_number(seed: str, tmp_path: Path) -> None:
     with pytest.raises(TandemError, match="seed") as caught:
-        locate(f"random:qwen3-8b@{seed}", tmp_path)
+        resolve_model(f"random:qwen3-8b@{seed}", tmp_path)
     assert caught.value.kind is ErrorKind.INVALID_REQUEST and caught.value.param == "model"
 
 
@@ -143,7 +143,7 @@ def test_activations_stay_finite_and_of_one_size_through_all_layers(layers: int,
     decoder = Decoder(config, RandomWeights(0, layers, torch.float32))
     cache = KVCache(KVLayout(16, (KVGroup(layers, 2, 16, "float32"),)), 4)
     tokens = tuple((7 * i) % 300 for i in range(50))
-    piece = Slice(SeqId(1), 0, 50, tokens, tuple(map(BlockId, range(4))), None)
+    piece = ScheduledSlice(SeqId(1), 0, 50, tokens, tuple(map(BlockId, range(4))), None)
     hidden = decoder.forward(build_batch([piece], [tokens], 16), cache)
     assert 0.05 < float(hidden.pow(2).mean().sqrt()) < 5
     logits = decoder.logits(hidden)
@@ -155,11 +155,11 @@ def test_an_executor_of_drawn_weights_computes_and_writes_no_weight(
 ) -> None:
     small = type(PUBLISHED["smollm2-135m"])(TINY | {"num_hidden_layers": 2}, "made up")
     monkeypatch.setattr("tandem.runtime.random_model.PUBLISHED", {"tiny": small})
-    directory = locate("random:tiny", tmp_path)
+    directory = resolve_model("random:tiny", tmp_path)
     model = ModelConfig(id="random:tiny", cache_dir=str(tmp_path))
     engine = EngineConfig(num_threads=1, kv_cache_memory=Bytes(1 << 20))
     executor = load_executor(directory, read_model_config(directory), model, engine)
-    piece = Slice(
+    piece = ScheduledSlice(
         SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), Sampling(SamplingParams(max_tokens=2, temperature=0.0), 0, 0)
     )
     (result,) = executor.execute(StepPlan(1, (piece,))).slices
@@ -172,7 +172,7 @@ def test_an_executor_of_drawn_weights_computes_and_writes_no_weight(
 def test_compiled_kernels_are_refused_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = type(PUBLISHED["smollm2-135m"])(TINY | {"num_hidden_layers": 2}, "made up")
     monkeypatch.setattr("tandem.runtime.random_model.PUBLISHED", {"tiny": small})
-    directory = locate("random:tiny", tmp_path)
+    directory = resolve_model("random:tiny", tmp_path)
     model = ModelConfig(id="random:tiny", cache_dir=str(tmp_path))
     with pytest.raises(TandemError, match="weights are drawn"):
         load_executor(directory, read_model_config(directory), model, EngineConfig(num_threads=1, kernels="compiled"))

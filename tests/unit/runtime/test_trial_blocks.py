@@ -7,7 +7,7 @@ import torch
 
 from tandem.core.ids import BlockId
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.runtime.cache import KVCache
+from tandem.runtime.kv_cache import KVCache
 
 LAYOUT = KVLayout(16, (KVGroup(3, 4, 8, "float32"),))
 
@@ -19,7 +19,7 @@ def test_digests_are_those_of_what_lies_there(heads: range, dtype: str) -> None:
     cache = KVCache(layout, 5, heads=heads)
     digests = cache.fill_trial_blocks()
     region = cache.region
-    assert len(digests) == region.num_trial_blocks == layout.share(heads).num_trial_blocks >= 2
+    assert len(digests) == region.num_trial_blocks == layout.for_rank(heads).num_probe_blocks >= 2
     assert len(set(digests)) == len(digests) and all(len(set(each)) == 4 for each in digests)
     numbers = range(region.num_trial_blocks)
     found = cache.digest_here([BlockId(5 + number) for number in numbers], list(numbers))
@@ -41,4 +41,4 @@ def test_the_pool_is_not_touched_and_ends_before_them() -> None:
 @pytest.mark.parametrize(("layers", "num"), [(1, 256), (256, 8), (200_000, 2)])
 def test_there_are_enough_of_them_to_measure_and_never_many(layers: int, num: int) -> None:
     layout = KVLayout(16, (KVGroup(layers, 2, 16, "float32"),))
-    assert layout.num_trial_blocks == num and layout.trial_bytes == 2 * num * layout.block_bytes
+    assert layout.num_probe_blocks == num and layout.trial_bytes == 2 * num * layout.block_bytes

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tandem.scaling.queueing import Work, erlang_c, late_share, least_workers
+from tandem.scaling.queueing import ServiceDemand, erlang_c, late_share, least_workers
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_erlang(num_workers: int, load: float, share: float) -> None:
     assert erlang_c(num_workers, load) == pytest.approx(share, abs=1e-4)
 
 
-def drawn_late_share(work: Work, num_workers: int, limit_s: float, count: int = 100_000) -> float:
+def drawn_late_share(work: ServiceDemand, num_workers: int, limit_s: float, count: int = 100_000) -> float:
     """First come, first served, Poisson arrivals, lognormal times; what is late by itself is left out."""
     draws, free = Random(5), [0.0] * num_workers
     spread = math.log1p(work.service_scv)
@@ -38,40 +38,45 @@ def drawn_late_share(work: Work, num_workers: int, limit_s: float, count: int = 
 @pytest.mark.parametrize("scv", [0.2, 1.0, 3.0])
 def test_what_is_late_is_near_what_a_queue_shows(num_workers: int, scv: float) -> None:
     """Right to a factor of some two, where a worker more or less changes it by four and more."""
-    work = Work(rate=2.5, mean_s=1.0, service_scv=scv)
+    work = ServiceDemand(rate=2.5, mean_s=1.0, service_scv=scv)
     told, drawn = late_share(work, num_workers, 6.0), drawn_late_share(work, num_workers, 6.0)
     assert told == pytest.approx(drawn, rel=1.2, abs=0.004)
 
 
 def test_times_have_the_mean_and_the_variation_that_were_asked_for() -> None:
-    times = Work(1.0, 2.0, 0.5).times()
+    times = ServiceDemand(1.0, 2.0, 0.5).times()
     mean = sum(times) / len(times)
     assert mean == pytest.approx(2.0, rel=0.02)
     assert sum((time - mean) ** 2 for time in times) / len(times) / mean**2 == pytest.approx(0.5, rel=0.2)
-    assert set(Work(1.0, 2.0, 0.0).times()) == {2.0}
+    assert set(ServiceDemand(1.0, 2.0, 0.0).times()) == {2.0}
 
 
 def test_the_fewest_are_enough_and_one_fewer_is_not() -> None:
-    work = Work(rate=10.0, mean_s=0.5, service_scv=1.0, arrival_scv=3.0)
+    work = ServiceDemand(rate=10.0, mean_s=0.5, service_scv=1.0, arrival_scv=3.0)
     number = least_workers(work, 2.0, 0.01, 0.0)
     assert late_share(work, number, 2.0) <= 0.01 < late_share(work, number - 1, 2.0)
 
 
 def test_without_a_target_only_headroom_counts() -> None:
-    assert least_workers(Work(10.0, 0.5), None, 0.01, 0.0) == 5
-    assert least_workers(Work(10.0, 0.5), None, 0.01, 0.2) == 7
-    assert least_workers(Work(0.0, 0.5), 1.0, 0.01, 0.2) == 0
+    assert least_workers(ServiceDemand(10.0, 0.5), None, 0.01, 0.0) == 5
+    assert least_workers(ServiceDemand(10.0, 0.5), None, 0.01, 0.2) == 7
+    assert least_workers(ServiceDemand(0.0, 0.5), 1.0, 0.01, 0.2) == 0
 
 
 def test_what_is_late_alone_asks_for_no_workers() -> None:
     """Every piece takes longer than the limit: more workers do not mend it."""
-    assert least_workers(Work(2.0, 10.0, 0.0), 1.0, 0.01, 0.15) == 24
+    assert least_workers(ServiceDemand(2.0, 10.0, 0.0), 1.0, 0.01, 0.15) == 24
 
 
 def test_more_of_anything_bad_takes_no_fewer_workers() -> None:
-    base = Work(rate=6.0, mean_s=0.7, service_scv=1.0, arrival_scv=1.0)
+    base = ServiceDemand(rate=6.0, mean_s=0.7, service_scv=1.0, arrival_scv=1.0)
     number = least_workers(base, 2.0, 0.01, 0.15)
-    for worse in (Work(9.0, 0.7), Work(6.0, 1.0), Work(6.0, 0.7, 4.0), Work(6.0, 0.7, 1.0, 6.0)):
+    for worse in (
+        ServiceDemand(9.0, 0.7),
+        ServiceDemand(6.0, 1.0),
+        ServiceDemand(6.0, 0.7, 4.0),
+        ServiceDemand(6.0, 0.7, 1.0, 6.0),
+    ):
         assert least_workers(worse, 2.0, 0.01, 0.15) > number, worse
     assert least_workers(base, 1.0, 0.01, 0.15) > number
     assert least_workers(base, 2.0, 0.0001, 0.15) > number

@@ -9,14 +9,14 @@ from random import Random
 from tandem.core.events import SampledToken
 from tandem.core.ids import JobKey, RequestId
 from tandem.core.lane import Lane
-from tandem.core.request import Generate, Request, SamplingParams
+from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.kv.pool import BlockPool
-from tandem.sched.outcome import StepRecord
-from tandem.sched.plan import SliceResult, StepResult
-from tandem.sched.policy import SchedulerLimits
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.schedule_result import StepRecord
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.targets import NO_TARGETS, LatencyTargets
+from tandem.sched.slo_targets import NO_TARGETS, LatencyTargets
+from tandem.sched.step_plan import SliceResult, StepResult
 
 TRUTH = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
 """About the development machine with the small model."""
@@ -80,7 +80,7 @@ class SimulatedWorker:
             sampling=SamplingParams(max_tokens=max_tokens),
             lane=lane,
         )
-        job = Generate(request=request, attempt=1)
+        job = GenerateJob(request=request, attempt=1)
         self.scheduler.add(job, self.now)
         trace = self.traces[job.key] = Trace(num_prompt, self.now, self.num_steps)
         return trace

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.core.load import Load
 from tandem.core.step_cost import StepCost
-from tandem.engine import accounts
+from tandem.core.worker_load import WorkerLoad
+from tandem.engine import engine_stats
 from tandem.sched.backlog import horizon_tokens
-from tandem.sched.policy import SchedulerLimits
+from tandem.sched.limits import SchedulerLimits
 from tests.effort import effort
 from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 
@@ -28,8 +28,8 @@ def worker(budget: int = 512) -> SimulatedWorker:
     return one
 
 
-def load_of(one: SimulatedWorker) -> Load:
-    return accounts.load(one.scheduler, one.scheduler.pool, draining=False)
+def load_of(one: SimulatedWorker) -> WorkerLoad:
+    return engine_stats.load(one.scheduler, one.scheduler.pool, draining=False)
 
 
 def refused(one: SimulatedWorker, num_prompt: int, lane: Lane = Lane.INTERACTIVE) -> bool:
@@ -127,11 +127,11 @@ def test_what_the_cache_holds_need_not_be_computed() -> None:
 
 
 def test_a_load_says_what_a_worker_would() -> None:
-    load = Load(lane_tokens=(900, 900, 900), lane_longest=(800, 800, 800), num_horizon_tokens=1024)
+    load = WorkerLoad(lane_tokens=(900, 900, 900), lane_longest=(800, 800, 800), num_horizon_tokens=1024)
     assert load.takes(924, Lane.INTERACTIVE) and load.takes(900, Lane.INTERACTIVE)
     assert not load.takes(300, Lane.INTERACTIVE, coming=(700,))
     assert load.takes(300, Lane.INTERACTIVE, coming=(20,)) and load.takes(300, Lane.INTERACTIVE, coming=(600,))
-    assert Load().takes(10**6, Lane.BATCH), "a worker that says nothing takes any number"
+    assert WorkerLoad().takes(10**6, Lane.BATCH), "a worker that says nothing takes any number"
 
 
 @pytest.mark.parametrize(

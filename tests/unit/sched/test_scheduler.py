@@ -9,12 +9,12 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Generate, Job, Prefill, Request, Resume, SamplingParams
-from tandem.kv.pool import BlockPool, Holder
-from tandem.sched.outcome import Planned, Progress
-from tandem.sched.plan import SliceResult, StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits
+from tandem.core.request import GenerateJob, Job, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.kv.block_pool import BlockPool, Holder
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.schedule_result import ScheduleResult, SequenceUpdate
 from tandem.sched.scheduler import Scheduler
+from tandem.sched.step_plan import SliceResult, StepPlan, StepResult
 
 SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 
@@ -37,23 +37,23 @@ def request(name: str, prompt: int, max_tokens: int, *, salt: str = "", priority
     )
 
 
-def generate(name: str, prompt: int, max_tokens: int, **more: object) -> Generate:
-    return Generate(request=request(name, prompt, max_tokens, **more), attempt=1)  # type: ignore[arg-type]
+def generate(name: str, prompt: int, max_tokens: int, **more: object) -> GenerateJob:
+    return GenerateJob(request=request(name, prompt, max_tokens, **more), attempt=1)  # type: ignore[arg-type]
 
 
-def prefill(name: str, prompt: int) -> Prefill:
-    return Prefill(request=request(name, prompt, 9), attempt=1, handoff=HandoffId(name))
+def prefill(name: str, prompt: int) -> PrefillJob:
+    return PrefillJob(request=request(name, prompt, 9), attempt=1, handoff=HandoffId(name))
 
 
-def resume(name: str, prompt: int, max_tokens: int = 2) -> Resume:
-    return Resume(request=request(name, prompt, max_tokens), attempt=1, handoff=HandoffId(name), source=SOURCE)
+def resume(name: str, prompt: int, max_tokens: int = 2) -> ResumeJob:
+    return ResumeJob(request=request(name, prompt, max_tokens), attempt=1, handoff=HandoffId(name), source=SOURCE)
 
 
 def names(s: Scheduler, step: StepPlan | None) -> list[str]:
     return [str(s._by_id[piece.seq].key.request) for piece in step.slices] if step is not None else []
 
 
-def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[Progress]:
+def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[SequenceUpdate]:
     """Commit a plan in which every draw yields `tokens`, one unless a test says otherwise."""
     assert step is not None
     drawn = tuple(SampledToken(t) for t in tokens or (50,))
@@ -62,7 +62,7 @@ def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[Progress]:
     )
 
 
-def step(s: Scheduler) -> tuple[list[str], Planned]:
+def step(s: Scheduler) -> tuple[list[str], ScheduleResult]:
     """One whole step: who was in it, and what was planned."""
     planned = s.plan()
     who = names(s, planned.step)
@@ -176,7 +176,7 @@ def test_a_pull_passes_what_waits_for_leases() -> None:
     step(s)
     assert s.pool.num_leased == 5
     add(s, generate("g", 11, 1, priority=-1))
-    s.may_pull(resume("r", 5).key)
+    s.on_producer_ready(resume("r", 5).key)
     planned = s.plan()
     assert [g.key.request for g in planned.pulls] == ["r"] and planned.step is None
 
@@ -186,7 +186,7 @@ def test_a_pull_does_not_pass_what_waits_for_running_sequences() -> None:
     add(s, generate("a", 11, 3))
     step(s)
     add(s, generate("g", 9, 1), resume("r", 3))
-    s.may_pull(resume("r", 3).key)
+    s.on_producer_ready(resume("r", 3).key)
     assert s.plan().pulls == ()
 
 
@@ -226,7 +226,7 @@ def scored(job: Job, num_top: int = 1, **sampling: object) -> Job:
     return replace(job, request=replace(job.request, sampling=params, prompt_logprobs=num_top))
 
 
-def score(s: Scheduler) -> tuple[StepPlan, list[Progress]]:
+def score(s: Scheduler) -> tuple[StepPlan, list[SequenceUpdate]]:
     """One whole step of an executor that scores."""
     planned = s.plan().step
     assert planned is not None
@@ -292,7 +292,7 @@ def test_a_draw_that_looks_back_waits_and_is_told_what_came_before() -> None:
 def test_a_prompt_alone_ends_when_it_is_computed(num_prompt: int) -> None:
     s = scheduler(budget=4)
     add(s, generate("a", num_prompt, 0), generate("b", num_prompt, 0))
-    ended: list[Progress] = []
+    ended: list[SequenceUpdate] = []
     while s.num_sequences:
         assert s.run(5) is None
         first, second = s.plan().step, s.plan().step

@@ -9,33 +9,33 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.kv.prefix_log import Facts
-from tandem.routing.prefix_mirror import Entry
+from tandem.kv.kv_event_log import KVEventBatch
+from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.stores import prefix_index
-from tandem.stores.client import connect
 from tandem.stores.index_format import (
     IndexFormatError,
-    Snapshot,
+    IndexSnapshot,
     pack_entry,
     pack_snapshot,
     unpack_entry,
     unpack_snapshot,
 )
 from tandem.stores.prefix_index import NUM_SHARDS, IndexReader, IndexUnavailable, IndexWriter, shard_of
+from tandem.stores.redis_client import connect
 
 WORKER = WorkerRef(WorkerId("wörker {1}"), Incarnation(2**63 + 5), "host:1")
-SNAPSHOT = Snapshot(WORKER.incarnation, 7, 100, array("Q", [5, 2**64 - 1]))
+SNAPSHOT = IndexSnapshot(WORKER.incarnation, 7, 100, array("Q", [5, 2**64 - 1]))
 
 
-def entry(first: int, *words: int) -> Entry:
-    return Entry(WORKER.id, WORKER.incarnation, Facts(first, array("Q", words)))
+def entry(first: int, *words: int) -> WorkerKVEvents:
+    return WorkerKVEvents(WORKER.id, WORKER.incarnation, KVEventBatch(first, array("Q", words)))
 
 
 def test_the_form_is_pinned() -> None:
     """Gateways and workers of different releases must agree on it."""
-    raw = pack_entry(Entry(WorkerId("w1"), Incarnation(3), Facts(258, array("Q", [6]))))
+    raw = pack_entry(WorkerKVEvents(WorkerId("w1"), Incarnation(3), KVEventBatch(258, array("Q", [6]))))
     assert raw.hex() == "01030000000000000002010000000000000277310600000000000000"
-    raw = pack_snapshot(Snapshot(Incarnation(3), 258, 9, array("Q", [6])))
+    raw = pack_snapshot(IndexSnapshot(Incarnation(3), 258, 9, array("Q", [6])))
     assert raw.hex() == "010300000000000000020100000000000009000000000000000600000000000000"
     assert shard_of(WorkerId("w1")) == 2 and {shard_of(WorkerId(f"{i}")) for i in range(300)} == set(range(NUM_SHARDS))
 
@@ -58,7 +58,7 @@ def test_another_version_is_refused() -> None:
 
 
 def test_a_name_that_is_no_text_is_refused() -> None:
-    raw = pack_entry(Entry(WorkerId("ab"), Incarnation(1), Facts(0, array("Q"))))
+    raw = pack_entry(WorkerKVEvents(WorkerId("ab"), Incarnation(1), KVEventBatch(0, array("Q"))))
     with pytest.raises(IndexFormatError, match="worker"):
         unpack_entry(raw.replace(b"ab", b"\xff\xfe"))
 

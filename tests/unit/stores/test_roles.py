@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.stores.client import connect
-from tandem.stores.heartbeat import Heartbeat
-from tandem.stores.record import WorkerRecord
-from tandem.stores.registry import Standing, WorkerRegistry
+from tandem.stores.redis_client import connect
+from tandem.stores.registry_heartbeat import Heartbeat
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import RegistrationStatus, WorkerRegistry
 from tests.effort import effort
 
 pytestmark = pytest.mark.redis
@@ -70,10 +70,12 @@ async def test_a_role_is_listed_and_told_to_its_worker(registry: WorkerRegistry)
     assert await registry.set_role(record().worker, "prefill")
     assert await registry.list() == (record(role="prefill"), record("w1"))
     assert [entry.effective_role for entry in await registry.list()] == ["prefill", "decode"]
-    assert await registry.publish(record()) == Standing("prefill")
-    assert await registry.publish(record("w1")) == Standing("")
+    assert await registry.publish(record()) == RegistrationStatus("prefill")
+    assert await registry.publish(record("w1")) == RegistrationStatus("")
     assert await registry.set_role(record().worker, "mixed")
-    assert await registry.publish(record(role="prefill")) == Standing("mixed"), "what is set counts, not what was told"
+    assert await registry.publish(record(role="prefill")) == RegistrationStatus("mixed"), (
+        "what is set counts, not what was told"
+    )
     assert await registry.list() == (record(role="mixed"), record("w1"))
 
 
@@ -92,7 +94,7 @@ async def test_a_role_dies_with_its_life(registry: WorkerRegistry, redis: Redis,
     later = record(incarnation=BORN + 1)
     await registry.publish(record())
     await registry.set_role(record().worker, "prefill")
-    assert await registry.publish(later) == Standing("")
+    assert await registry.publish(later) == RegistrationStatus("")
     assert await registry.list() == (later,) and not await redis.exists(roles)
     await registry.set_role(later.worker, "mixed")
     assert not await registry.withdraw(record().worker)

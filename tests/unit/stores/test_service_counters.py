@@ -8,19 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.admission.line import Line, Service
-from tandem.admission.ticket import Account
+from tandem.admission.queue_item import FlowKey
+from tandem.admission.request_queue import ModelFlow, RequestQueue
 from tandem.core.ids import GatewayId, RequestId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.fair_share import FairShare
-from tandem.stores.client import connect
-from tandem.stores.embedded import EmbeddedServer
+from tandem.gateway.fairness_sync import FairnessSync
+from tandem.stores.embedded_redis import EmbeddedServer
+from tandem.stores.redis_client import connect
 from tandem.stores.service_counters import TTL_S, CountersUnavailable, ServiceCounters
 
-ACME = Service("m", Account(Lane.BATCH, TenantId("acme: {☃}")))
+ACME = ModelFlow("m", FlowKey(Lane.BATCH, TenantId("acme: {☃}")))
 _numbers = itertools.count()
-GLOBEX = Service("m", Account(Lane.INTERACTIVE, TenantId("globex")))
+GLOBEX = ModelFlow("m", FlowKey(Lane.INTERACTIVE, TenantId("globex")))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ async def test_without_a_server_a_line_goes_on_alone_and_heals() -> None:
     gone = counters(url, "g1", "gone")
     with pytest.raises(CountersUnavailable):
         await gone.exchange([])
-    share = FairShare(Line(4), gone)
+    share = FairnessSync(RequestQueue(4), gone)
     await share.start()
     await asyncio.sleep(0)
     await share.stop()
@@ -75,8 +75,8 @@ async def test_without_a_server_a_line_goes_on_alone_and_heals() -> None:
 
 async def test_two_lines_know_of_each_other(redis_url: str) -> None:
     """A tenant that the other gateway has served much waits behind one that nobody has."""
-    lines = [Line(10), Line(10)]
-    shares = [FairShare(line, counters(redis_url, f"g{i}", "lines")) for i, line in enumerate(lines)]
+    lines = [RequestQueue(10), RequestQueue(10)]
+    shares = [FairnessSync(line, counters(redis_url, f"g{i}", "lines")) for i, line in enumerate(lines)]
     for share in shares:
         await share.start()
     try:
@@ -92,15 +92,15 @@ async def test_two_lines_know_of_each_other(redis_url: str) -> None:
     assert lines[1].first("m") == "second"
 
 
-def _serve(line: Line) -> Service:
+def _serve(line: RequestQueue) -> ModelFlow:
     request = _request(f"r{next(_numbers)}", "acme", 1000)
     line.enter(request, line.ticket(request, 1.0))
     line.send(request.id)
     line.leave(request.id)
-    return Service("m", Account(request.lane, request.tenant))
+    return ModelFlow("m", FlowKey(request.lane, request.tenant))
 
 
-def _knows(line: Line, service: Service) -> bool:
+def _knows(line: RequestQueue, service: ModelFlow) -> bool:
     return line.counter(service) > 0
 
 

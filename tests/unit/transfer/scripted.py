@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.orders import ReadOrder
 from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import ReadRequest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.transfer.pool import MemoryPool
+from tandem.transfer.memory_pool import MemoryPool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 BLOCK_BYTES = LAYOUT.block_bytes
@@ -25,11 +25,11 @@ P = peer_named("p")
 Q = peer_named("q")
 
 
-def order(id: int, num_blocks: int = 1, peer: TransportPeer = P, digests: bool = False) -> ReadOrder:
+def order(id: int, num_blocks: int = 1, peer: TransportPeer = P, digests: bool = False) -> ReadRequest:
     copies = tuple(BlockCopy(BlockId(i), BlockId(10 * id + i)) for i in range(num_blocks))
     logical = tuple(range(num_blocks))
     expected = tuple(digest_of(c.local, n) for c, n in zip(copies, logical, strict=True)) if digests else None
-    return ReadOrder(id, peer, copies, logical, expected)
+    return ReadRequest(id, peer, copies, logical, expected)
 
 
 def digest_of(block: int, logical: int) -> tuple[int, ...]:

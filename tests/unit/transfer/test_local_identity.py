@@ -12,32 +12,32 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.orders import ReadOrder
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
+from tandem.engine.transfer_messages import ReadRequest
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer import local, reading
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.memory import ProcessMemory, Span
-from tandem.transfer.pool import MemoryPool, agent_name
-from tandem.transfer.process import start_ticks, this_process
-from tandem.transfer.reading import split
+from tandem.transfer import process_vm_transport, read_task
+from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.process_identity import start_ticks, this_process
+from tandem.transfer.process_memory import CopySpan, ProcessMemory
+from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.transfer.read_task import split
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 HOST, PID, TICKS, ADDRESS, NONCE = range(5)
 
 
-def open_local(name: str) -> tuple[LocalTransport, np.ndarray]:
+def open_local(name: str) -> tuple[ProcessVmTransport, np.ndarray]:
     memory = np.zeros((4000, LAYOUT.block_bytes), np.uint8)
     pool = MemoryPool(memory.ctypes.data, len(memory), LAYOUT, keepalive=memory)
-    return LocalTransport(pool, agent_name(WorkerId(name), Incarnation(1))), memory
+    return ProcessVmTransport(pool, agent_name(WorkerId(name), Incarnation(1))), memory
 
 
 @pytest.fixture
-def giver() -> Iterator[tuple[LocalTransport, np.ndarray, TransportPeer]]:
-    transport, memory = open_local("giver")
+def producer() -> Iterator[tuple[ProcessVmTransport, np.ndarray, TransportPeer]]:
+    transport, memory = open_local("producer")
     memory[:] = np.arange(memory.size, dtype=np.uint32).astype(np.uint8).reshape(memory.shape)
     memory[:, 0] = np.arange(len(memory)) % 251
-    yield transport, memory, transport.describe(WorkerRef(WorkerId("giver"), Incarnation(1), "127.0.0.1:1"))
+    yield transport, memory, transport.describe(WorkerRef(WorkerId("producer"), Incarnation(1), "127.0.0.1:1"))
     transport.close()
 
 
@@ -60,61 +60,61 @@ def forged(peer: TransportPeer, field: int, value: object) -> TransportPeer:
         (PID, 0, "no local transport"),
     ],
 )
-def test_another_life_is_refused(giver, field: int, value: object, message: str) -> None:
-    taker, _ = open_local("taker")
+def test_another_life_is_refused(producer, field: int, value: object, message: str) -> None:
+    consumer, _ = open_local("consumer")
     with pytest.raises(PeerError, match=message):
-        taker.connect(forged(giver[2], field, value))
+        consumer.connect(forged(producer[2], field, value))
 
 
 @pytest.mark.parametrize("metadata", [b"[" * 200_000, b'["h", Infinity, 1, 1, "00"]', b"[]", b"5", b"\xff"])
-def test_bytes_that_are_nobodys_are_refused(giver, metadata: bytes) -> None:
-    taker, _ = open_local("taker")
-    (rank,) = giver[2].ranks
+def test_bytes_that_are_nobodys_are_refused(producer, metadata: bytes) -> None:
+    consumer, _ = open_local("consumer")
+    (rank,) = producer[2].ranks
     with pytest.raises(PeerError, match="no local transport"):
-        taker.connect(replace(giver[2], ranks=(replace(rank, metadata=metadata),)))
+        consumer.connect(replace(producer[2], ranks=(replace(rank, metadata=metadata),)))
 
 
-def test_a_process_that_may_not_be_looked_at_is_refused(giver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_may_not_be_looked_at_is_refused(producer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where /proc hides the processes of other users."""
-    taker, _ = open_local("taker")
+    consumer, _ = open_local("consumer")
 
     def hidden(pid: int) -> int:
         raise PermissionError(f"/proc/{pid}/stat")
 
-    monkeypatch.setattr(local, "start_ticks", hidden)
+    monkeypatch.setattr(process_vm_transport, "start_ticks", hidden)
     with pytest.raises(PeerError, match="stat"):
-        taker.connect(giver[2])
+        consumer.connect(producer[2])
 
 
-def test_a_life_that_ends_between_connect_and_read_is_noticed(giver) -> None:
-    transport, _, peer = giver
-    taker, _ = open_local("taker")
-    taker.connect(peer)
+def test_a_life_that_ends_between_connect_and_read_is_noticed(producer) -> None:
+    transport, _, peer = producer
+    consumer, _ = open_local("consumer")
+    consumer.connect(peer)
     transport.close()
     with pytest.raises(PeerError, match="another life"):
-        taker.post_read(peer, [BlockCopy(BlockId(1), BlockId(1))])
+        consumer.post_read(peer, [BlockCopy(BlockId(1), BlockId(1))])
 
 
-def test_more_pieces_than_one_system_call_takes(giver) -> None:
-    _, content, peer = giver
-    taker, memory = open_local("taker")
-    taker.connect(peer)
+def test_more_pieces_than_one_system_call_takes(producer) -> None:
+    _, content, peer = producer
+    consumer, memory = open_local("consumer")
+    consumer.connect(peer)
     remote = np.random.default_rng(0).permutation(len(content))
     copies = [BlockCopy(BlockId(int(r)), BlockId(i)) for i, r in enumerate(remote)]
-    taker.poll(taker.post_read(peer, copies))
+    consumer.poll(consumer.post_read(peer, copies))
     assert np.array_equal(memory, content[remote])
 
 
 def test_memory_of_a_device_is_not_for_the_local_transport() -> None:
     with pytest.raises(TandemError) as error:
-        LocalTransport(MemoryPool(4096, 1, LAYOUT, "cuda:0"), "x.1")
+        ProcessVmTransport(MemoryPool(4096, 1, LAYOUT, "cuda:0"), "x.1")
     assert error.value.kind is ErrorKind.UNSUPPORTED
 
 
 def test_an_unmapped_source_is_an_error_and_not_a_crash() -> None:
     target = np.zeros(16, np.uint8)
     with pytest.raises(OSError, match="Bad address"):
-        ProcessMemory().read(os.getpid(), [Span(64, target.ctypes.data, 16)])
+        ProcessMemory().read(os.getpid(), [CopySpan(64, target.ctypes.data, 16)])
 
 
 def test_the_start_of_a_process_is_its_own() -> None:
@@ -127,19 +127,19 @@ def test_the_start_of_a_process_is_its_own() -> None:
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 3, 7, 64])
 @pytest.mark.parametrize("max_blocks", [0, 1, 3, 100])
-def test_parts_cover_an_order_once_within_the_cap(giver, num_blocks: int, max_blocks: int) -> None:
+def test_parts_cover_an_order_once_within_the_cap(producer, num_blocks: int, max_blocks: int) -> None:
     copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(num_blocks))
-    order = ReadOrder(1, giver[2], copies, tuple(range(num_blocks)))
+    order = ReadRequest(1, producer[2], copies, tuple(range(num_blocks)))
     parts = list(split(order, LAYOUT.block_bytes, max_blocks * LAYOUT.block_bytes))
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(num_blocks))
     assert all(1 <= part.stop - part.start <= max(1, max_blocks) for part in parts)
 
 
 @pytest.mark.parametrize("num_blocks", range(1, 40))
-def test_the_last_part_is_small_and_no_part_is_tiny(giver, num_blocks: int, monkeypatch) -> None:
-    monkeypatch.setattr(reading, "LAST_PART_BYTES", 4 * LAYOUT.block_bytes)
+def test_the_last_part_is_small_and_no_part_is_tiny(producer, num_blocks: int, monkeypatch) -> None:
+    monkeypatch.setattr(read_task, "LAST_PART_BYTES", 4 * LAYOUT.block_bytes)
     copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(num_blocks))
-    order = ReadOrder(1, giver[2], copies, tuple(range(num_blocks)))
+    order = ReadRequest(1, producer[2], copies, tuple(range(num_blocks)))
     parts = list(split(order, LAYOUT.block_bytes, 12 * LAYOUT.block_bytes))
     sizes = [part.stop - part.start for part in parts]
     assert min(4, num_blocks) <= sizes[-1] + 1

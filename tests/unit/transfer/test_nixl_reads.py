@@ -11,10 +11,10 @@ import pytest
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.transfer import nixl
-from tandem.transfer.nixl import NixlTransport
-from tandem.transfer.nixl_library import NixlAgent
-from tandem.transfer.pool import MemoryPool
+from tandem.transfer import nixl_transport
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.nixl_agent import NixlAgent
+from tandem.transfer.nixl_transport import NixlTransport
 
 LAYOUT = KVLayout(16, (KVGroup(1, 4, 8, "float32"),))
 HEAD = LAYOUT.head_bytes
@@ -69,7 +69,7 @@ class Library:
         """All memory is good."""
 
     def get_agent_metadata(self) -> bytes:
-        return b"taker"
+        return b"consumer"
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
         self.loaded.append(metadata.decode())
@@ -109,11 +109,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     def open_agent(name: str, *, uses_cuda: bool) -> NixlAgent:
         return NixlAgent(name, library, (CutOff, Doubt), CutOff)
 
-    monkeypatch.setattr(nixl, "open_agent", open_agent)
+    monkeypatch.setattr(nixl_transport, "open_agent", open_agent)
     return library
 
 
-def giver(num_ranks: int) -> TransportPeer:
+def producer(num_ranks: int) -> TransportPeer:
     share = 4 // num_ranks
     ranks = tuple(
         TransportRank(
@@ -124,16 +124,16 @@ def giver(num_ranks: int) -> TransportPeer:
     return TransportPeer(WorkerRef(WorkerId("g"), Incarnation(1), "h:1"), LAYOUT, ranks)
 
 
-def taker(head_start: int = 0, head_stop: int = 4) -> NixlTransport:
-    return NixlTransport(MemoryPool(ADDRESS, 7, LAYOUT, head_start=head_start, head_stop=head_stop), "taker.1.0")
+def consumer(head_start: int = 0, head_stop: int = 4) -> NixlTransport:
+    return NixlTransport(MemoryPool(ADDRESS, 7, LAYOUT, head_start=head_start, head_stop=head_stop), "consumer.1.0")
 
 
 COPIES = [BlockCopy(BlockId(1), BlockId(2)), BlockCopy(BlockId(8), BlockId(6))]
 
 
 def test_lists_name_the_heads_that_both_sides_hold(library: Library) -> None:
-    transport = taker(1, 3)
-    transport.connect(giver(2))
+    transport = consumer(1, 3)
+    transport.connect(producer(2))
     _, first, own_low, second, own_high = library.lists
     assert (first.agent, first.strided) == ("g0", (2 * ADDRESS + HEAD, HEAD, 0, 2 * HEAD, 9))
     assert (own_low.agent, own_low.strided) == ("NIXL_INIT_AGENT", (ADDRESS, HEAD, 0, 2 * HEAD, 7))
@@ -142,8 +142,8 @@ def test_lists_name_the_heads_that_both_sides_hold(library: Library) -> None:
 
 
 def test_ranks_that_hold_nothing_for_us_are_not_loaded_and_equal_shares_are_whole(library: Library) -> None:
-    transport = taker(2, 3)
-    peer = giver(4)
+    transport = consumer(2, 3)
+    peer = producer(4)
     transport.connect(peer)
     assert library.loaded == ["g2"]
     own, theirs = library.lists
@@ -154,15 +154,15 @@ def test_ranks_that_hold_nothing_for_us_are_not_loaded_and_equal_shares_are_whol
 
 
 def test_a_rank_that_cannot_be_loaded_leaves_none_behind(library: Library) -> None:
-    peer = giver(2)
+    peer = producer(2)
     liar = TransportPeer(peer.worker, LAYOUT, (peer.ranks[0], TransportRank("g1", b"other", peer.ranks[1].region)))
     with pytest.raises(PeerError, match="its metadata says other"):
-        taker().connect(liar)
+        consumer().connect(liar)
     assert library.loaded == []
 
 
 def test_a_read_is_done_when_it_is_at_every_rank(library: Library) -> None:
-    transport, peer = taker(), giver(2)
+    transport, peer = consumer(), producer(2)
     transport.connect(peer)
     handle = transport.post_read(peer, COPIES)
     first, second = library.transfers
@@ -176,7 +176,7 @@ def test_a_read_is_done_when_it_is_at_every_rank(library: Library) -> None:
 
 
 def test_one_rank_that_is_cut_off_fails_the_read_when_the_others_have_ended(library: Library) -> None:
-    transport, peer = taker(), giver(4)
+    transport, peer = consumer(), producer(4)
     transport.connect(peer)
     handle = transport.post_read(peer, COPIES)
     library.transfers[1].state = CutOff("reset")
@@ -188,7 +188,7 @@ def test_one_rank_that_is_cut_off_fails_the_read_when_the_others_have_ended(libr
 
 
 def test_a_post_that_fails_at_the_second_rank_leaves_the_first_in_doubt(library: Library) -> None:
-    transport, peer = taker(), giver(2)
+    transport, peer = consumer(), producer(2)
     transport.connect(peer)
     library.post_errors["g1"] = CutOff("reset")
     with pytest.raises(PeerError, match="is gone"):
@@ -202,7 +202,7 @@ def test_a_post_that_fails_at_the_second_rank_leaves_the_first_in_doubt(library:
 
 
 def test_an_end_in_doubt_at_one_rank_is_no_end(library: Library) -> None:
-    transport, peer = taker(), giver(2)
+    transport, peer = consumer(), producer(2)
     transport.connect(peer)
     handle = transport.post_read(peer, COPIES)
     library.transfers[0].state = Doubt("?")
@@ -214,7 +214,7 @@ def test_an_end_in_doubt_at_one_rank_is_no_end(library: Library) -> None:
 
 def test_a_post_that_the_library_calls_an_error_leaves_its_peer_in_doubt(library: Library) -> None:
     """Nobody can say what it still reads."""
-    transport, peer = taker(), giver(1)
+    transport, peer = consumer(), producer(1)
     transport.connect(peer)
     library.posted = "ERR"
     with pytest.raises(PeerError, match="cannot be read"):

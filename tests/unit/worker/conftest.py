@@ -21,17 +21,17 @@ from tandem.core.config import (
     WorkerConfig,
 )
 from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
-from tandem.transfer.local import LocalTransport
-from tandem.transfer.pool import MemoryPool
-from tandem.wire.trust import Trust
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tandem.wire.peer_auth import PeerAuth
 from tandem.worker import calibrate
-from tandem.worker.life import Worker
-from tandem.worker.program import start_worker
+from tandem.worker.factory import start_worker
+from tandem.worker.worker import Worker
 from tests.e2e.client import Client
 from tests.unit.worker.fake_model import FakeExecutor, fake_model
 
 
-class HeldTransport(LocalTransport):
+class HeldTransport(ProcessVmTransport):
     """Posts a read only while `gate` is open; until then its handle is pending."""
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
@@ -108,7 +108,7 @@ class Nodes:
             transfer=transfer or TransferConfig(),
         )
         started = await start_worker(config, model, open_transport=open_transport)
-        client = await Client(started.me, trust=Trust.of("g", config.cluster)).__aenter__()
+        client = await Client(started.me, trust=PeerAuth.of("g", config.cluster)).__aenter__()
         node = Node(started, executor, transports[0], client)
         self.nodes.append(node)
         return node

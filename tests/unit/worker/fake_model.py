@@ -12,9 +12,9 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.sched.plan import Slice, SliceResult, StepPlan, StepResult
-from tandem.transfer.pool import MemoryPool
-from tandem.worker.model import WorkerModel
+from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.worker.worker_model import WorkerModel
 
 BLOCK_SIZE = 4
 VOCAB = 1000
@@ -76,7 +76,7 @@ class FakeExecutor:
         content = self.memory[block].tobytes() + logical.to_bytes(8, "little")
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
-    def _run(self, piece: Slice) -> SliceResult:
+    def _run(self, piece: ScheduledSlice) -> SliceResult:
         tokens = (self._last[piece.seq],) if piece.chained else piece.tokens
         for position, token in enumerate(tokens, piece.start):
             block, slot = piece.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE

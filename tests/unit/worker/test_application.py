@@ -15,7 +15,7 @@ from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.application import build
 from tandem.worker.deployment import STOP_MARGIN_S, WorkerReplica, pool_application
-from tandem.worker.pool import Pool, told_all
+from tandem.worker.pool_spec import PoolSpec, told_all
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,9 @@ def deployment(**args: Any) -> Any:
     return build(args)._bound_deployment
 
 
-def pool_of(**args: Any) -> Pool:
+def pool_of(**args: Any) -> PoolSpec:
     (pool,) = deployment(**args).init_args
-    assert isinstance(pool, Pool)
+    assert isinstance(pool, PoolSpec)
     return pool
 
 
@@ -134,7 +134,7 @@ def test_a_missing_file_is_named() -> None:
 
 def test_a_configuration_told_whole_is_read_as_it_was() -> None:
     config = Config(worker=WorkerConfig(pool="decode", rack="r"))
-    pool = Pool(name="decode", above=(told_all(config, "all"),))
+    pool = PoolSpec(name="decode", above=(told_all(config, "all"),))
     assert pool.resolve({"TANDEM_WORKER__RACK": "other", "TANDEM_ENGINE__BLOCK_SIZE": "64"}).config == config
     assert pool_application(pool, config, 3)._bound_deployment.num_replicas == 3
 
@@ -158,10 +158,10 @@ async def test_a_worker_of_one_rank_starts_no_actor(num_ranks: int, monkeypatch:
     monkeypatch.setattr("tandem.worker.deployment._here", lambda config: config)
     monkeypatch.setattr("tandem.worker.deployment._log_with_serve", lambda telemetry, worker: None)
     monkeypatch.setattr("tandem.worker.deployment.launch_actors", lambda config: "actors")
-    monkeypatch.setattr("tandem.worker.model.load_worker_model", lambda config, launch: launch)
-    monkeypatch.setattr("tandem.worker.program.start_worker", nowhere)
+    monkeypatch.setattr("tandem.worker.worker_model.load_worker_model", lambda config, launch: launch)
+    monkeypatch.setattr("tandem.worker.factory.start_worker", nowhere)
     for name in ("prepare_process", "settle_process"):
         monkeypatch.setattr(f"tandem.worker.deployment.{name}", lambda: None)
-    pool = Pool(name="prefill", above=(("test", {"engine.tensor_parallel": num_ranks}),))
+    pool = PoolSpec(name="prefill", above=(("test", {"engine.tensor_parallel": num_ranks}),))
     await WorkerReplica.__init__(SimpleNamespace(), pool)  # type: ignore[misc]
     assert launched == [None if num_ranks == 1 else "actors"]

@@ -13,20 +13,20 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, Token
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.core.load import Books
-from tandem.core.request import Generate
+from tandem.core.request import GenerateJob
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.engine.effects import Effect, Emit, Renew
+from tandem.core.worker_load import EngineStats
+from tandem.engine.effects import Effect, RenewLeases, SendEvent
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import DeviceLost
-from tandem.kv.pool import BlockPool
-from tandem.sched.plan import StepPlan, StepResult
-from tandem.sched.policy import SchedulerLimits
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.step_plan import StepPlan, StepResult
 from tandem.worker.calibrate import calibrate
-from tandem.worker.driver import EngineDriver, Snapshot
-from tandem.worker.in_turn import InTurn
-from tandem.worker.pulse import STALL_FACTOR, Pulse
-from tandem.worker.steps import RecentSteps
+from tandem.worker.driver import EngineDriver, EngineSnapshot
+from tandem.worker.recent_steps import RecentSteps
+from tandem.worker.serial_pipeline import SerialPipeline
+from tandem.worker.watchdog import STALL_FACTOR, Watchdog
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import pace
 from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor, continuation
@@ -39,12 +39,12 @@ class Sink:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
-        self.snapshots: list[Snapshot] = []
+        self.snapshots: list[EngineSnapshot] = []
         self.threads: set[str] = set()
         self.ends: list[str | None] = []
         self.has_ended = threading.Event()
 
-    def dispatch(self, effects: Sequence[Effect], snapshot: Snapshot) -> None:
+    def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
         self.effects.extend(effects)
         self.snapshots.append(snapshot)
         self.threads.add(threading.current_thread().name)
@@ -54,10 +54,10 @@ class Sink:
         self.has_ended.set()
 
     def failures(self) -> list[Failed]:
-        return [e.event for e in self.effects if isinstance(e, Emit) and isinstance(e.event, Failed)]
+        return [e.event for e in self.effects if isinstance(e, SendEvent) and isinstance(e.event, Failed)]
 
 
-class Watched(InTurn):
+class Watched(SerialPipeline):
     """Writes down what is launched and collected, by the numbers of the plans."""
 
     def __init__(self, executor: FakeExecutor) -> None:
@@ -98,8 +98,8 @@ class Rig:
         self.calibrated.append(threading.current_thread().name)
         return calibrate(self.executor, SystemClock(), self.limits) if self.calibrates else None
 
-    def submit(self, max_tokens: int) -> Generate:
-        job = Generate(request=new_request("fake", [1, 2, 3], max_tokens), attempt=1)
+    def submit(self, max_tokens: int) -> GenerateJob:
+        job = GenerateJob(request=new_request("fake", [1, 2, 3], max_tokens), attempt=1)
         self.driver.call(lambda engine, now: (None, engine.submit(job, now))).result(10)
         return job
 
@@ -127,9 +127,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_effects_come_from_one_thread_and_before_the_answer(rig: Rig) -> None:
     rig.driver.start()
     seen: list[int] = []
-    future = rig.driver.call(lambda engine, now: (7, [Emit(Failed(key, ErrorKind.INTERNAL, ""))]))
+    future = rig.driver.call(lambda engine, now: (7, [SendEvent(Failed(key, ErrorKind.INTERNAL, ""))]))
     future.add_done_callback(lambda done: seen.append(len(rig.sink.effects)))
-    key = Generate(request=new_request("fake", [1], 1), attempt=1).key
+    key = GenerateJob(request=new_request("fake", [1], 1), attempt=1).key
     assert future.result(10) == 7
     assert seen == [1]
     assert rig.sink.threads == {"tandem-engine"}
@@ -157,7 +157,7 @@ def test_what_comes_during_a_step_is_done_right_after_it(rig: Rig) -> None:
     future = rig.driver.call(lambda engine, now: (None, engine.cancel(job.key, now)))
     go.set()
     future.result(10)
-    tokens = [e for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
+    tokens = [e for e in rig.sink.effects if isinstance(e, SendEvent) and isinstance(e.event, Token)]
     assert len(tokens) == 1, "the step that was running is the last"
 
 
@@ -176,7 +176,7 @@ def test_jobs_of_a_device_that_is_lost_go_on_elsewhere(when: str, rig: Rig) -> N
         rig.submit(5)
     elif when == "between steps":
         # In its first step: a thread that is held up here would come when all has been done.
-        rig.executor.before_step = lambda plan: rig.driver.lose("rank 1 is gone")
+        rig.executor.before_step = lambda plan: rig.driver.fail_device("rank 1 is gone")
         rig.submit(150)
     assert rig.sink.has_ended.wait(10)
     assert rig.sink.ends == ["rank 1 is gone"]
@@ -204,7 +204,7 @@ def test_a_failed_step_ends_the_engine_where_it_copied_between_memories(copies: 
             time.sleep(1e-3)
         rig.executor.before_step = lambda plan: None
         done = rig.submit(2)
-        while not any(isinstance(e, Emit) and e.event.key == done.key for e in rig.sink.effects):
+        while not any(isinstance(e, SendEvent) and e.event.key == done.key for e in rig.sink.effects):
             time.sleep(1e-3)
         assert rig.sink.ends == []
     assert [failure.kind for failure in rig.sink.failures()][:1] == [ErrorKind.INTERNAL]
@@ -229,12 +229,12 @@ def test_a_defect_in_a_command_ends_the_engine(rig: Rig, how: str, monkeypatch: 
     pace(rig.executor)
     rig.driver.start()
     job = rig.submit(190)
-    broken, told = Renew(WorkerRef(WorkerId("w"), Incarnation(1), "w:1"), ()), rig.sink.dispatch
+    broken, told = RenewLeases(WorkerRef(WorkerId("w"), Incarnation(1), "w:1"), ()), rig.sink.dispatch
 
     def explode(*_: object) -> list[Effect]:
         raise KeyError("planted")
 
-    def dispatch(effects: Sequence[Effect], snapshot: Snapshot) -> None:
+    def dispatch(effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
         if broken in effects:
             explode()
         told(effects, snapshot)
@@ -270,7 +270,7 @@ class SetClock:
 
 def test_the_pulse_scales_with_the_longest_recent_step() -> None:
     clock = SetClock()
-    pulse = Pulse(clock, stall_s=30.0)
+    pulse = Watchdog(clock, stall_s=30.0)
     clock.time = 30.0
     assert pulse.stalled() is None
     clock.time = 30.1
@@ -288,7 +288,7 @@ def test_the_pulse_scales_with_the_longest_recent_step() -> None:
 
 
 def finished(rig: Rig) -> bool:
-    return any(isinstance(e, Emit) and isinstance(e.event, Finished) for e in rig.sink.effects)
+    return any(isinstance(e, SendEvent) and isinstance(e.event, Finished) for e in rig.sink.effects)
 
 
 def test_every_step_is_observed_and_what_steps_cost_is_told(rig: Rig) -> None:
@@ -328,7 +328,7 @@ def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
     job = rig.submit(30)
     while not finished(rig):
         threading.Event().wait(0.01)
-    tokens = [e.event.token.id for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
+    tokens = [e.event.token.id for e in rig.sink.effects if isinstance(e, SendEvent) and isinstance(e.event, Token)]
     assert tokens == continuation(job.request.prompt_tokens, 30)
 
 
@@ -403,7 +403,7 @@ def test_what_first_steps_take_to_compile_costs_no_other_step() -> None:
 
 
 def tokens_of(rig: Rig) -> list[int]:
-    return [e.event.token.id for e in rig.sink.effects if isinstance(e, Emit) and isinstance(e.event, Token)]
+    return [e.event.token.id for e in rig.sink.effects if isinstance(e, SendEvent) and isinstance(e.event, Token)]
 
 
 def test_the_next_plan_is_launched_while_one_runs(deep: Rig) -> None:
@@ -426,7 +426,7 @@ def test_with_one_plan_open_each_is_collected_before_the_next_is_made(rig: Rig) 
 
 
 def test_what_is_cancelled_between_launch_and_collect_draws_no_more_and_leaves_nothing(deep: Rig) -> None:
-    jobs: list[Generate] = []
+    jobs: list[GenerateJob] = []
 
     def cancel() -> None:
         if jobs and len(deep.pipeline.acts) > 6:
@@ -436,15 +436,15 @@ def test_what_is_cancelled_between_launch_and_collect_draws_no_more_and_leaves_n
     pace(deep.executor)
     deep.driver.start()
     jobs.append(deep.submit(190))
-    wait_for(lambda: any(isinstance(e, Emit) and isinstance(e.event, Cancelled) for e in deep.sink.effects))
+    wait_for(lambda: any(isinstance(e, SendEvent) and isinstance(e.event, Cancelled) for e in deep.sink.effects))
     wait_for(lambda: deep.engine.num_live == 0 and not deep.driver.call(_books).result(10).num_sequences)
     books = deep.driver.call(_books).result(10)
     assert books.num_free_blocks == NUM_BLOCKS
-    ends = [i for i, e in enumerate(deep.sink.effects) if isinstance(e, Emit) and isinstance(e.event, Cancelled)]
+    ends = [i for i, e in enumerate(deep.sink.effects) if isinstance(e, SendEvent) and isinstance(e.event, Cancelled)]
     assert ends[0] == len(deep.sink.effects) - 1, "no token after the end"
 
 
-def _books(engine: Engine, now: float) -> tuple[Books, list[Effect]]:
+def _books(engine: Engine, now: float) -> tuple[EngineStats, list[Effect]]:
     engine.check()
     return engine.books(), []
 
@@ -508,7 +508,7 @@ def test_steps_that_overlap_are_timed_from_the_end_of_the_one_before() -> None:
 
     rig.pipeline.before_collect = compute
     driver.start()
-    job = Generate(request=new_request("fake", [1, 2, 3], 10), attempt=1)
+    job = GenerateJob(request=new_request("fake", [1, 2, 3], 10), attempt=1)
     driver.call(lambda engine, now: (None, engine.submit(job, now))).result(10)
     wait_for(lambda: finished(rig))
     assert driver.stop(10)

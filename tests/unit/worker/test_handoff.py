@@ -15,9 +15,9 @@ from tandem.core.config import ClusterConfig, EngineConfig, HandoffConfig, Worke
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation
-from tandem.core.request import Prefill, Resume
-from tandem.wire.trust import Trust
-from tandem.worker import link
+from tandem.core.request import PrefillJob, ResumeJob
+from tandem.wire.peer_auth import PeerAuth
+from tandem.worker import producer_session
 from tests.e2e.client import hand_over, new_request
 from tests.ports import free_port
 from tests.unit.worker.conftest import Gate, Nodes, pace
@@ -30,257 +30,258 @@ BRIEF = replace(QUICK, lease_s=0.3)
 
 
 async def test_prefill_here_decode_there(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 12))
-    prefilled, finished = await giver.client.end_of(key), await taker.client.end_of(key)
+    producer, consumer = await nodes.start(), await nodes.start()
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 12))
+    prefilled, finished = await producer.client.end_of(key), await consumer.client.end_of(key)
     assert prefilled == Finished(key, None, 1, 0)
     assert finished == Finished(key, FinishReason.LENGTH, 12, 0)
-    assert giver.client.tokens(key) == continuation(PROMPT, 1)
-    assert taker.client.tokens(key) == continuation(PROMPT, 12)
-    pulled = taker.client.pulled(key)
+    assert producer.client.tokens(key) == continuation(PROMPT, 1)
+    assert consumer.client.tokens(key) == continuation(PROMPT, 12)
+    pulled = consumer.client.pulled(key)
     assert pulled is not None and pulled.num_blocks == 15 and pulled.num_bytes == 15 * 64
-    await giver.client.settled()
-    await taker.client.settled()
+    await producer.client.settled()
+    await consumer.client.settled()
 
 
-async def test_blocks_that_the_taker_has_are_not_read(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
+async def test_blocks_that_the_consumer_has_are_not_read(nodes: Nodes) -> None:
+    producer, consumer = await nodes.start(), await nodes.start()
     for num_read in (15, 2):
         prompt = PROMPT if num_read == 15 else [*PROMPT[:56], 7, 8, 9, 10, 11]
-        key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 5))
-        await taker.client.end_of(key)
-        assert taker.client.tokens(key) == continuation(prompt, 5)
-        pulled = taker.client.pulled(key)
+        key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, prompt, 5))
+        await consumer.client.end_of(key)
+        assert consumer.client.tokens(key) == continuation(prompt, 5)
+        pulled = consumer.client.pulled(key)
         assert pulled is not None and pulled.num_blocks == num_read
-    await giver.client.settled()
-    await taker.client.settled()
+    await producer.client.settled()
+    await consumer.client.settled()
 
 
 async def test_many_hand_offs_in_both_directions(nodes: Nodes) -> None:
     ends = (await nodes.start(num_blocks=64), await nodes.start(num_blocks=64))
     started = []
     for i in range(8):
-        giver, taker = ends[i % 2], ends[1 - i % 2]
+        producer, consumer = ends[i % 2], ends[1 - i % 2]
         prompt = [i, *PROMPT]
-        key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 6))
-        started.append((taker, prompt, key))
-    for taker, prompt, key in started:
-        await taker.client.end_of(key)
-        assert taker.client.tokens(key) == continuation(prompt, 6)
+        key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, prompt, 6))
+        started.append((consumer, prompt, key))
+    for consumer, prompt, key in started:
+        await consumer.client.end_of(key)
+        assert consumer.client.tokens(key) == continuation(prompt, 6)
     for node in ends:
         await node.client.settled()
 
 
 async def test_the_first_token_waits_for_no_transfer(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
-    taker.transport.gate.clear()
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 8))
-    await giver.client.num_tokens(key, 1)
-    await taker.client.num_tokens(key, 1)
-    assert taker.client.pulled(key) is None and not taker.client.ends(key)
+    producer, consumer = await nodes.start(), await nodes.start()
+    consumer.transport.gate.clear()
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 8))
+    await producer.client.num_tokens(key, 1)
+    await consumer.client.num_tokens(key, 1)
+    assert consumer.client.pulled(key) is None and not consumer.client.ends(key)
     # The token comes with the announcement, room for the blocks with the next plan.
-    await taker.client.under_read()
-    assert (await giver.client.books()).num_leased_blocks == 15
-    taker.transport.gate.set()
-    await taker.client.end_of(key)
-    assert taker.client.tokens(key) == continuation(PROMPT, 8)
-    await giver.client.settled()
-    await taker.client.settled()
+    await consumer.client.under_read()
+    assert (await producer.client.books()).num_leased_blocks == 15
+    consumer.transport.gate.set()
+    await consumer.client.end_of(key)
+    assert consumer.client.tokens(key) == continuation(PROMPT, 8)
+    await producer.client.settled()
+    await consumer.client.settled()
 
 
 async def test_the_resume_may_come_long_before_or_after_the_prefill(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
+    producer, consumer = await nodes.start(), await nodes.start()
     request = new_request(MODEL, PROMPT, 4)
     handoff = HandoffId("late")
-    prefill = Prefill(request=request, attempt=1, handoff=handoff)
-    await giver.client.submit(prefill)
-    await giver.client.end_of(prefill.key)
-    resume = Resume(request=request, attempt=1, handoff=handoff, source=giver.worker.me)
-    await taker.client.submit(resume)
-    await taker.client.end_of(resume.key)
-    assert taker.client.tokens(resume.key) == continuation(PROMPT, 4)
+    prefill = PrefillJob(request=request, attempt=1, handoff=handoff)
+    await producer.client.submit(prefill)
+    await producer.client.end_of(prefill.key)
+    resume = ResumeJob(request=request, attempt=1, handoff=handoff, source=producer.worker.me)
+    await consumer.client.submit(resume)
+    await consumer.client.end_of(resume.key)
+    assert consumer.client.tokens(resume.key) == continuation(PROMPT, 4)
 
 
-async def test_a_second_taker_pulls_from_the_same_lease(nodes: Nodes) -> None:
-    giver, first, second = await nodes.start(), await nodes.start(), await nodes.start()
+async def test_a_second_consumer_pulls_from_the_same_lease(nodes: Nodes) -> None:
+    producer, first, second = await nodes.start(), await nodes.start(), await nodes.start()
     first.transport.gate.clear()
     request = new_request(MODEL, PROMPT, 6)
-    key, handoff = await hand_over(giver.client, first.client, request)
+    key, handoff = await hand_over(producer.client, first.client, request)
     await first.client.num_tokens(key, 1)
-    resume = Resume(request=request, attempt=1, handoff=handoff.handoff, source=giver.worker.me)
+    resume = ResumeJob(request=request, attempt=1, handoff=handoff.handoff, source=producer.worker.me)
     await second.client.submit(resume)
     await second.client.end_of(key)
     assert second.client.tokens(key) == continuation(PROMPT, 6)
     await first.client.cancel(key)
     first.transport.gate.set()
     await first.client.settled()
-    await giver.client.settled()
+    await producer.client.settled()
 
 
 @pytest.mark.parametrize("state", ["following", "half computed", "half moved", "decoding"])
 async def test_cancel_leaves_nothing_on_either_side(nodes: Nodes, state: str) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
-    gate = Gate(giver.executor, lambda plan: state == "half computed" and getattr(plan, "number", 0) >= 3)
+    producer, consumer = await nodes.start(), await nodes.start()
+    gate = Gate(producer.executor, lambda plan: state == "half computed" and getattr(plan, "number", 0) >= 3)
     if state == "half moved":
-        taker.transport.gate.clear()
-    pace(taker.executor)
+        consumer.transport.gate.clear()
+    pace(consumer.executor)
     request = new_request(MODEL, PROMPT, 400)
     if state == "following":
-        resume = Resume(request=request, attempt=1, handoff=HandoffId("h"), source=giver.worker.me)
-        await taker.client.submit(resume)
+        resume = ResumeJob(request=request, attempt=1, handoff=HandoffId("h"), source=producer.worker.me)
+        await consumer.client.submit(resume)
         key, keys = resume.key, [resume.key]
     else:
-        key, _ = await hand_over(giver.client, taker.client, request)
+        key, _ = await hand_over(producer.client, consumer.client, request)
         keys = [key]
     if state == "half computed":
         await asyncio.to_thread(gate.entered.wait)
     if state == "half moved":
         # The first token may be told before the first read has begun.
-        while not (await taker.client.books()).num_reading_blocks:
+        while not (await consumer.client.books()).num_reading_blocks:
             await asyncio.sleep(0.005)
     if state == "decoding":
-        await taker.client.num_tokens(key, 4)
-    cancelling = asyncio.gather(taker.client.cancel(*keys), giver.client.cancel(*keys))
+        await consumer.client.num_tokens(key, 4)
+    cancelling = asyncio.gather(consumer.client.cancel(*keys), producer.client.cancel(*keys))
     gate.open()
     await cancelling
-    assert await taker.client.end_of(key) == Cancelled(key)
+    assert await consumer.client.end_of(key) == Cancelled(key)
     if state == "half moved":
         # A read cannot be taken back: its blocks are not free before it has ended.
-        books = await taker.client.books()
+        books = await consumer.client.books()
         assert books.num_reading_blocks > 0 and books.num_sequences == 0
-        assert (await giver.client.settled()).num_leases == 0
-        taker.transport.gate.set()
-    await giver.client.settled()
-    await taker.client.settled()
-    assert giver.worker.healthy() is None and taker.worker.healthy() is None
+        assert (await producer.client.settled()).num_leases == 0
+        consumer.transport.gate.set()
+    await producer.client.settled()
+    await consumer.client.settled()
+    assert producer.worker.healthy() is None and consumer.worker.healthy() is None
 
 
 @pytest.mark.slow
 async def test_a_prefill_that_nobody_takes_loses_its_lease(nodes: Nodes) -> None:
-    giver = await nodes.start(handoff=QUICK)
-    prefill = Prefill(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
-    await giver.client.submit(prefill)
-    await giver.client.end_of(prefill.key)
-    assert (await giver.client.books()).num_leased_blocks == 15
-    await giver.client.settled()
+    producer = await nodes.start(handoff=QUICK)
+    prefill = PrefillJob(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
+    await producer.client.submit(prefill)
+    await producer.client.end_of(prefill.key)
+    assert (await producer.client.books()).num_leased_blocks == 15
+    await producer.client.settled()
 
 
 async def test_release_by_the_gateway_ends_a_lease(nodes: Nodes) -> None:
-    giver = await nodes.start()
-    prefill = Prefill(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
-    await giver.client.submit(prefill)
-    await giver.client.end_of(prefill.key)
-    await giver.client.release(HandoffKey(HandoffId("alone"), 0))
-    assert (await giver.client.books()).num_leased_blocks == 15, "a release of an old attempt does nothing"
-    await giver.client.release(HandoffKey(HandoffId("alone"), 1))
-    await giver.client.settled()
+    producer = await nodes.start()
+    prefill = PrefillJob(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
+    await producer.client.submit(prefill)
+    await producer.client.end_of(prefill.key)
+    await producer.client.release(HandoffKey(HandoffId("alone"), 0))
+    assert (await producer.client.books()).num_leased_blocks == 15, "a release of an old attempt does nothing"
+    await producer.client.release(HandoffKey(HandoffId("alone"), 1))
+    await producer.client.settled()
 
 
 @pytest.mark.slow
 async def test_leases_are_renewed_while_a_pull_waits(nodes: Nodes) -> None:
     quick = replace(QUICK, pull_timeout_s=20.0)
-    giver, taker = await nodes.start(handoff=quick), await nodes.start(handoff=quick)
-    taker.transport.gate.clear()
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
-    await taker.client.num_tokens(key, 1)
+    producer, consumer = await nodes.start(handoff=quick), await nodes.start(handoff=quick)
+    consumer.transport.gate.clear()
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
+    await consumer.client.num_tokens(key, 1)
     await asyncio.sleep(1.6 * quick.lease_s)
-    assert not taker.client.ends(key) and (await giver.client.books()).num_leases == 1
-    taker.transport.gate.set()
-    assert isinstance(await taker.client.end_of(key), Finished)
-    assert taker.client.tokens(key) == continuation(PROMPT, 4)
+    assert not consumer.client.ends(key) and (await producer.client.books()).num_leases == 1
+    consumer.transport.gate.set()
+    assert isinstance(await consumer.client.end_of(key), Finished)
+    assert consumer.client.tokens(key) == continuation(PROMPT, 4)
 
 
 @pytest.mark.slow
 async def test_steps_longer_than_the_lease_lose_nothing(nodes: Nodes) -> None:
-    """A giver answers between its steps only, so the lease runs out in each for the taker; late answers make up."""
+    """A producer answers between its steps only, so the lease runs out in each for the consumer; late answers make
+    up."""
     handoff = HandoffConfig(lease_s=0.2, pull_timeout_s=10.0)
-    giver, taker = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
-    pace(giver.executor, 3 * handoff.lease_s)
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT[:20], 4))
-    assert isinstance(await taker.client.end_of(key), Finished)
-    assert taker.client.tokens(key) == continuation(PROMPT[:20], 4)
+    producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
+    pace(producer.executor, 3 * handoff.lease_s)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT[:20], 4))
+    assert isinstance(await consumer.client.end_of(key), Finished)
+    assert consumer.client.tokens(key) == continuation(PROMPT[:20], 4)
 
 
 async def test_a_source_that_is_not_there_fails_the_resume(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "BACKOFF_S", 0.005)
-    giver, taker = await nodes.start(), await nodes.start()
-    await giver.worker.stop()
+    monkeypatch.setattr(producer_session, "BACKOFF_S", 0.005)
+    producer, consumer = await nodes.start(), await nodes.start()
+    await producer.worker.stop()
     request = new_request(MODEL, PROMPT, 4)
-    resume = Resume(request=request, attempt=1, handoff=HandoffId("h"), source=giver.worker.me)
-    await taker.client.submit(resume)
-    failed = await taker.client.end_of(resume.key)
+    resume = ResumeJob(request=request, attempt=1, handoff=HandoffId("h"), source=producer.worker.me)
+    await consumer.client.submit(resume)
+    failed = await consumer.client.end_of(resume.key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    await taker.client.settled()
+    await consumer.client.settled()
 
 
 @pytest.mark.parametrize("what", ["incarnation", "fingerprint"])
 async def test_a_source_that_is_another_is_not_read(nodes: Nodes, what: str) -> None:
-    giver = await nodes.start()
-    taker = await nodes.start(fingerprint="f00d" if what == "incarnation" else "beef")
-    source = giver.worker.me
+    producer = await nodes.start()
+    consumer = await nodes.start(fingerprint="f00d" if what == "incarnation" else "beef")
+    source = producer.worker.me
     if what == "incarnation":
         source = replace(source, incarnation=Incarnation(source.incarnation - 1))
     request = new_request(MODEL, PROMPT, 4)
-    resume = Resume(request=request, attempt=1, handoff=HandoffId("h"), source=source)
-    await taker.client.submit(resume)
-    failed = await taker.client.end_of(resume.key)
+    resume = ResumeJob(request=request, attempt=1, handoff=HandoffId("h"), source=source)
+    await consumer.client.submit(resume)
+    failed = await consumer.client.end_of(resume.key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
     assert ("incarnation" if what == "incarnation" else "model") in failed.message
-    await taker.client.settled()
+    await consumer.client.settled()
 
 
 @pytest.mark.slow
-async def test_a_giver_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(handoff=BRIEF), await nodes.start(handoff=BRIEF)
-    pace(giver.executor, 0.05)
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
+async def test_a_producer_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> None:
+    producer, consumer = await nodes.start(handoff=BRIEF), await nodes.start(handoff=BRIEF)
+    pace(producer.executor, 0.05)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
     async with asyncio.timeout(10):
-        while (await taker.client.books()).num_pulls == 0 or not taker.client.events:
+        while (await consumer.client.books()).num_pulls == 0 or not consumer.client.events:
             await asyncio.sleep(0.01)
-            if (await giver.client.books()).num_leased_blocks:
+            if (await producer.client.books()).num_leased_blocks:
                 break
-    await giver.worker.stop()
-    failed = await giver.client.end_of(key)
+    await producer.worker.stop()
+    failed = await producer.client.end_of(key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
-    failed = await taker.client.end_of(key)
+    failed = await consumer.client.end_of(key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    await taker.client.settled()
+    await consumer.client.settled()
 
 
 @pytest.mark.parametrize("is_used", [True, False])
 async def test_of_a_source_that_has_gone_nothing_stays_connected(nodes: Nodes, is_used: bool) -> None:
     """A pool that somebody has mapped keeps its memory, which on a GPU the next worker there needs."""
-    giver, taker = await nodes.start(handoff=BRIEF), await nodes.start(handoff=BRIEF)
+    producer, consumer = await nodes.start(handoff=BRIEF), await nodes.start(handoff=BRIEF)
     if is_used:
-        pace(giver.executor, 0.05)
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
+        pace(producer.executor, 0.05)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
     async with asyncio.timeout(20):
-        while "1 peers" not in repr(taker.worker._reads):
+        while "1 peers" not in repr(consumer.worker._reads):
             await asyncio.sleep(0.01)
         if not is_used:
-            await taker.client.end_of(key)
-        await giver.worker.stop()
-        while "0 peers, 0 lingering" not in repr(taker.worker._reads):
+            await consumer.client.end_of(key)
+        await producer.worker.stop()
+        while "0 peers, 0 lingering" not in repr(consumer.worker._reads):
             await asyncio.sleep(0.01)
-    await taker.client.end_of(key)
-    await taker.client.settled()
+    await consumer.client.end_of(key)
+    await consumer.client.settled()
 
 
 @pytest.mark.slow
 async def test_a_source_that_nobody_reaches_any_more_is_given_up_when_its_leases_are_over(nodes: Nodes) -> None:
     """Not only after the time that a source gets which answers and has nothing to offer yet."""
     handoff = HandoffConfig(lease_s=0.3, pull_timeout_s=3600.0)
-    giver, taker = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
-    gate = Gate(giver.executor, lambda plan: getattr(plan, "number", 0) == 3)
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 4))
+    producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
+    gate = Gate(producer.executor, lambda plan: getattr(plan, "number", 0) == 3)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
     await asyncio.to_thread(gate.entered.wait)
     # Four more steps would end the prefill.
-    pace(giver.executor, 0.5)
+    pace(producer.executor, 0.5)
     gate.open()
-    await giver.worker.stop()
-    failed = await taker.client.end_of(key)
+    await producer.worker.stop()
+    failed = await consumer.client.end_of(key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    await taker.client.settled()
+    await consumer.client.settled()
 
 
 async def test_another_life_that_is_told_by_its_guard_alone_is_not_asked_again(nodes: Nodes, tmp_path: Path) -> None:
@@ -288,66 +289,66 @@ async def test_another_life_that_is_told_by_its_guard_alone_is_not_asked_again(n
     secret.write_text("s" * 32)
     secret.chmod(0o600)
     cluster = ClusterConfig(secret_file=str(secret))
-    giver, taker = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
-    older = replace(giver.worker.me, incarnation=Incarnation(giver.worker.me.incarnation - 1))
-    resume = Resume(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("h"), source=older)
-    await taker.client.submit(resume)
-    failed = await taker.client.end_of(resume.key)
+    producer, consumer = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
+    older = replace(producer.worker.me, incarnation=Incarnation(producer.worker.me.incarnation - 1))
+    resume = ResumeJob(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("h"), source=older)
+    await consumer.client.submit(resume)
+    failed = await consumer.client.end_of(resume.key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
     assert "another life of" in failed.message
-    await taker.client.settled()
+    await consumer.client.settled()
 
 
 async def test_a_broken_stream_is_opened_again_and_nothing_is_lost(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
-    gate = Gate(giver.executor, lambda plan: getattr(plan, "number", 0) == 3)
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
+    producer, consumer = await nodes.start(), await nodes.start()
+    gate = Gate(producer.executor, lambda plan: getattr(plan, "number", 0) == 3)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
     await asyncio.to_thread(gate.entered.wait)
-    giver.worker._takers.close()
+    producer.worker._consumers.close()
     gate.open()
-    assert isinstance(await taker.client.end_of(key), Finished)
-    assert taker.client.tokens(key) == continuation(PROMPT, 6)
-    await giver.client.settled()
-    await taker.client.settled()
+    assert isinstance(await consumer.client.end_of(key), Finished)
+    assert consumer.client.tokens(key) == continuation(PROMPT, 6)
+    await producer.client.settled()
+    await consumer.client.settled()
 
 
 @pytest.mark.slow
 async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> None:
     impatient = replace(QUICK, drain_timeout_s=0.1)
-    giver, taker = await nodes.start(handoff=QUICK), await nodes.start(handoff=impatient)
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
-    await taker.client.end_of(key)
+    producer, consumer = await nodes.start(handoff=QUICK), await nodes.start(handoff=impatient)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
+    await consumer.client.end_of(key)
     # A read that does not end costs the peer as a whole.
-    taker.transport.gate.clear()
+    consumer.transport.gate.clear()
     prompt = [99, *PROMPT]
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 6))
-    failed = await taker.client.end_of(key)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, prompt, 6))
+    failed = await consumer.client.end_of(key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    await taker.client.settled()
-    taker.transport.gate.set()
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 6))
-    await taker.client.end_of(key)
-    assert taker.client.tokens(key) == continuation(prompt, 6)
+    await consumer.client.settled()
+    consumer.transport.gate.set()
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, prompt, 6))
+    await consumer.client.end_of(key)
+    assert consumer.client.tokens(key) == continuation(prompt, 6)
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
 async def test_kv_that_was_changed_on_the_way_is_refused(
     nodes: Nodes, is_awaited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tandem.worker.reads")
-    giver, taker = await nodes.start(), await nodes.start()
-    taker.transport.gate.clear()
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
-    await taker.client.num_tokens(key, 1)
-    giver.executor.pool[:, 0] += 1
+    caplog.set_level(logging.INFO, "tandem.worker.transfer_client")
+    producer, consumer = await nodes.start(), await nodes.start()
+    consumer.transport.gate.clear()
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
+    await consumer.client.num_tokens(key, 1)
+    producer.executor.pool[:, 0] += 1
     if not is_awaited:
-        while not (await taker.client.books()).num_reading_blocks:
+        while not (await consumer.client.books()).num_reading_blocks:
             await asyncio.sleep(0.005)
-        await taker.client.cancel(key)
-    taker.transport.gate.set()
-    end = await taker.client.end_of(key)
-    await taker.client.settled()
-    await giver.client.settled()
+        await consumer.client.cancel(key)
+    consumer.transport.gate.set()
+    end = await consumer.client.end_of(key)
+    await consumer.client.settled()
+    await producer.client.settled()
     levels = {record.levelno for record in caplog.records if "is another" in record.getMessage()}
     if is_awaited:
         assert isinstance(end, Failed) and end.kind is ErrorKind.KV_LOST and "is another" in end.message
@@ -359,79 +360,79 @@ async def test_kv_that_was_changed_on_the_way_is_refused(
 async def test_what_a_gateway_takes_back_is_not_used_for_anything_else_while_it_may_be_read(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The giver hears of it first; its taker is in the middle of a step, and reads on meanwhile."""
-    caplog.set_level(logging.INFO, "tandem.worker.reads")
-    giver, taker = await nodes.start(num_blocks=40), await nodes.start()
-    taker.transport.gate.clear()
-    key, handoff = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
-    await taker.client.num_tokens(key, 1)
-    gate = Gate(taker.executor)
-    busy = await taker.client.generate(new_request(MODEL, [5], 2))
+    """The producer hears of it first; its consumer is in the middle of a step, and reads on meanwhile."""
+    caplog.set_level(logging.INFO, "tandem.worker.transfer_client")
+    producer, consumer = await nodes.start(num_blocks=40), await nodes.start()
+    consumer.transport.gate.clear()
+    key, handoff = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
+    await consumer.client.num_tokens(key, 1)
+    gate = Gate(consumer.executor)
+    busy = await consumer.client.generate(new_request(MODEL, [5], 2))
     await asyncio.to_thread(gate.entered.wait)
-    await giver.client.cancel(key)
-    await giver.client.release(handoff)
-    assert (await giver.client.books()).num_leased_blocks == 15
+    await producer.client.cancel(key)
+    await producer.client.release(handoff)
+    assert (await producer.client.books()).num_leased_blocks == 15
     for number in range(3):
-        await giver.client.end_of(await giver.client.generate(new_request(MODEL, [number, *PROMPT], 2)))
-    taker.transport.gate.set()
+        await producer.client.end_of(await producer.client.generate(new_request(MODEL, [number, *PROMPT], 2)))
+    consumer.transport.gate.set()
     gate.open()
-    await taker.client.end_of(key)
-    await taker.client.end_of(busy)
-    await taker.client.settled()
-    await giver.client.settled()
+    await consumer.client.end_of(key)
+    await consumer.client.end_of(busy)
+    await consumer.client.settled()
+    await producer.client.settled()
     assert "is another" not in caplog.text
 
 
-async def test_a_giver_without_digests_is_refused_by_a_taker_that_wants_them(nodes: Nodes) -> None:
-    giver = await nodes.start(handoff=HandoffConfig(digests=False))
-    taker = await nodes.start()
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
-    failed = await taker.client.end_of(key)
+async def test_a_producer_without_digests_is_refused_by_a_consumer_that_wants_them(nodes: Nodes) -> None:
+    producer = await nodes.start(handoff=HandoffConfig(digests=False))
+    consumer = await nodes.start()
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
+    failed = await consumer.client.end_of(key)
     assert isinstance(failed, Failed) and "handoff.digests" in failed.message
-    await taker.client.settled()
+    await consumer.client.settled()
 
 
 async def test_hand_off_without_digests_on_either_side(nodes: Nodes) -> None:
     plain = HandoffConfig(digests=False)
-    giver, taker = await nodes.start(handoff=plain), await nodes.start(handoff=plain)
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
-    await taker.client.end_of(key)
-    assert taker.client.tokens(key) == continuation(PROMPT, 6)
+    producer, consumer = await nodes.start(handoff=plain), await nodes.start(handoff=plain)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
+    await consumer.client.end_of(key)
+    assert consumer.client.tokens(key) == continuation(PROMPT, 6)
 
 
 async def test_the_first_token_may_be_the_last(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 1))
-    end = await giver.client.end_of(key)
+    producer, consumer = await nodes.start(), await nodes.start()
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 1))
+    end = await producer.client.end_of(key)
     assert isinstance(end, Finished) and end.reason is FinishReason.LENGTH
     # Its gateway cancels the Resume; if it does not, the hand-off's end does, and that is no error.
-    assert await taker.client.end_of(key) == Finished(key, None, 0, 0)
-    await giver.client.settled()
-    await taker.client.settled()
+    assert await consumer.client.end_of(key) == Finished(key, None, 0, 0)
+    await producer.client.settled()
+    await consumer.client.settled()
 
 
-async def test_a_taker_with_a_small_pool_waits_for_room(nodes: Nodes) -> None:
-    giver = await nodes.start()
-    taker = await nodes.start(num_blocks=20, engine=EngineConfig(block_size=4, max_num_batched_tokens=8))
-    pace(taker.executor, 0.002)
-    local = await taker.client.generate(new_request(MODEL, [5, *PROMPT[:40]], 30))
-    await taker.client.num_tokens(local, 1)
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 6))
-    await taker.client.end_of(key)
-    await taker.client.end_of(local)
-    assert taker.client.tokens(key) == continuation(PROMPT, 6)
-    assert taker.client.tokens(local) == continuation([5, *PROMPT[:40]], 30)
-    await taker.client.settled()
-    await giver.client.settled()
+async def test_a_consumer_with_a_small_pool_waits_for_room(nodes: Nodes) -> None:
+    producer = await nodes.start()
+    consumer = await nodes.start(num_blocks=20, engine=EngineConfig(block_size=4, max_num_batched_tokens=8))
+    pace(consumer.executor, 0.002)
+    local = await consumer.client.generate(new_request(MODEL, [5, *PROMPT[:40]], 30))
+    await consumer.client.num_tokens(local, 1)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
+    await consumer.client.end_of(key)
+    await consumer.client.end_of(local)
+    assert consumer.client.tokens(key) == continuation(PROMPT, 6)
+    assert consumer.client.tokens(local) == continuation([5, *PROMPT[:40]], 30)
+    await consumer.client.settled()
+    await producer.client.settled()
 
 
 async def test_a_follow_stream_that_has_just_ended_is_opened_anew(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is said next on it is said on another: to gRPC it is a call in a wrong state, to us a stream that broke."""
-    num_streams, stub_of = 0, Trust.stub
+    num_streams, stub_of = 0, PeerAuth.stub
 
-    def stub(trust: Trust, channel: grpc.aio.Channel, incarnation: Incarnation) -> Any:
+    def stub(trust: PeerAuth, channel: grpc.aio.Channel, incarnation: Incarnation) -> Any:
         made: Any = stub_of(trust, channel, incarnation)
         follow = made.Follow
 
@@ -446,13 +447,13 @@ async def test_a_follow_stream_that_has_just_ended_is_opened_anew(
         made.Follow = ends_the_first_time
         return made
 
-    monkeypatch.setattr(Trust, "stub", stub)
-    giver, taker = await nodes.start(), await nodes.start()
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 12))
-    assert await taker.client.end_of(key) == Finished(key, FinishReason.LENGTH, 12, 0)
+    monkeypatch.setattr(PeerAuth, "stub", stub)
+    producer, consumer = await nodes.start(), await nodes.start()
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 12))
+    assert await consumer.client.end_of(key) == Finished(key, FinishReason.LENGTH, 12, 0)
     assert num_streams == 2
-    await giver.client.settled()
-    await taker.client.settled()
+    await producer.client.settled()
+    await consumer.client.settled()
 
 
 async def test_kv_is_taken_from_where_a_worker_says_that_it_is_reached(nodes: Nodes) -> None:
@@ -468,11 +469,11 @@ async def test_kv_is_taken_from_where_a_worker_says_that_it_is_reached(nodes: No
     outside = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
     port = free_port()
     target = f"127.0.0.1:{port}"
-    giver = await nodes.start(worker=WorkerConfig(port=port, announce=outside))
-    taker = await nodes.start()
-    assert giver.worker.me.address == outside
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, PROMPT, 12))
-    assert await taker.client.end_of(key) == Finished(key, FinishReason.LENGTH, 12, 0)
+    producer = await nodes.start(worker=WorkerConfig(port=port, announce=outside))
+    consumer = await nodes.start()
+    assert producer.worker.me.address == outside
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 12))
+    assert await consumer.client.end_of(key) == Finished(key, FinishReason.LENGTH, 12, 0)
     proxy.close()
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from tandem.core.config import EngineConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, FinishReason, PromptScored, Token
+from tandem.core.events import Cancelled, Failed, Finished, FinishReason, PromptLogprobs, Token
 from tandem.core.ids import Incarnation, JobKey, RequestId
-from tandem.core.request import Generate, SamplingParams
+from tandem.core.request import GenerateJob, SamplingParams
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
-from tandem.worker import life, outbox
+from tandem.worker import outbox, worker
 from tests.e2e.client import Client, new_request
 from tests.unit.worker.conftest import Gate, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, VOCAB, continuation
@@ -58,7 +58,7 @@ async def test_a_later_attempt_goes_on_from_the_output_so_far(nodes: Nodes) -> N
 
 async def test_submit_is_idempotent(nodes: Nodes) -> None:
     node = await nodes.start()
-    job = Generate(request=new_request(MODEL, PROMPT, 4), attempt=1)
+    job = GenerateJob(request=new_request(MODEL, PROMPT, 4), attempt=1)
     await asyncio.gather(*(node.client.submit(job) for _ in range(3)))
     await node.client.end_of(job.key)
     await node.client.submit(job)
@@ -178,7 +178,7 @@ async def test_scores_come_before_tokens_in_bounded_messages_and_again(
         assert [score.id for score in client.scores(key)] == PROMPT[1:]
         assert client.tokens(key) == continuation(PROMPT, max_tokens)
         kinds = [type(event) for event in client.events[key]]
-        assert kinds == [PromptScored] * 3 + [Token] * max_tokens + [Finished]
+        assert kinds == [PromptLogprobs] * 3 + [Token] * max_tokens + [Finished]
         assert all(len(update.scores) <= 1 for update in client.updates)
         client.events.clear()
         await client.watch({key: 0})
@@ -226,7 +226,7 @@ async def test_a_second_stream_of_a_gateway_ends_the_first(nodes: Nodes) -> None
 async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, watched: bool
 ) -> None:
-    monkeypatch.setattr(life, "SWEEP_S", 0.02)
+    monkeypatch.setattr(worker, "SWEEP_S", 0.02)
     node = await nodes.start(worker=WorkerConfig(gateway_grace_s=0.3))
     lost = Client(node.worker.me, "lost")
     if watched:
@@ -243,7 +243,7 @@ async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(
 async def test_a_stream_begins_with_the_load_and_a_message_comes_without_news(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(worker, "HEARTBEAT_S", 0.1)
     node = await nodes.start()
     assert node.client.updates[0].load.num_free_blocks == 512
     num = len(node.client.updates)

@@ -11,23 +11,23 @@ import pytest
 from tandem.core.clock import wall_ns
 from tandem.core.config import EngineConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, Pulled, Token
+from tandem.core.events import Finished, KVReceived, Token
 from tandem.core.ids import HandoffId
-from tandem.core.request import Prefill, Request, Resume
-from tandem.stores.health import RedisHealth
+from tandem.core.request import PrefillJob, Request, ResumeJob
+from tandem.stores.redis_health import RedisHealth
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.wire.trust import Trust
-from tandem.worker import link, service
+from tandem.wire.peer_auth import PeerAuth
+from tandem.worker import producer_session, service
 from tandem.worker.gauges import _queued_tokens
-from tandem.worker.identity import Identity
-from tandem.worker.introduction import Introduction
+from tandem.worker.worker_descriptor import WorkerDescriptor
+from tandem.worker.worker_info import WorkerInfo
 from tests.e2e.client import hand_over, new_request
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 from tests.ports import free_port
 from tests.scrape import Scrape
 from tests.unit.worker.conftest import Gate, Node, Nodes, pace
 from tests.unit.worker.fake_model import BLOCK_SIZE, MODEL, continuation
-from tests.unit.worker.test_loans import NUM_BLOCKS, PROMPT, borrow, warm
+from tests.unit.worker.test_prefix_fetches import NUM_BLOCKS, PROMPT, fetch_prefix, warm
 
 BLOCK_BYTES = 64
 
@@ -104,12 +104,12 @@ async def test_blocks_by_state_are_all_the_blocks_there_are(nodes: Nodes) -> Non
 
 
 async def test_a_transfer_is_counted_in_bytes_where_it_is_read(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
+    producer, consumer = await nodes.start(), await nodes.start()
     prompt = list(range(1, 60))
-    key, _ = await hand_over(giver.client, taker.client, new_request(MODEL, prompt, 12))
-    assert isinstance(await taker.client.end_of(key), Finished)
-    await giver.client.settled()
-    gave, took = await scrape(giver), await scrape(taker)
+    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, prompt, 12))
+    assert isinstance(await consumer.client.end_of(key), Finished)
+    await producer.client.settled()
+    gave, took = await scrape(producer), await scrape(consumer)
     assert gave.sum("tandem_jobs_total", kind="prefill", outcome="handed_over") == 1
     assert took.sum("tandem_jobs_total", kind="resume", outcome="finished") == 1
     assert gave.sum("tandem_generated_tokens_total") == 1 and took.sum("tandem_generated_tokens_total") == 11
@@ -125,11 +125,11 @@ async def test_a_transfer_is_counted_in_bytes_where_it_is_read(nodes: Nodes) -> 
 
 
 async def test_a_borrowed_prefix_is_a_transfer_and_a_hit(nodes: Nodes) -> None:
-    lender, borrower = await nodes.start(), await nodes.start()
-    await warm(lender)
-    key = await borrow(borrower, lender.worker.me, new_request(MODEL, PROMPT, 3))
-    assert isinstance(await borrower.client.end_of(key), Finished)
-    seen = await scrape(borrower)
+    producer, consumer = await nodes.start(), await nodes.start()
+    await warm(producer)
+    key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
+    assert isinstance(await consumer.client.end_of(key), Finished)
+    seen = await scrape(consumer)
     assert seen.sum("tandem_prefix_borrowed_tokens_total") == NUM_BLOCKS * BLOCK_SIZE
     assert seen.sum("tandem_prefix_hit_tokens_total") == NUM_BLOCKS * BLOCK_SIZE
     assert seen.sum("tandem_transfer_bytes_total", kind="prefix") == NUM_BLOCKS * BLOCK_BYTES
@@ -139,13 +139,13 @@ async def test_a_borrowed_prefix_is_a_transfer_and_a_hit(nodes: Nodes) -> None:
 
 
 async def test_a_transfer_that_fails_is_counted_as_one(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "BACKOFF_S", 0.005)
-    taker = await nodes.start()
-    nobody = replace(taker.worker.me, address=f"127.0.0.1:{free_port()}", id=type(taker.worker.me.id)("nobody"))
-    job = Resume(request=new_request(MODEL, PROMPT, 3), attempt=1, handoff=HandoffId("h"), source=nobody)
-    await taker.client.submit(job)
-    await taker.client.end_of(job.key)
-    seen = await scrape(taker)
+    monkeypatch.setattr(producer_session, "BACKOFF_S", 0.005)
+    consumer = await nodes.start()
+    nobody = replace(consumer.worker.me, address=f"127.0.0.1:{free_port()}", id=type(consumer.worker.me.id)("nobody"))
+    job = ResumeJob(request=new_request(MODEL, PROMPT, 3), attempt=1, handoff=HandoffId("h"), source=nobody)
+    await consumer.client.submit(job)
+    await consumer.client.end_of(job.key)
+    seen = await scrape(consumer)
     assert seen.sum("tandem_transfers_total", kind="handoff", outcome="failed") == 1
     assert seen.sum("tandem_jobs_total", kind="resume", outcome="failed") == 1
 
@@ -208,16 +208,16 @@ async def test_one_trace_goes_through_both_workers(nodes: Nodes, monkeypatch: py
     with otlp_receiver("http/protobuf") as receiver:
         send_to(receiver, monkeypatch)
         began = wall_ns()
-        giver, taker = await nodes.start(), await nodes.start()
-        await run(giver, 20, 3)
+        producer, consumer = await nodes.start(), await nodes.start()
+        await run(producer, 20, 3)
         prompt = list(range(1, 60))
         unsampled = traced(new_request(MODEL, prompt[::-1], 3), flags="00")
-        await taker.client.end_of((await hand_over(giver.client, taker.client, unsampled))[0])
-        key, _ = await hand_over(giver.client, taker.client, traced(new_request(MODEL, prompt, 12)))
-        assert isinstance(await taker.client.end_of(key), Finished)
-        await giver.client.settled()
-        await giver.worker.stop()
-        await taker.worker.stop()
+        await consumer.client.end_of((await hand_over(producer.client, consumer.client, unsampled))[0])
+        key, _ = await hand_over(producer.client, consumer.client, traced(new_request(MODEL, prompt, 12)))
+        assert isinstance(await consumer.client.end_of(key), Finished)
+        await producer.client.settled()
+        await producer.worker.stop()
+        await consumer.worker.stop()
         prefill, decode, transfer = (receiver.span(name) for name in ("prefill", "decode", "transfer"))
         assert len(receiver.spans) == 3, "nobody traces the other two"
         assert {span.trace_id.hex() for span in (prefill, decode, transfer)} == {TRACE}
@@ -231,13 +231,13 @@ async def test_one_trace_goes_through_both_workers(nodes: Nodes, monkeypatch: py
         assert [attributes(event.attributes)["tandem.tokens"] for event in prefill.events] == [8] * 7 + [3]
         during = range(prefill.start_time_unix_nano, prefill.end_time_unix_nano + 1)
         assert all(event.time_unix_nano in during for event in prefill.events)
-        token = next(event for event in giver.client.events[key] if isinstance(event, Token))
+        token = next(event for event in producer.client.events[key] if isinstance(event, Token))
         assert token.stages is not None
         assert seconds(prefill) == pytest.approx(token.stages.prefill_queue_s + token.stages.prefill_s, abs=1e-5)
         assert attributes(decode.attributes)["tandem.output_tokens"] == 11
-        pulled = taker.client.pulled(key)
+        pulled = consumer.client.pulled(key)
         read = attributes(transfer.attributes)
-        assert isinstance(pulled, Pulled) and read["tandem.transfer.bytes"] == pulled.num_bytes == 15 * BLOCK_BYTES
+        assert isinstance(pulled, KVReceived) and read["tandem.transfer.bytes"] == pulled.num_bytes == 15 * BLOCK_BYTES
         assert read["tandem.transfer.source"] == "w0" and read["tandem.transfer.transport"] == "local"
         assert seconds(transfer) == pytest.approx(pulled.total_s, abs=1e-5)
         assert decode.start_time_unix_nano <= transfer.start_time_unix_nano <= transfer.end_time_unix_nano
@@ -282,7 +282,7 @@ async def test_a_receiver_that_hangs_holds_up_no_job(nodes: Nodes, monkeypatch: 
         key = await node.client.generate(traced(new_request(MODEL, PROMPT, 3)))
         assert isinstance(await node.client.end_of(key), Finished)
         assert receiver.spans == []
-        prefill = Prefill(request=traced(new_request(MODEL, PROMPT, 3)), attempt=1, handoff=HandoffId("h"))
+        prefill = PrefillJob(request=traced(new_request(MODEL, PROMPT, 3)), attempt=1, handoff=HandoffId("h"))
         await node.client.submit(prefill)
         assert await node.client.end_of(prefill.key) == Finished(prefill.key, None, 1, NUM_BLOCKS * BLOCK_SIZE)
         receiver.is_open.set()
@@ -301,7 +301,7 @@ def test_a_worker_says_what_is_wrong_with_its_redis() -> None:
             return pb.DescribeReply()
 
     health = RedisHealth()
-    introduction = Introduction(cast(Identity, Nobody()), Trust("w"), health)
+    introduction = WorkerDescriptor(cast(WorkerInfo, Nobody()), PeerAuth("w"), health)
     assert introduction.describe(with_bundle=False, metadata=()).redis_problem == ""
     health.failed("registry", "EVALSHA", OSError("planted"))
     reply = introduction.describe(with_bundle=False, metadata=())

@@ -10,7 +10,7 @@ from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, Finished, FinishReason
 from tandem.core.ids import HandoffKey, JobKey
-from tandem.core.request import Request, Resume
+from tandem.core.request import Request, ResumeJob
 from tandem.wire.gen import worker_pb2 as pb
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import Node, Nodes, pace
@@ -27,58 +27,58 @@ async def offered(node: Node, key: JobKey, nth: int = 0) -> HandoffKey:
     return node.client.offers(key)[nth]
 
 
-def resume(request: Request, giver: Node, key: JobKey, offer: HandoffKey, attempt: int) -> Resume:
+def resume(request: Request, producer: Node, key: JobKey, offer: HandoffKey, attempt: int) -> ResumeJob:
     """With what the gateway has by now."""
-    return Resume(
+    return ResumeJob(
         request=request,
         attempt=attempt,
-        output_tokens=tuple(giver.client.tokens(key)),
+        output_tokens=tuple(producer.client.tokens(key)),
         handoff=offer.handoff,
         offer_attempt=offer.attempt,
-        source=giver.worker.me,
+        source=producer.worker.me,
     )
 
 
 async def test_all_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
-    giver, taker = await nodes.start(), await nodes.start()
-    pace(giver.executor, 0.02)
+    producer, consumer = await nodes.start(), await nodes.start()
+    pace(producer.executor, 0.02)
     requests = [new_request(MODEL, [i, *PROMPT[:20]], NUM_TOKENS) for i in range(6)]
-    keys = [await giver.client.generate(request) for request in requests]
+    keys = [await producer.client.generate(request) for request in requests]
     for key in keys:
-        await giver.client.num_tokens(key, 3)
-    draining = asyncio.ensure_future(giver.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
+        await producer.client.num_tokens(key, 3)
+    draining = asyncio.ensure_future(producer.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
     jobs = []
     for key, request in zip(keys, requests, strict=True):
-        job = resume(request, giver, key, await offered(giver, key), 2)
-        await taker.client.submit(job)
+        job = resume(request, producer, key, await offered(producer, key), 2)
+        await consumer.client.submit(job)
         jobs.append(job)
     reply = await draining
     assert (reply.num_left, reply.num_moved, reply.num_given_back) == (0, 6, 0)
     for key, job in zip(keys, jobs, strict=True):
-        left = await giver.client.end_of(key)
+        left = await producer.client.end_of(key)
         assert isinstance(left, Finished) and left.reason is None
-        end = await taker.client.end_of(job.key)
+        end = await consumer.client.end_of(job.key)
         assert isinstance(end, Finished) and (end.reason, end.num_output_tokens) == (FinishReason.LENGTH, NUM_TOKENS)
         right = continuation(job.request.prompt_tokens, NUM_TOKENS)
-        assert giver.client.tokens(key) == right[: left.num_output_tokens]
-        assert [*job.output_tokens, *taker.client.tokens(job.key)] == right
-        pulled = taker.client.pulled(job.key)
+        assert producer.client.tokens(key) == right[: left.num_output_tokens]
+        assert [*job.output_tokens, *consumer.client.tokens(job.key)] == right
+        pulled = consumer.client.pulled(job.key)
         assert pulled is not None and pulled.num_bytes > 0
-    await giver.client.settled()
-    await taker.client.settled()
+    await producer.client.settled()
+    await consumer.client.settled()
 
 
 @pytest.mark.slow
-async def test_a_taker_that_dies_leaves_the_sequence_to_its_giver(nodes: Nodes) -> None:
-    giver, lost, heir = await nodes.start(handoff=QUICK), await nodes.start(), await nodes.start()
-    pace(giver.executor, 0.02)
+async def test_a_consumer_that_dies_leaves_the_sequence_to_its_producer(nodes: Nodes) -> None:
+    producer, lost, heir = await nodes.start(handoff=QUICK), await nodes.start(), await nodes.start()
+    pace(producer.executor, 0.02)
     request = new_request(MODEL, PROMPT, 450)
-    key = await giver.client.generate(request)
-    await giver.client.num_tokens(key, 3)
-    draining = asyncio.ensure_future(giver.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
+    key = await producer.client.generate(request)
+    await producer.client.num_tokens(key, 3)
+    draining = asyncio.ensure_future(producer.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
     lost.transport.gate.clear()
-    await lost.client.submit(resume(request, giver, key, await offered(giver, key), 2))
-    while not (await giver.client.books()).num_leases:
+    await lost.client.submit(resume(request, producer, key, await offered(producer, key), 2))
+    while not (await producer.client.books()).num_leases:
         await asyncio.sleep(0.01)
     stopping = asyncio.ensure_future(lost.worker.stop())
     # Not before its engine has ended: else it might take all that moves while it stops.
@@ -86,7 +86,7 @@ async def test_a_taker_that_dies_leaves_the_sequence_to_its_giver(nodes: Nodes) 
         await asyncio.sleep(0.01)
     lost.transport.gate.set()
     await stopping
-    job = resume(request, giver, key, await offered(giver, key, 1), 3)
+    job = resume(request, producer, key, await offered(producer, key, 1), 3)
     await heir.client.submit(job)
     assert isinstance(await heir.client.end_of(job.key), Finished)
     assert [*job.output_tokens, *heir.client.tokens(job.key)] == continuation(PROMPT, 450)

@@ -12,9 +12,9 @@ from tandem.core.events import (
     Finished,
     FinishReason,
     JobEvent,
-    Moving,
-    PromptScored,
-    Pulled,
+    KVReceived,
+    MigrationOffered,
+    PromptLogprobs,
     SampledToken,
     Token,
 )
@@ -27,9 +27,9 @@ NUM_TOKENS = 6
 
 def script(key: JobKey) -> list[JobEvent]:
     """All events of one job in order."""
-    pulled = Pulled(key, 1, 1, 0, 0, 0.0, 0.0, 0.0)
+    pulled = KVReceived(key, 1, 1, 0, 0, 0.0, 0.0, 0.0)
     tokens: list[JobEvent] = [Token(key, i, SampledToken(i)) for i in range(NUM_TOKENS)]
-    moving = Moving(key, HandoffKey(HandoffId(key.request), 1))
+    moving = MigrationOffered(key, HandoffKey(HandoffId(key.request), 1))
     return [tokens[0], pulled, *tokens[1:3], moving, *tokens[3:], Finished(key, FinishReason.LENGTH, NUM_TOKENS, 0)]
 
 
@@ -50,7 +50,7 @@ class Gateway:
                 case Finished(key):
                     assert len(self.tokens[key]) == NUM_TOKENS, "an end before all tokens"
                     self.ended.add(key)
-                case Pulled() | Moving():
+                case KVReceived() | MigrationOffered():
                     pass
                 case _:
                     raise AssertionError(event)
@@ -125,7 +125,7 @@ def test_scores_go_out_in_messages_of_a_bounded_size_before_all_else() -> None:
     """Whatever is lost on the way, all scores are told before the first token."""
     box, key, other = Outbox(GatewayId("g"), keep_s=10.0), KEYS[0], KEYS[1]
     size = MAX_SCORES - 1
-    chunks = [PromptScored(key, 1 + size * i, (SampledToken(0, -1.0),) * size) for i in range(4)]
+    chunks = [PromptLogprobs(key, 1 + size * i, (SampledToken(0, -1.0),) * size) for i in range(4)]
     box.expect(key, 0)
     box.expect(other, 0)
     for event in (*chunks, Token(key, 0, SampledToken(1)), Finished(key, FinishReason.LENGTH, 1, 0)):
@@ -150,6 +150,6 @@ def test_a_second_offer_is_told_as_the_first_was() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
     box.expect(KEYS[0], 0)
     for number in (1, 2):
-        offer = Moving(KEYS[0], HandoffKey(HandoffId(f"h{number}"), 1))
+        offer = MigrationOffered(KEYS[0], HandoffKey(HandoffId(f"h{number}"), 1))
         box.push(offer)
         assert box.take(0.0) == [offer] and box.take(0.0) == []

@@ -11,18 +11,18 @@ import pytest
 
 from tandem.core.config import RedisConfig
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
-from tandem.stores.registry import WorkerRegistry
-from tandem.wire.convert import decode_load
-from tandem.wire.convert_kv import decode_peer, decode_worker, encode_handoff_key, encode_worker
+from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.gen import kv_pb2
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.wire.kv_codec import decode_peer, decode_worker, encode_handoff_key, encode_worker
+from tandem.wire.worker_codec import decode_load
 from tandem.worker import service
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import Gate, Nodes
 from tests.unit.worker.fake_model import MODEL
 
-TAKER = WorkerRef(WorkerId("taker"), Incarnation(5), "127.0.0.1:1")
+CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(5), "127.0.0.1:1")
 
 
 async def follow(stub: WorkerStub, *messages: kv_pb2.FollowRequest) -> list[kv_pb2.FollowUpdate]:
@@ -41,21 +41,21 @@ async def follow(stub: WorkerStub, *messages: kv_pb2.FollowRequest) -> list[kv_p
 
 
 def first(*release: kv_pb2.HandoffKey) -> kv_pb2.FollowRequest:
-    return kv_pb2.FollowRequest(taker=encode_worker(TAKER), fingerprint="f00d", sequence=1, release=release)
+    return kv_pb2.FollowRequest(consumer=encode_worker(CONSUMER), fingerprint="f00d", sequence=1, release=release)
 
 
 async def test_a_follower_with_another_model_is_refused(nodes: Nodes) -> None:
     node = await nodes.start()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await follow(node.client.stub, kv_pb2.FollowRequest(taker=encode_worker(TAKER), fingerprint="beef"))
+        await follow(node.client.stub, kv_pb2.FollowRequest(consumer=encode_worker(CONSUMER), fingerprint="beef"))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-@pytest.mark.parametrize("where", ["taker", "first", "second"])
+@pytest.mark.parametrize("where", ["consumer", "first", "second"])
 async def test_a_malformed_follow_ends_the_stream_and_nothing_else(nodes: Nodes, where: str) -> None:
     node = await nodes.start()
     bad = kv_pb2.FollowRequest(fingerprint="f00d", renew=[kv_pb2.HandoffKey()], sequence=2)
-    messages = {"taker": [bad], "first": [first(kv_pb2.HandoffKey())], "second": [first(), bad]}[where]
+    messages = {"consumer": [bad], "first": [first(kv_pb2.HandoffKey())], "second": [first(), bad]}[where]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await follow(node.client.stub, *messages)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -73,7 +73,7 @@ async def test_what_has_ended_is_told_before_the_answer(nodes: Nodes) -> None:
     assert updates[-1].renewed_sequence == 2 and updates[-1].lease_ms == 10_000
 
 
-async def test_what_a_taker_says_does_not_take_a_step_each(nodes: Nodes) -> None:
+async def test_what_a_consumer_says_does_not_take_a_step_each(nodes: Nodes) -> None:
     """All of it is with the engine while one step runs; an answer to each before the next would take 20 steps."""
     node = await nodes.start()
     gate = Gate(node.executor)

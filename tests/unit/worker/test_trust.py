@@ -17,15 +17,15 @@ from tandem.core.config import ClusterConfig, Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished
 from tandem.core.ids import HandoffId, Incarnation, JobKey, WorkerRef
-from tandem.core.request import Request, Resume
-from tandem.wire.auth import HEADER, MAX_SKEW_S
+from tandem.core.request import Request, ResumeJob
+from tandem.wire.auth_interceptor import OTHER_LIFE
+from tandem.wire.call_auth import HEADER, MAX_SKEW_S
 from tandem.wire.channels import open_channel
 from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, WorkerStub, add_WorkerServicer_to_server
-from tandem.wire.guard import OTHER_LIFE
+from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
-from tandem.wire.trust import Trust
-from tandem.worker.door import require_guard
+from tandem.worker.bind_check import require_worker_auth
 from tests.certificates import Authority
 from tests.e2e.client import Client, hand_over, new_request
 from tests.unit.worker.conftest import Node, Nodes, pace
@@ -50,8 +50,8 @@ def write(path: Path, *secrets: str) -> Path:
     return fresh.replace(path)
 
 
-def trust_in(path: Path, **options: Any) -> Trust:
-    return Trust("test", SecretFile(path), **options)
+def trust_in(path: Path, **options: Any) -> PeerAuth:
+    return PeerAuth("test", SecretFile(path), **options)
 
 
 METHODS: dict[str, tuple[str, Any]] = {
@@ -189,17 +189,17 @@ async def test_a_rotation_loses_nothing(node: Node, secret: Path) -> None:
             await client.books()
 
 
-async def test_members_hand_over_and_a_taker_with_another_secret_does_not(
+async def test_members_hand_over_and_a_consumer_with_another_secret_does_not(
     nodes: Nodes, secret: Path, tmp_path: Path
 ) -> None:
     cluster = ClusterConfig(secret_file=str(secret))
-    giver, taker = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
-    key, _ = await hand_over(giver.client, taker.client, new_request("fake", list(range(12)), 6))
-    assert isinstance(await taker.client.end_of(key), Finished)
-    pulled = taker.client.pulled(key)
+    producer, consumer = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
+    key, _ = await hand_over(producer.client, consumer.client, new_request("fake", list(range(12)), 6))
+    assert isinstance(await consumer.client.end_of(key), Finished)
+    pulled = consumer.client.pulled(key)
     assert pulled is not None and pulled.num_blocks > 0
     stranger = await nodes.start(cluster=ClusterConfig(secret_file=str(write(tmp_path / "other", OTHER))))
-    key, _ = await hand_over(giver.client, stranger.client, new_request("fake", list(range(12)), 6))
+    key, _ = await hand_over(producer.client, stranger.client, new_request("fake", list(range(12)), 6))
     end = await stranger.client.end_of(key)
     assert isinstance(end, Failed) and end.kind is ErrorKind.KV_LOST
 
@@ -224,7 +224,7 @@ class Impostor(WorkerServicer):
 
 async def test_a_stranger_at_a_worker_s_address_cannot_pose_as_a_source(nodes: Nodes, secret: Path) -> None:
     cluster = ClusterConfig(secret_file=str(secret))
-    taker, gone = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
+    consumer, gone = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
     said = await gone.client.stub.Describe(worker_pb2.DescribeRequest(), timeout=20)
     assert len(said.transport_proof) == 32
     impostor = Impostor(said)
@@ -240,18 +240,18 @@ async def test_a_stranger_at_a_worker_s_address_cannot_pose_as_a_source(nodes: N
         with pytest.raises(TandemError, match="does not prove"):
             await Client(posed, trust=trust_in(secret)).stub.Describe(worker_pb2.DescribeRequest(), timeout=20)
         impostor.seen.clear()
-        key = await resume_from(posed, taker.client, new_request("fake", list(range(12)), 6))
-        end = await taker.client.end_of(key)
+        key = await resume_from(posed, consumer.client, new_request("fake", list(range(12)), 6))
+        end = await consumer.client.end_of(key)
         assert isinstance(end, Failed) and end.kind is ErrorKind.KV_LOST
         assert set(impostor.seen) == {"Describe"}, "it was followed"
-        await taker.client.settled()
+        await consumer.client.settled()
     finally:
         await server.stop(None)
 
 
-async def resume_from(source: WorkerRef, taker: Client, request: Request) -> JobKey:
-    job = Resume(request=request, attempt=1, handoff=HandoffId(f"h-{request.id}"), source=source)
-    await taker.submit(job)
+async def resume_from(source: WorkerRef, consumer: Client, request: Request) -> JobKey:
+    job = ResumeJob(request=request, attempt=1, handoff=HandoffId(f"h-{request.id}"), source=source)
+    await consumer.submit(job)
     return job.key
 
 
@@ -278,9 +278,11 @@ async def test_with_certificates_only_their_holders_get_in(nodes: Nodes, tmp_pat
     node = await nodes.start(cluster=authority.issue("worker"))
     request = new_request("fake", [1, 2, 3], 4)
     assert isinstance(await node.client.end_of(await node.client.generate(request)), Finished)
-    other_name = Trust.of("x", authority.issue("gateway", dns="a.gateway"))  # what a client's is named does not matter
+    other_name = PeerAuth.of(
+        "x", authority.issue("gateway", dns="a.gateway")
+    )  # what a client's is named does not matter
     await _describe(node.worker.me, other_name)
-    for stranger in (Trust("plain"), Trust.of("x", Authority(tmp_path / "theirs").issue("stranger"))):
+    for stranger in (PeerAuth("plain"), PeerAuth.of("x", Authority(tmp_path / "theirs").issue("stranger"))):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _describe(node.worker.me, stranger)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -301,32 +303,32 @@ async def test_a_new_certificate_is_shown_to_the_next_connection(nodes: Nodes, t
     ours, next_one = Authority(tmp_path / "ours"), Authority(tmp_path / "next")
     cluster = ours.issue("worker")
     node = await nodes.start(cluster=cluster)
-    trust = Trust.of("x", cluster)
+    trust = PeerAuth.of("x", cluster)
     await _describe(node.worker.me, trust)
-    before = trust.shown()
+    before = trust.certificate_signature()
     fresh = next_one.issue("worker")
     for name in ("tls_key_file", "tls_cert_file", "tls_ca_file"):
         shutil.copyfile(getattr(fresh, name), getattr(cluster, name))
-    assert trust.shown() != before
+    assert trust.certificate_signature() != before
     await _describe(node.worker.me, trust)
-    await _describe(node.worker.me, Trust.of("x", fresh))
+    await _describe(node.worker.me, PeerAuth.of("x", fresh))
     await node.client.books()
     shutil.copyfile(__file__, cluster.tls_cert_file)  # no certificate
-    await _describe(node.worker.me, Trust.of("x", fresh))
+    await _describe(node.worker.me, PeerAuth.of("x", fresh))
     await _describe(node.worker.me, trust)
 
 
 async def test_a_secret_and_certificates_go_together(nodes: Nodes, secret: Path, tmp_path: Path) -> None:
     cluster = replace(Authority(tmp_path / "ours").issue("worker"), secret_file=str(secret))
-    giver, taker = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
-    key, _ = await hand_over(giver.client, taker.client, new_request("fake", list(range(12)), 6))
-    assert isinstance(await taker.client.end_of(key), Finished)
+    producer, consumer = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
+    key, _ = await hand_over(producer.client, consumer.client, new_request("fake", list(range(12)), 6))
+    assert isinstance(await consumer.client.end_of(key), Finished)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await _describe(giver.worker.me, Trust.of("x", replace(cluster, secret_file="")))
+        await _describe(producer.worker.me, PeerAuth.of("x", replace(cluster, secret_file="")))
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def _describe(worker: WorkerRef, trust: Trust) -> worker_pb2.DescribeReply:
+async def _describe(worker: WorkerRef, trust: PeerAuth) -> worker_pb2.DescribeReply:
     async with trust.open_channel(worker.address) as channel:
         return await trust.stub(channel, worker.incarnation).Describe(worker_pb2.DescribeRequest(), timeout=20)
 
@@ -338,20 +340,20 @@ async def _describe(worker: WorkerRef, trust: Trust) -> worker_pb2.DescribeReply
 def test_a_worker_that_strangers_reach_wants_a_secret(host: str, secret: Path) -> None:
     worker = WorkerConfig(host=host)
     with pytest.raises(TandemError, match=r"--secret-file.*--cluster-insecure") as caught:
-        require_guard(Config(worker=worker))
+        require_worker_auth(Config(worker=worker))
     assert caught.value.kind is ErrorKind.INVALID_REQUEST and caught.value.param == "cluster.secret_file"
-    assert require_guard(Config(worker=worker, cluster=ClusterConfig(insecure=True))).is_open
-    assert not require_guard(Config(worker=worker, cluster=ClusterConfig(secret_file=str(secret)))).is_open
+    assert require_worker_auth(Config(worker=worker, cluster=ClusterConfig(insecure=True))).is_open
+    assert not require_worker_auth(Config(worker=worker, cluster=ClusterConfig(secret_file=str(secret)))).is_open
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
 def test_on_loopback_it_does_not(host: str) -> None:
-    assert require_guard(Config(worker=WorkerConfig(host=host))).is_open
+    assert require_worker_auth(Config(worker=WorkerConfig(host=host))).is_open
 
 
 def test_certificates_will_do(tmp_path: Path) -> None:
     cluster = Authority(tmp_path / "ours").issue("worker")
-    assert not require_guard(Config(worker=OUTSIDE, cluster=cluster)).is_open
+    assert not require_worker_auth(Config(worker=OUTSIDE, cluster=cluster)).is_open
 
 
 @pytest.mark.parametrize("name", ["tls_cert_file", "tls_key_file", "tls_ca_file"])
@@ -364,7 +366,7 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path, name: str, cont
     else:
         Path(getattr(cluster, name)).write_text(content)
     with pytest.raises(TandemError, match="tls_") as caught:
-        Trust.of("x", cluster)
+        PeerAuth.of("x", cluster)
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
     assert caught.value.param in (f"cluster.{name}", "cluster.tls_cert_file")
 
@@ -373,4 +375,4 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ours")
     mixed = replace(authority.issue("a"), tls_key_file=authority.issue("b").tls_key_file)
     with pytest.raises(TandemError, match="KEY_VALUES_MISMATCH"):
-        Trust.of("x", mixed)
+        PeerAuth.of("x", mixed)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.workload import chance
+from tandem.workload import seeded_random
 from tandem.workload.lengths import MAX_TOKENS, LogNormal, Quantiles, length_at, require
 
 POINTS = ((0.0, 10), (0.5, 100), (0.9, 1000), (1.0, 5000))
@@ -37,7 +37,7 @@ def test_a_log_normal_law_has_its_median_and_spread() -> None:
 def test_quantiles_are_met_and_straight_in_between() -> None:
     kind = Quantiles(POINTS)
     assert [length_at(kind, at) for at in (0.0, 0.25, 0.5, 0.7, 0.9, 0.95)] == [10, 55, 100, 550, 1000, 3000]
-    drawn = [length_at(kind, chance.uniform(1, n)) for n in range(4000)]
+    drawn = [length_at(kind, seeded_random.uniform(1, n)) for n in range(4000)]
     for share, length in POINTS:
         assert sum(each <= length for each in drawn) / 4000 == pytest.approx(share, abs=0.03)
 

@@ -12,30 +12,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.workload.arrivals import Batches, Bursts, Constant
-from tandem.workload.ask import Ask
-from tandem.workload.chance import HIGHEST_TOKEN, LOWEST_TOKEN
-from tandem.workload.group import Group, Prefix
+from tandem.workload.ask import ScheduledRequest
 from tandem.workload.lengths import LogNormal
 from tandem.workload.mix import EXACT_AMONG, Mix, asks, poisson
+from tandem.workload.request_class import Prefix, RequestClass
+from tandem.workload.seeded_random import HIGHEST_TOKEN, LOWEST_TOKEN
 
 GROUPS = (
-    Group("short", 0.7, (64, 200), (32, 64)),
-    Group("medium", 0.2, (550, 650), (32, 64)),
-    Group("long", 0.1, (2400, 2600), (1, 1)),
+    RequestClass("short", 0.7, (64, 200), (32, 64)),
+    RequestClass("medium", 0.2, (550, 650), (32, 64)),
+    RequestClass("long", 0.1, (2400, 2600), (1, 1)),
 )
-ONE = Group("one", 1.0, (40, 40), (1, 1))
+ONE = RequestClass("one", 1.0, (40, 40), (1, 1))
 ENGINE_BLOCK = 16
 
 
-def first(mix: Mix, count: int, seed: int = 1, rate: float | None = 5.0, salt: str = "") -> list[Ask]:
+def first(mix: Mix, count: int, seed: int = 1, rate: float | None = 5.0, salt: str = "") -> list[ScheduledRequest]:
     return list(asks(mix, seed, count, rate, salt))
 
 
-def prompts(asked: list[Ask]) -> list[tuple[int, ...]]:
+def prompts(asked: list[ScheduledRequest]) -> list[tuple[int, ...]]:
     return [ask.request.prompt_tokens for ask in asked]
 
 
-def without_tokens(ask: Ask) -> tuple[object, ...]:
+def without_tokens(ask: ScheduledRequest) -> tuple[object, ...]:
     request = ask.request
     return ask.group, ask.tenant, ask.due_s, len(request.prompt_tokens), request.sampling, request.priority, request.id
 
@@ -46,7 +46,7 @@ def without_tokens(ask: Ask) -> tuple[object, ...]:
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 99))
 def test_each_group_has_its_share_of_every_few_requests(parts: list[int], seed: int) -> None:
     shares = [part / sum(parts) for part in parts]
-    mix = Mix(tuple(Group(str(i), share, (1, 1), (1, 1)) for i, share in enumerate(shares)))
+    mix = Mix(tuple(RequestClass(str(i), share, (1, 1), (1, 1)) for i, share in enumerate(shares)))
     groups = [ask.group for ask in first(mix, 3 * EXACT_AMONG, seed)]
     for start in range(0, 3 * EXACT_AMONG, EXACT_AMONG):
         found = Counter(groups[start : start + EXACT_AMONG])
@@ -56,7 +56,7 @@ def test_each_group_has_its_share_of_every_few_requests(parts: list[int], seed: 
 def test_shares_that_fit_are_exact_and_others_hold_in_the_long_run() -> None:
     exact = Counter(ask.group for ask in first(Mix(GROUPS), 10 * EXACT_AMONG))
     assert exact == {"short": 140, "medium": 40, "long": 20}
-    rare = (Group("rare", 0.013, (1, 1), (1, 1)), Group("usual", 0.987, (1, 1), (1, 1)))
+    rare = (RequestClass("rare", 0.013, (1, 1), (1, 1)), RequestClass("usual", 0.987, (1, 1), (1, 1)))
     assert Counter(ask.group for ask in first(Mix(rare), 10_000))["rare"] == pytest.approx(130, rel=0.15)
 
 
@@ -102,7 +102,7 @@ def test_another_rate_asks_the_same_at_other_times() -> None:
 
 
 def test_another_salt_changes_all_tokens_and_nothing_else() -> None:
-    mix = Mix((replace(ONE, share=0.5, prefix=Prefix((32, 64), 3)), Group("two", 0.5, (20, 90), (1, 9))))
+    mix = Mix((replace(ONE, share=0.5, prefix=Prefix((32, 64), 3)), RequestClass("two", 0.5, (20, 90), (1, 9))))
     usual, salted = first(mix, 40), first(mix, 40, salt="again")
     assert [without_tokens(ask) for ask in usual] == [without_tokens(ask) for ask in salted]
     assert not blocks(prompts(usual)) & blocks(prompts(salted))
@@ -119,7 +119,7 @@ def test_a_mix_is_taken_one_by_one_and_has_no_end() -> None:
 
 
 def test_a_group_with_arrivals_of_its_own_comes_beside_the_others() -> None:
-    mix = Mix((replace(ONE, share=0.6), Group("batch", 0.4, (1, 1), (1, 1), arrivals=Batches(50))))
+    mix = Mix((replace(ONE, share=0.6), RequestClass("batch", 0.4, (1, 1), (1, 1), arrivals=Batches(50))))
     asked = first(mix, 5000, rate=10.0)
     due = [ask.due_s for ask in asked]
     assert due == sorted(due) and [ask.request.id for ask in asked] == [f"r{n}" for n in range(5000)]
@@ -131,7 +131,7 @@ def test_a_group_with_arrivals_of_its_own_comes_beside_the_others() -> None:
 
 
 def test_shares_of_those_that_come_together_are_exact_among_themselves() -> None:
-    own = Group("own", 0.5, (1, 1), (1, 1), arrivals=Constant())
+    own = RequestClass("own", 0.5, (1, 1), (1, 1), arrivals=Constant())
     mix = Mix((replace(ONE, share=0.3), replace(ONE, name="two", share=0.2), own))
     together = [ask.group for ask in first(mix, 100) if ask.group != "own"][:EXACT_AMONG]
     assert Counter(together) == {"one": 12, "two": 8}
@@ -171,7 +171,7 @@ def test_without_a_prefix_no_two_blocks_are_equal() -> None:
 
 
 def test_a_system_prompt_is_shared_by_its_group_and_by_nobody_else() -> None:
-    with_prefix = Group("agent", 0.5, (30, 60), (1, 1), prefix=Prefix((100, 100)))
+    with_prefix = RequestClass("agent", 0.5, (30, 60), (1, 1), prefix=Prefix((100, 100)))
     asked = first(Mix((with_prefix, replace(with_prefix, name="other"))), 100)
     by_group = {name: prompts([ask for ask in asked if ask.group == name]) for name in ("agent", "other")}
     starts = {name: {prompt[:100] for prompt in found} for name, found in by_group.items()}
@@ -183,7 +183,7 @@ def test_a_system_prompt_is_shared_by_its_group_and_by_nobody_else() -> None:
 
 @pytest.mark.parametrize("zipf", [0.0, 1.0, 2.0])
 def test_documents_are_drawn_by_their_popularity(zipf: float) -> None:
-    mix = Mix((Group("rag", 1.0, (1, 1), (1, 1), prefix=Prefix((20, 40), 50, zipf)),))
+    mix = Mix((RequestClass("rag", 1.0, (1, 1), (1, 1), prefix=Prefix((20, 40), 50, zipf)),))
     found = Counter(prompt[:-1] for prompt in prompts(first(mix, 4000)))
     weights = [rank**-zipf for rank in range(1, 51)]
     assert len(found) <= 50 and {len(document) for document in found} <= set(range(20, 41))
@@ -197,10 +197,10 @@ def test_documents_are_drawn_by_their_popularity(zipf: float) -> None:
 
 # ---- conversations
 
-AGENT = Group("agent", 1.0, (5, 9), (3, 3), prefix=Prefix((50, 50)), turns=(4, 4), think_s=2.0)
+AGENT = RequestClass("agent", 1.0, (5, 9), (3, 3), prefix=Prefix((50, 50)), turns=(4, 4), think_s=2.0)
 
 
-def turns(opening: Ask, answer_seconds: float) -> list[Ask]:
+def turns(opening: ScheduledRequest, answer_seconds: float) -> list[ScheduledRequest]:
     """A whole conversation, each answer of as many tokens as asked for, 7s."""
     said = [opening]
     while (follow := said[-1].follow) is not None:

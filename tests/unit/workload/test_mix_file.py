@@ -9,10 +9,10 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.workload.arrivals import Batches, Bursts, Constant, Poisson
-from tandem.workload.group import Group, Prefix
 from tandem.workload.lengths import LogNormal, Quantiles
 from tandem.workload.mix import Mix
 from tandem.workload.mix_file import read_mix
+from tandem.workload.request_class import Prefix, RequestClass
 
 WHOLE = """
 rate: 2
@@ -42,8 +42,8 @@ def read(tmp_path: Path, text: str) -> Mix:
 def test_every_key_is_read(tmp_path: Path) -> None:
     assert read(tmp_path, WHOLE) == Mix(
         (
-            Group("plain", 0.5, (7, 7), (3, 9)),
-            Group(
+            RequestClass("plain", 0.5, (7, 7), (3, 9)),
+            RequestClass(
                 "agent",
                 0.25,
                 LogNormal(250.5, 0.8, 16, 4000),
@@ -55,7 +55,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
                 think_s=1.5,
                 arrivals=Constant(),
             ),
-            Group("batch", 0.25, (1, 1), (1, 1), prefix=Prefix((5, 5)), arrivals=Batches(8)),
+            RequestClass("batch", 0.25, (1, 1), (1, 1), prefix=Prefix((5, 5)), arrivals=Batches(8)),
         ),
         Bursts(10.0, 60.5, 0.1),
         2.0,
@@ -75,7 +75,7 @@ def test_a_group_may_be_another_with_changes(tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_usual(tmp_path: Path) -> None:
     mix = read(tmp_path, "groups: {a: {share: 1, prompt: 1, output: 1}}")
-    assert mix == Mix((Group("a", 1.0, (1, 1), (1, 1)),), Poisson(), None)
+    assert mix == Mix((RequestClass("a", 1.0, (1, 1), (1, 1)),), Poisson(), None)
 
 
 @pytest.mark.parametrize(

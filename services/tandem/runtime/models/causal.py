@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from tandem.runtime.batch import Batch
-from tandem.runtime.cache import KVCache
+from tandem.runtime.input_batch import Batch
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import DecoderConfig
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from tandem.runtime.batch import Batch
-from tandem.runtime.cache import KVCache
-from tandem.runtime.importing import build_once
+from tandem.runtime.atomic_dir import build_once
+from tandem.runtime.checkpoint import Checkpoint
+from tandem.runtime.input_batch import Batch
+from tandem.runtime.kv_cache import KVCache
+from tandem.runtime.mmap_tensors import read_tensors, write_tensors
 from tandem.runtime.model_config import DecoderConfig
-from tandem.runtime.packed import read_tensors, write_tensors
-from tandem.runtime.packing import Packing, pack
-from tandem.runtime.rope import inverse_frequencies
-from tandem.runtime.weights import Checkpoint
+from tandem.runtime.rope_frequencies import inverse_frequencies
+from tandem.runtime.weight_packing import Packing, pack
 from tandem_kernels.native.decoder import CompiledDecoder, DecoderShape, PackedLayer, PackedLinear
 from tandem_kernels.native.library import Team
 from tandem_kernels.reference import rope_tables

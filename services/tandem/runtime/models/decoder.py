@@ -16,17 +16,17 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from tandem.runtime.batch import Batch
-from tandem.runtime.cache import KVCache
+from tandem.runtime.input_batch import Batch
 from tandem.runtime.int8 import head_group, layer_group
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.parallel.communicator import ALONE, Communicator
 from tandem.runtime.parallel.shard import WHOLE, Shard
-from tandem.runtime.rope import inverse_frequencies
+from tandem.runtime.rope_frequencies import inverse_frequencies
 from tandem.runtime.weight_source import WeightSource
 from tandem_kernels.contract import HeadNorms
 from tandem_kernels.dispatch import REFERENCE, Kernels, Product
-from tandem_kernels.reference.codes import Codes, find_codes, linear_codes
+from tandem_kernels.reference.int4 import Codes, find_codes, linear_codes
 from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quantize_weight
 
 
@@ -55,7 +55,7 @@ class Int8Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class CodedLinear:
+class Int4Linear:
     """`weight` `[out, in]` as 4-bit codes, `bias` `[out]` or None; rows are quantised."""
 
     weight: Codes
@@ -65,7 +65,7 @@ class CodedLinear:
         return linear_codes(x, self.weight, self.bias)
 
 
-AnyLinear = Linear | Int8Linear | CodedLinear
+AnyLinear = Linear | Int8Linear | Int4Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +225,6 @@ def _quantised(weight: torch.Tensor, bias: torch.Tensor | None, group: int) -> t
     """The layer whose products are of int8 rows, and its weights as floats."""
     codes = find_codes(weight)
     if codes is not None:
-        return CodedLinear(codes, bias), weight
+        return Int4Linear(codes, bias), weight
     values, scales = quantize_weight(weight, group)
     return Int8Linear(values, scales, bias), embed_int8(torch.arange(len(weight)), values, scales)

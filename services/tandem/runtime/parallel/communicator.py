@@ -42,7 +42,7 @@ class Communicator(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """A `Communicator` of one rank: nothing to exchange, and nothing done."""
 
     rank = 0
@@ -64,4 +64,4 @@ class Alone:
         pass
 
 
-ALONE = Alone()
+ALONE = SingleRank()

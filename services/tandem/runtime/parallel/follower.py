@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.engine.ranks import (
+from tandem.engine.rank_messages import (
     ClearBlocks,
     CopyBlocks,
     DigestBlocks,
@@ -14,18 +14,18 @@ from tandem.engine.ranks import (
     RankCommand,
     SpillBlocks,
 )
-from tandem.runtime.cache import KVCache
+from tandem.runtime.device_stream import DeviceStream, HostStream
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.parallel.communicator import Communicator
 from tandem.runtime.parallel.packed_batch import num_packed, unpack
-from tandem.runtime.stream import HostStream, Stream
 
 
 class Follower:
     """A rank's part of a model and of its KV; what it does belongs to `stream`. One thread."""
 
     def __init__(
-        self, model: CausalModel, cache: KVCache, communicator: Communicator, stream: Stream | None = None
+        self, model: CausalModel, cache: KVCache, communicator: Communicator, stream: DeviceStream | None = None
     ) -> None:
         self.model = model
         self.cache = cache
@@ -44,9 +44,9 @@ class Follower:
             case CopyBlocks(copies):
                 self.cache.copy(copies)
             case SpillBlocks(spills):
-                self.cache.spill(spills)
+                self.cache.offload(spills)
             case FillBlocks(fills):
-                self.cache.fill(fills)
+                self.cache.onload(fills)
             case DigestBlocks(num_blocks):
                 self._digest(num_blocks)
             case Forward():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tandem.core.ids import BlockId
-from tandem.engine.ranks import (
+from tandem.engine.rank_messages import (
     ClearBlocks,
     CopyBlocks,
     DigestBlocks,
@@ -23,9 +23,9 @@ from tandem.engine.ranks import (
     RanksLost,
     SpillBlocks,
 )
-from tandem.kv.host_pool import Fill, Spill
-from tandem.runtime.batch import Batch
-from tandem.runtime.cache import KVCache
+from tandem.kv.host_offload import Offload, Onload
+from tandem.runtime.input_batch import Batch
+from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.parallel.communicator import Communicator
@@ -36,7 +36,7 @@ Tell = Callable[[RankCommand], None]
 rank is gone."""
 
 
-class Lead:
+class FollowerCommands:
     """The way from the first rank to the others. One thread."""
 
     def __init__(self, tell: Tell, communicator: Communicator) -> None:
@@ -44,7 +44,7 @@ class Lead:
         self.communicator = communicator
 
     @contextmanager
-    def together(self, command: RankCommand) -> Iterator[None]:
+    def run_on_all(self, command: RankCommand) -> Iterator[None]:
         """What is done inside is this rank's part of the command. Raises RanksLost for whatever goes wrong."""
         try:
             self._tell(command)
@@ -58,7 +58,7 @@ class Lead:
 class RankedModel:
     """A `runtime.models.causal.CausalModel`; `local` is the first rank's part of it. Raises RanksLost."""
 
-    def __init__(self, local: CausalModel, lead: Lead) -> None:
+    def __init__(self, local: CausalModel, lead: FollowerCommands) -> None:
         self._local = local
         self._lead = lead
 
@@ -72,12 +72,12 @@ class RankedModel:
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         numbers = pack(batch)
-        with self._lead.together(shape_of(batch)):
+        with self._lead.run_on_all(shape_of(batch)):
             self._lead.communicator.broadcast(numbers)
             return self._local.forward(batch, cache)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        with self._lead.together(Logits(len(hidden))):
+        with self._lead.run_on_all(Logits(len(hidden))):
             return self._local.logits(hidden)
 
     def __repr__(self) -> str:
@@ -88,34 +88,34 @@ class RankedCache(KVCache):
     """The first rank's part of the pool. What is done to blocks is done to every rank's part of them; `digest` and
     `digest_on_device` are of all heads. Raises RanksLost."""
 
-    def __init__(self, lead: Lead, *pool: Any, **options: Any) -> None:
+    def __init__(self, lead: FollowerCommands, *pool: Any, **options: Any) -> None:
         """All but `lead` as `KVCache` takes it."""
         super().__init__(*pool, **options)
         self._lead = lead
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
         if blocks:
-            with self._lead.together(ClearBlocks(tuple(blocks))):
+            with self._lead.run_on_all(ClearBlocks(tuple(blocks))):
                 super().clear(blocks)
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         if copies:
-            with self._lead.together(CopyBlocks(tuple(copies))):
+            with self._lead.run_on_all(CopyBlocks(tuple(copies))):
                 super().copy(copies)
 
-    def spill(self, copies: Sequence[Spill]) -> None:
+    def offload(self, copies: Sequence[Offload]) -> None:
         if copies:
-            with self._lead.together(SpillBlocks(tuple(copies))):
-                super().spill(copies)
+            with self._lead.run_on_all(SpillBlocks(tuple(copies))):
+                super().offload(copies)
 
-    def fill(self, copies: Sequence[Fill]) -> None:
+    def onload(self, copies: Sequence[Onload]) -> None:
         if copies:
-            with self._lead.together(FillBlocks(tuple(copies))):
-                super().fill(copies)
+            with self._lead.run_on_all(FillBlocks(tuple(copies))):
+                super().onload(copies)
 
     def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         places = torch.stack((blocks, indices))
-        with self._lead.together(DigestBlocks(len(blocks))):
+        with self._lead.run_on_all(DigestBlocks(len(blocks))):
             self._lead.communicator.broadcast(places)
             parts = self._lead.communicator.gather(self.digest_own_on_device(blocks, indices))
             assert parts is not None, "the first rank leads"

@@ -1,14 +1,14 @@
 """A batch as one tensor that ranks can be sent without a look at it, and back; never sends it.
 
-What is drawn from a batch is the first rank's business alone: `drawn_rows` does not go along.
+What is drawn from a batch is the first rank's business alone: `sampled_rows` does not go along.
 """
 
 from __future__ import annotations
 
 import torch
 
-from tandem.engine.ranks import Forward
-from tandem.runtime.batch import Batch
+from tandem.engine.rank_messages import Forward
+from tandem.runtime.input_batch import Batch
 from tandem_kernels.contract import AttentionBatch
 
 
@@ -52,5 +52,5 @@ def unpack(numbers: torch.Tensor, shape: Forward) -> Batch:
             num_decodes=shape.num_decodes,
             max_rows=shape.max_rows,
         ),
-        drawn_rows=[],
+        sampled_rows=[],
     )

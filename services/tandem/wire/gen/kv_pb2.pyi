@@ -83,8 +83,8 @@ class HandoffKey(_message.Message):
     def __init__(self, handoff: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("taker", "fingerprint", "follow", "renew", "release", "sequence", "take", "taken", "borrow")
-    TAKER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("consumer", "fingerprint", "follow", "renew", "release", "sequence", "take", "taken", "prefix_request")
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
@@ -92,19 +92,19 @@ class FollowRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TAKE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
-    BORROW_FIELD_NUMBER: _ClassVar[int]
-    taker: WorkerRef
+    PREFIX_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    consumer: WorkerRef
     fingerprint: str
     follow: _containers.RepeatedCompositeFieldContainer[HandoffKey]
     renew: _containers.RepeatedCompositeFieldContainer[HandoffKey]
     release: _containers.RepeatedCompositeFieldContainer[HandoffKey]
     sequence: int
-    take: _containers.RepeatedCompositeFieldContainer[TakeRest]
+    take: _containers.RepeatedCompositeFieldContainer[PullRemainder]
     taken: _containers.RepeatedCompositeFieldContainer[HandoffKey]
-    borrow: _containers.RepeatedCompositeFieldContainer[Borrow]
-    def __init__(self, taker: _Optional[_Union[WorkerRef, _Mapping]] = ..., fingerprint: _Optional[str] = ..., follow: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., renew: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., release: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., sequence: _Optional[int] = ..., take: _Optional[_Iterable[_Union[TakeRest, _Mapping]]] = ..., taken: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., borrow: _Optional[_Iterable[_Union[Borrow, _Mapping]]] = ...) -> None: ...
+    prefix_request: _containers.RepeatedCompositeFieldContainer[RemotePrefixRequest]
+    def __init__(self, consumer: _Optional[_Union[WorkerRef, _Mapping]] = ..., fingerprint: _Optional[str] = ..., follow: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., renew: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., release: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., sequence: _Optional[int] = ..., take: _Optional[_Iterable[_Union[PullRemainder, _Mapping]]] = ..., taken: _Optional[_Iterable[_Union[HandoffKey, _Mapping]]] = ..., prefix_request: _Optional[_Iterable[_Union[RemotePrefixRequest, _Mapping]]] = ...) -> None: ...
 
-class Borrow(_message.Message):
+class RemotePrefixRequest(_message.Message):
     __slots__ = ("key", "first_index", "hashes")
     KEY_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -114,7 +114,7 @@ class Borrow(_message.Message):
     hashes: bytes
     def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., first_index: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
-class TakeRest(_message.Message):
+class PullRemainder(_message.Message):
     __slots__ = ("key", "num_output_tokens")
     KEY_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]

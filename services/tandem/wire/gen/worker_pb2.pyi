@@ -256,14 +256,14 @@ class JobCancelled(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_promised_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest", "num_borrowed_tokens", "num_prefill_tokens", "num_decode_tokens")
+    __slots__ = ("num_running", "num_waiting", "num_queued_tokens", "num_blocks", "num_free_blocks", "num_leased_blocks", "num_reserved_blocks", "draining", "num_drafted_tokens", "num_accepted_tokens", "num_steps_over_target", "lane_tokens", "lane_longest", "num_horizon_tokens", "number", "size_tokens", "size_longest", "num_remote_hit_tokens", "num_prefill_tokens", "num_decode_tokens")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -274,7 +274,7 @@ class Load(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SIZE_LONGEST_FIELD_NUMBER: _ClassVar[int]
-    NUM_BORROWED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REMOTE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
@@ -283,7 +283,7 @@ class Load(_message.Message):
     num_blocks: int
     num_free_blocks: int
     num_leased_blocks: int
-    num_promised_blocks: int
+    num_reserved_blocks: int
     draining: bool
     num_drafted_tokens: int
     num_accepted_tokens: int
@@ -294,10 +294,10 @@ class Load(_message.Message):
     number: int
     size_tokens: _containers.RepeatedScalarFieldContainer[int]
     size_longest: _containers.RepeatedScalarFieldContainer[int]
-    num_borrowed_tokens: int
+    num_remote_hit_tokens: int
     num_prefill_tokens: int
     num_decode_tokens: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ..., num_borrowed_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_leased_blocks: _Optional[int] = ..., num_reserved_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_steps_over_target: _Optional[int] = ..., lane_tokens: _Optional[_Iterable[int]] = ..., lane_longest: _Optional[_Iterable[int]] = ..., num_horizon_tokens: _Optional[int] = ..., number: _Optional[int] = ..., size_tokens: _Optional[_Iterable[int]] = ..., size_longest: _Optional[_Iterable[int]] = ..., num_remote_hit_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("base_s", "prefill_token_s", "decode_seq_s", "decode_context_s", "prefill_pair_s")
@@ -329,11 +329,11 @@ class WatchUpdate(_message.Message):
     load: Load
     step_cost: StepCost
     scores: _containers.RepeatedCompositeFieldContainer[PromptScores]
-    moving: _containers.RepeatedCompositeFieldContainer[MovingJob]
-    ways: _containers.RepeatedCompositeFieldContainer[WayReport]
-    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[MovingJob, _Mapping]]] = ..., ways: _Optional[_Iterable[_Union[WayReport, _Mapping]]] = ...) -> None: ...
+    moving: _containers.RepeatedCompositeFieldContainer[JobMigration]
+    ways: _containers.RepeatedCompositeFieldContainer[LinkReport]
+    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[JobMigration, _Mapping]]] = ..., ways: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ...) -> None: ...
 
-class MovingJob(_message.Message):
+class JobMigration(_message.Message):
     __slots__ = ("key", "offer")
     KEY_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
@@ -459,11 +459,11 @@ class DescribeReply(_message.Message):
     num_redis_errors: int
     topology: Topology
     metrics_address: str
-    ways: _containers.RepeatedCompositeFieldContainer[WayReport]
+    ways: _containers.RepeatedCompositeFieldContainer[LinkReport]
     machine: str
     wall_ns: int
     max_num_seqs: int
-    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., metrics_address: _Optional[str] = ..., ways: _Optional[_Iterable[_Union[WayReport, _Mapping]]] = ..., machine: _Optional[str] = ..., wall_ns: _Optional[int] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., metrics_address: _Optional[str] = ..., ways: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., machine: _Optional[str] = ..., wall_ns: _Optional[int] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)
@@ -494,10 +494,10 @@ class MeasureReply(_message.Message):
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
-    report: WayReport
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., report: _Optional[_Union[WayReport, _Mapping]] = ...) -> None: ...
+    report: LinkReport
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., report: _Optional[_Union[LinkReport, _Mapping]] = ...) -> None: ...
 
-class WayReport(_message.Message):
+class LinkReport(_message.Message):
     __slots__ = ("source", "way", "evidence", "num_bytes", "seconds", "problem", "refused")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     WAY_FIELD_NUMBER: _ClassVar[int]

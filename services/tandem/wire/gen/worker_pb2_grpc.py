@@ -104,7 +104,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request_iterator, context):
-        """Carries hand-off announcements from this worker to one taker.
+        """Carries hand-off announcements from this worker to one consumer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

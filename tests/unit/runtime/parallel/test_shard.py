@@ -10,10 +10,10 @@ import torch
 
 from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.runtime.load import check_parallel
+from tandem.runtime.checkpoint import Checkpoint
 from tandem.runtime.model_config import parse_model_config
+from tandem.runtime.model_loader import check_parallel
 from tandem.runtime.parallel.shard import Shard, require_divisible
-from tandem.runtime.weights import Checkpoint
 from tests.unit.runtime.conftest import CONFIG, tensors
 
 

@@ -1,0 +1,237 @@
+"""`python -m tandem_kernels.bench.autotune`: which tiles of the attention kernels are fastest here; changes no table.
+
+    python -m tandem_kernels.bench.autotune [--kernels decode,chunk] [--head-dim 128] [--budget-s 480] [--json FILE]
+
+Tiles are put into the kernel's table in turn and run the same works, of which the first decides who goes on to the
+others. A result that is not that of the table's own tiles is an error, and the exit code 1. Without a GPU,
+`TRITON_INTERPRET=1 python -m tandem_kernels.bench.autotune --device cpu --tiny` shows that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandem_kernels.bench.attention import HALF_TOLERANCE, attention_cases
+from tandem_kernels.bench.case import Bench, BenchCase
+from tandem_kernels.bench.environment import clocks, describe
+from tandem_kernels.bench.grid import FULL, KIB, LLAMA_1B, LLAMA_8B, TINY, Grid
+from tandem_kernels.bench.timing import CudaStopwatch, HostStopwatch
+from tandem_kernels.dispatch import triton_kernels
+from tandem_kernels.triton import decode_attention, prefill_attention
+
+Tiles = decode_attention.DecodeTiles | prefill_attention.PrefillTiles
+
+SIZES: dict[str, dict[str, tuple[int, ...]]] = {
+    "decode": {
+        "block_n": (32, 64, 128),
+        "slice_tokens": (256, 512),
+        "warps": (2, 4, 8),
+        "stages": (3, 5, 7, 9),
+    },
+    "chunk": {"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8), "stages": (3, 5, 7)},
+}
+"""What each number of a kernel's tiles is tried at."""
+
+_TABLES: dict[str, dict[tuple[int, int], Any]] = {"decode": decode_attention.TILES, "chunk": prefill_attention.TILES}
+_SHAPES = {shape.head_dim: shape for shape in (LLAMA_8B, LLAMA_1B)}
+_HALF_BYTES = 2
+_FIRST_SHARE = 0.7
+"""Of a contest's time, for its first work, where each of the tiles is compiled."""
+_HOPELESS = 1.15
+"""Times the fastest of a work: who takes longer runs no other."""
+_SHOWN = 6
+
+
+@dataclass(slots=True)
+class Entry:
+    """Tiles, the seconds of each work that they ran, and why they ran no more, where they did not run all."""
+
+    tiles: Tiles
+    seconds: dict[str, float] = field(default_factory=dict)
+    left: str = ""
+    is_wrong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TileSearch:
+    """Tiles for one key of one kernel's table; the table's own come first."""
+
+    kernel: str
+    key: tuple[int, int]
+    cases: Sequence[BenchCase]
+    entries: Sequence[Entry]
+
+    @property
+    def ours(self) -> Entry:
+        return self.entries[0]
+
+    @property
+    def is_right(self) -> bool:
+        return not self.ours.left and not any(entry.is_wrong for entry in self.entries)
+
+    @contextmanager
+    def holding(self, tiles: Tiles) -> Iterator[None]:
+        table = _TABLES[self.kernel]
+        before = table[self.key]
+        table[self.key] = tiles
+        try:
+            yield
+        finally:
+            table[self.key] = before
+
+    def times_of(self, entry: Entry) -> float:
+        """What `entry` takes of the time of the table's tiles, in the geometric mean of all works; infinite where it
+        did not run them all."""
+        if entry.left or self.ours.left:
+            return math.inf
+        shares = [seconds / self.ours.seconds[name] for name, seconds in entry.seconds.items()]
+        return math.exp(math.fsum(map(math.log, shares)) / len(shares))
+
+
+def contest_of(kernel: str, grid: Grid, sizes: Mapping[str, tuple[int, ...]]) -> TileSearch:
+    """Of the first shape of `grid`, in half precision."""
+    key = max(64, 1 << (grid.shapes[0].head_dim - 1).bit_length()), _HALF_BYTES
+    ours = _TABLES[kernel][key]
+    others = (type(ours)(**dict(zip(sizes, numbers, strict=True))) for numbers in itertools.product(*sizes.values()))
+    cases = [case for case in attention_cases(grid) if case.group == kernel]
+    return TileSearch(kernel, key, cases, [Entry(ours), *(Entry(tiles) for tiles in others if tiles != ours)])
+
+
+def run_search(contest: TileSearch, bench: Bench, ends_at: float, told: Callable[[str], None]) -> None:
+    """Fills the entries, until `ends_at` of the stopwatch; the table is as it was before."""
+    for number, case in enumerate(contest.cases):
+        now = bench.stopwatch.now()
+        _race(contest, case, bench, ends_at if number else now + _FIRST_SHARE * (ends_at - now))
+        running = [entry for entry in contest.entries if not entry.left]
+        best = min((entry.seconds[case.name] for entry in running), default=math.inf)
+        for entry in running:
+            if entry is not contest.ours and entry.seconds[case.name] > _HOPELESS * best:
+                entry.left = "slower"
+        told(f"{contest.kernel} {case.name}: {best * 1e6:,.1f} us, the fastest of {len(running)}")
+
+
+def _race(contest: TileSearch, case: BenchCase, bench: Bench, ends_at: float) -> None:
+    work = case.build(bench)
+    expected: torch.Tensor | None = None
+    for entry in contest.entries:
+        if not entry.left and entry is not contest.ours and bench.stopwatch.now() > ends_at:
+            entry.left = "no time left"
+        if entry.left:
+            continue
+        with contest.holding(entry.tiles), torch.inference_mode():
+            try:
+                got = work.run()
+                assert isinstance(got, torch.Tensor)
+                expected = got.float() if expected is None else expected
+                error = float((got.float() - expected).norm() / expected.norm())
+                if not error <= HALF_TOLERANCE:
+                    entry.left, entry.is_wrong = f"{error:.1e} away from the table's", True
+                    continue
+                entry.seconds[case.name] = bench.stopwatch.time(work.run).median_s
+            except Exception as failure:  # tiles may need more than the device has
+                entry.left = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
+
+
+def to_markdown(contest: TileSearch) -> str:
+    """The fastest, and the table's own."""
+    names = [case.name for case in contest.cases]
+    ranked = sorted(contest.entries, key=contest.times_of)
+    shown = [entry for entry in ranked[:_SHOWN] if not entry.left]
+    shown += [contest.ours] if contest.ours not in shown else []
+    lines = [f"| {contest.kernel}, heads of {contest.key[0]} | of the table's time | {' | '.join(names)} |"]
+    lines.append("|---" + "|---:" * (1 + len(names)) + "|")
+    for entry in shown:
+        times = (f"{entry.seconds[name] * 1e6:,.1f} us" if name in entry.seconds else "" for name in names)
+        mark = " (the table's)" if entry is contest.ours else ""
+        lines.append(f"| {_name(entry.tiles)}{mark} | {contest.times_of(entry):.3f} | {' | '.join(times)} |")
+    left: dict[str, int] = {}
+    for entry in contest.entries:
+        if entry.left:
+            left[entry.left] = left.get(entry.left, 0) + 1
+    why = "; ".join(f"{count}: {reason}" for reason, count in left.items())
+    ran = sum(not entry.left for entry in contest.entries)
+    return "\n".join([*lines, "", f"{ran} of {len(contest.entries)} ran all works. {why}", ""])
+
+
+def _name(tiles: Tiles) -> str:
+    return ", ".join(f"{name} {number}" for name, number in tiles._asdict().items())
+
+
+def _to_json(contest: TileSearch) -> dict[str, Any]:
+    entries = [
+        {"tiles": entry.tiles._asdict(), "seconds": entry.seconds, "left": entry.left} for entry in contest.entries
+    ]
+    return {"kernel": contest.kernel, "key": contest.key, "entries": entries}
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="tandem_kernels.bench.autotune", description="Find the fastest tiles.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--kernels", default="decode,chunk", metavar="NAME,...", help="(default: %(default)s)")
+    parser.add_argument("--head-dim", type=int, choices=sorted(_SHAPES), default=128, help="(default: %(default)s)")
+    parser.add_argument("--budget-s", type=float, default=480.0, help="for all of it (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes and two tiles, for a CPU")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    args = parser.parse_args(argv)
+    kernels = args.kernels.split(",")
+    if unknown := [name for name in kernels if name not in SIZES]:
+        parser.error(f"--kernels: there is no {', '.join(unknown)}, only {', '.join(SIZES)}")
+    if args.device == "cpu" and not (args.tiny and os.environ.get("TRITON_INTERPRET") == "1"):
+        parser.error("a CPU takes toy sizes, interpreted: TRITON_INTERPRET=1 and --tiny")
+    bench = _open(torch.device(args.device), args)
+    facts = describe(bench.device, " ".join(["python -m tandem_kernels.bench.autotune", *argv]))
+    contests = [contest_of(name, bench.grid, _sizes(name, args.tiny)) for name in kernels]
+    ends_at = bench.stopwatch.now() + args.budget_s
+    for number, contest in enumerate(contests):
+        now = bench.stopwatch.now()
+        run_search(contest, bench, now + (ends_at - now) / (len(contests) - number), _tell)
+    if bench.is_cuda:
+        facts = facts | {"clocks after (SM, memory, degrees C, power)": clocks()}
+    if args.json:
+        told = {"machine": facts, "contests": [_to_json(contest) for contest in contests]}
+        args.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    sys.stdout.write("\n".join([*lines, "", *(to_markdown(contest) for contest in contests)]))
+    return 0 if all(contest.is_right for contest in contests) else 1
+
+
+def _open(device: torch.device, args: argparse.Namespace) -> Bench:
+    if args.tiny:
+        grid, memory = replace(TINY, cached=(0,)), 1 << 30
+    else:
+        grid = replace(
+            FULL, shapes=(_SHAPES[args.head_dim],), batches=(32, 256, 1), contexts=(8 * KIB, KIB),
+            chunks=(2 * KIB, 8 * KIB), cached=(8 * KIB, 0),
+        )  # fmt: skip
+        memory = torch.cuda.get_device_properties(device).total_memory
+    stopwatch = CudaStopwatch(device, 0.1) if device.type == "cuda" else HostStopwatch(0.0)
+    return Bench(device, triton_kernels(), stopwatch, grid, memory)
+
+
+def _sizes(kernel: str, tiny: bool) -> dict[str, tuple[int, ...]]:
+    """Tiny: another height or slice than the table's."""
+    if not tiny:
+        return SIZES[kernel]
+    ours = _TABLES[kernel][64, _HALF_BYTES]._asdict()
+    return {name: (number // 2 if name == next(iter(ours)) else number,) for name, number in ours.items()}
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""A day's load made of a recorded hour: several copies of a trace at once, thinned by a curve; never opens a file.
+
+One recorded service is too small for a fleet, and its hour knows no day. So copies of it run side by side at its own
+pace, each begun at another place and coming round to its beginning, with prompts of its own; and of their requests so
+many are kept as the curve says, drawn by chance. Bursts and lengths are as recorded, and minutes remain minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.workload import seeded_random
+from tandem.workload.ask import ScheduledRequest
+from tandem.workload.trace_entry import TraceEntry
+from tandem.workload.trace_reader import ask_of
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """`num_copies` of a trace for `lasts_s`, which is `num_days` days. The load falls to the share `low` at night."""
+
+    num_copies: int
+    lasts_s: float
+    low: float
+    num_days: float = 1.0
+    seed: int = 0
+
+    def share(self, at_s: float) -> float:
+        """Of the requests that are kept: it begins and ends at night, and is 1 at noon."""
+        wave = (1 - math.cos(2 * math.pi * self.num_days * at_s / self.lasts_s)) / 2
+        return self.low + (1 - self.low) * wave
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    at_s: float
+    copy: int
+    index: int
+
+
+def requests(day: Day, entries: Sequence[TraceEntry]) -> Iterator[ScheduledRequest]:
+    """In the order of their times; prompts are made one by one."""
+    for number, due in enumerate(_schedule(day, entries)):
+        # A copy names blocks by its own salt, so that no copy finds another's prefixes.
+        yield ask_of(entries[due.index], number, due.at_s, day.seed, f"copy {due.copy}")
+
+
+def _schedule(day: Day, entries: Sequence[TraceEntry]) -> list[_Due]:
+    first_us, lasts_s = entries[0].due_us, (entries[-1].due_us - entries[0].due_us) / 1e6
+    found: list[_Due] = []
+    for copy in range(day.num_copies):
+        begin_s = lasts_s * seeded_random.uniform(day.seed, "begin", copy)
+        for index, entry in enumerate(entries):
+            at_s = (entry.due_us - first_us) / 1e6 - begin_s
+            at_s = at_s % lasts_s
+            while at_s < day.lasts_s:
+                if seeded_random.uniform(day.seed, "keep", copy, index, math.floor(at_s)) < day.share(at_s):
+                    found.append(_Due(at_s, copy, index))
+                at_s += lasts_s
+    return sorted(found, key=lambda due: (due.at_s, due.copy, due.index))

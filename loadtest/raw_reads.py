@@ -1,0 +1,82 @@
+"""Reads of KV blocks by nothing but the library's or the kernel's own calls, as what pulls are measured against; never
+checks what arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tandem.core.clock import SystemClock
+from tandem.engine.ports import BlockCopy, TransportPeer
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.nixl_agent import open_agent
+from tandem.transfer.nixl_transport import memory_type
+from tandem.transfer.process_memory import MAX_SPANS, CopySpan, ProcessMemory
+
+Bare = Callable[[Sequence[BlockCopy]], float]
+"""`bare(copies)`: seconds that the copies took."""
+
+
+def bare_local(pool: MemoryPool, peer: TransportPeer, pid: int) -> Bare:
+    """One process_vm_readv for each 1,024 runs of neighbours."""
+    memory, clock = ProcessMemory(), SystemClock()
+    region = peer.ranks[0].region
+
+    def read(copies: Sequence[BlockCopy]) -> float:
+        size = pool.block_bytes
+        runs = _runs(copies)
+        spans = [
+            CopySpan(region.address + c[0].remote * size, pool.block_address(c[0].local), len(c) * size) for c in runs
+        ]
+        began = clock.now()
+        for start in range(0, len(spans), MAX_SPANS):
+            memory.read(pid, spans[start : start + MAX_SPANS])
+        return clock.now() - began
+
+    return read
+
+
+def _runs(copies: Sequence[BlockCopy]) -> list[list[BlockCopy]]:
+    """Neighbours on both sides, together."""
+    runs: list[list[BlockCopy]] = []
+    for copy in sorted(copies, key=lambda copy: copy.remote):
+        last = runs[-1][-1] if runs else None
+        if last is not None and (last.remote + 1, last.local + 1) == (copy.remote, copy.local):
+            runs[-1].append(copy)
+        else:
+            runs.append([copy])
+    return runs
+
+
+def bare_nixl(pool: MemoryPool, peer: TransportPeer) -> Bare:
+    """One READ by an agent of its own; prepared before the clock starts and polled without a pause."""
+    clock = SystemClock()
+    api: Any = open_agent("bare-consumer.1").api
+    memory, number = memory_type(pool.device)
+    api.register_memory([(pool.address, pool.num_bytes, number, "")], memory)
+    (rank,) = peer.ranks
+    name, region = api.add_remote_agent(rank.metadata), rank.region
+
+    def blocks(agent: str, address: int, num: int) -> Any:
+        strided = np.array([(address, pool.block_bytes, number, pool.block_bytes, num)], dtype=np.uint64)
+        return api.prep_xfer_dlist(agent, strided, memory)
+
+    mine = blocks("NIXL_INIT_AGENT", pool.address, pool.num_blocks)
+    theirs = blocks(name.decode() if isinstance(name, bytes) else name, region.address, region.num_blocks)
+
+    def read(copies: Sequence[BlockCopy]) -> float:
+        ours, yours = ([getattr(c, side) for run in _runs(copies) for c in run] for side in ("local", "remote"))
+        handle = api.make_prepped_xfer("READ", mine, ours, theirs, yours)
+        began = clock.now()
+        state = api.transfer(handle)
+        while state == "PROC":
+            state = api.check_xfer_state(handle)
+        seconds = clock.now() - began
+        if state != "DONE":
+            raise RuntimeError(f"the bare read ended as {state}")
+        handle.release()
+        return seconds
+
+    return read

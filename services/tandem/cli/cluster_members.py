@@ -1,0 +1,75 @@
+"""Who is in the cluster: the registry's records, and a signed way to each worker; never places or runs anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tandem.core.config import Config
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import WorkerRef
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import RegistryUnavailable, WorkerRegistry
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.wire.peer_auth import PeerAuth
+
+
+class ClusterMembers:
+    """Made by `members_of`. Every method raises TandemError(NO_WORKER) when Redis does not answer."""
+
+    def __init__(self, registry: WorkerRegistry, trust: PeerAuth) -> None:
+        self._registry = registry
+        self.trust = trust
+
+    async def all(self) -> tuple[WorkerRecord, ...]:
+        """By worker id."""
+        try:
+            return await self._registry.list()
+        except RegistryUnavailable as error:
+            raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
+
+    async def find(self, worker: str) -> WorkerRecord:
+        """Raises TandemError(NOT_FOUND)."""
+        records = await self.all()
+        for record in records:
+            if record.worker.id == worker:
+                return record
+        known = ", ".join(record.worker.id for record in records) or "none is registered"
+        raise TandemError(ErrorKind.NOT_FOUND, f"no worker {worker!r}; there are: {known}")
+
+    async def set_role(self, record: WorkerRecord, role: str) -> None:
+        """Raises TandemError(NOT_FOUND) when that life has gone meanwhile."""
+        try:
+            is_there = await self._registry.set_role(record.worker, role)
+        except RegistryUnavailable as error:
+            raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
+        if not is_there:
+            raise TandemError(ErrorKind.NOT_FOUND, f"worker {record.worker.id} has just gone")
+
+    @asynccontextmanager
+    async def stub(self, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
+        async with open_stub(self.trust, worker) as stub:
+            yield stub
+
+
+@asynccontextmanager
+async def open_stub(trust: PeerAuth, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
+    """The calls to one life of a worker, on a channel of their own."""
+    async with trust.open_channel(worker.address) as channel:
+        yield trust.stub(channel, worker.incarnation)
+
+
+@asynccontextmanager
+async def members_of(config: Config) -> AsyncIterator[ClusterMembers]:
+    """Raises TandemError(INVALID_REQUEST) where the settings name no cluster."""
+    if not config.redis.url:
+        message = "workers are found in Redis: say where with --redis-url"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
+    trust = PeerAuth.of(f"cli-{socket.gethostname()}-{os.getpid()}", config.cluster)
+    registry = WorkerRegistry(config.redis.url, config.redis.namespace)
+    try:
+        yield ClusterMembers(registry, trust)
+    finally:
+        await registry.close()

@@ -1,0 +1,102 @@
+"""The gateway process that `tandem serve` starts, waits for and ends; never serves itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from types import TracebackType
+
+from tandem.cli.process_session import die_with
+from tandem.core.config import Config, value_of
+from tandem.core.settings import settings
+
+GATEWAY = (sys.executable, "-m", "tandem.cli", "gateway")
+POLL_S = 0.1
+STOP_MARGIN_S = 10.0
+"""How much longer than its `drain_s` the gateway gets before it is killed."""
+
+
+class GatewayProcess:
+    """A process of its own: without torch, and one that dies with this one. It is told all settings by environment."""
+
+    def __init__(self, config: Config, command: Sequence[str] = GATEWAY) -> None:
+        self._stop_s = config.gateway.drain_s + STOP_MARGIN_S
+        environment = dict(os.environ)
+        environment.update({leaf.env: str(value_of(config, leaf.key)) for leaf in settings()})
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the terminal is for the parent, which ends its parts in order
+            preexec_fn=die_with(os.getpid(), signal.SIGTERM),
+        )
+        self.url = ""
+        self.grpc_target = ""
+
+    def wait_until_listening(self) -> bool:
+        """Read the line that says where it listens. False when it ended instead."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            return False
+        facts = json.loads(line)
+        self.url, self.grpc_target = facts["url"], facts["grpc"]
+        return True
+
+    def wait_until_ready(self, timeout_s: float) -> str | None:
+        """None once `/ready` says so; else what is missing when the time is over or the process ended."""
+        problem = "it does not answer"
+        for _ in range(int(timeout_s / POLL_S)):
+            if self._ends_within(POLL_S):
+                return f"it ended with code {self.exit_code()}"
+            try:
+                self._get("/ready")
+                return None
+            except urllib.error.HTTPError as error:
+                problem = error.read().decode(errors="replace")
+            except OSError as error:
+                problem = str(error)
+        return f"after {timeout_s:g} s {problem}"
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def __enter__(self) -> GatewayProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Let it drain; kill it when that takes too long. Nothing happens when it has ended."""
+        self._process.terminate()
+        try:
+            self._process.wait(self._stop_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _ends_within(self, wait_s: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        return self.exit_code() is not None
+
+    def _get(self, path: str) -> bytes:
+        with _DIRECT.open(f"{self.url}{path}", timeout=5) as response:
+            return bytes(response.read())
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""A proxy that the environment names for the outside is not for our own gateway."""

@@ -1,0 +1,46 @@
+"""Says how far something long has come: a line that changes on a terminal, a line now and then in a log; never decides
+when it ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from tandem.core.clock import Clock
+
+WIDTH, EVERY_S, EVERY_LOGGED_S = 24, 0.1, 30.0
+
+
+class ProgressBar:
+    """Used in a `with`, whose end clears the line. `count` is None where the end is not known. On no terminal a line is
+    written when half a minute has passed, so that a short run is silent."""
+
+    def __init__(self, clock: Clock, count: int | None) -> None:
+        self._clock = clock
+        self._count = count
+        self._is_watched = sys.stderr.isatty()
+        self._every_s = EVERY_S if self._is_watched else EVERY_LOGGED_S
+        self._next_s = 0.0 if self._is_watched else clock.now() + EVERY_LOGGED_S
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_watched:
+            self._write("")
+
+    def update(self, done: int, text: Callable[[], str]) -> None:
+        """`text` is called only when the line is written, ten times per second at most."""
+        if self._clock.now() < self._next_s:
+            return
+        self._next_s = self._clock.now() + self._every_s
+        if self._count:
+            filled = min(WIDTH, WIDTH * done // self._count)
+            self._write(f"  [{'#' * filled}{'.' * (WIDTH - filled)}] {done:,} of {self._count:,}  {text()}")
+        else:
+            self._write(f"  {done:,}  {text()}")
+
+    def _write(self, line: str) -> None:
+        if self._is_watched:
+            line = f"\r\x1b[K{line}"
+        print(line, end="" if self._is_watched else "\n", file=sys.stderr, flush=True)  # noqa: T201 - what it is for

@@ -1,0 +1,160 @@
+"""Turns the flags of `tandem simulate` and `tandem plan` into what they name; never runs anything."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tandem.admission.tenant import Tenant
+from tandem.cli.simulate_flags import SECTIONS
+from tandem.core.config import value_of
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import TenantId
+from tandem.core.settings import DEFAULT_LAYER, Resolved, resolve
+from tandem.core.slo import parse_time
+from tandem.gateway.tenants_file import parse_tenants
+from tandem.sim.hardware import HARDWARE
+from tandem.sim.machine import Machine, ProfileMachine, RooflineMachine
+from tandem.sim.model_shapes import SHAPES
+from tandem.sim.profile import Profile, decode_profile
+from tandem.sim.roofline import SERVING, Efficiency, Roofline
+from tandem.workload.ask import ScheduledRequest
+from tandem.workload.source import built_in_names, open_workload
+
+COUNT = 1000
+"""Requests of a mix, which has no end of its own."""
+_TIMES = {"overhead": "overhead_s", "sum": "sum_s"}
+
+_OWN = ("num_threads", "kv_cache_memory")
+
+Value = TypeVar("Value")
+
+
+def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine], Resolved]:
+    """Those that the flags name, and the settings; with a profile one, and the settings that it was measured with in
+    place of defaults. Raises TandemError(INVALID_REQUEST) for what is not known or does not go together."""
+    if args.price is not None and not 0 <= args.price < float("inf"):
+        raise refuse(f"--price {args.price} must not be negative")
+    if args.profile is None:
+        return [_roofline(args, name.strip()) for name in args.hardware.split(",")], resolved
+    try:
+        profile = decode_profile(Path(args.profile).read_text(), args.profile)
+    except (OSError, UnicodeDecodeError) as error:
+        raise refuse(f"cannot read --profile {args.profile}: {error}") from error
+    given = {key: value_of(resolved.config, key) for key, name in resolved.origins.items() if name != DEFAULT_LAYER}
+    settled = resolve([(DEFAULT_LAYER, _measured(profile, args.profile)), ("given", given)])
+    return [ProfileMachine(profile, args.price or 0.0)], settled
+
+
+def _measured(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
+    """The settings of all its workers, which are simulated with one tree: threads and memory are in what was measured
+    already, and may differ."""
+    found = [
+        {section: {k: v for k, v in values.items() if k not in _OWN} for section, values in worker.settings.items()}
+        for worker in profile.workers.values()
+    ]
+    if any(one != found[0] for one in found):
+        raise refuse(f"the workers of --profile {name} ran with different settings: fit a profile of each")
+    return {section: values for section, values in found[0].items() if section in SECTIONS}
+
+
+def _roofline(args: argparse.Namespace, hardware: str) -> Machine:
+    kind = known("--hardware", hardware, HARDWARE)
+    if args.price is not None:
+        kind = replace(kind, price_per_hour=args.price, price_provenance="as given by --price")
+    shape = known("--model", args.shape, SHAPES)
+    try:
+        return RooflineMachine(Roofline(shape, kind, 1, efficiency(args.efficiency), args.weights, args.kv))
+    except ValueError as error:
+        raise refuse(str(error)) from error
+
+
+def efficiency(text: str) -> Efficiency:
+    """`SERVING` with what `memory=0.85,overhead=2ms` changes. Raises TandemError(INVALID_REQUEST)."""
+    changed: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.strip().partition("=")
+        try:
+            if name in _TIMES:
+                changed[_TIMES[name]] = parse_time(value, f"--efficiency {part}")
+            elif name in ("memory", "compute", "link"):
+                changed[name] = float(value)
+            else:
+                raise refuse(f"--efficiency {part}: known are memory, compute, link, overhead and sum")
+        except ValueError:
+            raise refuse(f"--efficiency {part}: {value!r} is no number") from None
+    try:
+        return replace(SERVING, **changed)
+    except ValueError as error:
+        raise refuse(f"--efficiency {text}: {error}") from error
+
+
+def link_bandwidth(args: argparse.Namespace) -> float | None:
+    """Bytes per second for each accelerator of a worker."""
+    if args.link is None:
+        return None
+    if not 0 < args.link < float("inf"):
+        raise refuse(f"--link {args.link} must be more than 0")
+    return float(args.link) * 1e9
+
+
+def kv_bytes(resolved: Resolved) -> int | None:
+    """As asked for in the settings; None: what fits."""
+    is_asked = resolved.origins["engine.kv_cache_memory"] != DEFAULT_LAYER
+    return int(resolved.config.engine.kv_cache_memory) if is_asked else None
+
+
+def count_of(args: argparse.Namespace) -> int | None:
+    """None: all of a trace."""
+    if args.count is not None and args.count < 1:
+        raise refuse(f"--count {args.count} must be at least 1")
+    is_mix = args.workload in built_in_names() or Path(args.workload).suffix in (".yaml", ".yml")
+    return COUNT if args.count is None and is_mix else args.count
+
+
+def asks(args: argparse.Namespace, count: int | None, seed: int) -> Iterator[ScheduledRequest]:
+    return open_workload(args.workload, seed=seed, count=count, rate=args.rate, speedup=args.speedup)
+
+
+def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
+    """Of the gateway's tenants file, whose keys nobody asks for here; None: there is none, and all are alike. Raises
+    TandemError(INVALID_REQUEST)."""
+    file = resolved.config.gateway.tenants
+    if not file:
+        return None
+    try:
+        return parse_tenants(Path(file).read_text(), file).tenants
+    except (OSError, UnicodeDecodeError) as error:
+        raise refuse(f"cannot read --tenants {file}: {error}") from error
+
+
+def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
+    """Raises TandemError(INVALID_REQUEST) that names what is known."""
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise refuse(f"{flag} {name} is not known ({', '.join(table)}){hint}")
+
+
+def writable(flag: str, name: str | None) -> Path | None:
+    """Refuses before a long run what could not be written after it."""
+    if name is None:
+        return None
+    path = Path(name)
+    if not path.resolve().parent.is_dir() or path.is_dir():
+        raise refuse(f"{flag} {name}: there is no such folder")
+    return path
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def refuse(message: str) -> TandemError:
+    return TandemError(ErrorKind.INVALID_REQUEST, message)

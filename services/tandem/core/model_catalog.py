@@ -1,0 +1,81 @@
+"""The sizes of published models under the field names of their config.json; never a weight or a tokenizer.
+
+One table for all who need shapes without files: the simulator's roofline and models of random weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """`config` has what a config.json must say of a model's mathematics. `provenance`: where the sizes come from."""
+
+    config: Mapping[str, Any]
+    provenance: str
+
+
+def _decoder(
+    model_type: str, sizes: tuple[int, ...], max_length: int, eps: float, is_tied: bool, rope: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`sizes`: layers, hidden, heads, KV heads, head, feed-forward, vocabulary."""
+    layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary = sizes
+    return {
+        "model_type": model_type,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": feed_forward,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": max_length,
+        "rms_norm_eps": eps,
+        "tie_word_embeddings": is_tied,
+        "rope_parameters": dict(rope),
+    }
+
+
+def _llama(sizes: tuple[int, ...], is_tied: bool, rope_factor: float) -> dict[str, Any]:
+    """Of Llama 3.1 and 3.2, whose positions are stretched from 8,192."""
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": rope_factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return _decoder("llama", sizes, 131_072, 1e-5, is_tied, rope)
+
+
+def _qwen3(sizes: tuple[int, ...]) -> dict[str, Any]:
+    return _decoder("qwen3", sizes, 40_960, 1e-6, False, {"rope_type": "default", "rope_theta": 1_000_000.0})
+
+
+PUBLISHED: Mapping[str, ModelSpec] = {
+    "llama-3.1-8b": ModelSpec(
+        _llama((32, 4096, 32, 8, 128, 14336, 128256), False, 8.0), "config.json of meta-llama/Llama-3.1-8B"
+    ),
+    "llama-3.1-70b": ModelSpec(
+        _llama((80, 8192, 64, 8, 128, 28672, 128256), False, 8.0), "Llama 3.1 70B model table of Oumi's recipes"
+    ),
+    "llama-3.2-1b": ModelSpec(
+        _llama((16, 2048, 32, 8, 64, 8192, 128256), True, 32.0), "config.json of meta-llama/Llama-3.2-1B"
+    ),
+    "qwen3-8b": ModelSpec(_qwen3((36, 4096, 32, 8, 128, 12288, 151936)), "config.json of a fine-tune of Qwen/Qwen3-8B"),
+    "qwen3-32b": ModelSpec(
+        _qwen3((64, 5120, 64, 8, 128, 25600, 151936)),
+        "config.json of T-pro-it-2.0, a Qwen3-32B; its vocabulary is Qwen/Qwen3-32B's",
+    ),
+    "smollm2-135m": ModelSpec(
+        _decoder(
+            "llama", (30, 576, 9, 3, 64, 1536, 49152), 8192, 1e-5, True, {"rope_type": "default", "rope_theta": 1e5}
+        ),
+        "config.json of HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+}
+"""By name."""

@@ -1,0 +1,68 @@
+"""The engine that a configuration asks for on an executor, real or simulated; never runs either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tandem.core.config import Config, SpeculativeConfig
+from tandem.core.device_defaults import with_device_defaults
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.ports import Executor
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.ngram_proposer import NgramProposer
+from tandem.sched.slo_targets import LatencyTargets
+from tandem.sched.spec_decode import Speculation
+
+
+def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
+    engine = config.engine
+    return SchedulerLimits(
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=max_model_len,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        digest_handoffs=config.handoff.digests,
+        targets=LatencyTargets.of(config.slo),
+        queue_horizon_s=config.worker.queue_horizon_ms / 1e3,
+    )
+
+
+def build_engine(
+    config: Config, executor: Executor, model_fingerprint: str, max_model_len: int, *, records_facts: bool = False
+) -> Engine:
+    """`max_model_len` in tokens; the executor says how many blocks and tokens there are and how large a block is.
+    `records_facts`: somebody calls `Engine.take_facts`."""
+    engine, handoff = config.engine, config.handoff
+    pool = BlockPool(
+        executor.num_blocks,
+        executor.layout.block_size,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        num_host_slots=executor.num_host_slots if engine.enable_prefix_caching else 0,
+        records_facts=records_facts,
+    )
+    deadlines = HandoffLimits(
+        lease_s=handoff.lease_s,
+        pull_timeout_s=handoff.pull_timeout_s,
+        drain_timeout_s=handoff.drain_timeout_s,
+        block_bytes=executor.layout.block_bytes,
+    )
+    limits = replace(engine_limits(config, max_model_len), vocab_size=executor.vocab_size)
+    return Engine(
+        pool,
+        limits,
+        deadlines,
+        model_fingerprint,
+        plan_depth=with_device_defaults(config).engine.plan_depth,
+        speculation=_speculation(config.speculative),
+    )
+
+
+def _speculation(config: SpeculativeConfig) -> Speculation | None:
+    if config.method == "off":
+        return None
+    return Speculation(
+        lambda: NgramProposer(config.ngram_min, config.ngram_max),
+        num_tokens=config.num_tokens,
+        max_batch_tokens=config.max_batch_tokens,
+    )

@@ -1,0 +1,81 @@
+"""What the client of one request has: scores of its prompt, tokens and ends of its choices; never knows who sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, PromptLogprobs, Token
+from tandem.core.ids import JobKey
+from tandem.core.request import Request
+from tandem.flow.choice import Choice
+
+
+class ClientState:
+    """`choices` are those that have not ended. `num_cached`: prompt tokens that were in a cache, as the first attempt
+    told that drew a token; None: nobody has said."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.choices = {index: Choice() for index in range(request.num_choices)}
+        self.num_cached: int | None = None
+        self._num_ended_tokens = 0
+        # Of the prompt's tokens from the second on.
+        self._num_scored = 0
+        self._num_to_score = 0 if request.prompt_logprobs is None else len(request.prompt_tokens) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all choices."""
+        return self._num_ended_tokens + sum(choice.next_index for choice in self.choices.values())
+
+    @property
+    def is_scored(self) -> bool:
+        """All scores of the prompt that are wanted are here."""
+        return self._num_scored >= self._num_to_score
+
+    def take_scores(self, event: PromptLogprobs) -> PromptLogprobs | None:
+        """They come in order; what comes again is not told again. Raises TandemError at a gap."""
+        num_known = self._num_scored + 1 - event.first_index
+        if num_known < 0:
+            raise TandemError(ErrorKind.INTERNAL, f"{-num_known} scores of the prompt are missing")
+        fresh = event.tokens[num_known:]
+        if not fresh:
+            return None
+        self._num_scored += len(fresh)
+        return PromptLogprobs(event.key, self._num_scored + 1 - len(fresh), fresh)
+
+    def due(self, index: int) -> tuple[list[Token], Finished | None]:
+        """A choice's tokens in order of index, and its end after the last. None comes before the prompt's scores, which
+        may come later where another worker has them than the one that decodes."""
+        if not self.is_scored:
+            return [], None
+        choice = self.choices[index]
+        due = choice.due()
+        if self.num_cached is None and due:
+            self.num_cached = due[0].num_cached_tokens
+        end = choice.end
+        if end is None:
+            return due, None
+        if self.num_cached is None:
+            self.num_cached = end.num_cached_tokens
+        return due, replace(end, num_cached_tokens=self.num_cached)
+
+    def restart(self, choices: Collection[int], attempt: int) -> list[int]:
+        """Others are to draw what the client has not seen of these. Returns those of which it has seen the last token,
+        and only their ends were lost: they have one now, as of `attempt`."""
+        ended: list[int] = []
+        for index in sorted(choices):
+            choice = self.choices[index]
+            choice.restart()
+            reason = choice.last_word(self._request.sampling)
+            if reason is not None:
+                key = JobKey(self._request.id, attempt, index)
+                choice.finish(Finished(key, reason, choice.next_index, self.num_cached or 0))
+                ended.append(index)
+        return ended
+
+    def close(self, index: int) -> None:
+        """The client has all of a choice that it wants."""
+        self._num_ended_tokens += self.choices.pop(index).next_index

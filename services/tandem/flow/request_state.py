@@ -1,0 +1,365 @@
+"""One request's life from its admission to its one end; never does I/O and never reads a clock.
+
+Its choices go as one job or as several, each with its own phase (`flow.job_group`). Every choice has its own tokens and
+its own end, and the client may have enough of one before the others; the request ends with the last. What its workers
+lose goes on elsewhere from the tokens that the client has, for as long as something comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    JobEvent,
+    KVReceived,
+    MigrationOffered,
+    PromptLogprobs,
+    Token,
+)
+from tandem.core.ids import HandoffId, JobKey, WorkerRef
+from tandem.core.request import PrefillJob, Request
+from tandem.flow.attempt_tracker import Attempts
+from tandem.flow.client_state import ClientState
+from tandem.flow.commands import (
+    CancelJob,
+    Command,
+    Deliver,
+    DeliverPromptLogprobs,
+    EndChoice,
+    EndRequest,
+    FindConsumer,
+    ReportWorkerFailure,
+    Requeue,
+)
+from tandem.flow.job_group import JobGroup, JobGroupPhase, WorkerJob
+from tandem.flow.retry_policy import BLAMED, CAPACITY_ERRORS, RETRYABLE, retries_exhausted_error
+from tandem.routing.placement import Placement
+
+
+class RequestState:
+    """Every method returns what is to be done, in order; after the end, nothing. As many attempts as `max_retries` may
+    fail in a row without a new token or score for the client; of one that is split, more than its prefill's token.
+    `attempts`, who works on it, is to be read only."""
+
+    def __init__(self, request: Request, handoff: HandoffId, max_retries: int = 4) -> None:
+        self.request = request
+        self.placement: Placement | None = None
+        self.pulled: KVReceived | None = None
+        self._max_retries = max_retries
+        self._has_ended = False
+        self._client_state = ClientState(request)
+        self._choices = self._client_state.choices
+        self.attempts = Attempts(request, handoff, self._choices)
+
+    @property
+    def phase(self) -> JobGroupPhase:
+        """The earliest of its job groups'."""
+        return JobGroupPhase.ENDED if self._has_ended else self.attempts.phase
+
+    @property
+    def key(self) -> JobKey:
+        """Of the first job that is open, for people."""
+        return self.attempts.key
+
+    @property
+    def num_moves(self) -> int:
+        """How often it went on elsewhere."""
+        return self.attempts.num_moves
+
+    @property
+    def path(self) -> str:
+        """How it went, as the client is told."""
+        path = "" if self.placement is None else self.placement.path
+        return f"{path};moves={self.num_moves}" if self.num_moves else path
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens the client has, of all choices."""
+        return self._client_state.num_tokens
+
+    @property
+    def num_cached(self) -> int | None:
+        """As `ClientState.num_cached`."""
+        return self._client_state.num_cached
+
+    def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
+        """The choices that a worker is to report on, and the index of each one's next token."""
+        return [(key, self._choices[key.choice].next_index) for key in self.attempts.keys(worker)]
+
+    def workers(self) -> tuple[WorkerRef, ...]:
+        """Who works on it."""
+        return self.attempts.workers()
+
+    def seeks(self) -> list[FindConsumer]:
+        """What waits for a worker that takes over."""
+        return self.attempts.seeks()
+
+    # ---- placing
+
+    def placed(self, placement: Placement) -> list[Command]:
+        """Its turn in the line has come: all that waits goes to the same workers."""
+        queued = [job_group for job_group in self.attempts.job_groups if job_group.phase is JobGroupPhase.QUEUED]
+        if not queued:
+            raise RuntimeError(f"{self!r} cannot take PLACED")
+        self.placement = placement
+        return [command for job_group in queued for command in self.attempts.begin(job_group, placement)]
+
+    def consumer_found(self, choice: int, worker: WorkerRef | None) -> list[Command]:
+        """The answer to a Seek; None: nobody can take over now. What drains goes on meanwhile, and is sought for
+        again; what was only prefilled is computed anew."""
+        job_group = self.attempts.of(choice)
+        if job_group is None or job_group.phase is not JobGroupPhase.FINDING_CONSUMER or job_group.source is None:
+            return []
+        if worker is not None:
+            return self.attempts.take_over(job_group, job_group.source, worker)
+        return [] if job_group.source.prefill is None else self._requeue(job_group, Requeue(frozenset()))
+
+    def accepted(self, worker: WorkerRef, key: JobKey) -> list[Command]:
+        """A worker took the job that `key` names."""
+        return (
+            self.attempts.accepted(job_group)
+            if (job_group := self.attempts.awaiting_reply(worker, key)) is not None
+            else []
+        )
+
+    def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[Command]:
+        """A worker did not take it, or cannot be reached: back to the queue. What waiting does not cure ends the
+        request, but one that drains only asks another."""
+        job_group = self.attempts.awaiting_reply(worker, key)
+        if job_group is None or job_group.asked is None:
+            return []
+        work, out = job_group.asked, list[Command]()
+        # Who could not be reached may have the job all the same: it is cancelled there.
+        if error.kind is ErrorKind.WORKER_LOST:
+            out.append(ReportWorkerFailure(frozenset({worker})))
+        else:
+            job_group.drop(work)
+            job_group.source = None if isinstance(work.job, PrefillJob) else job_group.source
+        if (
+            job_group.source is not None
+            and job_group.source.worker != worker
+            and job_group.phase is JobGroupPhase.RESERVING
+        ):
+            if job_group.asked is work:
+                job_group.drop(work)
+                out.append(CancelJob(worker, work.keys))
+            return [*out, *self.attempts.retry_consumer(job_group, worker, error.kind)]
+        return [*out, *self._go_on(job_group, worker, error, is_attempt=error.kind not in CAPACITY_ERRORS)]
+
+    # ---- what workers report
+
+    def reported(self, worker: WorkerRef, event: JobEvent) -> list[Command]:
+        """A worker's word on a choice of this request. One that has no open job of it here has nothing to say; the
+        prompt, and its KV, is that of the other choices too."""
+        if isinstance(event, PromptLogprobs):
+            return self._take_scores(event) if self.attempts.is_open(worker, event.key.attempt) else []
+        if isinstance(event, KVReceived):
+            self.pulled = event if self.attempts.pulled(worker, event.key.attempt) else self.pulled
+            return []
+        choice = event.key.choice
+        job_group = self.attempts.of(choice)
+        work = None if job_group is None else job_group.find(worker, event.key.attempt)
+        if job_group is None or work is None or choice not in work.choices:
+            return []
+        match event:
+            case Token():
+                job_group.drew(work, event.index)
+                self._choices[choice].take(event)
+                return self._deliver(choice)
+            case MigrationOffered():
+                return self.attempts.offered(job_group, choice, work, event.offer)
+            case Finished():
+                return self._take_finish(job_group, work, event)
+            case Failed():
+                return self._take_failure(job_group, work, event)
+            case Cancelled():
+                return self._take_cancel(job_group, work, choice)
+
+    def streamed(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int]) -> bool:
+        """Tokens with neighbouring indices, as `reported` takes one. True: the client gets them all at once, as it
+        nearly always does. Otherwise nothing has changed, and they are to be reported one by one."""
+        job_group = self.attempts.of(key.choice)
+        work = None if job_group is None or not self._client_state.is_scored else job_group.find(worker, key.attempt)
+        if job_group is None or work is None or key.choice not in work.choices:
+            return False
+        if has_them := self._choices[key.choice].skip(first_index, ids):
+            job_group.streamed(work, first_index + len(ids) - 1)
+        return has_them
+
+    def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
+        """A worker is gone. One that has handed everything over is not missed; before all workers have taken their
+        jobs, nothing is lost but the place."""
+        error = TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} was lost: {reason}")
+        return [
+            command for job_group in list(self.attempts.job_groups) for command in self._lose(job_group, worker, error)
+        ]
+
+    def stalled(self, reason: str) -> list[Command]:
+        """Its workers live and nothing comes of it: whoever works on it is taken for lost."""
+        out: list[Command] = []
+        for job_group in list(self.attempts.job_groups):
+            workers = frozenset(work.worker for work in job_group.works)
+            if workers and not self._has_ended:
+                out += [
+                    ReportWorkerFailure(workers),
+                    *self._fail(job_group, workers, TandemError(ErrorKind.DEADLINE, reason)),
+                ]
+        return out
+
+    # ---- what ends it from this side
+
+    def cancelled(self) -> list[Command]:
+        """The client is gone or has enough."""
+        return self._end(TandemError(ErrorKind.CANCELLED, "cancelled by the client"))
+
+    def finished(self, index: int) -> list[Command]:
+        """The client has enough of one choice; nothing if that has ended."""
+        if index not in self._choices:
+            return []
+        return self._close(index) if len(self._choices) > 1 else self.cancelled()
+
+    def failed(self, error: TandemError) -> list[Command]:
+        """A deadline, or an end of this side's own making."""
+        return self._end(error)
+
+    def __repr__(self) -> str:
+        return f"<life {self.key} {self.phase.name} {self.num_delivered} tokens, {self.attempts.job_groups}>"
+
+    # ---- inside: what workers say
+
+    def _take_scores(self, event: PromptLogprobs) -> list[Command]:
+        try:
+            scores = self._client_state.take_scores(event)
+        except TandemError as error:
+            return self._end(error)
+        if scores is None:
+            return []
+        self.attempts.note_scores()
+        return [
+            DeliverPromptLogprobs(scores),
+            *(command for index in list(self._choices) for command in self._deliver(index)),
+        ]
+
+    def _take_finish(self, job_group: JobGroup, work: WorkerJob, event: Finished) -> list[Command]:
+        index = event.key.choice
+        out = self.attempts.done(job_group, work, index)
+        if event.reason is None:
+            return [*out, *self._if_forgotten(job_group, index)]
+        self._choices[index].finish(event)
+        return [*out, *self._deliver(index), *self._if_forgotten(job_group, index)]
+
+    def _take_failure(self, job_group: JobGroup, work: WorkerJob, event: Failed) -> list[Command]:
+        job_group.leave(work, event.key.choice)
+        if not self._is_missed(work):
+            return []
+        producer = (
+            {job_group.source.worker} if event.kind is ErrorKind.KV_LOST and job_group.source is not None else set()
+        )
+        blame = [ReportWorkerFailure(frozenset({work.worker, *producer}))] if event.kind in BLAMED else []
+        return [*blame, *self._replace_consumer(job_group, work.worker, TandemError(event.kind, event.message))]
+
+    def _take_cancel(self, job_group: JobGroup, work: WorkerJob, index: int) -> list[Command]:
+        """Nobody on this side asked for it. Who gives may have been released by who takes, whose word is to come."""
+        out = self.attempts.done(job_group, work, index)
+        if not self._is_missed(work):
+            return out
+        if job_group.source is not None and job_group.source.worker == work.worker:
+            return [*out, *self._if_forgotten(job_group, index)]
+        error = TandemError(ErrorKind.WORKER_LOST, f"worker {work.worker.id} gave the job up")
+        return [*out, *self._replace_consumer(job_group, work.worker, error)]
+
+    def _if_forgotten(self, job_group: JobGroup, index: int) -> list[Command]:
+        """Whoever worked on a choice has done its part, and the choice has no end."""
+        if self._has_ended or index not in self._choices or job_group.is_worked_on(index):
+            return []
+        lost = TandemError(ErrorKind.KV_LOST, f"all workers of choice {index} are done and it has no end")
+        return self._fail(job_group, frozenset(), lost)
+
+    def _is_missed(self, work: WorkerJob) -> bool:
+        return not work.is_handed_off or not self._client_state.is_scored
+
+    # ---- inside: what goes on elsewhere
+
+    def _lose(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[Command]:
+        works = job_group.at(worker)
+        is_source = job_group.source is not None and job_group.source.worker == worker
+        if self._has_ended or not (works or (is_source and job_group.phase is JobGroupPhase.FINDING_CONSUMER)):
+            return []
+        for work in works:
+            job_group.drop(work)
+        if works and not any(map(self._is_missed, works)):
+            return []
+        if (
+            not is_source
+            and job_group.source is not None
+            and job_group.phase in (JobGroupPhase.RUNNING, JobGroupPhase.RESERVING)
+        ):
+            # Of a move the source goes on, so it has cost nothing yet.
+            end = [] if job_group.source.prefill is None else self._count_failure(job_group, error)
+            return end or self.attempts.retry_consumer(job_group, worker, error.kind)
+        if job_group.phase in (JobGroupPhase.RESERVING, JobGroupPhase.STARTING):
+            return self._requeue(job_group, Requeue(frozenset({worker})))
+        return self._fail(job_group, frozenset({worker}), error)
+
+    def _replace_consumer(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[Command]:
+        """A worker gave up: of a move only the consumer, if its source draws on. One that drains has not failed."""
+        if job_group.is_source_open:
+            return self.attempts.retry_consumer(job_group, worker, error.kind)
+        return self._go_on(job_group, worker, error, is_attempt=error.kind is not ErrorKind.DRAINING)
+
+    def _go_on(self, job_group: JobGroup, worker: WorkerRef, error: TandemError, *, is_attempt: bool) -> list[Command]:
+        if error.kind not in RETRYABLE:
+            return self._end(error)
+        without = frozenset({worker})
+        return self._fail(job_group, without, error) if is_attempt else self._requeue(job_group, Requeue(without))
+
+    def _fail(self, job_group: JobGroup, workers: frozenset[WorkerRef], error: TandemError) -> list[Command]:
+        """An attempt of which something may have come. Where KV is lost twice in a row, nobody hands it over again."""
+        end, is_lost = self._count_failure(job_group, error), error.kind is ErrorKind.KV_LOST
+        return end or self._requeue(
+            job_group, Requeue(workers, True, is_undivided=is_lost and job_group.num_fruitless > 1)
+        )
+
+    def _count_failure(self, job_group: JobGroup, error: TandemError) -> list[Command]:
+        """Empty unless it was the last that a request has."""
+        job_group.num_fruitless += 1
+        if job_group.num_fruitless > self._max_retries:
+            return self._end(retries_exhausted_error(error, job_group.num_fruitless))
+        self.attempts.count_move(job_group)
+        return []
+
+    def _requeue(self, job_group: JobGroup, place: Requeue) -> list[Command]:
+        """A choice that has all its tokens ends here: nobody may draw one more."""
+        ended = self._client_state.restart(job_group.choices, self.key.attempt)
+        out = [command for index in ended for command in self._deliver(index)]
+        if self._has_ended or not job_group.choices:
+            return out
+        return [*out, *self.attempts.requeue(job_group, place)]
+
+    # ---- inside: to the client
+
+    def _deliver(self, index: int) -> list[Command]:
+        due, end = self._client_state.due(index)
+        if due and (job_group := self.attempts.of(index)) is not None:
+            job_group.note_token(due[-1].index)
+        out: list[Command] = [Deliver(token) for token in due]
+        if end is None:
+            return out
+        if len(self._choices) == 1:
+            return [*out, *self._end(end)]
+        return [*out, *self._close(index), EndChoice(end)]
+
+    def _close(self, index: int) -> list[Command]:
+        """End one choice, wherever it is open, while others go on."""
+        self._client_state.close(index)
+        return self.attempts.close(index)
+
+    def _end(self, outcome: Finished | TandemError) -> list[Command]:
+        if self._has_ended:
+            return []
+        self._has_ended = True
+        return [*self.attempts.end(), EndRequest(outcome)]

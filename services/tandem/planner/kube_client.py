@@ -1,0 +1,229 @@
+"""Speaks to a Kubernetes API server through its client; never decides, and never tries anything twice.
+
+The one file that imports the client, which the extra `kubernetes` installs; it is itself imported on use.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from tandem.core.clock import wall_ns
+from tandem.planner.kube_error import KubeError
+from tandem.planner.leader_election import LeaseView
+from tandem.planner.pod_watch import Pod, PodEvent
+
+GROUP, VERSION = "ray.io", "v1"
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class KubeApi:
+    """Of one namespace of the server that `settings` lead to. Methods run on any thread, block for at most about twice
+    `timeout_s`, and raise KubeError. `who` is how the server's audit log names us."""
+
+    def __init__(self, settings: client.Configuration, namespace: str, who: str, timeout_s: float) -> None:
+        self.namespace = namespace
+        self._timeout = (timeout_s, timeout_s)
+        # Whoever calls decides whether to try again, and waits as long as it may.
+        settings.retries = False
+        self._client = client.ApiClient(settings)
+        self._client.user_agent = f"tandem-planner/{who}"
+        self._custom = client.CustomObjectsApi(self._client)
+        self._core = client.CoreV1Api(self._client)
+        self._coordination = client.CoordinationV1Api(self._client)
+
+    def close(self) -> None:
+        self._client.close()  # type: ignore[no-untyped-call]
+
+    # ---- Ray's objects
+
+    def read_cluster(self, name: str) -> dict[str, Any]:
+        return self._custom_object("rayclusters", name)
+
+    def read_service(self, name: str) -> dict[str, Any]:
+        return self._custom_object("rayservices", name)
+
+    def patch_cluster(self, name: str, operations: Sequence[Mapping[str, Any]]) -> None:
+        """`operations`: a JSON Patch (RFC 6902). One that sets `metadata.resourceVersion` is carried out only on that
+        version of the object; else it is a conflict."""
+        self._ask(
+            self._custom.patch_namespaced_custom_object,
+            *(GROUP, VERSION, self.namespace, "rayclusters", name, list(operations)),
+            field_manager="tandem-planner",
+            _content_type="application/json-patch+json",
+        )
+
+    def _custom_object(self, plural: str, name: str) -> dict[str, Any]:
+        return self._ask(self._custom.get_namespaced_custom_object, GROUP, VERSION, self.namespace, plural, name)
+
+    # ---- pods
+
+    def list_pods(self, selector: str) -> tuple[list[Pod], str]:
+        """And the resource version from which on a watch goes on."""
+        told = self._ask(self._core.list_namespaced_pod, self.namespace, label_selector=selector)
+        return [_pod(item) for item in told.get("items", ())], str(told["metadata"]["resourceVersion"])
+
+    def watch_pods(self, selector: str, version: str, window_s: int) -> PodStream:
+        """What changes after `version`, for about `window_s`."""
+        response = self._raw(
+            self._core.list_namespaced_pod,
+            self.namespace,
+            label_selector=selector,
+            resource_version=version,
+            watch=True,
+            allow_watch_bookmarks=True,
+            timeout_seconds=window_s,
+            _request_timeout=(self._timeout[0], window_s + self._timeout[1]),
+        )
+        return PodStream(response)
+
+    # ---- the Lease
+
+    def read_lease(self, name: str) -> LeaseView | None:
+        """None: there is none."""
+        try:
+            return _lease_view(self._ask(self._coordination.read_namespaced_lease, name, self.namespace))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def create_lease(self, name: str, holder: str, lease_s: float) -> LeaseView:
+        body = _lease(name, LeaseView(holder=holder, lease_s=lease_s))
+        return _lease_view(self._ask(self._coordination.create_namespaced_lease, self.namespace, body))
+
+    def replace_lease(self, name: str, lease: LeaseView) -> LeaseView:
+        """A conflict where it is not the one that was read any more."""
+        body = _lease(name, lease)
+        return _lease_view(self._ask(self._coordination.replace_namespaced_lease, name, self.namespace, body))
+
+    # ---- inside
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+        response = self._raw(call, *arguments, _request_timeout=self._timeout, **options)
+        try:
+            told = json.loads(response.data)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise KubeError(0, f"{type(error).__name__}: {error}") from error
+        if not isinstance(told, dict):
+            raise KubeError(0, f"an answer that is no object: {told!r}")
+        return told
+
+    def _raw(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, _preload_content=False, **options)
+        except ApiException as error:
+            raise _explained(error) from error
+        except (urllib3.exceptions.HTTPError, OSError, config.ConfigException) as error:
+            # The last: the token that is read anew at each call is not there.
+            raise KubeError(0, f"{type(error).__name__}: {error}") from error
+
+
+class PodStream:
+    """An open watch. Iterating yields events until the server ends it; raises KubeError."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[PodEvent]:
+        buffer = b""
+        try:
+            for part in self._response.stream(amt=None, decode_content=True):
+                *lines, buffer = (buffer + part).split(b"\n")
+                yield from (_event(json.loads(line)) for line in lines if line.strip())
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, KeyError, AttributeError) as error:
+            raise KubeError(0, f"the watch broke: {type(error).__name__}: {error}") from error
+        finally:
+            self._response.close()
+
+    def cut(self) -> None:
+        """From another thread: whoever iterates comes to an end."""
+        connection = getattr(self._response, "connection", None)
+        sock = getattr(connection, "sock", None)
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def connect(namespace: str, who: str, timeout_s: float) -> KubeApi:
+    """By the kubeconfig of this machine, or as this pod's service account. Connects at its first call. Raises KubeError
+    where there is neither."""
+    settings = client.Configuration()
+    try:
+        config.load_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    except config.ConfigException as error:
+        raise KubeError(0, f"neither in a cluster nor with a kubeconfig: {error}") from error
+    return KubeApi(settings, namespace or _own_namespace(), who, timeout_s)
+
+
+def _own_namespace() -> str:
+    try:
+        return _OWN_NAMESPACE.read_text().strip() or "default"
+    except OSError:
+        return "default"
+
+
+def _explained(error: Any) -> KubeError:
+    headers = error.headers or {}
+    after = str(headers.get("Retry-After", ""))
+    try:
+        message = str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        message = str(error.reason)
+    return KubeError(int(error.status or 0), message, float(after) if after.isdigit() else None)
+
+
+def _event(told: dict[str, Any]) -> PodEvent:
+    kind, item = str(told["type"]), told["object"]
+    if kind == "ERROR":
+        raise KubeError(int(item.get("code", 0)), str(item.get("message", "")))
+    version = str(item["metadata"]["resourceVersion"])
+    return PodEvent(kind, None if kind == "BOOKMARK" else _pod(item), version)
+
+
+def _pod(item: dict[str, Any]) -> Pod:
+    metadata, status = item["metadata"], item.get("status", {})
+    return Pod(
+        name=str(metadata["name"]),
+        group=str(metadata.get("labels", {}).get("ray.io/group", "")),
+        ip=str(status.get("podIP", "")),
+        is_ending="deletionTimestamp" in metadata or status.get("phase") in ("Succeeded", "Failed"),
+    )
+
+
+def _lease_view(told: dict[str, Any]) -> LeaseView:
+    spec = told.get("spec", {})
+    return LeaseView(
+        holder=str(spec.get("holderIdentity") or ""),
+        lease_s=float(spec.get("leaseDurationSeconds") or 0),
+        renewed=str(spec.get("renewTime") or ""),
+        acquired=str(spec.get("acquireTime") or ""),
+        num_changes=int(spec.get("leaseTransitions") or 0),
+        version=str(told["metadata"]["resourceVersion"]),
+    )
+
+
+def _lease(name: str, lease: LeaseView) -> dict[str, Any]:
+    """The times are for people: nobody compares clocks by them."""
+    now = datetime.fromtimestamp(wall_ns() / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, **({"resourceVersion": lease.version} if lease.version else {})},
+        "spec": {
+            "holderIdentity": lease.holder,
+            "leaseDurationSeconds": max(1, round(lease.lease_s)),
+            "acquireTime": lease.acquired or now,
+            "renewTime": now,
+            "leaseTransitions": lease.num_changes,
+        },
+    }

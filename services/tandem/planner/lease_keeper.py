@@ -1,0 +1,97 @@
+"""Keeps a Lease, or waits for it, while the program runs; never decides who may have it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from tandem.core.clock import Clock
+from tandem.planner.kube_error import KubeError
+from tandem.planner.leader_election import Election, LeaseView
+
+_log = logging.getLogger(__name__)
+
+
+class LeaseStore(Protocol):
+    """As `kube.KubeApi`. Methods block and raise KubeError."""
+
+    def read_lease(self, name: str) -> LeaseView | None: ...
+
+    def create_lease(self, name: str, holder: str, lease_s: float) -> LeaseView: ...
+
+    def replace_lease(self, name: str, lease: LeaseView) -> LeaseView: ...
+
+
+class LeaseKeeper:
+    """`failed` hears of each call that did, by its status."""
+
+    def __init__(
+        self, election: Election, store: LeaseStore, name: str, clock: Clock, failed: Callable[[KubeError], None]
+    ) -> None:
+        self._election = election
+        self._store = store
+        self._name = name
+        self._clock = clock
+        self._failed = failed
+        self._did_lead = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether a change may be asked for now."""
+        return self._election.leads(self._clock.now())
+
+    @property
+    def holder(self) -> str:
+        return self._election.holder
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Until `stopped`; the Lease is ours until `resign`, because a decision may still be under way."""
+        while not stopped.is_set():
+            await asyncio.to_thread(self.look)
+            try:
+                await asyncio.wait_for(stopped.wait(), self._election.period_s)
+            except TimeoutError:
+                continue
+
+    def look(self) -> None:
+        """One look at the Lease, and a claim where there is one to make. Blocks."""
+        try:
+            self._look()
+        except KubeError as error:
+            if not error.is_conflict:  # that is how others win
+                self._failed(error)
+                _log.warning("lease %s: %s", self._name, error)
+        self._tell()
+
+    def resign(self) -> None:
+        left = self._election.resigned()
+        if left is None:
+            return
+        try:
+            self._store.replace_lease(self._name, left)
+            _log.info("lease %s is left to the next planner", self._name)
+        except KubeError as error:
+            _log.info("lease %s cannot be left to the next planner, who will wait for its end: %s", self._name, error)
+
+    def _look(self) -> None:
+        election, clock = self._election, self._clock
+        seen = self._store.read_lease(self._name)
+        sent_at = clock.now()
+        if seen is None:
+            made = self._store.create_lease(self._name, election.me, election.lease_s)
+            election.claimed(made, sent_at, clock.now())
+            return
+        election.saw(seen, clock.now())
+        claim = election.claim(sent_at)
+        if claim is not None:
+            election.claimed(self._store.replace_lease(self._name, claim), sent_at, clock.now())
+
+    def _tell(self) -> None:
+        leads = self.leads
+        if leads != self._did_lead:
+            _log.info(
+                "this planner %s lease %s", "leads by" if leads else f"does not lead: {self.holder} has", self._name
+            )
+        self._did_lead = leads

@@ -1,0 +1,90 @@
+"""One decision and what became of it, as a value that people, logs, traces and JSON can be told; never made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tandem.planner.actuator import Outcome
+from tandem.scaling.cluster_state import ClusterState
+from tandem.scaling.decision import Decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """`at`: seconds since the epoch. `decision` and `observed` are None where too little could be seen, for the reason
+    that `notes` begin with. `replicas`: what was asked for, or in mode explain would have been, by the role of a pool.
+    `workers`: id -> what routers take it for. `seconds` that all of it took."""
+
+    at: float
+    model: str
+    outcome: Outcome
+    leads: bool
+    num_gateways: int = 0
+    observed: ClusterState | None = None
+    decision: Decision | None = None
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    workers: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Why, and what was done."""
+        return (*(self.decision.reasons if self.decision is not None else ()), *self.notes)
+
+    @property
+    def summary(self) -> tuple[object, ...]:
+        """Two plans in a row with the same gist say nothing new."""
+        decision = self.decision
+        decided = () if decision is None else (decision.target, decision.held_back, decision.changes)
+        return (self.outcome, self.leads, *decided, self.notes)
+
+    @property
+    def headline(self) -> str:
+        if self.decision is None:
+            return f"{self.outcome}: nothing is decided"
+        target = ", ".join(f"{number} {role}" for role, number in self.decision.target._asdict().items())
+        return f"{self.outcome}: {target}"
+
+    def as_json(self) -> dict[str, Any]:
+        decision, observed = self.decision, self.observed
+        told: dict[str, Any] = {
+            "at": round(self.at, 3),
+            "model": self.model,
+            "outcome": self.outcome,
+            "leads": self.leads,
+            "reasons": list(self.sentences),
+            "replicas": dict(self.replicas),
+            "workers": dict(self.workers),
+            "num_gateways": self.num_gateways,
+            "seconds": round(self.seconds, 6),
+        }
+        if decision is not None:
+            told |= {
+                "target": decision.target._asdict(),
+                "needed": decision.needed._asdict(),
+                "changes": [change._asdict() for change in decision.changes],
+                "held_back": decision.held_back,
+                "forecast": None if decision.forecast is None else asdict(decision.forecast),
+            }
+        if observed is not None:
+            told["observed"] = asdict(observed)
+        return told
+
+    def attributes(self) -> dict[str, str | int | float | bool | tuple[str, ...]]:
+        """Of a span."""
+        found: dict[str, str | int | float | bool | tuple[str, ...]] = {
+            "tandem.plan.model": self.model,
+            "tandem.plan.outcome": self.outcome,
+            "tandem.plan.leads": self.leads,
+            "tandem.plan.reasons": self.sentences,
+            "tandem.plan.num_gateways": self.num_gateways,
+            "tandem.plan.num_workers": len(self.workers),
+        }
+        if self.decision is not None:
+            found["tandem.plan.held_back"] = self.decision.held_back
+            for name, target in (("target", self.decision.target), ("needed", self.decision.needed)):
+                found |= {f"tandem.plan.{name}.{role}": number for role, number in target._asdict().items()}
+        return found | {f"tandem.plan.replicas.{role}": number for role, number in self.replicas.items()}

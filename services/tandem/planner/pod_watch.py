@@ -1,0 +1,157 @@
+"""The pods of a RayCluster as they are now, kept by a list and a watch on a thread of its own; never changes one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from threading import Event, Lock, Thread
+from typing import NamedTuple, Protocol
+
+from tandem.core.clock import Clock
+from tandem.planner.backoff import Backoff
+from tandem.planner.kube_error import KubeError
+
+WINDOW_S = 20
+"""How long one watch lasts, after which the next one goes on from where it ended."""
+SHORT_S = 1.0
+"""A watch that ends sooner, though without an error, is not begun again at once."""
+STALE_S = 60.0
+"""What was heard last so long ago is not the truth any more."""
+
+_log = logging.getLogger(__name__)
+
+
+class Pod(NamedTuple):
+    """`group`: its worker group; the head has another one. `is_ending`: it is being deleted, or over."""
+
+    name: str
+    group: str
+    ip: str
+    is_ending: bool
+
+
+class PodEvent(NamedTuple):
+    """As a watch tells it: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no pod."""
+
+    kind: str
+    pod: Pod | None
+    version: str
+
+
+class WatchStream(Protocol):
+    def __iter__(self) -> Iterator[PodEvent]: ...
+
+    def cut(self) -> None: ...
+
+
+class PodSource(Protocol):
+    """As `kube.KubeApi`. Methods raise KubeError."""
+
+    def list_pods(self, selector: str) -> tuple[list[Pod], str]: ...
+
+    def watch_pods(self, selector: str, version: str, window_s: int) -> WatchStream: ...
+
+
+class PodInformer:
+    """Between `start` and `close`. `selector` as label selectors are written."""
+
+    def __init__(self, source: PodSource, selector: str, clock: Clock, backoff: Backoff) -> None:
+        self.selector = selector
+        self.problem = "its pods have not been listed yet"
+        self._source = source
+        self._clock = clock
+        self._backoff = backoff
+        self._pods: dict[str, Pod] = {}
+        self._version = ""
+        self._heard_at: float | None = None
+        self._stream: WatchStream | None = None
+        self._lock = Lock()
+        self._is_closed = Event()
+        self._is_listed = Event()
+        self._thread = Thread(target=self._run, name="pod-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Returns when the thread has ended; what it waits for is cut off."""
+        self._is_closed.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.cut()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def pods(self, wait_s: float = 0.0) -> tuple[Pod, ...] | None:
+        """By name; None while they are not known, for the reason `problem`. Blocks at most `wait_s` for the first
+        list."""
+        self._is_listed.wait(wait_s)
+        with self._lock:
+            heard_at = self._heard_at
+            if heard_at is None or self._clock.now() - heard_at > STALE_S:
+                return None
+            return tuple(sorted(self._pods.values()))
+
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                if not self._version:
+                    self._list()
+                began = self._clock.now()
+                self._follow()
+                if self._clock.now() - began >= SHORT_S:
+                    self._backoff.worked()
+                else:
+                    self._is_closed.wait(self._backoff.failed())
+            except KubeError as error:
+                self._failed(error)
+            except Exception as error:
+                # Whatever it is, a thread that ends would never know of a pod again.
+                self._version = ""
+                self._failed(KubeError(0, f"{type(error).__name__}: {error}"))
+
+    def _list(self) -> None:
+        pods, version = self._source.list_pods(self.selector)
+        with self._lock:
+            self._pods = {pod.name: pod for pod in pods}
+            self._heard(version)
+        self._is_listed.set()
+
+    def _follow(self) -> None:
+        stream = self._source.watch_pods(self.selector, self._version, WINDOW_S)
+        with self._lock:
+            self._stream = stream
+            if self._is_closed.is_set():
+                stream.cut()
+        try:
+            for kind, pod, version in stream:
+                with self._lock:
+                    if pod is not None and kind == "DELETED":
+                        self._pods.pop(pod.name, None)
+                    elif pod is not None:
+                        self._pods[pod.name] = pod
+                    self._heard(version)
+        finally:
+            with self._lock:
+                self._stream = None
+        with self._lock:
+            self._heard(self._version)
+
+    def _heard(self, version: str) -> None:
+        self._version, self._heard_at, self.problem = version, self._clock.now(), ""
+
+    def _failed(self, error: KubeError) -> None:
+        if self._is_closed.is_set():
+            return
+        if error.is_gone:
+            _log.info("the watch of pods is too far behind; they are listed anew")
+            self._version = ""
+            self._is_closed.wait(self._backoff.failed())
+            return
+        with self._lock:
+            self.problem = f"its pods cannot be watched: {error}"
+        if not error.is_transient:
+            self._version = ""
+        delay_s = self._backoff.failed(error.retry_after_s)
+        _log.warning("%s; again in %.1f s", self.problem, delay_s)
+        self._is_closed.wait(delay_s)

@@ -1,0 +1,104 @@
+"""Asks the registry who is there, and each worker how it is; never tells one to do anything but to drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import grpc.aio
+
+from tandem.core.config import Config, EngineConfig
+from tandem.core.errors import TandemError
+from tandem.core.ids import WorkerRef
+from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad
+from tandem.planner.worker_state import WorkerState
+from tandem.scaling.cluster_state import WorkerCapacity
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRegistry
+from tandem.wire.gen import worker_pb2
+from tandem.wire.gen.worker_pb2_grpc import WorkerStub
+from tandem.wire.peer_auth import PeerAuth, reason_of
+from tandem.wire.worker_codec import decode_load, decode_step_cost
+
+ANSWER_S = 3.0
+MAX_ASKED = 32
+"""Workers that are asked at once."""
+
+
+class WorkerInventory:
+    """Keeps a channel open to each worker that is registered."""
+
+    def __init__(self, registry: WorkerRegistry, trust: PeerAuth, config: Config) -> None:
+        self._registry = registry
+        self._trust = trust
+        self._engine = config.engine
+        self._has_own_horizon = config.worker.queue_horizon_ms > 0
+        self._channels: dict[WorkerRef, tuple[grpc.aio.Channel, WorkerStub]] = {}
+
+    async def look(self) -> tuple[WorkerState, ...]:
+        """All workers that are registered, by id. Raises RegistryUnavailable."""
+        records = await self._registry.list()
+        await self._close({*self._channels} - {record.worker for record in records})
+        at_once = asyncio.Semaphore(MAX_ASKED)
+        return tuple(await asyncio.gather(*(self._ask(record, at_once) for record in records)))
+
+    async def drain(self, workers: Sequence[WorkerState]) -> dict[WorkerRef, int | None]:
+        """Have them take no new work; returns at once what each still has, None where it did not answer."""
+        return dict(zip((w.ref for w in workers), await asyncio.gather(*map(self._drain, workers)), strict=True))
+
+    async def set_role(self, worker: WorkerState, role: str) -> bool:
+        """False when it has gone. Raises RegistryUnavailable."""
+        return await self._registry.set_role(worker.ref, role)
+
+    async def close(self) -> None:
+        await self._close({*self._channels})
+        await self._registry.close()
+
+    async def _ask(self, record: WorkerRecord, at_once: asyncio.Semaphore) -> WorkerState:
+        known = WorkerState(ref=record.worker, model=record.model, pool=record.pool, role=record.effective_role)
+        try:
+            async with at_once:
+                reply = await self._stub(record.worker).Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
+            load = decode_load(reply.load)
+            return replace(known, load=load, capability=self._capability(reply, load))
+        except grpc.aio.AioRpcError as error:
+            return replace(known, problem=reason_of(error))
+        except TandemError as error:
+            return replace(known, problem=error.message)
+
+    async def _drain(self, worker: WorkerState) -> int | None:
+        try:
+            reply = await self._stub(worker.ref).Drain(worker_pb2.DrainRequest(timeout_ms=0), timeout=ANSWER_S)
+        except (grpc.aio.AioRpcError, TandemError):
+            return None
+        return int(reply.num_left)
+
+    def _capability(self, reply: worker_pb2.DescribeReply, load: WorkerLoad) -> WorkerCapacity | None:
+        block_size = reply.transport.layout.block_size
+        if not reply.HasField("step_cost") or not load.num_blocks or not block_size:
+            return None
+        return WorkerCapacity(
+            cost=decode_step_cost(reply.step_cost),
+            num_blocks=load.num_blocks,
+            block_size=block_size,
+            max_num_seqs=reply.max_num_seqs or self._engine.max_num_seqs,
+            max_num_batched_tokens=_step_tokens(load, self._engine, self._has_own_horizon),
+        )
+
+    def _stub(self, worker: WorkerRef) -> WorkerStub:
+        if worker not in self._channels:
+            channel = self._trust.open_channel(worker.address)
+            self._channels[worker] = channel, self._trust.stub(channel, worker.incarnation)
+        return self._channels[worker][1]
+
+    async def _close(self, gone: set[WorkerRef]) -> None:
+        for worker in gone:
+            channel, _ = self._channels.pop(worker)
+            await channel.close(None)
+
+
+def _step_tokens(load: WorkerLoad, engine: EngineConfig, has_own_horizon: bool) -> int:
+    """A worker says it by how much it takes on, unless that was set by itself."""
+    told = 0 if has_own_horizon else load.num_horizon_tokens // HORIZON_STEPS
+    return told or engine.max_num_batched_tokens

@@ -1,0 +1,194 @@
+"""The KV pool's memory and views of it, and the host memory beside it; never decides which block is whose."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockId
+from tandem.kv.host_offload import Offload, Onload
+from tandem.kv.layout import KVLayout, KVRegion
+from tandem.runtime.device import torch_dtype
+from tandem.runtime.device_stream import DeviceStream, HostStream
+from tandem_kernels.contract import FLOAT8, LayerKV
+from tandem_kernels.dispatch import BlockDigestOp
+from tandem_kernels.reference import block_digest
+
+_WORD_BYTES = 8
+_TRIAL_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+"""Odd, so that no two words of a trial block are alike: 2 to the 64th over the golden ratio, as a signed number."""
+
+
+class KVCache:
+    """One zeroed tensor `pool` `[num_blocks, *share.block_shape()]`, and `layers`, the planes of each. The blocks of
+    trials lie behind it, see `KVRegion`.
+
+    `layout` is the whole model's; `share` that of the `heads` which this rank holds, all of them without tensor
+    parallelism. `host` is a tensor `[num_host_slots, *share.block_shape()]` that no step reads. Invariant: a slot of a
+    block that holds no token is finite, see `clear`.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        block_digest: BlockDigestOp = block_digest,
+        num_host_slots: int = 0,
+        heads: range | None = None,
+        aside: DeviceStream | None = None,
+    ) -> None:
+        """`aside` is for what goes on beside steps; the pool is on its device, by default the CPU."""
+        self.layout = layout
+        self.heads = range(layout.group.heads) if heads is None else heads
+        self.share = layout.for_rank(self.heads)
+        self.num_blocks = num_blocks
+        self.num_host_slots = num_host_slots
+        self._block_digest = block_digest
+        self._aside = aside or HostStream()
+        share, device = self.share, self._aside.device
+        number = num_blocks + 2 * share.num_probe_blocks
+        self._memory = _blocks(share, number) if device.type == "cpu" else _device_blocks(share, number, device)
+        self.pool = self._memory[:num_blocks]
+        self.host = _blocks(share, num_host_slots) if device.type == "cpu" else _pinned(share, num_host_slots)
+        self.layers = tuple(_layer(self.pool, share, i) for i in range(layout.group.layers))
+
+    @property
+    def region(self) -> KVRegion:
+        """Where a transport finds the blocks; valid as long as this object lives."""
+        return KVRegion(
+            address=self.pool.data_ptr(),
+            num_blocks=self.num_blocks,
+            block_bytes=self.share.block_bytes,
+            head_start=self.heads.start,
+            head_stop=self.heads.stop,
+            device=str(self.pool.device),
+            num_trial_blocks=self.share.num_probe_blocks,
+        )
+
+    def clear(self, blocks: Sequence[BlockId]) -> None:
+        """Zero blocks that are about to be filled in part: attention weighs their empty slots with zero, and zero
+        times an infinity left by an earlier owner is not zero."""
+        for block in blocks:
+            self.pool[block].zero_()
+
+    def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy whole blocks, (from, to); no block is both."""
+        for source, target in copies:
+            self.pool[target].copy_(self.pool[source])
+
+    def offload(self, copies: Sequence[Offload]) -> None:
+        """Copy whole blocks to host memory; on a GPU in the order of its stream, in which they come back too."""
+        for block, slot in copies:
+            self.host[slot].copy_(self.pool[block], non_blocking=True)
+
+    def onload(self, copies: Sequence[Onload]) -> None:
+        """Copy whole blocks back from it."""
+        for slot, block in copies:
+            self.pool[block].copy_(self.host[slot], non_blocking=True)
+
+    def fill_trial_blocks(self) -> list[tuple[int, ...]]:
+        """Write those that others read, once. Returns the digests of all heads of the model, of the i-th of them as
+        the i-th of a prompt; equal for every pool of this layout."""
+        start, digests = self.num_blocks, []
+        index = torch.zeros(1, dtype=torch.int64, device=self.pool.device)
+        for number in range(self.share.num_probe_blocks):
+            block = trial_block(self.layout, number, self.pool.device)
+            self._memory[start + number].copy_(block[0, self.heads.start : self.heads.stop])
+            digests += unsigned(self._block_digest(block, index, index + number))
+        return digests
+
+    def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
+        """Unsigned 64-bit digests per KV head of the model of `blocks`, which are the `indices`-th of their prompt."""
+        return unsigned(self.digest_on_device(*self._places(blocks, indices)))
+
+    def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """`digest` of int64 tensors `[n]` on the pool's device, as int64 `[n, heads]` there with the same bits."""
+        return self.digest_own_on_device(blocks, indices)
+
+    def digest_here(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
+        """`digest` of the heads that this rank holds. May be called beside the steps, of blocks that none of them
+        writes: it waits for itself alone."""
+        with self._aside.running():
+            return unsigned(self.digest_own_on_device(*self._places(blocks, indices)))
+
+    def digest_own_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """`digest_on_device` of the heads that this rank holds."""
+        return self._block_digest(self._memory, blocks, indices, head_start=self.heads.start)
+
+    def _places(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        device = self.pool.device
+        return torch.tensor(blocks, device=device), torch.tensor(indices, device=device)
+
+    def __repr__(self) -> str:
+        sizes = f"{self.pool.nbytes >> 20} MiB, {self.host.nbytes >> 20} MiB in host memory"
+        return f"{type(self).__name__}({self.num_blocks} blocks of {self.share}, {sizes})"
+
+
+def unsigned(words: torch.Tensor) -> list[tuple[int, ...]]:
+    """Rows of digests as contracts have them."""
+    return [tuple(row) for row in words.cpu().numpy().view(np.uint64).tolist()]
+
+
+def trial_block(layout: KVLayout, number: int, device: torch.device) -> torch.Tensor:
+    """`[1, *layout.block_shape()]`: a block of known content, other in each head, and in blocks of other numbers."""
+    heads = layout.group.heads
+    words = torch.arange(layout.head_bytes // _WORD_BYTES, dtype=torch.int64, device=device) * _TRIAL_STEP
+    starts = torch.arange(number * heads + 1, (number + 1) * heads + 1, dtype=torch.int64, device=device)
+    return (words + starts[:, None]).view(torch.uint8).view(_dtype(layout)).view(1, *layout.block_shape())
+
+
+def _layer(pool: torch.Tensor, layout: KVLayout, index: int) -> LayerKV:
+    key, value = pool[:, :, index, 0], pool[:, :, index, 1]
+    if not layout.group.is_scaled:
+        return LayerKV(key, value)
+    shape = (*key.shape[:-1], layout.block_size, layout.group.head_dim)
+    values, scales = ([tile[..., part] for tile in (key, value)] for part in _parts(layout))
+    return LayerKV(*(tile.view(FLOAT8).view(shape) for tile in values), *(tile.view(torch.float32) for tile in scales))
+
+
+def _parts(layout: KVLayout) -> tuple[slice, slice]:
+    """Of a scaled tile its numbers' bytes and its scales'."""
+    num_bytes = layout.block_size * layout.group.head_dim
+    return slice(num_bytes), slice(num_bytes, None)
+
+
+def _dtype(layout: KVLayout) -> torch.dtype:
+    return torch.uint8 if layout.group.is_scaled else torch_dtype(layout.group.dtype)
+
+
+def _device_blocks(layout: KVLayout, number: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(number, *layout.block_shape(), dtype=_dtype(layout), device=device)
+
+
+def _pinned(layout: KVLayout, number: int) -> torch.Tensor:
+    """Host memory that a GPU copies to and from by itself, registered until the process ends. Torch's own would be as
+    much as the next power of two. Raises TandemError where it cannot be locked."""
+    memory = _blocks(layout, number)
+    if number:
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if code:
+            message = f"{memory.nbytes >> 20} MiB of host memory cannot be locked for the GPU: CUDA error {code}"
+            raise TandemError(ErrorKind.UNSUPPORTED, message, param="host_cache_memory")
+    return memory
+
+
+def _blocks(layout: KVLayout, number: int) -> torch.Tensor:
+    """`[number, *layout.block_shape()]`, zeros."""
+    dtype = _dtype(layout)
+    if not number:
+        return torch.zeros(0, *layout.block_shape(), dtype=dtype)
+    # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a region
+    # that begins with a page. Private, because shared memory gets no huge pages: with them copies and digests of blocks
+    # were up to three times as fast. The tensor keeps the mapping.
+    memory = mmap.mmap(-1, number * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(number, *layout.block_shape())

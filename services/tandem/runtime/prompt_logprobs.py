@@ -1,0 +1,59 @@
+"""Log probabilities of known tokens, a few rows of logits at a time; never draws and never holds a prompt's logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tandem.core.events import SampledToken
+from tandem_kernels.reference.sample import best
+
+PIECE_BYTES = 16 << 20
+"""Of float64 logits at a time."""
+
+
+def compute_prompt_logprobs(
+    head: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    tokens: Sequence[int],
+    num_top: int,
+    vocab_size: int,
+) -> tuple[SampledToken, ...]:
+    """Each of `tokens` by the row of `hidden` `[len(tokens), hidden]` that it follows, with the `num_top` most likely
+    ones. `head` makes logits `[rows, vocab_size]` of hidden rows. Raises ValueError when a row is not finite."""
+    size = max(1, PIECE_BYTES // (vocab_size * 8))
+    scores: list[SampledToken] = []
+    for start in range(0, len(tokens), size):
+        stop = min(start + size, len(tokens))
+        scores += _score(head(hidden[start:stop]), tokens[start:stop], num_top)
+    return tuple(scores)
+
+
+def _score(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[SampledToken]:
+    if not all(math.isfinite(float(end)) for end in torch.aminmax(logits)):
+        raise ValueError("logits are not finite")
+    logits = logits.to(torch.float64)
+    totals = torch.logsumexp(logits, 1, keepdim=True)
+    known = (logits.gather(1, torch.tensor(tokens)[:, None]) - totals).flatten().tolist()
+    ids = best_of_rows(logits, num_top)
+    values = (logits.gather(1, ids) - totals).tolist()
+    tops = [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values, strict=True)]
+    return [SampledToken(*scored) for scored in zip(tokens, known, tops, strict=True)]
+
+
+def best_of_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """`sampler.best` of each row `[rows, vocab]`: ids `[rows, count]`, or all when there are fewer."""
+    count = min(count, rows.shape[1])
+    if count == 0:
+        return torch.empty((len(rows), 0), dtype=torch.int64)
+    # Of equal values any may be found first, and which of those that are equal to the last is left open.
+    ids = rows.topk(count).indices.sort(1).values
+    values = rows.gather(1, ids)
+    order = values.sort(dim=1, descending=True, stable=True).indices
+    ids = ids.gather(1, order)
+    is_open = (rows >= values.amin(1, keepdim=True)).sum(1) > count
+    for row in is_open.nonzero().flatten().tolist():
+        ids[row] = best(rows[row], count)
+    return ids

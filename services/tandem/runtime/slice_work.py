@@ -1,0 +1,97 @@
+"""Slices made ready to be computed, and what an executor remembers between steps; never computes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.ids import BlockId, SeqId
+from tandem.sched.step_plan import ScheduledSlice, SliceResult
+
+FAILURES = (RuntimeError, ValueError, IndexError, MemoryError, OverflowError)
+"""What a slice may fail with, so that others go on."""
+NO_TOKEN = "no token is known to continue from"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSlice:
+    """A checked slice with its token ids, chained or not. `source`: the draw of the step before, counted in the order
+    of its draws, whose token stands in the place of the one id here; None: the ids are known."""
+
+    piece: ScheduledSlice
+    tokens: tuple[int, ...]
+    source: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLimits:
+    """What a slice must keep within. `max_model_len` in tokens."""
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+    def check(self, piece: ScheduledSlice, tokens: tuple[int, ...]) -> str | None:
+        """Why a slice of these tokens cannot be computed."""
+        if piece.start < 0 or piece.num_tokens < 1 or len(tokens) != piece.num_tokens:
+            return f"{len(tokens)} tokens for positions [{piece.start}, {piece.stop})"
+        if piece.num_drafted < 0 or piece.num_certain < 1 or (piece.num_drafted and piece.sampling is None):
+            return f"{piece.num_drafted} guesses in a slice of {piece.num_tokens} tokens, without a draw before them"
+        if piece.stop > self.max_model_len:
+            return f"position {piece.stop - 1} is beyond the model's {self.max_model_len} tokens"
+        if len(piece.blocks) < -(-piece.stop // self.block_size):
+            return f"{len(piece.blocks)} blocks cannot hold {piece.stop} tokens"
+        if min(piece.blocks) < 0 or max(piece.blocks) >= self.num_blocks:
+            return f"a block is outside the pool of {self.num_blocks}"
+        if piece.digest_blocks and not set(piece.digest_blocks) <= set(piece.blocks):
+            return "a block to be digested is not among the slice's blocks"
+        known = (*tokens, *piece.scored) if piece.scored else tokens
+        if min(known) < 0 or max(known) >= self.vocab_size:
+            return "a token id is outside the vocabulary"
+        if len(piece.scored) > piece.num_certain:
+            return f"{len(piece.scored)} tokens to be scored by {piece.num_certain} rows"
+        return None
+
+
+class LastTokens:
+    """The token drawn last for each sequence that one of the last two results named."""
+
+    def __init__(self) -> None:
+        self._last: dict[SeqId, int] = {}
+        self._previous: frozenset[SeqId] = frozenset()
+
+    def of(self, seq: SeqId) -> int | None:
+        return self._last.get(seq)
+
+    def remember(self, results: Sequence[SliceResult]) -> frozenset[SeqId]:
+        """Take in a step's results; a failed slice breaks its chain. Returns whoever may be asked for again."""
+        named = frozenset(result.seq for result in results)
+        recent = self._previous | named
+        self._last = {seq: token for seq, token in self._last.items() if seq in recent}
+        for result in results:
+            if result.error is not None:
+                self._last.pop(result.seq, None)
+            elif result.tokens:
+                self._last[result.seq] = result.tokens[-1].id
+        self._previous = named
+        return recent
+
+
+def partly_filled(piece: ScheduledSlice, block_size: int) -> tuple[BlockId, ...]:
+    """The block that this slice is the first to write to and does not fill, if there is one."""
+    index = piece.stop // block_size
+    is_fresh = index * block_size >= piece.start
+    return (piece.blocks[index],) if piece.stop % block_size and is_fresh else ()
+
+
+def digest_places(piece: ScheduledSlice) -> list[tuple[BlockId, int]]:
+    """Blocks to be digested with their places in the prompt."""
+    if not piece.digest_blocks:
+        return []
+    index_of = {block: i for i, block in enumerate(piece.blocks)}
+    return [(block, index_of[block]) for block in piece.digest_blocks]
+
+
+def failed(seq: SeqId, error: BaseException) -> SliceResult:
+    return SliceResult(seq, error=f"{type(error).__name__}: {error}")

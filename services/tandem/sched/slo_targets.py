@@ -1,0 +1,50 @@
+"""What latency each lane was promised, frozen; never measures one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.config import SloConfig
+from tandem.core.lane import Lane
+from tandem.core.slo import Slo
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSlo:
+    """Seconds to the first token and between two tokens; 0 promises nothing."""
+
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(self.ttft_s or None, self.itl_s or None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTargets:
+    """Of each lane."""
+
+    interactive: LaneSlo = LaneSlo()
+    standard: LaneSlo = LaneSlo()
+    batch: LaneSlo = LaneSlo()
+
+    @classmethod
+    def of(cls, slo: SloConfig) -> LatencyTargets:
+        return cls(
+            interactive=LaneSlo(slo.ttft_ms / 1e3, slo.itl_ms / 1e3),
+            standard=LaneSlo(slo.standard_ttft_ms / 1e3, slo.standard_itl_ms / 1e3),
+            batch=LaneSlo(slo.batch_ttft_ms / 1e3, slo.batch_itl_ms / 1e3),
+        )
+
+    def lane(self, lane: Lane) -> LaneSlo:
+        match lane:
+            case Lane.INTERACTIVE:
+                return self.interactive
+            case Lane.STANDARD:
+                return self.standard
+            case Lane.BATCH:
+                return self.batch
+
+
+NO_TARGETS = LatencyTargets()

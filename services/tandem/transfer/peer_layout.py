@@ -1,0 +1,90 @@
+"""What a transport checks before it touches a peer's memory, and where the heads that it needs lie there; pure, never
+talks to the peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.engine.ports import BlockCopy, PeerError, TransportPeer, TransportRank
+from tandem.transfer.memory_pool import MemoryPool
+
+
+class CopyRefused(PeerError):
+    """A read named a block that does not exist. Nothing was read; the peer and its other reads are unharmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """What one rank of a peer holds of each of our blocks: `num_bytes`, at these offsets in its block and in ours."""
+
+    rank: TransportRank
+    remote_offset: int
+    local_offset: int
+    num_bytes: int
+    is_whole: bool
+    """Its blocks hold the same heads as ours, so that neighbours on both sides are one piece of memory."""
+
+
+def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
+    """Raise PeerError unless the ranks of the peer hold each of the model's KV heads once, in blocks that can be copied
+    into ours. How many ranks either side has does not matter."""
+    if peer.layout != pool.layout:
+        raise PeerError(f"{peer.worker} holds KV blocks of {peer.layout}, this worker of {pool.layout}")
+    if len({rank.agent for rank in peer.ranks}) != len(peer.ranks):
+        raise PeerError(f"{peer.worker} names one agent for several ranks")
+    regions = sorted((rank.region for rank in peer.ranks), key=lambda region: region.head_start)
+    starts, stops = [region.head_start for region in regions], [region.head_stop for region in regions]
+    num_heads = pool.layout.group.heads
+    if [0, *stops] != [*starts, num_heads] or any(start >= stop for start, stop in zip(starts, stops, strict=True)):
+        ranges = ", ".join(f"[{start}, {stop})" for start, stop in zip(starts, stops, strict=True)) or "none"
+        raise PeerError(f"{peer.worker} must hold {num_heads} KV heads, each once, and has {ranges}")
+    for region in regions:
+        if region.block_bytes != (region.head_stop - region.head_start) * pool.layout.head_bytes or region.address < 1:
+            raise PeerError(f"{peer.worker} describes a region that does not fit its layout: {region}")
+        if region.num_blocks != regions[0].num_blocks or region.num_blocks < 1:
+            raise PeerError(f"the ranks of {peer.worker} have {[r.num_blocks for r in regions]} blocks")
+        if region.num_trial_blocks != regions[0].num_trial_blocks:
+            raise PeerError(f"the ranks of {peer.worker} have {[r.num_trial_blocks for r in regions]} trial blocks")
+
+
+def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[RankShare, ...]:
+    """Where our heads lie, of a peer that was checked; ranks that hold none of them are not named."""
+    return tuple(
+        _share(pool, rank)
+        for rank in peer.ranks
+        if rank.region.head_start < pool.heads.stop and pool.head_start < rank.region.head_stop
+    )
+
+
+def _share(pool: MemoryPool, rank: TransportRank) -> RankShare:
+    head_bytes, region = pool.layout.head_bytes, rank.region
+    start = max(region.head_start, pool.head_start)
+    stop = min(region.head_stop, pool.heads.stop)
+    return RankShare(
+        rank=rank,
+        remote_offset=(start - region.head_start) * head_bytes,
+        local_offset=(start - pool.head_start) * head_bytes,
+        num_bytes=(stop - start) * head_bytes,
+        is_whole=(region.head_start, region.head_stop) == (pool.head_start, pool.heads.stop),
+    )
+
+
+def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCopy]) -> None:
+    """Raise CopyRefused unless `copies` is not empty and names blocks inside both pools."""
+    if not copies:
+        raise CopyRefused("a read of no blocks")
+    theirs, ours = peer.ranks[0].region, pool.region()
+    for copy in copies:
+        if not 0 <= copy.remote < theirs.num_all_blocks:
+            raise CopyRefused(f"{peer.worker} has no block {copy.remote}, it has {theirs.num_all_blocks}")
+        if not 0 <= copy.local < ours.num_all_blocks:
+            raise CopyRefused(f"this worker has no block {copy.local}, it has {ours.num_all_blocks}")
+
+
+def join_ranks(parts: Sequence[TransportPeer]) -> TransportPeer:
+    """One worker, of what each of its ranks' transports says of itself. Raises ValueError when they are of several."""
+    first, *others = parts
+    if any((part.worker, part.layout) != (first.worker, first.layout) for part in others):
+        raise ValueError(f"{len(parts)} ranks describe different workers or layouts: {parts}")
+    return TransportPeer(first.worker, first.layout, tuple(rank for part in parts for rank in part.ranks))

@@ -1,0 +1,209 @@
+"""Jobs as messages of worker.proto and back; never decides whether one is taken.
+
+What a message says wrongly raises TandemError(INVALID_REQUEST), as in `tandem.wire.worker_codec`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict, assert_never, get_args
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.grammar import Grammar, GrammarKind
+from tandem.core.ids import OPEN_TENANT, GatewayId, HandoffId, Incarnation, JobKey, RequestId, TenantId
+from tandem.core.lane import Lane
+from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.kv_codec import decode_worker, encode_worker, malformed, require
+
+MAX_TRACEPARENT = 64
+"""Characters; the standard's have 55 of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job, whose Watch stream carries its tokens, and which life of the worker is meant."""
+
+    gateway: GatewayId
+    incarnation: Incarnation
+    job: Job
+
+
+class _JobFacts(TypedDict):
+    """What all kinds of jobs have."""
+
+    request: Request
+    attempt: int
+    choice: int
+    num_choices: int
+    output_tokens: tuple[int, ...]
+
+
+def encode_key(key: JobKey) -> pb.JobKey:
+    return pb.JobKey(request=key.request, attempt=key.attempt, choice=key.choice)
+
+
+def decode_key(message: pb.JobKey) -> JobKey:
+    require(message.request, "a job key has no request")
+    return JobKey(RequestId(message.request), message.attempt, message.choice)
+
+
+def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        stop_token_ids=sorted(sampling.stop_token_ids),
+        logprobs=sampling.logprobs,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=[pb.TokenBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
+        min_tokens=sampling.min_tokens,
+        grammar=None
+        if sampling.grammar is None
+        else pb.Grammar(kind=sampling.grammar.kind, source=sampling.grammar.source),
+    )
+
+
+def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
+    """The ranges are checked by SamplingParams itself."""
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
+        min_tokens=message.min_tokens,
+        grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
+    )
+
+
+def _decode_grammar(message: pb.Grammar) -> Grammar:
+    for kind in get_args(GrammarKind):
+        if kind == message.kind:
+            return Grammar(kind, message.source)
+    raise malformed(f"unknown kind of grammar {message.kind!r}")
+
+
+def encode_submission(submission: Submission) -> pb.SubmitRequest:
+    """Token ids and numbers come from clients: what does not fit its field is refused here, as a TandemError."""
+    job, request = submission.job, submission.job.request
+    try:
+        message = pb.SubmitRequest(
+            gateway=submission.gateway,
+            key=encode_key(job.key),
+            model=request.model,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=job.output_tokens,
+            sampling=encode_sampling(request.sampling),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            incarnation=submission.incarnation,
+            lane=request.lane,
+            tenant=request.tenant,
+            num_choices=job.num_choices,
+            prompt_logprobs=request.prompt_logprobs,
+            traceparent=request.traceparent,
+        )
+    except (ValueError, TypeError) as error:
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"request {request.id} cannot be sent: {error}") from None
+    match job:
+        case GenerateJob():
+            message.generate.SetInParent()
+            if job.prefix is not None:
+                message.generate.prefix.CopyFrom(_encode_prefix(job.prefix))
+        case PrefillJob():
+            message.prefill.handoff = job.handoff
+            if job.prefix is not None:
+                message.prefill.prefix.CopyFrom(_encode_prefix(job.prefix))
+        case ResumeJob():
+            message.resume.handoff = job.handoff
+            message.resume.source.CopyFrom(encode_worker(job.source))
+            message.resume.offer_attempt = job.offer_attempt
+        case _:
+            assert_never(job)
+    return message
+
+
+def decode_submission(message: pb.SubmitRequest) -> Submission:
+    require(message.gateway, "a submission names no gateway")
+    require(message.incarnation, "a submission names no incarnation")
+    return Submission(GatewayId(message.gateway), Incarnation(message.incarnation), _decode_job(message))
+
+
+def _decode_traceparent(text: str) -> str:
+    """Nothing is decided by it, so what can be none is left out, and the job is not refused for it."""
+    return text if len(text) <= MAX_TRACEPARENT and text.isascii() else ""
+
+
+def _decode_job(message: pb.SubmitRequest) -> Job:
+    key = decode_key(message.key)
+    request = Request(
+        id=key.request,
+        model=message.model,
+        prompt_tokens=tuple(message.prompt_tokens),
+        sampling=decode_sampling(message.sampling),
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        lane=_decode_lane(message.lane),
+        tenant=TenantId(message.tenant or OPEN_TENANT),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        traceparent=_decode_traceparent(message.traceparent),
+    )
+    facts = _JobFacts(
+        request=request,
+        attempt=key.attempt,
+        choice=key.choice,
+        num_choices=message.num_choices or 1,
+        output_tokens=tuple(message.output_tokens),
+    )
+    match message.WhichOneof("job"):
+        case "generate":
+            prefix = _decode_prefix(message.generate.prefix) if message.generate.HasField("prefix") else None
+            return GenerateJob(**facts, prefix=prefix)
+        case "prefill":
+            prefix = _decode_prefix(message.prefill.prefix) if message.prefill.HasField("prefix") else None
+            return PrefillJob(**facts, handoff=_decode_handoff(message.prefill.handoff), prefix=prefix)
+        case "resume":
+            return ResumeJob(
+                **facts,
+                handoff=_decode_handoff(message.resume.handoff),
+                source=decode_worker(message.resume.source),
+                offer_attempt=message.resume.offer_attempt,
+            )
+        case _:
+            raise malformed("a submission has no job")
+
+
+def _encode_prefix(prefix: RemotePrefix) -> pb.RemotePrefix:
+    source = encode_worker(prefix.source)
+    return pb.RemotePrefix(handoff=prefix.handoff, source=source, num_blocks=prefix.num_blocks)
+
+
+def _decode_prefix(message: pb.RemotePrefix) -> RemotePrefix:
+    """Its range is checked by RemotePrefix itself."""
+    source = decode_worker(message.source)
+    return RemotePrefix(handoff=_decode_handoff(message.handoff), source=source, num_blocks=message.num_blocks)
+
+
+def _decode_lane(value: int) -> Lane:
+    try:
+        return Lane(value)
+    except ValueError:
+        raise malformed(f"unknown lane {value}") from None
+
+
+def _decode_handoff(handoff: str) -> HandoffId:
+    require(handoff, "a job has no hand-off id")
+    return HandoffId(handoff)

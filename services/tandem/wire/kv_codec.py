@@ -1,0 +1,191 @@
+"""The values of the rooms as messages of kv.proto and back; never decides what a hand-off does.
+
+`encode_*` takes our values, `decode_*` what a peer sent. A message that says less than it must, or says it wrongly,
+raises TandemError(INVALID_REQUEST); nothing else is raised for what a peer sent.
+"""
+
+from __future__ import annotations
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockHash, BlockId, HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import TransportPeer, TransportRank
+from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, Announcement, BlockDigest, RemotePrefixRequest
+from tandem.kv.hashing import HASH_BYTES
+from tandem.kv.layout import ITEM_BYTES, KVGroup, KVLayout, KVRegion
+from tandem.wire.gen import kv_pb2 as pb
+
+
+def malformed(message: str) -> TandemError:
+    """What every decoder raises."""
+    return TandemError(ErrorKind.INVALID_REQUEST, f"malformed message: {message}")
+
+
+def require(ok: object, message: str) -> None:
+    if not ok:
+        raise malformed(message)
+
+
+# ---- identities
+
+
+def encode_worker(ref: WorkerRef) -> pb.WorkerRef:
+    return pb.WorkerRef(id=ref.id, incarnation=ref.incarnation, address=ref.address)
+
+
+def decode_worker(message: pb.WorkerRef) -> WorkerRef:
+    require(message.id and message.incarnation and message.address, "a worker has an id, an incarnation and an address")
+    return WorkerRef(WorkerId(message.id), Incarnation(message.incarnation), message.address)
+
+
+def encode_handoff_key(key: HandoffKey) -> pb.HandoffKey:
+    return pb.HandoffKey(handoff=key.handoff, attempt=key.attempt)
+
+
+def decode_handoff_key(message: pb.HandoffKey) -> HandoffKey:
+    require(message.handoff, "a hand-off key has no id")
+    return HandoffKey(HandoffId(message.handoff), message.attempt)
+
+
+def encode_take(key: HandoffKey, num_output_tokens: int) -> pb.PullRemainder:
+    return pb.PullRemainder(key=encode_handoff_key(key), num_output_tokens=num_output_tokens)
+
+
+def encode_prefix_request(key: HandoffKey, prefix_request: RemotePrefixRequest) -> pb.RemotePrefixRequest:
+    return pb.RemotePrefixRequest(
+        key=encode_handoff_key(key), first_index=prefix_request.first_index, hashes=b"".join(prefix_request.hashes)
+    )
+
+
+def decode_prefix_request(message: pb.RemotePrefixRequest) -> tuple[HandoffKey, RemotePrefixRequest]:
+    raw = message.hashes
+    hashes = tuple(BlockHash(raw[i : i + HASH_BYTES]) for i in range(0, len(raw), HASH_BYTES))
+    require(len(raw) % HASH_BYTES == 0, f"names of blocks are {HASH_BYTES} bytes long")
+    require(
+        len(hashes) <= MAX_REMOTE_PREFIX_BLOCKS,
+        f"{len(hashes)} blocks are to be lent, {MAX_REMOTE_PREFIX_BLOCKS} may be",
+    )
+    require(message.first_index < len(hashes), "no block is to be lent")
+    return decode_handoff_key(message.key), RemotePrefixRequest(message.first_index, hashes)
+
+
+# ---- memory
+
+
+def encode_layout(layout: KVLayout) -> pb.KVLayout:
+    groups = [pb.KVGroup(layers=g.layers, heads=g.heads, head_dim=g.head_dim, dtype=g.dtype) for g in layout.groups]
+    return pb.KVLayout(block_size=layout.block_size, groups=groups)
+
+
+def decode_layout(message: pb.KVLayout) -> KVLayout:
+    require(message.block_size, "a layout has no block size")
+    require(message.groups, "a layout has no group")
+    return KVLayout(message.block_size, tuple(_decode_group(group) for group in message.groups))
+
+
+def _decode_group(message: pb.KVGroup) -> KVGroup:
+    require(message.layers and message.heads and message.head_dim, "a group has layers, heads and a head dimension")
+    require(message.dtype in ITEM_BYTES, f"unknown dtype {message.dtype!r}")
+    return KVGroup(message.layers, message.heads, message.head_dim, message.dtype)
+
+
+def encode_region(region: KVRegion) -> pb.KVRegion:
+    return pb.KVRegion(
+        address=region.address,
+        num_blocks=region.num_blocks,
+        block_bytes=region.block_bytes,
+        head_start=region.head_start,
+        head_stop=region.head_stop,
+        device=region.device,
+        num_trial_blocks=region.num_trial_blocks,
+    )
+
+
+def decode_region(message: pb.KVRegion) -> KVRegion:
+    require(message.num_blocks and message.block_bytes, "a region has blocks of some size")
+    require(message.head_start < message.head_stop, "a region holds at least one head")
+    require(message.device, "a region has no device")
+    region = KVRegion(
+        address=message.address,
+        num_blocks=message.num_blocks,
+        block_bytes=message.block_bytes,
+        head_start=message.head_start,
+        head_stop=message.head_stop,
+        device=message.device,
+        num_trial_blocks=message.num_trial_blocks,
+    )
+    end = region.address + region.num_all_blocks * region.block_bytes
+    require(end <= 2**64, "a region ends in the address space")
+    return region
+
+
+def encode_peer(peer: TransportPeer) -> pb.TransportPeer:
+    return pb.TransportPeer(
+        worker=encode_worker(peer.worker),
+        layout=encode_layout(peer.layout),
+        ranks=[
+            pb.TransportRank(agent=rank.agent, metadata=rank.metadata, region=encode_region(rank.region))
+            for rank in peer.ranks
+        ],
+    )
+
+
+def decode_peer(message: pb.TransportPeer) -> TransportPeer:
+    """Who can be read, with regions that are as large as the layout says; whether they hold every head is not asked."""
+    layout = decode_layout(message.layout)
+    ranks = tuple(_decode_rank(rank, layout) for rank in message.ranks)
+    require(ranks, "a transport peer has no rank")
+    return TransportPeer(decode_worker(message.worker), layout, ranks)
+
+
+def _decode_rank(message: pb.TransportRank, layout: KVLayout) -> TransportRank:
+    require(message.agent, "a rank has no agent")
+    region = decode_region(message.region)
+    num_heads = region.head_stop - region.head_start
+    require(region.head_stop <= max(g.heads for g in layout.groups), "a region holds heads that the model lacks")
+    require(region.block_bytes == num_heads * layout.head_bytes, "a region's blocks are not as large as the layout's")
+    return TransportRank(message.agent, message.metadata, region)
+
+
+# ---- what is announced
+
+
+def encode_sampled(token: SampledToken, message: pb.SampledToken | None = None) -> pb.SampledToken:
+    """Into `message` where one is given, which is still empty: appending to a list would copy it."""
+    message = pb.SampledToken() if message is None else message
+    message.id = token.id
+    if token.logprob is not None:
+        message.logprob = token.logprob
+    for token_id, logprob in token.top:
+        message.top_ids.append(token_id)
+        message.top_logprobs.append(logprob)
+    return message
+
+
+def decode_sampled(message: pb.SampledToken) -> SampledToken:
+    logprob = message.logprob if message.HasField("logprob") else None
+    ids, logprobs = message.top_ids, message.top_logprobs
+    require(len(ids) == len(logprobs), "alternatives and their log probabilities differ")
+    return SampledToken(message.id, logprob, tuple(zip(ids, logprobs, strict=True)) if ids else ())
+
+
+def encode_announcement(announcement: Announcement) -> pb.Announcement:
+    return pb.Announcement(
+        key=encode_handoff_key(announcement.key),
+        first_index=announcement.first_index,
+        blocks=[pb.OfferedBlock(block=offered.block, digests=offered.heads) for offered in announcement.blocks],
+        num_computed=announcement.num_computed,
+        num_cached=announcement.num_cached,
+        first_tokens=[encode_sampled(token) for token in announcement.first_tokens],
+        moving=announcement.is_moving,
+        last=announcement.is_last,
+    )
+
+
+def decode_announcement(message: pb.Announcement) -> Announcement:
+    blocks = tuple(BlockDigest(BlockId(offered.block), tuple(offered.digests)) for offered in message.blocks)
+    has_digests = {len(offered.heads) for offered in blocks}
+    require(len(has_digests) <= 1, "blocks of one announcement have different numbers of digests")
+    first = tuple(decode_sampled(token) for token in message.first_tokens)
+    key, facts = decode_handoff_key(message.key), (message.num_cached, message.moving, message.last)
+    return Announcement(key, message.first_index, blocks, message.num_computed, first, *facts)

@@ -1,0 +1,39 @@
+"""Reports on ways between workers as messages of worker.proto and back; never judges a way."""
+
+from __future__ import annotations
+
+import math
+
+from tandem.core.link import WAY_NAMES, LinkReport, LinkType
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.kv_codec import decode_worker, encode_worker, require
+
+
+def encode_link(report: LinkReport) -> pb.LinkReport:
+    return pb.LinkReport(
+        source=encode_worker(report.source),
+        way=report.way,
+        evidence=report.evidence,
+        num_bytes=report.num_bytes,
+        seconds=report.seconds,
+        problem=report.problem,
+        refused=report.refused,
+    )
+
+
+def decode_link(message: pb.LinkReport) -> LinkReport:
+    """A way that only newer versions know is unknown. Raises TandemError(INVALID_REQUEST)."""
+    require(math.isfinite(message.seconds) and message.seconds >= 0, "bytes moved in a time that is none")
+    return LinkReport(
+        source=decode_worker(message.source),
+        way=_way(message.way),
+        evidence=message.evidence,
+        num_bytes=message.num_bytes,
+        seconds=message.seconds,
+        problem=message.problem,
+        refused=message.refused,
+    )
+
+
+def _way(name: str) -> LinkType:
+    return next((known for known in WAY_NAMES if known == name), "unknown")

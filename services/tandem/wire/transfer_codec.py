@@ -1,0 +1,143 @@
+"""What is asked of a rank's mover and what it answers, as messages of mover.proto and back; never moves anything.
+
+`None` in place of a command asks the mover to halt. What a message says too little of, or wrongly, raises
+TandemError(INVALID_REQUEST); nothing else is raised for it.
+"""
+
+from __future__ import annotations
+
+from tandem.core.ids import BlockId
+from tandem.engine.ports import BlockCopy
+from tandem.engine.transfer_messages import (
+    Cancel,
+    Command,
+    Connected,
+    ConnectFailed,
+    ConnectPeer,
+    Event,
+    FailureKind,
+    PeerDrained,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+    ReadRequest,
+    SelfTest,
+    SelfTestDone,
+    SetPolling,
+    TearDownPeer,
+    TransferStopped,
+)
+from tandem.wire.gen import mover_pb2 as pb
+from tandem.wire.kv_codec import decode_peer, encode_peer, malformed, require
+
+_KINDS = {kind.value: kind for kind in FailureKind}
+
+
+def encode_command(command: Command | None) -> pb.MoverCommand:
+    match command:
+        case ReadRequest():
+            return pb.MoverCommand(read=_encode_order(command))
+        case ConnectPeer(peer):
+            return pb.MoverCommand(connect=encode_peer(peer))
+        case Cancel(id):
+            return pb.MoverCommand(cancel=id)
+        case TearDownPeer(peer, reason):
+            return pb.MoverCommand(teardown=pb.TeardownPeer(peer=encode_peer(peer), reason=reason))
+        case SetPolling(busy):
+            return pb.MoverCommand(busy=busy)
+        case SelfTest():
+            return pb.MoverCommand(self_test=pb.SelfTest())
+        case None:
+            return pb.MoverCommand(halt=pb.Halt())
+
+
+def decode_command(message: pb.MoverCommand) -> Command | None:
+    match message.WhichOneof("command"):
+        case "read":
+            return _decode_order(message.read)
+        case "connect":
+            return ConnectPeer(decode_peer(message.connect))
+        case "cancel":
+            return Cancel(message.cancel)
+        case "teardown":
+            return TearDownPeer(decode_peer(message.teardown.peer), message.teardown.reason)
+        case "busy":
+            return SetPolling(message.busy)
+        case "self_test":
+            return SelfTest()
+        case "halt":
+            return None
+        case _:
+            raise malformed("a mover is asked nothing")
+
+
+def _encode_order(order: ReadRequest) -> pb.ReadOrder:
+    digests = order.digests if order.digests is not None else ((),) * len(order.copies)
+    message = pb.ReadOrder(
+        id=order.id,
+        peer=encode_peer(order.peer),
+        local=[copy.local for copy in order.copies],
+        logical=order.logical,
+        checked=order.digests is not None,
+    )
+    for copy, heads in zip(order.copies, digests, strict=True):
+        message.blocks.add(block=copy.remote, digests=heads)
+    return message
+
+
+def _decode_order(message: pb.ReadOrder) -> ReadRequest:
+    require(len(message.blocks) == len(message.local) == len(message.logical), "a read names blocks without a place")
+    copies = tuple(
+        BlockCopy(BlockId(theirs.block), BlockId(ours))
+        for theirs, ours in zip(message.blocks, message.local, strict=True)
+    )
+    digests = tuple(tuple(block.digests) for block in message.blocks) if message.checked else None
+    return ReadRequest(message.id, decode_peer(message.peer), copies, tuple(message.logical), digests)
+
+
+def encode_event(event: Event) -> pb.MoverEvent:
+    match event:
+        case ReadDone(id, num_bytes, seconds):
+            return pb.MoverEvent(done=pb.ReadDone(id=id, num_bytes=num_bytes, seconds=seconds))
+        case ReadFailed(id, kind, reason, drained):
+            return pb.MoverEvent(failed=pb.ReadFailed(id=id, kind=kind.value, reason=reason, drained=drained))
+        case Connected(peer):
+            return pb.MoverEvent(connected=encode_peer(peer))
+        case ConnectFailed(peer, reason):
+            return pb.MoverEvent(connect_failed=pb.ConnectFailed(peer=encode_peer(peer), reason=reason))
+        case PeerLost(peer, proven, reason):
+            return pb.MoverEvent(lost=pb.PeerLost(peer=encode_peer(peer), proven=proven, reason=reason))
+        case PeerDrained(peer):
+            return pb.MoverEvent(drained=encode_peer(peer))
+        case SelfTestDone(error, seconds):
+            return pb.MoverEvent(self_test_done=pb.SelfTestDone(error=error, seconds=seconds))
+        case TransferStopped(error):
+            return pb.MoverEvent(stopped=pb.MoverStopped(error=error))
+
+
+def decode_event(message: pb.MoverEvent) -> Event:
+    match message.WhichOneof("event"):
+        case "done":
+            return ReadDone(message.done.id, message.done.num_bytes, message.done.seconds)
+        case "failed":
+            return _decode_failed(message.failed)
+        case "connected":
+            return Connected(decode_peer(message.connected))
+        case "connect_failed":
+            return ConnectFailed(decode_peer(message.connect_failed.peer), message.connect_failed.reason)
+        case "lost":
+            return PeerLost(decode_peer(message.lost.peer), message.lost.proven, message.lost.reason)
+        case "drained":
+            return PeerDrained(decode_peer(message.drained))
+        case "self_test_done":
+            test = message.self_test_done
+            return SelfTestDone(test.error if test.HasField("error") else None, test.seconds)
+        case "stopped":
+            return TransferStopped(message.stopped.error if message.stopped.HasField("error") else None)
+        case _:
+            raise malformed("a mover says nothing")
+
+
+def _decode_failed(message: pb.ReadFailed) -> ReadFailed:
+    require(message.kind in _KINDS, f"unknown kind of failure {message.kind!r}")
+    return ReadFailed(message.id, _KINDS[message.kind], message.reason, message.drained)

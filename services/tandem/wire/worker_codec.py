@@ -1,0 +1,257 @@
+"""The values of the rooms as messages of worker.proto and back; never decides what a worker or a gateway does.
+
+`encode_*` takes our values, `decode_*` what a peer sent; jobs and kv.proto have files of their own beside this one.
+A message that says less than it must, or says it wrongly, raises TandemError(INVALID_REQUEST); nothing else is raised
+for what a peer sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import assert_never
+
+from tandem.core.bundle import TokenizerBundle
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    FinishReason,
+    JobEvent,
+    KVReceived,
+    MigrationOffered,
+    PromptLogprobs,
+    TerminalEvent,
+    Token,
+)
+from tandem.core.ids import JobKey
+from tandem.core.lane import Lane
+from tandem.core.request_stages import JobStages
+from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import PROMPT_SIZES, EngineStats, WorkerLoad
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.wire.job_codec import decode_key, encode_key
+from tandem.wire.kv_codec import (
+    decode_handoff_key,
+    decode_sampled,
+    decode_worker,
+    encode_handoff_key,
+    encode_sampled,
+    encode_worker,
+    malformed,
+    require,
+)
+
+# ---- errors
+
+
+def encode_refusal(kind: ErrorKind, message: str) -> pb.Refusal:
+    return pb.Refusal(kind=kind.value, message=message)
+
+
+def decode_refusal(message: pb.Refusal) -> TandemError:
+    """An error to raise or to keep."""
+    return TandemError(decode_kind(message.kind), message.message)
+
+
+def decode_kind(value: str) -> ErrorKind:
+    """A kind that only newer versions know is INTERNAL: an error must not get lost over its name."""
+    try:
+        return ErrorKind(value)
+    except ValueError:
+        return ErrorKind.INTERNAL
+
+
+# ---- events
+
+
+def encode_update(
+    events: Iterable[JobEvent], load: WorkerLoad | None = None, step_cost: StepCost | None = None
+) -> pb.WatchUpdate:
+    """One message for the events of a step. Tokens of one job come in the order of their indices; where these are
+    consecutive they share a run."""
+    update = pb.WatchUpdate()
+    runs: dict[JobKey, pb.TokenRun] = {}
+    for event in events:
+        match event:
+            case Token():
+                _add_token(update, runs, event)
+            case MigrationOffered():
+                update.moving.append(pb.JobMigration(key=encode_key(event.key), offer=encode_handoff_key(event.offer)))
+            case PromptLogprobs():
+                update.scores.append(_encode_scores(event))
+            case KVReceived():
+                update.pulled.append(_encode_pulled(event))
+            case Finished() | Failed() | Cancelled():
+                update.ends.append(_encode_end(event))
+            case _:
+                assert_never(event)
+    if load is not None:
+        update.load.CopyFrom(encode_load(load))
+    if step_cost is not None:
+        update.step_cost.CopyFrom(encode_step_cost(step_cost))
+    return update
+
+
+def _add_token(update: pb.WatchUpdate, runs: dict[JobKey, pb.TokenRun], event: Token) -> None:
+    run = runs.get(event.key)
+    if run is None or event.index != run.first_index + len(run.tokens):
+        run = runs[event.key] = update.runs.add(key=encode_key(event.key), first_index=event.index)
+    if event.num_cached_tokens is not None:
+        run.num_cached_tokens = event.num_cached_tokens
+    if event.stages is not None:
+        run.stages.CopyFrom(pb.JobStages(**event.stages._asdict()))
+    encode_sampled(event.token, run.tokens.add())
+
+
+def _encode_scores(event: PromptLogprobs) -> pb.PromptScores:
+    message = pb.PromptScores(key=encode_key(event.key), first_index=event.first_index)
+    for token in event.tokens:
+        encode_sampled(token, message.tokens.add())
+    return message
+
+
+def _encode_pulled(event: KVReceived) -> pb.PulledKV:
+    return pb.PulledKV(
+        key=encode_key(event.key),
+        num_blocks=event.num_blocks,
+        num_bytes=event.num_bytes,
+        num_cached_tokens=event.num_cached_tokens,
+        num_exposed_bytes=event.num_exposed_bytes,
+        total_seconds=event.total_s,
+        exposed_seconds=event.exposed_s,
+        busy_seconds=event.busy_s,
+        source=None if event.source is None else encode_worker(event.source),
+    )
+
+
+def _encode_end(event: TerminalEvent) -> pb.JobEnd:
+    key = encode_key(event.key)
+    match event:
+        case Finished():
+            reason = "" if event.reason is None else event.reason.value
+            counts = {"num_output_tokens": event.num_output_tokens, "num_cached_tokens": event.num_cached_tokens}
+            return pb.JobEnd(key=key, finished=pb.JobFinished(reason=reason, **counts))
+        case Failed():
+            return pb.JobEnd(key=key, failed=encode_refusal(event.kind, event.message))
+        case Cancelled():
+            return pb.JobEnd(key=key, cancelled=pb.JobCancelled())
+        case _:
+            assert_never(event)
+
+
+def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
+    """Arrived and offered KV and scores first, then tokens in order, then ends."""
+    events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
+    events += [_decode_scores(scores) for scores in message.scores]
+    events += [MigrationOffered(decode_key(each.key), decode_handoff_key(each.offer)) for each in message.moving]
+    for run in message.runs:
+        key = decode_key(run.key)
+        num_cached = run.num_cached_tokens if run.HasField("num_cached_tokens") else None
+        stages = _decode_stages(run.stages) if run.HasField("stages") else None
+        for index, token in enumerate(run.tokens, run.first_index):
+            events.append(Token(key, index, decode_sampled(token), num_cached, stages))
+            num_cached = stages = None
+    events.extend(_decode_end(end) for end in message.ends)
+    return tuple(events)
+
+
+def _decode_stages(message: pb.JobStages) -> JobStages:
+    """Another program's word: what is no time at all counts as none."""
+    told = (getattr(message, name) for name in JobStages._fields)
+    return JobStages(*(seconds if 0 <= seconds < math.inf else 0.0 for seconds in told))
+
+
+def _decode_scores(message: pb.PromptScores) -> PromptLogprobs:
+    return PromptLogprobs(decode_key(message.key), message.first_index, tuple(map(decode_sampled, message.tokens)))
+
+
+def _decode_pulled(message: pb.PulledKV) -> KVReceived:
+    return KVReceived(
+        key=decode_key(message.key),
+        num_blocks=message.num_blocks,
+        num_bytes=message.num_bytes,
+        num_cached_tokens=message.num_cached_tokens,
+        num_exposed_bytes=message.num_exposed_bytes,
+        total_s=message.total_seconds,
+        exposed_s=message.exposed_seconds,
+        busy_s=message.busy_seconds,
+        source=decode_worker(message.source) if message.HasField("source") else None,
+    )
+
+
+def _decode_end(message: pb.JobEnd) -> TerminalEvent:
+    key = decode_key(message.key)
+    match message.WhichOneof("end"):
+        case "finished":
+            end = message.finished
+            return Finished(key, _decode_reason(end.reason), end.num_output_tokens, end.num_cached_tokens)
+        case "failed":
+            return Failed(key, decode_kind(message.failed.kind), message.failed.message)
+        case "cancelled":
+            return Cancelled(key)
+        case _:
+            raise malformed(f"the end of {key} does not say which")
+
+
+def _decode_reason(value: str) -> FinishReason | None:
+    if not value:
+        return None
+    try:
+        return FinishReason(value)
+    except ValueError:
+        raise malformed(f"unknown finish reason {value!r}") from None
+
+
+# ---- load, step cost and books: their protobuf fields have the names of ours
+
+_LOAD = tuple(field.name for field in fields(WorkerLoad))
+_BY_LANE = ("lane_tokens", "lane_longest", "size_tokens", "size_longest")
+
+
+def encode_load(load: WorkerLoad) -> pb.Load:
+    return pb.Load(**{name: getattr(load, name) for name in _LOAD})
+
+
+def decode_load(message: pb.Load) -> WorkerLoad:
+    require(len(message.lane_tokens) == len(message.lane_longest), "lanes of a load differ in number")
+    require(len(message.lane_tokens) in (0, len(Lane)), "a load has another number of lanes")
+    require(len(message.size_tokens) == len(message.size_longest), "sizes of a load differ in number")
+    num_sizes = len(message.lane_tokens) * len(PROMPT_SIZES)
+    require(len(message.size_tokens) in (0, num_sizes), "a load has another number of sizes")
+    return WorkerLoad(
+        **{name: getattr(message, name) for name in _LOAD} | {name: tuple(getattr(message, name)) for name in _BY_LANE}
+    )
+
+
+def encode_step_cost(cost: StepCost) -> pb.StepCost:
+    return pb.StepCost(**{field.name: getattr(cost, field.name) for field in fields(StepCost)})
+
+
+def decode_step_cost(message: pb.StepCost) -> StepCost:
+    """The ranges are checked by StepCost itself."""
+    try:
+        return StepCost(**{field.name: getattr(message, field.name) for field in fields(StepCost)})
+    except ValueError as error:
+        raise malformed(str(error)) from None
+
+
+def encode_books(books: EngineStats) -> pb.Books:
+    return pb.Books(**{field.name: getattr(books, field.name) for field in fields(EngineStats)})
+
+
+def decode_books(message: pb.Books) -> EngineStats:
+    return EngineStats(**{field.name: getattr(message, field.name) for field in fields(EngineStats)})
+
+
+# ---- what gateways tokenize with
+
+
+def encode_bundle(bundle: TokenizerBundle) -> pb.TokenizerBundle:
+    return pb.TokenizerBundle(**{field.name: getattr(bundle, field.name) for field in fields(TokenizerBundle)})
+
+
+def decode_bundle(message: pb.TokenizerBundle) -> TokenizerBundle:
+    return TokenizerBundle(**{field.name: getattr(message, field.name) for field in fields(TokenizerBundle)})

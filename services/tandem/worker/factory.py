@@ -1,0 +1,70 @@
+"""Starts a worker: a port and a transport by configuration, and a life for them; never knows of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import grpc.aio
+
+from tandem.core.clock import Clock, SystemClock, wall_ns
+from tandem.core.config import Config, WorkerConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import TransportPeer
+from tandem.transfer.memory_pool import agent_name
+from tandem.transfer.peer_layout import join_ranks
+from tandem.transfer.transport import Transport
+from tandem.wire.peer_auth import PeerAuth
+from tandem.worker.advertise_address import advertised_address, default_route_address, format_host
+from tandem.worker.bind_check import require_worker_auth
+from tandem.worker.transport_factory import OpenTransport, open_transport
+from tandem.worker.worker import KVEndpoint, Worker
+from tandem.worker.worker_model import WorkerModel
+
+
+async def start_worker(
+    config: Config,
+    model: WorkerModel,
+    *,
+    clock: Clock | None = None,
+    open_transport: OpenTransport = open_transport,
+) -> Worker:
+    """A worker that serves, on the running event loop. Raises TandemError, with nothing left behind."""
+    incarnation, name = Incarnation(wall_ns()), config.worker.id or f"{socket.gethostname()}-{os.getpid()}"
+    trust = require_worker_auth(config, name)
+    server = trust.server(incarnation)
+    me = WorkerRef(WorkerId(name), incarnation, _bind(server, trust, config.worker))
+    agent = agent_name(me.id, me.incarnation)
+    transport = await asyncio.to_thread(open_transport, config.handoff.transport, model.pool, agent)
+    try:
+        peer = await asyncio.to_thread(_describe, model, me, transport)
+        worker = Worker(config, model, me, server, trust, KVEndpoint(transport, peer), clock or SystemClock())
+    except BaseException:
+        await asyncio.to_thread(transport.close)
+        raise
+    try:
+        await worker.start()
+    except BaseException:
+        await worker.stop()
+        raise
+    return worker
+
+
+def _describe(model: WorkerModel, me: WorkerRef, transport: Transport) -> TransportPeer:
+    """How all ranks are read, which open their transports now. Raises TandemError."""
+    mine = transport.describe(me)
+    return mine if model.rank_group is None else join_ranks([mine, *model.rank_group.open_movers(me)])
+
+
+def _bind(server: grpc.aio.Server, trust: PeerAuth, config: WorkerConfig) -> str:
+    """Take a port; returns the address that others are told."""
+    where = f"{format_host(config.host)}:{config.port}"
+    try:
+        port = trust.listen(server, where)
+    except RuntimeError as error:
+        raise TandemError(
+            ErrorKind.INVALID_REQUEST, f"cannot listen on {where}: {error}", param="worker.port"
+        ) from None
+    return advertised_address(config, port, os.environ, default_route_address)

@@ -1,0 +1,45 @@
+"""Whether the engine's loop makes progress, judged from its beats; never acts on it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tandem.core.clock import Clock
+
+STALL_FACTOR = 20
+"""A step this many times longer than the longest recent one is no slow step any more."""
+NUM_RECENT = 64
+
+
+class Watchdog:
+    """The loop writes, any thread reads. Seconds of the clock."""
+
+    def __init__(self, clock: Clock, stall_s: float) -> None:
+        self._clock = clock
+        self._stall_s = stall_s
+        self._last_beat = clock.now()
+        self._step_began: float | None = None
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
+        self._longest_s = 0.0
+
+    def beat(self) -> None:
+        """The loop came round."""
+        self._last_beat = self._clock.now()
+
+    def step_begins(self) -> None:
+        self._step_began = self._last_beat = self._clock.now()
+
+    def step_ends(self) -> None:
+        assert self._step_began is not None, "a step ends that never began"
+        self._last_beat = self._clock.now()
+        self._recent.append(self._last_beat - self._step_began)
+        self._longest_s = max(self._recent)
+        self._step_began = None
+
+    def stalled(self) -> str | None:
+        """None, or what has taken longer than both the configured time and any recent step explains."""
+        silent_s = self._clock.now() - self._last_beat
+        if silent_s <= max(self._stall_s, STALL_FACTOR * self._longest_s):
+            return None
+        what = "the engine's loop" if self._step_began is None else "a step"
+        return f"{what} has made no progress for {silent_s:.1f} s (longest recent step {self._longest_s:.3f} s)"

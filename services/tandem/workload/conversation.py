@@ -1,0 +1,64 @@
+"""One client of a mix and what it asks, turn by turn, as a function of names; never sends anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tandem.core.ids import OPEN_TENANT, RequestId, TenantId
+from tandem.core.request import Request, SamplingParams
+from tandem.workload import seeded_random
+from tandem.workload.ask import MODEL, ScheduledRequest
+from tandem.workload.lengths import Lengths, length_at
+from tandem.workload.request_class import RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`names` are those of its draws, `salt` one more for its tokens alone: another salt, other texts of the same
+    lengths. A request's id is the client's; those of a conversation also have the number of the turn, from 1."""
+
+    id: str
+    group: RequestClass
+    names: tuple[seeded_random.Name, ...]
+    salt: str = ""
+
+    def opening(self, due_s: float) -> ScheduledRequest:
+        return self._turn(1, self._prefix(), due_s)
+
+    def _prefix(self) -> tuple[int, ...]:
+        """The same for all clients of the group that draw the same document."""
+        prefix, (seed, *_) = self.group.prefix, self.names
+        if prefix is None:
+            return ()
+        document = prefix.document_at(seeded_random.uniform(*self.names, "document"))
+        of = (seed, "document", self.group.name, document)
+        return seeded_random.tokens(length_at(prefix.num_tokens, seeded_random.uniform(*of)), *of, self.salt)
+
+    def _turn(self, turn: int, before: tuple[int, ...], due_s: float) -> ScheduledRequest:
+        group = self.group
+        own = seeded_random.tokens(self._length(group.prompt, "prompt", turn), *self.names, "tokens", turn, self.salt)
+        num_turns = self._length(group.turns, "turns")
+        sampling = SamplingParams(
+            max_tokens=self._length(group.output, "output", turn),
+            seed=seeded_random.integer(0, 2**32, *self.names, "sampling", turn),
+        )
+        request = Request(
+            id=RequestId(self.id if group.turns == (1, 1) else f"{self.id}.{turn}"),
+            model=MODEL,
+            prompt_tokens=before + own,
+            sampling=sampling,
+            tenant=TenantId(group.tenant or OPEN_TENANT),
+            lane=group.lane,
+            priority=group.priority,
+        )
+        follow = partial(self._next, turn, request.prompt_tokens) if turn < num_turns else None
+        return ScheduledRequest(request, group.name, due_s, group.tenant, follow)
+
+    def _next(self, turn: int, prompt: tuple[int, ...], answer: Sequence[int], ended_s: float) -> ScheduledRequest:
+        think_s = seeded_random.exponential(self.group.think_s, *self.names, "think", turn)
+        return self._turn(turn + 1, prompt + tuple(answer), ended_s + think_s)
+
+    def _length(self, lengths: Lengths, *names: seeded_random.Name) -> int:
+        return length_at(lengths, seeded_random.uniform(*self.names, *names))

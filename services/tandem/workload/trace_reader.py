@@ -1,0 +1,147 @@
+"""A trace in a file, its format told by what is in it, replayed a line at a time; never holds the whole.
+
+Mooncake's JSON lines, Azure's CSV and our own; each also as gzip.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, closing
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from tandem.core.ids import OPEN_TENANT, RequestId, TenantId
+from tandem.core.request import Request, SamplingParams
+from tandem.workload import azure, mooncake, seeded_random, tandem_trace
+from tandem.workload.ask import MODEL, ScheduledRequest
+from tandem.workload.trace_entry import TraceEntry
+from tandem.workload.yaml_field import Field, refused
+
+CLASSES = ((1 << 10, "under 1K"), (8 << 10, "1K to 8K"), (32 << 10, "8K to 32K"))
+"""(tokens, name): the group of a request whose trace names none, by the length of its prompt; the rest is LONGEST."""
+LONGEST = "over 32K"
+
+
+def replay(
+    path: Path, seed: int, count: int | None = None, speedup: float = 1.0, salt: str = ""
+) -> Iterator[ScheduledRequest]:
+    """The first `count` requests, or all, at their times divided by `speedup`; the first is due at 0 s. `seed` draws
+    what a trace does not tell. Raises TandemError(INVALID_REQUEST), naming the line: at once where the file can't be
+    read, its format is unknown or it holds fewer than `count`, and later for a bad line when it is reached, or one that
+    was due before the line above it."""
+    return _asks(entries(path, count), seed, speedup, salt)
+
+
+def entries(path: Path, count: int | None = None) -> Iterator[TraceEntry]:
+    """The first `count` of a trace or all, as `replay` reads them."""
+    form = _form(path)
+    needed = 1 if count is None else count
+    num_held = sum(1 for _ in islice(_lines(path), form.has_header, form.has_header + needed))
+    if num_held < needed:
+        raise refused(str(path), f"holds {num_held} requests, {needed} are asked for")
+    return _in_order(_lines(path), form, count)
+
+
+class _TraceFormat(NamedTuple):
+    """How a file is read: `parse` makes a field of a line's text, `read_entry` an entry of that."""
+
+    has_header: bool
+    parse: Callable[[str, str], Field]
+    read_entry: Callable[[Field], TraceEntry]
+
+
+class _TraceLine(NamedTuple):
+    place: str
+    text: str
+
+
+def _form(path: Path) -> _TraceFormat:
+    """Told by the first line."""
+    first = next(_lines(path), None)
+    if first is None:
+        raise refused(str(path), "is empty")
+    if first.text == azure.HEADER:
+        return _TraceFormat(True, _text, azure.read_entry)
+    if first.text.startswith("{"):
+        line = _json(*first)
+        keys = line.fields().keys()
+        if line.value.get("format") == tandem_trace.FORMAT:
+            return _TraceFormat(True, _json, tandem_trace.reader(line))
+        if keys >= set(mooncake.KEYS[:2]):
+            return _TraceFormat(False, _json, mooncake.read_entry)
+    known = f"Mooncake's JSON lines, {azure.HEADER}, {tandem_trace.FORMAT}"
+    raise refused(str(path), f"is none of the traces that can be read: {known}; mixes are *.yaml")
+
+
+def _text(place: str, text: str) -> Field:
+    return Field(place, "", text)
+
+
+def _json(place: str, text: str) -> Field:
+    try:
+        return Field(place, "", json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise refused(place, f"is no JSON: {error}") from error
+
+
+def _opened(path: Path) -> AbstractContextManager[Iterable[bytes]]:
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if is_gzip else path.open("rb")
+
+
+def _lines(path: Path) -> Generator[_TraceLine, None, None]:
+    """All that are not blank, with their numbers from 1."""
+    number = 0
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, start=1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if text:
+                    yield _TraceLine(f"{path}:{number}", text)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise refused(f"{path}:{number}", f"cannot be read on: {error}") from error
+
+
+def _in_order(lines: Generator[_TraceLine, None, None], form: _TraceFormat, count: int | None) -> Iterator[TraceEntry]:
+    latest: int | None = None
+    # A line that is refused, and whoever wants no more of them, closes the file.
+    with closing(lines):
+        for line in islice(lines, form.has_header, None if count is None else form.has_header + count):
+            entry = form.read_entry(form.parse(line.place, line.text))
+            if latest is not None and entry.due_us < latest:
+                late_s = (latest - entry.due_us) / 1e6
+                raise refused(line.place, f"is due {late_s} s before the line above it; sort the trace by time")
+            latest = entry.due_us
+            yield entry
+
+
+def ask_of(entry: TraceEntry, number: int, due_s: float, seed: int, salt: str = "") -> ScheduledRequest:
+    """An entry as the request of this number. What it does not tell is drawn by `seed` and `number`."""
+    request = Request(
+        id=RequestId(f"r{number}"),
+        model=MODEL,
+        prompt_tokens=entry.tokens(seed, number, salt),
+        sampling=SamplingParams(
+            max_tokens=entry.num_output_tokens, seed=seeded_random.integer(0, 2**32, seed, "sampling", number)
+        ),
+        tenant=TenantId(entry.tenant or OPEN_TENANT),
+        lane=entry.lane,
+        priority=entry.priority,
+    )
+    return ScheduledRequest(request, entry.group or _class_of(entry.num_prompt_tokens), due_s, entry.tenant)
+
+
+def _asks(found: Iterable[TraceEntry], seed: int, speedup: float, salt: str) -> Iterator[ScheduledRequest]:
+    first_us: int | None = None
+    for number, entry in enumerate(found):
+        first_us = entry.due_us if first_us is None else first_us
+        yield ask_of(entry, number, (entry.due_us - first_us) / 1e6 / speedup, seed, salt)
+
+
+def _class_of(num_tokens: int) -> str:
+    return next((name for limit, name in CLASSES if num_tokens < limit), LONGEST)

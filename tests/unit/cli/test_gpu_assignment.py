@@ -1,0 +1,33 @@
+"""GPUs divided among the workers of a machine: all find room, and those on one never ask for more than it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.cli.gpu_assignment import gpu_share
+from tandem.core.errors import ErrorKind, TandemError
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_gpus", "num_together"),
+    [(1, 1, 1), (2, 1, 2), (3, 1, 3), (2, 2, 1), (3, 2, 2), (7, 2, 4), (2, 8, 1)],
+)
+def test_workers_of_one_gpu_share_it(num_workers: int, num_gpus: int, num_together: int) -> None:
+    share = gpu_share(num_workers, num_gpus, 0.9)
+    assert share.memory_utilization * num_together == pytest.approx(0.9)
+    assert 1 - num_together * 1e-4 <= share.num_gpus * num_together <= 1
+    assert int(1 / share.num_gpus) * num_gpus >= num_workers, "Ray finds a place for each"
+
+
+def test_without_a_gpu() -> None:
+    with pytest.raises(TandemError, match="no GPU") as refused:
+        gpu_share(2, 0, 0.9)
+    assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "device")
+
+
+def test_ranks_have_a_gpu_each() -> None:
+    share = gpu_share(2, 8, 0.9, num_ranks=4)
+    assert (share.num_gpus, share.memory_utilization) == (1.0, 0.9)
+    with pytest.raises(TandemError, match="GPU for each rank") as refused:
+        gpu_share(2, 7, 0.9, num_ranks=4)
+    assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "tensor_parallel")

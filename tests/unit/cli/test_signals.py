@@ -1,0 +1,96 @@
+"""What a signal does during and after the start; never to a real server."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tandem.cli.signals import SIGNALS, StopSignals
+
+
+@pytest.fixture(autouse=True)
+def handlers_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_one_during_the_start_interrupts_it_once(number: signal.Signals) -> None:
+    signals = StopSignals()
+    undone = False
+    with pytest.raises(KeyboardInterrupt), signals.starting():
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)
+            undone = True
+    assert undone and signals.has_come
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_one_after_the_start_is_told(number: signal.Signals) -> None:
+    signals = StopSignals()
+    with signals.starting():
+        assert not signals.has_come
+    signal.raise_signal(number)
+    assert signals.has_come
+
+
+def test_it_takes_the_signals_back_from_a_library() -> None:
+    signals = StopSignals()
+    with signals.starting():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signals.listen()
+    signal.raise_signal(signal.SIGTERM)
+    assert signals.has_come
+
+
+_PROGRAM = """
+import ctypes
+from tandem.cli.signals import StopSignals
+
+signals = StopSignals()
+with signals.starting():
+    ctypes.pythonapi.PyRun_SimpleString(b"import signal; signal.raise_signal(signal.SIGINT)")
+print(signals.has_come)
+"""
+
+
+def test_one_inside_what_an_extension_runs_does_not_end_the_process() -> None:
+    """The interpreter keeps in mind that a KeyboardInterrupt left such code, whoever caught it later."""
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+_INTERRUPTED = """
+import signal, sys
+from tandem.cli.signals import StopSignals
+
+signals, calls = StopSignals(), 0
+signals.listen()
+
+def interrupt(_frame, event, _function):
+    global calls
+    if event in ("call", "c_call") and calls < 50:
+        calls += 1
+        signal.raise_signal(signal.SIGINT)
+
+sys.setprofile(interrupt)
+signal.raise_signal(signal.SIGINT)
+signals.wait(5)
+sys.setprofile(None)
+print(calls, signals.wait(5))
+"""
+
+
+def test_one_may_come_in_the_middle_of_another_and_of_the_wait() -> None:
+    """A supervisor that signals a process and its group sends two at once."""
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, check=False, timeout=30)
+    calls, has_come = done.stdout.split()
+    assert (done.returncode, has_come) == (0, "True") and int(calls) > 3, done.stderr

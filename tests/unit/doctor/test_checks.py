@@ -1,0 +1,84 @@
+"""Which checks there are, and which of them are for whom."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.config import Config, WorkerConfig
+from tandem.core.settings import Resolved, resolve
+from tandem.doctor.checks import CheckSuite, Dependencies, Options
+from tandem.doctor.finding import Severity
+from tandem.doctor.runner import run_checks
+from tests.unit.doctor.cluster import Listed
+from tests.unit.doctor.trees import system
+
+ROOM = Path(__file__).resolve().parents[3] / "services/tandem/doctor"
+
+
+def fine(resolved: Resolved) -> None:
+    return
+
+
+def address(worker: WorkerConfig, environ: Mapping[str, str]) -> str:
+    return "127.0.0.1:0"
+
+
+def members(config: Config) -> Listed:
+    raise AssertionError("nobody names a Redis")
+
+
+def checkup(tmp_path: Path, parts: Set[str]) -> CheckSuite:
+    here = system(tmp_path, {"/proc/self/limits": "Max open files 9 9999 files\nMax locked memory 9 9 bytes\n"})
+    settings = resolve([("test", {"gateway.port": 0, "model.device": "cuda"})])
+    return CheckSuite(settings, here, Dependencies(members, fine, fine, address), Options(), parts, SystemClock())  # type: ignore[arg-type]
+
+
+async def test_what_no_part_needs_here_is_skipped(tmp_path: Path) -> None:
+    """On a machine without a GPU, a card, a compiler or shared memory."""
+    found = {}
+    for parts in ({"gateway"}, {"worker"}):
+        examined = await run_checks([c for c in checkup(tmp_path, parts).checks() if c.name != "ucx"], SystemClock())
+        found[parts.pop()] = {f.check: f for one in examined for f in one.findings}
+    for name in ("cpu", "gpu", "rdma", "memlock", "shared-memory", "model", "announce", "guard"):
+        assert found["gateway"][name].found == "tandem[worker] is not installed: none runs here"
+        assert "not installed: none runs" not in found["worker"][name].found
+    for name in ("open-files", "tenants"):
+        assert found["worker"][name].found == "tandem[gateway] is not installed: none runs here"
+        assert "not installed: none runs" not in found["gateway"][name].found
+    assert "ports" in found["worker"] and "ports" not in found["gateway"], "only a worker listens at any free port"
+    assert [f.check for f in found["gateway"].values() if f.verdict is Severity.FAIL] == []
+    assert {"gpu", "shared-memory"} <= {f.check for f in found["worker"].values() if f.verdict is Severity.FAIL}
+
+
+def test_every_check_of_the_room_is_told_under_its_own_name_or_documented() -> None:
+    """`--only` takes what people read in the first columns, but for a few that are looked at together."""
+    together = {"python", "packages", "cuda", "compiler", "gid", "gpudirect", "cache", "fingerprints", "roles"}
+    source = "".join(path.read_text() for path in ROOM.glob("*.py"))
+    written = re.findall(r'\b(?:ok|warn|fail|skip|wrong)\(\s*"([a-z-]+)"', source)
+    names = re.findall(r'Check\("([a-z-]+)"', (ROOM / "checks.py").read_text())
+    assert len(names) == len(set(names)) and set(written) | {"pairs"} == (set(names) | together) - {"versions"}
+
+
+@pytest.mark.slow
+def test_it_runs_where_neither_models_nor_a_gateway_could() -> None:
+    """All that only one of the two parts brings is hidden."""
+    code = """
+import sys
+for name in ("torch", "ray", "numpy", "nixl_cu12", "safetensors", "gguf", "tokenizers", "jinja2",
+             "httptools", "uvicorn", "uvloop", "llguidance", "httpx", "kubernetes", "grpc_health", "grpc_reflection"):
+    sys.modules[name] = None
+from tandem.cli import main
+import tandem.doctor.versions as versions
+versions.installed_parts = lambda: frozenset()
+sys.exit(main(["doctor", "--json", "--redis-url", "unix:///nowhere/redis.sock", "--only",
+               "settings,cpu,gpu,rdma,memlock,ucx,model,ports,tenants,secret,tls,workers,gateway,clock,pod,rbac"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,108 @@
+"""Addresses that can be had, that are taken, and that are Tandem's already."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tandem.core.config import ClusterConfig, Config, GatewayConfig, WorkerConfig
+from tandem.doctor.finding import Finding
+from tandem.doctor.listen_ports import (
+    Wanted,
+    judge_place,
+    read_place,
+    wanted_places,
+)
+from tandem.obs.metrics_server import MetricsEndpoint
+from tandem.wire.tls import TlsFiles
+from tests.certificates import Authority
+from tests.ports import free_port
+from tests.unit.doctor.verdicts import assert_fails, assert_fine
+
+OPEN = ClusterConfig()
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def judged(wanted: Wanted, cluster: ClusterConfig = OPEN) -> Finding:
+    return judge_place(read_place(wanted, cluster))
+
+
+def test_a_port_that_is_free() -> None:
+    port = free_port()
+    assert_fine(judged(Wanted("gateway.port", "127.0.0.1", port, "http")), "ports", f"127.0.0.1:{port} is free")
+    assert_fine(judged(Wanted("worker.port", "127.0.0.1", 0, "grpc")), "ports", "any free port")
+
+
+def test_a_port_of_somebody_else(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who accepts and says nothing is nobody of ours."""
+    monkeypatch.setattr("tandem.doctor.listen_ports._ANSWER_S", 0.1)
+    finding = judged(Wanted("gateway.grpc_port", "127.0.0.1", taken, "grpc"))
+    assert_fails(finding, "ports", f"127.0.0.1:{taken} is taken by somebody else", f"'sport = :{taken}'")
+    assert finding.fix.endswith("another gateway.grpc_port")
+
+
+def test_a_host_of_another_machine() -> None:
+    finding = judged(Wanted("gateway.port", "192.0.2.1", 8000, "http"))
+    assert_fails(finding, "ports", "gateway.port 192.0.2.1:8000", "a gateway.host of this machine")
+    finding = judged(Wanted("worker.port", "no.such.host.invalid", 8000, "grpc"))
+    assert_fails(finding, "ports", "no.such.host.invalid is no host", "a worker.host of this machine")
+
+
+def test_metrics_of_a_worker_are_ours() -> None:
+    endpoint = MetricsEndpoint("127.0.0.1", 0, lambda accept: ("text/plain", b"nothing"))
+    endpoint.start()
+    try:
+        port = int(endpoint.address.rpartition(":")[2])
+        told = judged(Wanted("worker.metrics_port", "0.0.0.0", port, "metrics"))
+        assert_fine(told, "ports", "is taken by a Tandem that answers")
+        assert_fails(judged(Wanted("gateway.port", "127.0.0.1", port, "http")), "ports", "by somebody else", "ss -ltnp")
+    finally:
+        endpoint.close()
+
+
+def test_a_worker_s_grpc_is_ours() -> None:
+    """It does not know the call, and that is how it is known."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        told = judged(Wanted("worker.port", "127.0.0.1", port, "grpc"))
+        assert_fine(told, "ports", "is taken by a Tandem that answers")
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_worker_s_that_has_tls_too(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    theirs, ours = authority.issue("theirs"), authority.issue("ours")
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", TlsFiles(theirs).server_credentials())
+    server.start()
+    try:
+        wanted = Wanted("worker.port", "127.0.0.1", port, "grpc")
+        assert_fine(judged(wanted, ours), "ports", "is taken by a Tandem that answers")
+        strange = ClusterConfig(tls_cert_file="none", tls_key_file="none", tls_ca_file="none")
+        for cluster in (OPEN, strange):
+            assert_fails(judged(wanted, cluster), "ports", "is taken by somebody else", "ss -ltnp")
+    finally:
+        server.stop(None).wait()
+
+
+def test_which_are_looked_at() -> None:
+    first, second = free_port(), free_port()
+    config = Config(gateway=GatewayConfig(port=first, grpc_port=0), worker=WorkerConfig(metrics_port=second))
+    wanted = wanted_places(config)
+    assert [one.key for one in wanted] == ["gateway.port", "worker.port", "worker.metrics_port"]
+    assert [one.part for one in wanted] == ["gateway", "worker", "worker"]

@@ -1,0 +1,67 @@
+"""What the kernel lets a process lock and open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.doctor.ulimits import ResourceLimits, judge_memlock, judge_open_files, read_limits
+from tests.unit.doctor.trees import system
+from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
+
+LINES = """Limit                     Soft Limit           Hard Limit           Units
+Max open files            1024                 4096                 files
+Max locked memory         {soft}              unlimited            bytes
+"""
+GIB = 1 << 30
+
+
+def test_they_are_read_of_proc(tmp_path: Path) -> None:
+    status = "Name:\tpython\nCapEff:\t0000000000004000\n"
+    files = {"/proc/self/limits": LINES.format(soft=8388608), "/proc/self/status": status}
+    assert read_limits(system(tmp_path, files)) == ResourceLimits(8 << 20, True, 4096)
+    files = {"/proc/self/limits": LINES.format(soft="unlimited"), "/proc/self/status": "CapEff:\t0000000000000000\n"}
+    assert read_limits(system(tmp_path, files)) == ResourceLimits(None, False, 4096)
+
+
+def test_this_machine_s_own_can_be_read() -> None:
+    from tandem.doctor.system import System
+
+    assert (read_limits(System()).open_files or 1) > 0
+
+
+def test_without_a_line_nothing_is_made_up(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no line of 'Max locked memory'"):
+        read_limits(system(tmp_path, {"/proc/self/limits": "Max open files 1 1 files"}))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [ResourceLimits(None, False, 1), ResourceLimits(8 << 20, True, 1), ResourceLimits(GIB, False, 1)],
+    ids=["all", "cap", "enough"],
+)
+def test_enough_may_be_locked(limits: ResourceLimits) -> None:
+    assert_fine(judge_memlock(limits, GIB, uses_rdma=True), "memlock", "may be locked")
+
+
+@pytest.mark.parametrize(("memlock", "pool"), [(8 << 20, GIB), (GIB - 1, GIB), (8 << 20, 0)])
+def test_rdma_locks_the_pool(memlock: int, pool: int) -> None:
+    """Also where its size is not known before the weights are loaded."""
+    finding = judge_memlock(ResourceLimits(memlock, False, 1), pool, uses_rdma=True)
+    assert_fails(finding, "memlock", "RDMA locks the KV pool", "`ulimit -l unlimited`")
+    assert "LimitMEMLOCK=infinity of the nodes' containerd or CRI-O" in finding.fix
+
+
+def test_without_rdma_nothing_is_locked() -> None:
+    assert_skips(
+        judge_memlock(ResourceLimits(8 << 20, False, 1), GIB, uses_rdma=False), "memlock", "8MiB may be locked"
+    )
+
+
+def test_open_files() -> None:
+    assert_fine(judge_open_files(ResourceLimits(None, False, 5120), 4096), "open-files", "5,120 files may be open")
+    assert_fine(judge_open_files(ResourceLimits(None, False, None), 4096), "open-files", "any number of")
+    few = judge_open_files(ResourceLimits(None, False, 5119), 4096)
+    assert_warns(few, "open-files", "gateway.max_connections=4096 needs 5,120", "`ulimit -Hn 5120`")
+    assert "gateway.max_connections of 4095" in few.fix

@@ -1,0 +1,493 @@
+"""Two engines by hand, one of which borrows a prefix of the other: what they say to each other, whom it makes wait,
+and what is left when something does not come, comes late, or comes twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Cancelled, Finished, KVReceived, Token
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
+from tandem.engine.effects import (
+    Effect,
+    FollowHandoff,
+    JobEnded,
+    ReleaseHandoff,
+    RenewLeases,
+    SendAnnouncement,
+    SendEvent,
+    SendHandoffEnded,
+)
+from tandem.engine.engine import Engine, HandoffLimits
+from tandem.kv.block_pool import BlockPool
+from tandem.kv.handoff import RemotePrefixRequest
+from tandem.kv.pull_actions import StartRead
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.step_plan import StepPlan
+from tests.property.model import KVStore, ModelExecutor, expected_output
+
+PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "producer:1")
+CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(1), "consumer:1")
+KEY = HandoffKey(HandoffId("loan"), 1)
+PROMPT = tuple(range(1, 14))
+"""Seven blocks of two tokens, six of which a hit may be."""
+
+
+class Side:
+    """An engine on a model of a model. `do` runs a call and keeps what is to be done."""
+
+    def __init__(self, num_blocks: int = 40, num_host_slots: int = 0, max_num_seqs: int = 4) -> None:
+        limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=max_num_seqs, max_model_len=64)
+        self.pool = BlockPool(num_blocks, 2, num_host_slots=num_host_slots)
+        self.engine = Engine(self.pool, limits, HandoffLimits(lease_s=10.0, pull_timeout_s=20.0), "model")
+        self.store = KVStore(num_blocks, 2, num_host_slots)
+        self.executor = ModelExecutor(self.store)
+        self.effects: list[Effect] = []
+        self.plans: list[StepPlan] = []
+
+    def do(self, effects: list[Effect]) -> list[Effect]:
+        self.effects += effects
+        self.engine.check()
+        return effects
+
+    def step(self, now: float) -> bool:
+        plan, effects = self.engine.begin(now)
+        self.do(effects)
+        if plan is not None:
+            self.plans.append(plan)
+            self.do(self.engine.finish(self.executor.execute(plan), now))
+        return plan is not None
+
+    def run(self, now: float = 0.0) -> None:
+        while self.step(now):
+            pass
+
+    def events(self, name: str, kind: type) -> list[object]:
+        told = [x.event for x in self.effects if isinstance(x, SendEvent)]
+        return [event for event in told if isinstance(event, kind) and event.key.request == name]
+
+    @property
+    def is_clean(self) -> bool:
+        books = self.engine.books()
+        return self.engine.is_idle and books.num_free_blocks == books.num_blocks and not self.engine.is_moving
+
+
+def request(name: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 2) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=1)
+    return Request(id=RequestId(name), model="m", prompt_tokens=prompt, sampling=sampling)
+
+
+def consumer(name: str = "b", attempt: int = 1, num_blocks: int = 6, **facts: object) -> GenerateJob:
+    prefix = RemotePrefix(handoff=KEY.handoff, source=PRODUCER, num_blocks=num_blocks)
+    return GenerateJob(request=request(name), attempt=attempt, prefix=prefix, **facts)  # type: ignore[arg-type]
+
+
+class Two:
+    """A producer that has PROMPT, and a consumer. Messages pass when a test says so."""
+
+    def __init__(self, producer: Side | None = None, consumer: Side | None = None) -> None:
+        self.producer, self.consumer = producer or Side(), consumer or Side()
+        self.producer.do(self.producer.engine.submit(GenerateJob(request=request("a"), attempt=1), 0.0))
+        self.producer.run()
+        self.producer.plans.clear()
+        self.now = 1.0
+
+    def submit(self, job: Job) -> list[Effect]:
+        return self.consumer.do(self.consumer.engine.submit(job, self.now))
+
+    def ask(self, effects: list[Effect]) -> list[Effect]:
+        """Carry what the consumer says to the producer, and the lease that this grants back."""
+        told: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, FollowHandoff):
+                told += self.producer.do(
+                    self.producer.engine.follow(effect.key, CONSUMER, self.now, effect.prefix_request)
+                )
+                self.consumer.engine.renewed((effect.key,), self.now, 10.0)
+            elif isinstance(effect, ReleaseHandoff):
+                self.producer.do(self.producer.engine.release(effect.key, self.now, is_taken=effect.is_taken))
+        return told
+
+    def digest(self) -> list[Effect]:
+        """Let the producer work, and return what it says of it."""
+        before = len(self.producer.effects)
+        self.producer.run(self.now)
+        return self.producer.effects[before:]
+
+    def tell(self, effects: list[Effect]) -> list[Effect]:
+        """Carry what the producer says to the consumer; returns what that wants done."""
+        told: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, SendAnnouncement):
+                told += self.consumer.do(self.consumer.engine.announced(effect.message, self.now))
+            elif isinstance(effect, SendHandoffEnded):
+                ended = self.consumer.engine.handoff_ended(effect.key, effect.kind, effect.message, self.now)
+                told += self.consumer.do(ended)
+        return told
+
+    def read(self, effects: list[Effect]) -> list[Effect]:
+        """Carry reads out."""
+        told: list[Effect] = []
+        for read in [x for x in effects if isinstance(x, StartRead)]:
+            for offered, mine in zip(read.offered, read.local, strict=True):
+                self.consumer.store.cells[mine] = list(self.producer.store.cells[offered.block])
+                assert self.consumer.store.digest(mine) == offered.heads
+            told += self.consumer.do(self.consumer.engine.read_done(read.read, self.now))
+        return told
+
+    def lend(self, job: Job) -> list[Effect]:
+        """All of a loan; returns what the consumer says in the end."""
+        effects = self.submit(job)
+        return self.read(self.tell([*self.ask(effects), *self.digest()]))
+
+    def finish(self, name: str, num_cached: int) -> None:
+        """What the consumer has left to do, and that its tokens are right."""
+        self.ask([x for x in self.consumer.effects if isinstance(x, ReleaseHandoff)])
+        self.consumer.run(self.now)
+        self.producer.run(self.now)
+        (end,) = self.consumer.events(name, Finished)
+        assert isinstance(end, Finished) and end.num_cached_tokens == num_cached
+        tokens = [e.token.id for e in self.consumer.events(name, Token) if isinstance(e, Token)]
+        assert tuple(tokens) == expected_output(GenerateJob(request=request(name), attempt=1))[0]
+        assert self.consumer.is_clean and self.producer.is_clean
+
+
+def follow_of(effects: list[Effect]) -> FollowHandoff:
+    (only,) = effects
+    assert isinstance(only, FollowHandoff)
+    return only
+
+
+def test_a_prefix_fetch_is_asked_for_digested_read_and_then_a_hit_like_any_other() -> None:
+    two = Two()
+    follow = follow_of(effects := two.submit(consumer()))
+    assert follow.prefix_request is not None and (
+        follow.prefix_request.first_index,
+        len(follow.prefix_request.hashes),
+    ) == (0, 6)
+    assert not two.consumer.step(1.0) and two.consumer.engine.load().num_queued_tokens == 1
+    assert two.ask(effects) == [] and two.producer.engine.books().num_leased_blocks == 6
+    told = two.digest()
+    (plan,) = two.producer.plans
+    assert [index for _, index in plan.digests] == list(range(6)) and not plan.slices
+    reads = two.tell(told)
+    assert two.consumer.engine.books().num_reading_blocks == 6 and two.consumer.engine.books().num_pulls == 1
+    unfollow, emitted = two.read(reads)
+    assert unfollow == ReleaseHandoff(PRODUCER, KEY)
+    assert isinstance(emitted, SendEvent) and isinstance(emitted.event, KVReceived)
+    assert (emitted.event.source, emitted.event.num_blocks, emitted.event.num_cached_tokens) == (PRODUCER, 6, 0)
+    assert two.consumer.engine.load().num_remote_hit_tokens == 12
+    two.finish("b", 12)
+    assert sum(plan.num_tokens for plan in two.consumer.plans) == 2
+
+
+def test_only_what_is_not_here_is_read_and_the_producer_holds_what_that_stands_on() -> None:
+    two = Two()
+    two.submit(GenerateJob(request=request("c", (*PROMPT[:5], 30, 30)), attempt=1))
+    two.consumer.run()
+    follow = follow_of(effects := two.submit(consumer()))
+    assert follow.prefix_request is not None and follow.prefix_request.first_index == 2
+    told = [*two.ask(effects), *two.digest()]
+    assert two.producer.engine.books().num_leased_blocks == 6
+    (announced,) = told
+    assert isinstance(announced, SendAnnouncement) and announced.message.first_index == 2
+    assert announced.message.is_last and announced.message.num_computed == 12 and len(announced.message.blocks) == 4
+    two.read(two.tell(told))
+    two.finish("b", 12)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 100])
+def test_no_more_is_read_than_was_said_and_than_can_be_a_hit(num_blocks: int) -> None:
+    two = Two()
+    two.lend(consumer(num_blocks=num_blocks))
+    two.finish("b", 2 * min(6, num_blocks))
+
+
+def test_what_is_here_is_not_asked_for() -> None:
+    two = Two()
+    two.submit(GenerateJob(request=request("c"), attempt=1))
+    two.consumer.run()
+    assert two.submit(consumer()) == []
+    two.finish("b", 12)
+
+
+def test_what_scores_its_prompt_computes_it() -> None:
+    two = Two()
+    job = consumer()
+    assert two.submit(replace(job, request=replace(job.request, prompt_logprobs=1))) == []
+
+
+def test_a_source_that_has_nothing_says_so_at_once() -> None:
+    two = Two(producer=Side())
+    job = consumer()
+    (end,) = two.ask(two.submit(replace(job, request=replace(job.request, cache_salt="another tenant's"))))
+    assert isinstance(end, SendHandoffEnded) and end.kind is ErrorKind.KV_LOST
+    assert two.producer.is_clean
+    assert two.tell([end]) == [ReleaseHandoff(PRODUCER, KEY)]
+    two.consumer.run(1.0)
+    assert [e.num_cached_tokens for e in two.consumer.events("b", Finished) if isinstance(e, Finished)] == [0]
+
+
+def test_a_source_that_lends_what_others_hold_and_what_nobody_does() -> None:
+    """Somebody runs on the first blocks there; the leases of two loans hold all of them twice."""
+    two = Two()
+    runs = GenerateJob(request=request("r", (*PROMPT[:6], 20, 21), max_tokens=30), attempt=1)
+    two.producer.do(two.producer.engine.submit(runs, 1.0))
+    two.producer.step(1.0)
+    effects = two.submit(consumer())
+    other = replace(consumer("c"), prefix=RemotePrefix(handoff=HandoffId("other"), source=PRODUCER, num_blocks=6))
+    effects += two.submit(other)
+    told = two.ask(effects)
+    assert two.producer.engine.books().num_leased_blocks == 6 and two.producer.engine.books().num_leases == 2
+    before = len(two.producer.effects)
+    for _ in range(4):
+        two.producer.step(1.0)
+    # Every second plan is for them alone, and what runs goes on in between.
+    assert [bool(plan.digests) for plan in two.producer.plans] == [False, True, False, False, False]
+    assert all(bool(plan.digests) != bool(plan.slices) for plan in two.producer.plans)
+    two.read(two.tell([*told, *two.producer.effects[before:]]))
+    two.producer.do(two.producer.engine.cancel(runs.key, 1.0))
+    two.consumer.run(1.0)
+    two.finish("b", 12)
+    two.finish("c", 12)
+
+
+@pytest.mark.parametrize(("num_blocks", "num_lent"), [(16, 6), (12, 4), (9, 1), (8, 0)])
+def test_what_the_largest_pull_was_promised_is_not_lent(num_blocks: int, num_lent: int) -> None:
+    two = Two(producer=Side(num_blocks=num_blocks))
+    pull = ResumeJob(request=request("p", max_tokens=3), attempt=1, handoff=HandoffId("p"), source=CONSUMER)
+    two.producer.do(two.producer.engine.submit(pull, 1.0))
+    assert two.producer.engine.load().num_reserved_blocks == 8
+    told = [*two.ask(two.submit(consumer())), *two.digest()]
+    assert two.producer.engine.books().num_leased_blocks == num_lent
+    two.read(two.tell(told))
+    two.producer.do(two.producer.engine.cancel(pull.key, 1.0))
+    two.finish("b", 2 * num_lent)
+
+
+def test_a_consumer_does_not_read_into_the_block_that_a_running_sequence_needs_next() -> None:
+    two = Two(consumer=Side(num_blocks=12))
+    two.submit(GenerateJob(request=request("r", tuple(range(30, 42))), attempt=1))
+    two.consumer.step(1.0)
+    two.consumer.step(1.0)
+    assert two.consumer.engine.load().num_free_blocks == 6
+    assert two.submit(consumer()) == []
+    two.finish("b", 0)
+
+
+def test_a_consumer_does_not_read_into_what_it_has_promised() -> None:
+    two = Two(consumer=Side(num_blocks=8))
+    pull = ResumeJob(request=request("p", PROMPT[:3]), attempt=1, handoff=HandoffId("p"), source=PRODUCER)
+    two.submit(pull)
+    assert two.consumer.engine.load().num_reserved_blocks == 3
+    assert two.submit(consumer()) == []
+    two.consumer.do(two.consumer.engine.cancel(pull.key, 1.0))
+    two.finish("b", 0)
+
+
+def test_others_go_ahead_of_a_job_that_waits_for_its_prefix() -> None:
+    """Also where there is one seat, and where the other comes after it and is less urgent."""
+    two = Two(consumer=Side(max_num_seqs=1))
+    effects = two.submit(consumer())
+    other = GenerateJob(request=replace(request("c", (9, 9, 9)), priority=5), attempt=1)
+    two.submit(other)
+    two.consumer.run(1.0)
+    assert two.consumer.events("c", Finished) and not two.consumer.events("b", Token)
+    two.read(two.tell([*two.ask(effects), *two.digest()]))
+    two.finish("b", 12)
+
+
+def test_a_full_worker_reads_only_once_what_stood_there_is_copied_to_host_memory() -> None:
+    two = Two(consumer=Side(num_blocks=10, num_host_slots=10))
+    cached = GenerateJob(request=request("c", tuple(range(20, 38)), max_tokens=1), attempt=1)
+    two.submit(cached)
+    two.consumer.run(1.0)
+    assert two.consumer.engine.books().num_cached_blocks == 9
+    told = [*two.ask(two.submit(consumer())), *two.digest()]
+    assert two.tell(told) == [], "no read may write there yet"
+    plan, _ = two.consumer.engine.begin(1.0)
+    assert plan is not None and plan.spills and not plan.slices
+    reads = two.consumer.do(two.consumer.engine.finish(two.consumer.executor.execute(plan), 1.0))
+    assert [type(x) for x in reads] == [StartRead]
+    two.read(reads)
+    two.finish("b", 12)
+    two.submit(replace(cached, request=replace(cached.request, id=RequestId("d"))))
+    two.consumer.run(1.0)
+    (end,) = two.consumer.events("d", Finished)
+    assert isinstance(end, Finished) and end.num_cached_tokens > 0, "what was copied is right"
+
+
+def lose_source(two: Two) -> list[Effect]:
+    return two.consumer.engine.source_lost(PRODUCER, "gone", two.now)
+
+
+def let_time_pass(two: Two) -> list[Effect]:
+    two.now += 2.0
+    return two.consumer.engine.tick(two.now)
+
+
+@pytest.mark.parametrize("stage", ["asked", "announced", "under read"])
+@pytest.mark.parametrize("failure", [lose_source, let_time_pass])
+def test_whatever_fails_the_job_is_computed_here(stage: str, failure: Callable[[Two], list[Effect]]) -> None:
+    two = Two()
+    effects = two.submit(consumer())
+    reads: list[Effect] = []
+    if stage != "asked":
+        told = [*two.ask(effects), *two.digest()]
+        reads = two.tell(told) if stage == "under read" else []
+    assert ReleaseHandoff(PRODUCER, KEY) in two.consumer.do(failure(two))
+    two.ask([ReleaseHandoff(PRODUCER, KEY)])
+    assert two.consumer.engine.books().num_reading_blocks == (6 if reads else 0)
+    two.consumer.run(two.now)
+    for read in [x for x in reads if isinstance(x, StartRead)]:
+        two.consumer.do(two.consumer.engine.read_done(read.read, two.now))
+    two.finish("b", 0)
+
+
+def test_a_digest_that_is_wrong_costs_the_prefix_fetch_alone() -> None:
+    two = Two()
+    (read,) = two.tell([*two.ask(two.submit(consumer())), *two.digest()])
+    assert isinstance(read, StartRead)
+    two.consumer.do(two.consumer.engine.read_failed(read.read, "digests differ", drained=True, now=two.now))
+    two.finish("b", 0)
+
+
+def test_blocks_that_cannot_be_digested_are_not_lent() -> None:
+    two = Two()
+    told = two.ask(two.submit(consumer()))
+    plan, _ = two.producer.engine.begin(1.0)
+    assert plan is not None and plan.digests
+    failed = replace(two.producer.executor.execute(plan), digests=())
+    told += two.producer.do(two.producer.engine.finish(failed, 1.0))
+    (end,) = told
+    assert isinstance(end, SendHandoffEnded)
+    two.tell(told)
+    two.finish("b", 0)
+
+
+@pytest.mark.parametrize("is_under_read", [False, True])
+def test_cancel_and_a_newer_attempt_end_the_prefix_fetch(is_under_read: bool) -> None:
+    two = Two()
+    effects = two.submit(consumer())
+    reads = two.tell([*two.ask(effects), *two.digest()]) if is_under_read else []
+    newer = two.submit(consumer(attempt=2))
+    key = HandoffKey(KEY.handoff, 2)
+    assert [type(x) for x in newer] == [ReleaseHandoff, JobEnded, SendEvent, FollowHandoff] and newer[
+        0
+    ] == ReleaseHandoff(PRODUCER, KEY)
+    # The newer attempt may be heard of first.
+    two.ask([newer[3], newer[0]])
+    assert two.producer.engine.books().num_leases == 1
+    assert two.consumer.engine.books().num_reading_blocks == (6 if is_under_read else 0)
+    ended = two.consumer.do(two.consumer.engine.cancel(consumer(attempt=2).key, 1.0))
+    unfollow, over, told = ended
+    assert unfollow == ReleaseHandoff(PRODUCER, key) and told == SendEvent(Cancelled(consumer(attempt=2).key))
+    assert isinstance(over, JobEnded) and over.times.pull is not None and over.times.pull.outcome == "cancelled"
+    two.ask(ended)
+    for read in [x for x in reads if isinstance(x, StartRead)]:
+        two.consumer.do(two.consumer.engine.read_done(read.read, 1.0))
+    two.producer.run(1.0)
+    assert two.consumer.is_clean and two.producer.is_clean
+
+
+def test_two_jobs_that_name_one_prefix_fetch_do_not_share_it() -> None:
+    two = Two()
+    effects = two.submit(consumer("b"))
+    assert two.submit(consumer("c")) == []
+    two.read(two.tell([*two.ask(effects), *two.digest()]))
+    two.finish("b", 12)
+    (end,) = two.consumer.events("c", Finished)
+    assert isinstance(end, Finished) and end.num_cached_tokens == 12
+    # What is still said of it must not be taken for what a later job asks for under the same name.
+    other = consumer("d")
+    assert two.submit(replace(other, request=replace(other.request, cache_salt="other"))) == []
+
+
+def test_what_is_lent_to_one_is_not_told_to_another_who_asks_for_something_else_under_the_same_name() -> None:
+    """Two gateways that draw the same names, say: KV of another prompt must never have this one's name."""
+    two = Two()
+    lent = two.ask(two.submit(consumer("b")))
+    lent += two.digest()
+    third = Side()
+    job = consumer("c")
+    follow = follow_of(third.do(third.engine.submit(replace(job, request=request("c", PROMPT[2:])), 1.0)))
+    (end,) = two.producer.do(two.producer.engine.follow(KEY, PRODUCER, 1.0, follow.prefix_request))
+    assert isinstance(end, SendHandoffEnded)
+    (end,) = two.producer.do(two.producer.engine.follow(KEY, PRODUCER, 1.0))
+    assert isinstance(end, SendHandoffEnded), "nor to a Resume"
+    two.read(two.tell(lent))
+    two.finish("b", 12)
+
+
+def test_choices_share_a_prefix_fetch_and_each_may_be_cancelled() -> None:
+    two = Two()
+    effects = two.submit(consumer(num_choices=3))
+    first, *_ = consumer(num_choices=3).keys
+    assert two.consumer.do(two.consumer.engine.cancel(first, 1.0)) == [SendEvent(Cancelled(first))]
+    told = two.read(two.tell([*two.ask(effects), *two.digest()]))
+    (pulled,) = [x.event for x in told if isinstance(x, SendEvent)]
+    assert isinstance(pulled, KVReceived) and pulled.key.choice == 1
+    two.ask(told)
+    two.consumer.run(1.0)
+    assert len(two.consumer.events("b", Finished)) == 2 and two.consumer.is_clean and two.producer.is_clean
+
+
+def test_a_prefix_fetch_that_is_followed_twice_is_told_twice_and_lent_once() -> None:
+    two = Two()
+    effects = two.submit(consumer())
+    told = [*two.ask(effects), *two.digest()]
+    again = two.ask(effects)
+    assert again == told and two.producer.engine.books().num_leases == 1
+    reads = two.tell([*told, *again])
+    two.read(reads)
+    assert len([x for x in reads if isinstance(x, StartRead)]) == 1
+    # It comes once more after the release: then it is over.
+    two.ask([ReleaseHandoff(PRODUCER, KEY)])
+    (end,) = two.ask(effects)
+    assert isinstance(end, SendHandoffEnded) and two.tell([end]) == []
+    two.finish("b", 12)
+
+
+def test_a_prefix_fetch_that_nobody_renews_lapses() -> None:
+    two = Two()
+    two.ask(two.submit(consumer()))
+    assert two.producer.engine.next_deadline() == 11.0
+    effects = two.producer.do(two.producer.engine.tick(11.0))
+    assert [type(x) for x in effects] == [SendHandoffEnded]
+    two.producer.run(11.0)
+    assert two.producer.is_clean, "nothing is digested any more"
+
+
+def test_a_prefix_fetch_under_the_name_of_a_hand_off_is_not_lent_and_harms_it_not() -> None:
+    two = Two()
+    prefill = PrefillJob(request=request("p", (7, 7, 7)), attempt=1, handoff=KEY.handoff)
+    two.producer.do(two.producer.engine.submit(prefill, 1.0))
+    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool.names()))
+    effects = two.producer.do(two.producer.engine.follow(HandoffKey(KEY.handoff, 2), CONSUMER, 1.0, prefix_request))
+    assert effects == [] and two.producer.engine.books().num_leases == 1
+    two.producer.run(1.0)
+    assert two.producer.events("p", Finished)
+
+
+def test_a_prefix_fetch_is_renewed_like_any_pull() -> None:
+    two = Two()
+    told = [*two.ask(two.submit(consumer())), *two.digest()]
+    two.now = 2.9
+    reads = two.tell(told)
+    assert two.consumer.engine.tick(4.4) == [RenewLeases(PRODUCER, (KEY,))]
+    two.read(reads)
+    two.finish("b", 12)
+
+
+def test_a_consumer_that_drains_gives_the_job_and_the_prefix_fetch_back() -> None:
+    two = Two()
+    two.ask(two.submit(consumer()))
+    effects = two.consumer.do(two.consumer.engine.start_drain(1.0))
+    assert ReleaseHandoff(PRODUCER, KEY) in effects
+    two.ask(effects)
+    two.producer.run(1.0)
+    assert two.consumer.is_clean and two.producer.is_clean

@@ -1,0 +1,32 @@
+"""The books of one job group: which jobs are under way and which of them is asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tandem.flow.job_group import JobGroup, JobGroupPhase
+
+
+def job(*choices: int) -> Any:
+    return SimpleNamespace(choices=set(choices))
+
+
+def test_the_end_of_one_job_leaves_the_other_asked_for() -> None:
+    job_group, asked, other = JobGroup([0]), job(0), job(0)
+    job_group.works += [asked, other]
+    job_group.asked = asked
+    job_group.leave(other, 0)
+    assert job_group.works == [asked] and job_group.asked is asked
+    job_group.leave(asked, 0)
+    assert job_group.works == [] and job_group.asked is None
+
+
+def test_a_choice_is_worked_on_while_a_job_has_it_or_it_waits_for_one() -> None:
+    job_group = JobGroup([0, 1])
+    job_group.phase = JobGroupPhase.QUEUED
+    assert job_group.is_worked_on(0)
+    job_group.phase = JobGroupPhase.RUNNING
+    assert not job_group.is_worked_on(0)
+    job_group.works.append(job(1))
+    assert job_group.is_worked_on(1) and not job_group.is_worked_on(0)

@@ -1,0 +1,140 @@
+"""Where a request's time goes: nine stages that add up to it, whatever happens on the way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.request_stages import JobStages, Stage
+from tandem.flow.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
+
+P = LedgerPhase
+
+
+def walked(*moves: tuple[LedgerPhase, float]) -> PhaseLedger:
+    ledger = PhaseLedger(100.0)
+    for phase, at in moves:
+        ledger.move(phase, 100.0 + at)
+    return ledger
+
+
+SPLIT = (
+    (P.QUEUE, 1.0),
+    (P.ROUTE, 3.0),
+    (P.FIRST, 3.5),
+    (P.HANDOVER, 8.5),
+    (P.DECODE, 10.0),
+    (P.DELIVER, 14.0),
+    (P.OVER, 15.0),
+)
+
+
+def test_a_split_request() -> None:
+    ledger = walked(*SPLIT)
+    ledger.told(1, JobStages(prefill_queue_s=1.5, prefill_s=3.0))
+    ledger.told(1, JobStages(transfer_s=0.75, decode_queue_s=0.25, decode_s=0.25))
+    assert ledger.seconds(1e9) == StageSeconds(
+        receive=1.0,
+        queue=2.0,
+        route=0.5,
+        prefill_queue=1.5,
+        prefill=3.0,
+        transfer=0.75,
+        decode_queue=0.25,
+        decode=0.25 + 4.0,
+        deliver=1.0 + 0.5 + 0.25,
+    )
+
+
+def test_the_order_of_what_workers_say_changes_nothing() -> None:
+    words = [JobStages(prefill_queue_s=1.5, prefill_s=3.0), JobStages(0.0, 0.0, 0.75, 0.25, 0.25)]
+    ledgers = [walked(*SPLIT), walked(*SPLIT)]
+    for word in words:
+        ledgers[0].told(1, word)
+    for word in reversed(words):
+        ledgers[1].told(1, word)
+    assert ledgers[0].seconds(0.0) == ledgers[1].seconds(0.0)
+
+
+def test_choices_wait_side_by_side() -> None:
+    ledger = walked(*SPLIT)
+    for seconds in (3.0, 2.0, 3.5):
+        ledger.told(1, JobStages(prefill_s=seconds))
+    assert ledger.seconds(0.0).prefill == 3.5
+
+
+def test_a_first_token_may_come_before_the_word_that_its_job_was_accepted() -> None:
+    ledger = walked((P.QUEUE, 0.0), (P.ROUTE, 1.0), (P.DECODE, 4.0), (P.OVER, 9.0))
+    ledger.told(1, JobStages(prefill_queue_s=0.5, prefill_s=2.0))
+    assert ledger.seconds(0.0) == StageSeconds(queue=1.0, route=0.5, prefill_queue=0.5, prefill=2.0, decode=5.0)
+
+
+def test_nobody_has_told() -> None:
+    """Then all of a phase is what takes most of it."""
+    stages = walked(*SPLIT).seconds(0.0)
+    assert (stages.prefill_queue, stages.prefill) == (0.0, 5.0)
+    assert (stages.transfer, stages.decode_queue, stages.decode) == (1.5, 0.0, 4.0)
+
+
+def test_a_worker_cannot_tell_of_more_than_there_was() -> None:
+    ledger = walked(*SPLIT)
+    ledger.told(1, JobStages(prefill_queue_s=2.0, prefill_s=100.0, transfer_s=100.0, decode_s=1.0))
+    stages = ledger.seconds(0.0)
+    assert (stages.route, stages.prefill_queue, stages.prefill, stages.transfer) == (0.0, 2.0, 3.5, 1.5)
+    assert stages.total == 15.0
+
+
+def test_what_a_lost_attempt_took_is_not_divided_among_those_that_came_after() -> None:
+    ledger = walked(
+        (P.QUEUE, 0.0), (P.ROUTE, 0.0), (P.FIRST, 0.0), (P.QUEUE, 7.0), (P.ROUTE, 8.0), (P.FIRST, 8.0), (P.DECODE, 10.0)
+    )
+    ledger.told(2, JobStages(prefill_queue_s=0.5, prefill_s=1.0))
+    stages = ledger.seconds(110.0)
+    assert (stages.queue, stages.prefill_queue, stages.prefill, stages.deliver) == (1.0, 0.5, 1.0 + 7.0, 0.5)
+    ledger.move(P.QUEUE, 111.0)  # while it decodes nothing is lost: the client has the tokens
+    assert ledger.seconds(111.0).decode == 1.0
+
+
+def test_a_kv_that_never_came_took_its_time_all_the_same() -> None:
+    ledger = walked((P.FIRST, 0.0), (P.HANDOVER, 1.0), (P.QUEUE, 4.0), (P.FIRST, 4.0), (P.DECODE, 5.0), (P.OVER, 5.0))
+    ledger.told(1, JobStages(prefill_s=1.0))
+    ledger.told(2, JobStages(prefill_s=1.0))
+    assert (ledger.seconds(0.0).transfer, ledger.seconds(0.0).prefill) == (3.0, 2.0)
+
+
+def test_after_its_end_nothing_counts() -> None:
+    ledger = walked(*SPLIT)
+    ledger.move(P.DECODE, 200.0)
+    assert ledger.phase is P.OVER and ledger.seconds(300.0).total == 15.0
+
+
+def test_stages_have_their_names() -> None:
+    assert StageSeconds._fields == tuple(stage.value for stage in Stage)
+    assert StageSeconds(*range(9)).of(Stage.TRANSFER) == 5.0
+
+
+seconds = st.floats(0.0, 1e4)
+stages = st.builds(JobStages, seconds, seconds, seconds, seconds, seconds)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([phase for phase in P if phase is not P.OVER]), seconds)),
+    st.lists(st.tuples(st.integers(1, 3), stages)),
+    seconds,
+)
+def test_they_always_add_up(
+    moves: list[tuple[LedgerPhase, float]], words: list[tuple[int, JobStages]], rest: float
+) -> None:
+    ledger, now = PhaseLedger(50.0), 50.0
+    for phase, step in moves:
+        now += step
+        ledger.move(phase, now)
+    for attempt, word in words:
+        ledger.told(attempt, word)
+    for is_over in (False, True):
+        if is_over:
+            ledger.move(P.OVER, now + rest)
+        told = ledger.seconds(now + rest)
+        assert min(told) >= 0.0
+        assert told.total == pytest.approx(now + rest - 50.0, abs=1e-6)

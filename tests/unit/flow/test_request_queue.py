@@ -1,0 +1,264 @@
+"""Requests in line with what workers hold of their prompts; never a running worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Request, SamplingParams
+from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import WorkerLoad
+from tandem.flow.commands import FindConsumer, Requeue
+from tandem.flow.request_queue import REFUSAL_BACKOFF_S, Dispatchable, PlacementQueue
+from tandem.routing import prefix_fetch_backoff as prefix_fetches
+from tandem.routing.circuit_breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
+from tandem.routing.placement import RemotePrefixSource
+from tandem.routing.prefix_index import PrefixHit
+from tandem.routing.router import Disaggregation
+from tandem.routing.worker_ranking import WorkerRanking
+from tandem.routing.worker_view import Pool, WorkerView
+
+SLOW = StepCost(1e-3, 1e-3, 1e-4, 0.0, 0.0)
+HASHES = [BlockHash(bytes([i]) * 16) for i in range(20)]
+
+
+class Held:
+    """Prefixes that a test sets."""
+
+    def __init__(self) -> None:
+        self.hits: dict[WorkerRef, PrefixHit] = {}
+        self.num_looks = 0
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+        self.num_looks += 1
+        return {ref: hit for ref, hit in self.hits.items() if hit.num_blocks <= len(hashes)} if hashes else {}
+
+
+def worker(name: str, pool: Pool) -> WorkerView:
+    ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
+    load = WorkerLoad(num_blocks=1000, num_free_blocks=1000)
+    return WorkerView(ref, pool, "m", "f", load, step_cost=SLOW, block_size=16, block_bytes=1 << 16)
+
+
+P1, P2, D1 = worker("p1", "prefill"), worker("p2", "prefill"), worker("d1", "decode")
+
+
+class Rig:
+    def __init__(self, *views: WorkerView) -> None:
+        self.views = {view.ref: view for view in views}
+        producers, consumer = [v for v in views if v.pool == "prefill"], views[-1]
+        self.roster = WorkerRanking(frozenset((producer.ref, consumer.ref) for producer in producers), frozenset())
+        for view in views:
+            self.put(view)
+        self.held = Held()
+        self.waiting = PlacementQueue(self.roster, GatewayConfig(), prefixes=self.held)
+
+    def put(self, view: WorkerView) -> None:
+        self.views[view.ref] = view
+        self.roster.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
+
+    def next(self) -> Dispatchable:
+        turn = self.waiting.next(0.0)
+        assert turn is not None
+        return turn
+
+
+def request(name: str = "r", **rest: object) -> Request:
+    asked = {"prompt_tokens": tuple(range(320)), "sampling": SamplingParams(max_tokens=8), **rest}
+    return Request(id=RequestId(name), model="m", **asked)  # type: ignore[arg-type]
+
+
+def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_left() -> None:
+    rig = Rig(P1, P2, D1)
+    rig.waiting.admit(request(), hashes=HASHES)
+    assert rig.held.num_looks == 0 and rig.waiting.line.charged(RequestId("r")) == 320
+    rig.held.hits = {P2.ref: PrefixHit(19, 19)}
+    turn = rig.next()
+    assert (turn.placement.prefill, turn.num_hit_blocks) == (P2.ref, 19)
+    assert rig.waiting.line.charged(RequestId("r")) == 320 - 19 * 16
+    rig.waiting.line.check()
+
+
+def test_what_comes_back_is_charged_in_full_again_and_looked_up_anew() -> None:
+    rig = Rig(P1, P2, D1)
+    rig.held.hits = {P2.ref: PrefixHit(19, 19)}
+    rig.waiting.admit(request(), hashes=HASHES)
+    rig.next()
+    served = dict(rig.waiting.line.served())
+    rig.waiting.refused([P2.ref], 0.0)
+    rig.waiting.line.put_back(RequestId("r"))
+    assert rig.waiting.line.charged(RequestId("r")) == 320
+    turn = rig.next()
+    assert (turn.placement.prefill, turn.num_hit_blocks) == (P1.ref, 0)
+    (before,), (after,) = served.values(), dict(rig.waiting.line.served()).values()
+    assert (before, after) == (16, 320), "the first charge was taken back"
+    rig.waiting.leave(RequestId("r"), 0)
+    rig.waiting.line.check()
+
+
+def test_a_prompt_whose_tokens_are_scored_takes_no_hits() -> None:
+    rig = Rig(P1, D1)
+    rig.held.hits = {P1.ref: PrefixHit(19, 19)}
+    rig.waiting.admit(request(prompt_logprobs=1), hashes=HASHES)
+    assert rig.next().num_hit_blocks == 0 and rig.waiting.line.charged(RequestId("r")) == 320
+
+
+def test_without_hashes_the_tenant_s_own_past_says_what_is_to_compute() -> None:
+    rig = Rig(P1, D1)
+    for i in range(30):
+        rig.waiting.admit(request(f"r{i}"))
+        rig.next()
+        rig.waiting.leave(RequestId(f"r{i}"), 304)
+    rig.waiting.admit(request("last"))
+    assert rig.held.num_looks == 0 and rig.waiting.line.charged(RequestId("last")) < 100
+
+
+def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
+    rig = Rig(P1, D1)
+    with pytest.raises(TandemError) as missed:
+        rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES)
+    assert missed.value.kind is ErrorKind.SLO_MISS
+    rig.held.hits = {P1.ref: PrefixHit(19, 19)}
+    assert rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES).leaves is None
+
+
+def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_it_lacks() -> None:
+    load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
+    rig = Rig(replace(P1, load=load), D1)
+    rig.waiting.admit(request(), hashes=HASHES)
+    assert rig.waiting.next(0.0) is None
+    assert not rig.waiting.may_go_on(rig.views[P1.ref])
+    rig.held.hits = {P1.ref: PrefixHit(18, 18)}
+    assert rig.next().num_hit_blocks == 18
+
+
+def test_what_may_be_read_elsewhere_is_not_charged_and_may_go_where_the_whole_prompt_may_not() -> None:
+    full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
+    rig = Rig(replace(P1, load=full), D1)
+    rig.waiting.admit(request(), hashes=HASHES)
+    assert rig.waiting.next(0.0) is None
+    rig.held.hits = {D1.ref: PrefixHit(18, 18)}
+    turn = rig.next()
+    assert turn.num_hit_blocks == 0 and turn.placement.prefix == RemotePrefixSource(D1.ref, 18)
+    assert rig.waiting.line.charged(RequestId("r")) == 320 - 18 * 16
+
+
+def test_nothing_is_borrowed_over_a_way_that_fails_until_it_is_tried_again() -> None:
+    rig = Rig(P1, D1)
+    rig.held.hits = {D1.ref: PrefixHit(18, 18)}
+    told = []
+    for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", prefix_fetches.FIRST_BACKOFF_S)):
+        rig.waiting.admit(request(name), hashes=HASHES)
+        turn = rig.waiting.next(now)
+        assert turn is not None
+        told.append(turn.placement.prefix is not None)
+        if turn.placement.prefix is not None:
+            rig.waiting.on_prefix_fetch((D1.ref, P1.ref), has_come=False, now=now)
+    assert told == [True, True, False, True]
+
+
+def test_a_worker_that_has_room_for_what_is_left_wakes_the_line() -> None:
+    full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(100,) * 3, num_horizon_tokens=150)
+    rig = Rig(replace(P1, load=full), D1)
+    rig.held.hits = {D1.ref: PrefixHit(18, 18)}
+    rig.waiting.admit(request(), hashes=HASHES)
+    assert rig.waiting.next(0.0) is None
+    less = replace(P1, load=replace(full, lane_tokens=(210,) * 3))
+    assert rig.waiting.may_go_on(less)
+    assert not rig.waiting.may_go_on(replace(P1, load=replace(full, lane_tokens=(260,) * 3)))
+
+
+def test_only_the_first_is_tried() -> None:
+    full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(0,) * 3, num_horizon_tokens=150)
+    rig = Rig(replace(P1, load=full), D1)
+    for i in range(50):
+        rig.waiting.admit(request(f"r{i}"), hashes=HASHES)
+    assert rig.waiting.next(0.0) is None and rig.held.num_looks == 1
+
+
+def test_a_consumer_needs_no_turn_and_leaves_the_charge_as_it_is() -> None:
+    second = worker("d2", "decode")
+    rig = Rig(P1, second, D1)
+    rig.waiting.admit(request(), hashes=HASHES)
+    rig.next()
+    seek = FindConsumer(0, P1.ref, unfit=frozenset({D1.ref}))
+    assert rig.waiting.pick_consumer("m", seek, 0.0) == second.ref
+    rig.waiting.line.check()
+
+
+def make_ill(rig: Rig, *refs: WorkerRef) -> float:
+    """When the breakers of these have just opened, and stay so for long."""
+    now, breaker = 0.0, rig.waiting.breaker
+    while not breaker.excluded(now + LONGEST_BACKOFF_S - 1.0):
+        now += LONGEST_BACKOFF_S
+        breaker.on_attempt(refs, now)
+        breaker.failed(refs, now)
+    return now
+
+
+def test_a_request_goes_elsewhere_while_the_worker_that_it_would_have_gone_to_is_ill() -> None:
+    rig = Rig(P1, P2, D1)
+    now = make_ill(rig, P1.ref)
+    rig.waiting.admit(request())
+    turn = rig.waiting.next(now)
+    assert turn is not None and turn.placement.prefill == P2.ref
+
+
+def test_where_all_that_prefill_are_ill_a_request_is_computed_where_it_is_drawn() -> None:
+    """As if there were none, so nobody waits for a back-off."""
+    rig = Rig(P1, P2, D1)
+    now = make_ill(rig, P1.ref, P2.ref)
+    rig.waiting.admit(request())
+    turn = rig.waiting.next(now)
+    assert turn is not None and turn.placement.path == "fallback;reason=no_prefill_worker"
+    assert turn.placement.decode == D1.ref
+
+
+def test_ill_workers_are_tried_one_request_at_a_time_where_no_others_are() -> None:
+    rig = Rig(P1, D1)
+    now = make_ill(rig, P1.ref, D1.ref)
+    for i in range(4):
+        rig.waiting.admit(request(f"r{i}"))
+    assert rig.waiting.next(now) is None, "they failed just now"
+    for i in range(3):
+        now += FIRST_BACKOFF_S
+        turn = rig.waiting.next(now)
+        assert turn is not None and turn.request == f"r{i}"
+        assert rig.waiting.next(now) is None and rig.waiting.hopeless_since("m") == now
+
+
+def test_nobody_ill_is_tried_while_others_are_only_full() -> None:
+    second = worker("d2", "decode")
+    rig = Rig(P1, second, D1)
+    now = make_ill(rig, second.ref) + FIRST_BACKOFF_S
+    rig.waiting.refused([D1.ref], now)
+    rig.waiting.admit(request())
+    assert rig.waiting.next(now) is None
+    turn = rig.waiting.next(now + REFUSAL_BACKOFF_S)
+    assert turn is not None and turn.placement.decode == D1.ref
+
+
+def test_what_moves_goes_to_an_ill_worker_rather_than_nowhere() -> None:
+    second = worker("d2", "decode")
+    rig = Rig(P1, second, D1)
+    now = make_ill(rig, D1.ref) + FIRST_BACKOFF_S
+    assert rig.waiting.pick_consumer("m", FindConsumer(0, second.ref), now) == D1.ref
+    assert rig.waiting.pick_consumer("m", FindConsumer(0, second.ref), now) is None, "until something is heard of that"
+    assert rig.waiting.pick_consumer("m", FindConsumer(0, P1.ref), now) == second.ref
+
+
+@pytest.mark.parametrize(("mode", "path"), [("prefer", "fallback;reason=kv_lost"), ("strict", "remote")])
+def test_what_cannot_be_handed_over_is_computed_in_one_place_where_that_is_allowed(
+    mode: Disaggregation, path: str
+) -> None:
+    rig = Rig(P1, D1)
+    rig.waiting.admit(request(), policy=mode)
+    rig.next()
+    rig.waiting.failed(RequestId("r"), Requeue(frozenset(), has_failed=True, is_undivided=True))
+    rig.waiting.line.put_back(RequestId("r"))
+    assert rig.next().placement.path == path

@@ -1,0 +1,783 @@
+"""A request's life by hand: the order of commands on the common and the rare paths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import (
+    Cancelled,
+    Failed,
+    Finished,
+    FinishReason,
+    KVReceived,
+    MigrationOffered,
+    PromptLogprobs,
+    SampledToken,
+    Token,
+)
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.flow.commands import (
+    CancelJob,
+    Command,
+    Deliver,
+    DeliverPromptLogprobs,
+    EndChoice,
+    EndRequest,
+    FindConsumer,
+    ReleaseLease,
+    ReportWorkerFailure,
+    Requeue,
+    Submit,
+)
+from tandem.flow.job_group import PHASE_TABLE, JobGroupPhase, JobGroupStep
+from tandem.flow.request_state import RequestState
+from tandem.routing.placement import Placement, RemotePrefixSource
+
+P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
+D = WorkerRef(WorkerId("d"), Incarnation(1), "d:1")
+OTHER = WorkerRef(WorkerId("other"), Incarnation(1), "other:1")
+REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1, 2), sampling=SamplingParams(max_tokens=3))
+PULLED = KVReceived(JobKey(RequestId("r"), 1), 1, 1, 0, 1, 0.1, 0.1, 0.1)
+
+
+def key(attempt: int = 1) -> JobKey:
+    return JobKey(RequestId("r"), attempt)
+
+
+def token(index: int, attempt: int = 1) -> Token:
+    return Token(key(attempt), index, SampledToken(100 + index))
+
+
+def remote() -> RequestState:
+    """A life that runs on both workers."""
+    life = RequestState(REQUEST, HandoffId("h"))
+    (book,) = life.placed(Placement(P, D))
+    assert isinstance(book, Submit) and isinstance(book.job, ResumeJob) and book.worker == D
+    (start,) = life.accepted(D, key())
+    assert isinstance(start, Submit) and isinstance(start.job, PrefillJob) and start.worker == P
+    assert life.accepted(P, key()) == []
+    return life
+
+
+def shape(commands: list[Command]) -> list[str]:
+    names = []
+    for command in commands:
+        match command:
+            case CancelJob():
+                names.append(f"cancel {command.worker.id}")
+            case ReleaseLease():
+                names.append(f"release {command.worker.id}")
+            case Deliver():
+                names.append(f"token {command.token.index}")
+            case Submit():
+                names.append(f"submit {command.worker.id}")
+            case Requeue():
+                names.append("place without " + ",".join(sorted(w.id for w in command.excluded)))
+            case EndRequest():
+                out = command.outcome
+                names.append(f"end {out.kind.value}" if isinstance(out, TandemError) else f"end {out.reason}")
+    return names
+
+
+def test_remote_request_delivers_each_token_once_and_ends_once() -> None:
+    life = remote()
+    assert shape(life.reported(P, token(0))) == ["token 0"]
+    assert life.reported(P, Finished(key(), None, 1, 1)) == []
+    assert life.reported(D, token(0)) == []
+    assert life.reported(D, PULLED) == []
+    assert shape(life.reported(D, token(1))) == ["token 1"]
+    assert shape(life.reported(D, token(2))) == ["token 2"]
+    (end,) = life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 1))
+    assert end == EndRequest(Finished(key(), FinishReason.LENGTH, 3, 1))
+    assert life.phase is JobGroupPhase.ENDED and life.workers() == ()
+
+
+def test_tokens_ahead_of_their_turn_wait() -> None:
+    life = remote()
+    assert life.reported(D, token(1)) == []
+    assert shape(life.reported(P, token(0))) == ["token 0", "token 1"]
+
+
+def test_consecutive_tokens_count_at_once_where_they_are_next() -> None:
+    life = remote()
+    assert not life.streamed(D, key(), 1, (101, 102)), "the first one is missing"
+    assert shape(life.reported(P, token(0))) == shape([Deliver(token(0))])
+    assert not life.streamed(D, key(2), 1, (101, 102)) and not life.streamed(OTHER, key(), 1, (101, 102))
+    assert life.streamed(D, key(), 1, (101, 102)) and life.num_delivered == 3
+    assert not life.streamed(D, key(), 1, (101, 102)), "once is enough"
+    assert life.streamed(D, key(), 3, (103,)) and life.num_delivered == 4
+
+
+def test_a_finish_waits_for_the_tokens_it_counts() -> None:
+    life = remote()
+    assert life.reported(D, Finished(key(), FinishReason.LENGTH, 2, 0)) == []
+    life.reported(P, token(0))
+    assert shape(life.reported(P, token(1)))[0] == "token 1"
+    assert life.phase is JobGroupPhase.ENDED
+
+
+def test_first_token_that_ends_the_request_cancels_the_resume_and_releases() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    assert shape(life.reported(P, Finished(key(), FinishReason.STOP, 1, 0))) == [
+        "cancel d", "release p", "end FinishReason.STOP",
+    ]  # fmt: skip
+
+
+def test_decode_without_room_goes_back_to_the_queue_and_touches_no_prefill_worker() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    commands = life.refused(D, key(), TandemError(ErrorKind.OVERLOADED, "full"))
+    assert shape(commands) == ["place without d"] and life.phase is JobGroupPhase.QUEUED
+    (again,) = life.placed(Placement(P, D))
+    assert isinstance(again, Submit) and again.job.attempt == 2
+
+
+def test_prefill_without_room_undoes_the_booking() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    commands = life.refused(P, key(), TandemError(ErrorKind.DRAINING, "bye"))
+    assert shape(commands) == ["cancel d", "place without p"]
+    assert life.reported(D, Failed(key(), ErrorKind.KV_LOST, "late")) == [], "the old attempt has nothing to say"
+    assert life.phase is JobGroupPhase.QUEUED
+
+
+def test_a_pull_that_gets_no_room_is_placed_again_and_repeats_no_token() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(P, Finished(key(), None, 1, 0))
+    commands = shape(life.reported(D, Failed(key(), ErrorKind.OVERLOADED, "no room for the KV")))
+    assert commands == ["release p", "place without d"] and life.phase is JobGroupPhase.QUEUED
+    life.placed(Placement(P, D))
+    life.accepted(D, key(2))
+    life.accepted(P, key(2))
+    assert life.reported(P, token(0, 2)) == [], "the client has it"
+    assert shape(life.reported(D, token(1, 2))) == ["token 1"]
+
+
+def test_what_an_attempt_left_in_a_cache_is_no_hit_of_the_request() -> None:
+    """The prefill worker has told, whatever becomes of its attempt."""
+    life = remote()
+    life.reported(P, replace(token(0), num_cached_tokens=1))
+    life.reported(D, Failed(key(), ErrorKind.OVERLOADED, "no room for the KV"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key(2))
+    life.accepted(P, key(2))
+    life.reported(D, KVReceived(key(2), 1, 1, 0, 1, 0.1, 0.1, 0.1))
+    life.reported(D, replace(token(0, 2), num_cached_tokens=2))
+    told = [command for i in range(1, 3) for command in life.reported(D, token(i, 2))]
+    told += life.reported(D, Finished(key(2), FinishReason.LENGTH, 3, 2))
+    assert told[-1] == EndRequest(Finished(key(2), FinishReason.LENGTH, 3, 1))
+    assert life.reported(P, Finished(key(2), None, 1, 2)) == []
+
+
+def test_a_refusal_that_waiting_does_not_cure_ends_the_request() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(D, D))
+    assert shape(life.refused(D, key(), TandemError(ErrorKind.CONTEXT_LENGTH, "long"))) == [
+        "end context_length_exceeded"
+    ]
+
+
+def test_a_lost_prefill_worker_costs_the_attempt_and_no_token() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    assert shape(life.worker_lost(P, "killed")) == ["cancel d", "release p", "place without p"]
+    assert life.worker_lost(P, "again") == [] and life.phase is JobGroupPhase.QUEUED
+    (book,) = life.placed(Placement(OTHER, D))
+    assert isinstance(book, Submit) and book.job.output_tokens == (100,)
+    (start,) = life.accepted(D, key(2))
+    assert isinstance(start, Submit) and isinstance(start.job, PrefillJob) and start.job.output_tokens == (100,)
+    life.accepted(OTHER, key(2))
+    assert shape(life.reported(OTHER, token(1, 2))) == ["token 1"] and life.path == "remote;moves=1"
+
+
+def test_a_lost_decode_worker_whose_kv_is_still_offered_is_replaced_alone() -> None:
+    """The new one takes what the first attempt computed, so it is asked as that was: from before the first token."""
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(P, Finished(key(), None, 1, 0))
+    assert life.worker_lost(D, "killed") == [FindConsumer(0, P, frozenset({D}), frozenset({D}))]
+    assert life.seeks() == [FindConsumer(0, P, frozenset(), frozenset({D}))]
+    (book,) = life.consumer_found(0, OTHER)
+    job = book.job if isinstance(book, Submit) else None
+    assert isinstance(job, ResumeJob) and (job.attempt, job.offer_attempt, job.source) == (2, 1, P)
+    assert job.output_tokens == () and job.offer == HandoffKey(HandoffId("h/0"), 1)
+    assert life.accepted(OTHER, key(2)) == [] and life.phase is JobGroupPhase.RUNNING
+    assert life.reported(OTHER, token(0, 2)) == [], "the client has it"
+    assert shape(life.reported(OTHER, token(1, 2))) == ["token 1"]
+
+
+def test_kv_that_nobody_can_take_is_computed_anew() -> None:
+    life = remote()
+    life.worker_lost(D, "killed")
+    assert (
+        shape(life.consumer_found(0, None)) == ["cancel p", "release p", "place without "]
+        and life.phase is JobGroupPhase.QUEUED
+    )
+    assert life.consumer_found(0, OTHER) == [], "too late"
+    life = remote()
+    life.worker_lost(D, "killed")
+    assert shape(life.worker_lost(P, "killed too")) == ["release p", "place without p"]
+    life = remote()
+    life.worker_lost(D, "killed")
+    life.consumer_found(0, OTHER)
+    gone = life.reported(OTHER, Failed(key(2), ErrorKind.KV_LOST, "the lease ran out"))
+    assert gone[0] == ReportWorkerFailure(frozenset({P, OTHER})) and shape(gone) == [
+        "cancel p",
+        "release p",
+        "place without other",
+    ]
+
+
+def test_a_decode_worker_that_had_pulled_takes_its_kv_along() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(D, PULLED)
+    life.reported(D, token(1))
+    assert shape(life.worker_lost(D, "killed")) == ["cancel p", "place without d"]
+    (book,) = life.placed(Placement(OTHER, OTHER))
+    assert isinstance(book, Submit) and isinstance(book.job, GenerateJob) and book.job.output_tokens == (100, 101)
+
+
+def test_attempts_that_come_to_nothing_are_counted_until_something_new_comes() -> None:
+    life = RequestState(REQUEST, HandoffId("h"), max_retries=1)
+
+    def attempt(number: int) -> None:
+        life.placed(Placement(D, D))
+        life.accepted(D, key(number))
+
+    attempt(1)
+    assert shape(life.worker_lost(D, "killed")) == ["place without d"]
+    attempt(2)
+    life.reported(D, token(0, 2))
+    assert shape(life.reported(D, Failed(key(2), ErrorKind.INTERNAL, "a step failed"))) == ["place without d"]
+    attempt(3)
+    assert life.reported(D, token(0, 3)) == [], "the client has it, which is no progress"
+    (*_, end) = life.reported(D, Failed(key(3), ErrorKind.INTERNAL, "a step failed"))
+    assert (
+        isinstance(end, EndRequest) and isinstance(end.outcome, TandemError) and end.outcome.kind is ErrorKind.INTERNAL
+    )
+    assert "2 attempts in a row" in end.outcome.message
+
+
+def lose_kv(life: RequestState, number: int) -> list[Command]:
+    """An attempt on both workers that brings the token of its prefill, and no KV."""
+    life.placed(Placement(P, D))
+    life.accepted(D, key(number))
+    life.accepted(P, key(number))
+    assert shape(life.reported(P, token(number - 1, number))) == [f"token {number - 1}"]
+    return life.reported(D, Failed(key(number), ErrorKind.KV_LOST, "no KV arrived"))
+
+
+def test_tokens_of_prefills_alone_are_no_progress() -> None:
+    """Or a request would be computed once for each of its tokens, over a link that carries nothing."""
+    request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
+    life = RequestState(request, HandoffId("h"), max_retries=2)
+    lose_kv(life, 1)
+    lose_kv(life, 2)
+    (*_, end) = lose_kv(life, 3)
+    assert (
+        isinstance(end, EndRequest) and isinstance(end.outcome, TandemError) and end.outcome.kind is ErrorKind.KV_LOST
+    )
+
+
+def test_one_token_of_the_decode_worker_is_progress() -> None:
+    request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
+    life = RequestState(request, HandoffId("h"), max_retries=2)
+    lose_kv(life, 1)
+    lose_kv(life, 2)
+    life.placed(Placement(P, D))
+    life.accepted(D, key(3))
+    life.accepted(P, key(3))
+    assert life.streamed(P, key(3), 2, (102,)) and life.streamed(D, key(3), 3, (103,))
+    (*_, place) = life.reported(D, Failed(key(3), ErrorKind.KV_LOST, "no KV arrived"))
+    assert place == Requeue(frozenset({D}), has_failed=True)
+
+
+def test_kv_that_is_lost_twice_is_not_handed_over_again() -> None:
+    request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
+    life = RequestState(request, HandoffId("h"))
+    assert lose_kv(life, 1)[-1] == Requeue(frozenset({D}), has_failed=True)
+    assert lose_kv(life, 2)[-1] == Requeue(frozenset({D}), has_failed=True, is_undivided=True)
+
+
+def test_what_workers_that_drain_give_back_is_no_failure() -> None:
+    """However many do, one after the other."""
+    life = RequestState(REQUEST, HandoffId("h"), max_retries=0)
+    for number in range(1, 4):
+        life.placed(Placement(P, D))
+        life.accepted(D, key(number))
+        life.accepted(P, key(number))
+        worker = (P, D)[number % 2]
+        told = life.reported(worker, Failed(key(number), ErrorKind.DRAINING, "about to stop"))
+        assert shape(told)[-1] == f"place without {worker.id}" and told[-1] == Requeue(frozenset({worker}))
+    assert life.num_moves == 0, "nothing had come of it that went on elsewhere"
+
+
+def test_a_booking_that_is_given_up_before_the_prefill_is_asked_for_costs_only_the_place() -> None:
+    """What the decode worker tells the prefill worker may come before what the gateway asks it."""
+    life = RequestState(REQUEST, HandoffId("h"), max_retries=0)
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    told = life.refused(P, key(), TandemError(ErrorKind.CANCELLED, "hand-off h/0#1 has ended"))
+    assert shape(told) == ["cancel d", "place without p"]
+    assert (
+        life.reported(D, Failed(key(), ErrorKind.DRAINING, "about to stop")) == []
+        and life.phase is JobGroupPhase.QUEUED
+    )
+
+
+def test_nobody_is_asked_to_draw_after_the_last_token() -> None:
+    """Its worker is lost between the last token and the end."""
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(D, D))
+    for i in range(3):
+        life.reported(D, token(i))
+    (end,) = life.worker_lost(D, "killed")
+    assert (
+        isinstance(end, EndRequest) and isinstance(end.outcome, Finished) and end.outcome.reason is FinishReason.LENGTH
+    )
+
+
+def test_who_brings_nothing_forward_is_taken_for_lost() -> None:
+    life = remote()
+    blame, *rest = life.stalled("no progress within 1 s")
+    assert blame == ReportWorkerFailure(frozenset({P, D}))
+    assert shape(rest) == ["cancel d", "cancel p", "release p", "place without d,p"]
+    assert life.stalled("nobody works on it") == []
+
+
+def test_a_prefill_worker_that_handed_over_is_not_missed() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(P, Finished(key(), None, 1, 0))
+    assert life.worker_lost(P, "killed") == [] and life.phase is JobGroupPhase.RUNNING
+
+
+def test_cancel_before_anything_was_placed() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    assert shape(life.cancelled()) == ["end cancelled"]
+    assert life.cancelled() == [], "there is one end"
+
+
+def test_cancel_of_a_running_request_reaches_both_sides() -> None:
+    life = remote()
+    assert shape(life.cancelled()) == ["cancel d", "cancel p", "release p", "end cancelled"]
+    assert life.reported(D, token(0)) == [] and life.accepted(P, key()) == []
+
+
+def test_a_worker_that_gives_up_unasked_is_lost() -> None:
+    life = remote()
+    assert shape(life.reported(D, Cancelled(key()))) == ["cancel p", "release p", "place without d"]
+
+
+def test_local_request() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    (submit,) = life.placed(Placement(D, D))
+    assert isinstance(submit, Submit) and isinstance(submit.job, GenerateJob)
+    assert life.accepted(D, key()) == [] and life.phase is JobGroupPhase.RUNNING
+    for i in range(3):
+        assert shape(life.reported(D, token(i))) == [f"token {i}"]
+    assert life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 1)) == [
+        EndRequest(Finished(key(), FinishReason.LENGTH, 3, 1))
+    ]
+
+
+def test_what_the_table_does_not_list_is_refused() -> None:
+    life = remote()
+    with pytest.raises(RuntimeError, match="cannot take PLACED"):
+        life.placed(Placement(P, D))
+    assert life.phase is JobGroupPhase.RUNNING
+    assert not any(phase is JobGroupPhase.ENDED for phase, _ in PHASE_TABLE), "nothing follows the end"
+    assert all((phase, JobGroupStep.END) in PHASE_TABLE for phase in JobGroupPhase if phase is not JobGroupPhase.ENDED)
+
+
+def test_a_worker_lost_before_both_have_taken_their_jobs_costs_only_the_place() -> None:
+    booking = RequestState(REQUEST, HandoffId("h"))
+    booking.placed(Placement(P, D))
+    assert shape(booking.worker_lost(D, "killed")) == ["place without d"] and booking.phase is JobGroupPhase.QUEUED
+    starting = RequestState(REQUEST, HandoffId("h"))
+    starting.placed(Placement(P, D))
+    starting.accepted(D, key())
+    assert shape(starting.worker_lost(P, "killed")) == ["cancel d", "release p", "place without p"]
+    assert starting.phase is JobGroupPhase.QUEUED and starting.workers() == ()
+
+
+def test_a_worker_that_does_not_answer_may_have_the_job_and_is_told_to_drop_it() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    silent = TandemError(ErrorKind.WORKER_LOST, "no answer")
+    assert shape(life.refused(P, key(), silent)) == ["cancel d", "cancel p", "release p", "place without p"]
+
+
+def test_a_prefill_worker_is_not_missed_once_its_kv_has_arrived() -> None:
+    life = remote()
+    life.reported(P, token(0))
+    life.reported(D, PULLED)
+    assert life.worker_lost(P, "killed") == [] and life.phase is JobGroupPhase.RUNNING
+
+
+def test_what_an_early_attempt_told_is_void_in_the_next() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    assert shape(life.reported(P, token(0))) == ["token 0"]
+    life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0))
+    life.worker_lost(P, "killed")
+    life.placed(Placement(D, D))
+    assert life.reported(D, token(0, 2)) == [], "the client has it"
+    assert shape(life.reported(D, token(1, 2))) == ["token 1"] and life.phase is JobGroupPhase.RESERVING
+
+
+SCORED = replace(REQUEST, prompt_tokens=(1, 2, 3, 4), prompt_logprobs=0)
+
+
+def scores(first: int, count: int) -> PromptLogprobs:
+    return PromptLogprobs(key(), first, tuple(SampledToken(i, -float(i)) for i in range(first, first + count)))
+
+
+def scored() -> RequestState:
+    """A life of a prompt with three scores, on both workers."""
+    life = RequestState(SCORED, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    life.accepted(P, key())
+    return life
+
+
+def test_scores_come_once_and_before_all_tokens() -> None:
+    """The decode worker's stream may be ahead of the prefill worker's, which alone has the scores."""
+    life = scored()
+    assert life.reported(P, scores(1, 2)) == [DeliverPromptLogprobs(scores(1, 2))]
+    assert life.reported(P, scores(1, 1)) == [], "a stream that was opened again tells from the start"
+    assert life.reported(D, token(0)) == life.reported(D, token(1)) == []
+    assert not life.streamed(D, key(), 2, (102,))
+    assert life.reported(D, token(2)) == life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0)) == []
+    told = life.reported(P, scores(2, 2))
+    assert told[0] == DeliverPromptLogprobs(scores(3, 1)) and shape(told[1:]) == [
+        "token 0",
+        "token 1",
+        "token 2",
+        "cancel p",
+        "release p",
+        "end FinishReason.LENGTH",
+    ]
+
+
+def test_a_prefill_worker_that_is_lost_with_scores_is_missed() -> None:
+    life = scored()
+    life.reported(P, scores(1, 2))
+    life.reported(D, PULLED)
+    assert shape(life.worker_lost(P, "killed")) == ["cancel d", "place without p"]
+    life = scored()
+    life.reported(P, scores(1, 3))
+    life.reported(D, PULLED)
+    assert life.worker_lost(P, "killed") == []
+
+
+def test_a_gap_in_the_scores_ends_the_request() -> None:
+    life = scored()
+    assert shape(life.reported(P, scores(2, 1))) == ["cancel d", "cancel p", "release p", "end internal"]
+
+
+def test_a_prompt_alone_ends_with_the_prefill() -> None:
+    life = scored()
+    life.reported(P, scores(1, 3))
+    assert life.reported(D, Finished(key(), None, 0, 0)) == []
+    (end, *rest) = reversed(life.reported(P, Finished(key(), FinishReason.LENGTH, 0, 2)))
+    assert end == EndRequest(Finished(key(), FinishReason.LENGTH, 0, 2)) and shape(rest) == ["release p"]
+
+
+# ---- several choices
+
+
+def several(num_choices: int = 3, is_remote: bool = True) -> RequestState:
+    """A life of several choices that runs, on both workers or on D alone."""
+    life = RequestState(replace(REQUEST, num_choices=num_choices), HandoffId("h"))
+    (book,) = life.placed(Placement(P if is_remote else D, D))
+    assert isinstance(book, Submit) and book.job.keys == tuple(of(i) for i in range(num_choices))
+    commands = life.accepted(D, key())
+    if is_remote:
+        (start,) = commands
+        assert isinstance(start, Submit) and isinstance(start.job, PrefillJob) and start.job.num_choices == num_choices
+        life.accepted(P, key())
+    return life
+
+
+def of(choice: int, attempt: int = 1) -> JobKey:
+    return JobKey(RequestId("r"), attempt, choice)
+
+
+def drawn(choice: int, index: int, attempt: int = 1) -> Token:
+    return Token(of(choice, attempt), index, SampledToken(100 * choice + index))
+
+
+def test_each_choice_has_its_tokens_in_order_and_one_end_and_the_last_is_the_requests() -> None:
+    life = several(2, is_remote=False)
+    assert life.reported(D, drawn(1, 1)) == []
+    assert life.reported(D, drawn(0, 0)) == [Deliver(drawn(0, 0))]
+    assert life.reported(D, drawn(1, 0)) == [Deliver(drawn(1, 0)), Deliver(drawn(1, 1))]
+    end = Finished(of(1), FinishReason.STOP, 2, 2)
+    assert life.reported(D, end) == [EndChoice(end)] and life.phase is JobGroupPhase.RUNNING
+    assert life.positions(D) == [(of(0), 1)] and life.num_delivered == 3
+    assert life.reported(D, drawn(1, 2)) == [], "it has ended"
+    last = Finished(of(0), FinishReason.LENGTH, 1, 2)
+    assert life.reported(D, last) == [EndRequest(last)] and life.phase is JobGroupPhase.ENDED
+
+
+def test_a_choice_that_its_first_token_ends_is_cancelled_where_it_would_go_on() -> None:
+    life = several()
+    for choice in range(3):
+        life.reported(P, drawn(choice, 0))
+    assert life.reported(P, Finished(of(0), None, 1, 2)) == []
+    end = Finished(of(1), FinishReason.STOP, 1, 2)
+    assert life.reported(P, end) == [CancelJob(D, (of(1),)), EndChoice(end)]
+    assert life.positions(D) == [(of(0), 1), (of(2), 1)] and life.positions(P) == [(of(2), 1)]
+    assert life.reported(D, Cancelled(of(1))) == [], "as was asked"
+
+
+def test_a_client_that_has_enough_of_one_choice_keeps_the_others() -> None:
+    life = several()
+    assert life.finished(0) == [CancelJob(D, (of(0),)), CancelJob(P, (of(0),))]
+    assert life.finished(0) == [] and life.reported(D, drawn(0, 0)) == []
+    assert life.reported(P, drawn(2, 0)) == [Deliver(drawn(2, 0))]
+    life.finished(1)
+    commands = life.finished(2)
+    assert shape(commands) == ["cancel d", "cancel p", "release p", "end cancelled"]
+    assert commands[0] == CancelJob(D, (of(2),)), "the others are cancelled already"
+
+
+def test_choices_that_have_ended_are_not_placed_again() -> None:
+    life = several()
+    life.reported(P, drawn(0, 0))
+    life.reported(P, Finished(of(0), FinishReason.STOP, 1, 0))
+    life.finished(1)
+    assert shape(life.reported(D, Failed(of(2), ErrorKind.OVERLOADED, "no room for the KV")))[-1] == "place without d"
+    (book,) = life.placed(Placement(P, D))
+    assert isinstance(book, Submit) and book.job.keys == (of(2, 2),) and life.key == of(2, 2)
+
+
+def test_a_choice_that_ended_between_others_is_cancelled_with_the_next_attempt() -> None:
+    life = several()
+    life.finished(1)
+    life.reported(D, Failed(of(0), ErrorKind.OVERLOADED, "no room for the KV"))
+    submit, cancel = life.placed(Placement(D, D))
+    assert isinstance(submit, Submit) and submit.job.num_choices == 3
+    assert cancel == CancelJob(D, (of(1, 2),))
+    assert life.accepted(D, of(0, 2)) == [] and life.positions(D) == [(of(0, 2), 0), (of(2, 2), 0)]
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_scores_told_under_a_choice_that_has_ended_are_those_of_the_others(closed: int) -> None:
+    """The client has enough of the choice under whose key the worker is just about to tell them."""
+    life = RequestState(replace(REQUEST, num_choices=3, prompt_logprobs=0), HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    life.accepted(P, key())
+    for choice in range(3):
+        assert life.reported(P, drawn(choice, 0)) == []
+    assert shape(life.finished(closed)) == ["cancel d", "cancel p"]
+    late = replace(scores(1, 1), key=of(closed))
+    assert life.reported(OTHER, late) == [] and life.reported(P, replace(late, key=of(closed, 7))) == []
+    told = life.reported(P, late)
+    assert told[0] == DeliverPromptLogprobs(late)
+    assert [command.token for command in told if isinstance(command, Deliver)] == [
+        drawn(choice, 0) for choice in range(3) if choice != closed
+    ]
+
+
+# ---- moving
+
+
+OFFER = HandoffKey(HandoffId("m"), 7)
+
+
+def decoding(num_choices: int = 1) -> RequestState:
+    """A life whose choices D decodes alone, with one token each."""
+    life = several(num_choices, is_remote=False)
+    for choice in range(num_choices):
+        life.reported(D, drawn(choice, 0))
+    return life
+
+
+def moving(num_choices: int = 1, choice: int = 0) -> RequestState:
+    """D drains and offers one of its choices, and OTHER takes over."""
+    life = decoding(num_choices)
+    assert life.reported(D, MigrationOffered(of(choice), OFFER)) == [FindConsumer(choice, D)]
+    (book,) = life.consumer_found(choice, OTHER)
+    job = book.job if isinstance(book, Submit) else None
+    assert isinstance(job, ResumeJob) and job.keys == (of(choice, 2),) and job.offer == OFFER and job.source == D
+    assert job.output_tokens == (100 * choice,)
+    return life
+
+
+def test_a_choice_moves_while_its_worker_draws_on() -> None:
+    life = moving()
+    assert shape(life.reported(D, drawn(0, 1))) == ["token 1"]
+    assert life.accepted(OTHER, of(0, 2)) == []
+    assert life.reported(OTHER, drawn(0, 1, 2)) == [], "both draw the same"
+    assert life.reported(OTHER, replace(PULLED, key=of(0, 2))) == []
+    assert life.reported(D, Finished(of(0), None, 2, 0)) == [] and life.phase is JobGroupPhase.RUNNING
+    assert shape(life.reported(OTHER, drawn(0, 2, 2))) == ["token 2"]
+    assert life.path == "local;moves=1" and life.workers() == (OTHER,)
+
+
+@pytest.mark.parametrize("ending", [Cancelled(of(0)), Finished(of(0), None, 1, 0)])
+def test_the_end_of_a_job_that_has_moved_is_no_loss(ending: Cancelled | Finished) -> None:
+    """The draining worker's end may come before the new one's word that it has everything."""
+    life = moving()
+    life.accepted(OTHER, of(0, 2))
+    assert life.reported(D, ending) == [] and life.phase is JobGroupPhase.RUNNING
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert shape(life.reported(OTHER, drawn(0, 1, 2))) == ["token 1"]
+    life = moving()
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.worker_lost(D, "it has ended") == [] and life.workers() == (OTHER,)
+
+
+def test_who_does_not_take_over_is_replaced_and_costs_no_attempt() -> None:
+    life = moving()
+    full = life.refused(OTHER, of(0, 2), TandemError(ErrorKind.OVERLOADED, "full"))
+    assert full == [FindConsumer(0, D, frozenset({OTHER}))], "it may have room soon"
+    assert life.consumer_found(0, None) == [] and life.seeks() == [FindConsumer(0, D)]
+    assert shape(life.reported(D, drawn(0, 1))) == ["token 1"], "it goes on meanwhile"
+    (book,) = life.consumer_found(0, P)
+    assert isinstance(book, Submit) and book.job.output_tokens == (0, 1) and book.job.attempt == 3
+    life.accepted(P, of(0, 3))
+    blame, again = life.reported(P, Failed(of(0, 3), ErrorKind.KV_LOST, "no KV came"))
+    assert blame == ReportWorkerFailure(frozenset({P, D})) and again == FindConsumer(
+        0, D, frozenset({P}), frozenset({P})
+    )
+    life.consumer_found(0, OTHER)
+    assert life.worker_lost(OTHER, "killed") == [FindConsumer(0, D, frozenset({OTHER}), frozenset({P, OTHER}))]
+    last = Finished(of(0), FinishReason.STOP, 2, 0)
+    assert life.reported(D, last)[-1] == EndRequest(last)
+
+
+def test_a_draining_worker_that_dies_takes_its_offer_along() -> None:
+    life = moving()
+    assert shape(life.worker_lost(D, "killed")) == ["cancel other", "release d", "place without d"]
+    (book,) = life.placed(Placement(OTHER, OTHER))
+    assert isinstance(book, Submit) and isinstance(book.job, GenerateJob) and book.job.attempt == 3
+    life = decoding()
+    life.reported(D, MigrationOffered(of(0), OFFER))
+    assert shape(life.worker_lost(D, "killed")) == ["release d", "place without d"]
+
+
+def test_one_choice_moves_and_the_others_stay() -> None:
+    life = moving(3, 1)
+    assert life.positions(D) == [(of(0), 1), (of(2), 1), (of(1), 1)]
+    life.accepted(OTHER, of(1, 2))
+    life.reported(OTHER, replace(PULLED, key=of(1, 2)))
+    assert life.reported(D, Cancelled(of(1))) == []
+    assert life.reported(D, drawn(2, 1)) == [Deliver(drawn(2, 1))]
+    assert life.reported(OTHER, drawn(1, 1, 2)) == [Deliver(drawn(1, 1, 2))]
+    assert shape(life.worker_lost(OTHER, "killed")) == ["place without other"]
+    assert life.positions(D) == [(of(0), 1), (of(2), 2)], "what stayed knows nothing of it"
+    assert life.phase is JobGroupPhase.QUEUED and life.reported(D, drawn(0, 1)) == [Deliver(drawn(0, 1))]
+
+
+def test_what_a_stream_that_was_opened_again_repeats_of_a_move_changes_nothing() -> None:
+    life = moving()
+    offer = MigrationOffered(of(0), OFFER)
+    assert life.reported(D, offer) == []
+    life.accepted(OTHER, of(0, 2))
+    assert life.reported(D, offer) == []
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.reported(D, offer) == [] and life.seeks() == []
+    newer = HandoffKey(HandoffId("m2"), 9)
+    assert life.reported(OTHER, MigrationOffered(of(0, 2), newer)) == [FindConsumer(0, OTHER)], "it may move again"
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.seeks() == [FindConsumer(0, OTHER)], "an old word is not about the new offer"
+
+
+def test_a_move_that_is_done_before_its_answer_comes_counts_and_may_go_on() -> None:
+    """The consumer's word and its answer come on two ways, and a busy one answers late."""
+    life = moving()
+    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.path == "local;moves=1"
+    newer = HandoffKey(HandoffId("m2"), 9)
+    assert life.reported(OTHER, MigrationOffered(of(0, 2), newer)) == [FindConsumer(0, OTHER)]
+    assert life.accepted(OTHER, of(0, 2)) == [] and life.seeks() == [FindConsumer(0, OTHER)]
+    assert life.path == "local;moves=1"
+
+
+@pytest.mark.parametrize("ending", [Finished(key(), None, 1, 1), Cancelled(key())])
+def test_a_prefill_that_ends_before_its_answer_comes_has_begun(ending: Finished | Cancelled) -> None:
+    """And so has the decode worker, which may offer what it runs from then on."""
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    life.reported(P, token(0))
+    life.reported(D, PULLED)
+    assert life.reported(P, ending) == [] and life.accepted(P, key()) == []
+    assert life.phase is JobGroupPhase.RUNNING
+    assert life.reported(D, MigrationOffered(key(), OFFER)) == [FindConsumer(0, D)]
+
+
+def test_what_is_offered_before_the_prefill_worker_has_answered_is_sought_a_consumer() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    life.reported(P, token(0))
+    life.reported(D, PULLED)
+    assert life.phase is JobGroupPhase.STARTING
+    assert life.reported(D, MigrationOffered(key(), OFFER)) == [FindConsumer(0, D)]
+    assert life.accepted(P, key()) == [] and life.seeks() == [FindConsumer(0, D)]
+
+
+def test_after_a_loss_choices_with_tokens_go_alone_and_the_others_together() -> None:
+    life = several(5, is_remote=False)
+    life.reported(D, drawn(1, 0))
+    life.finished(3)
+    assert shape(life.worker_lost(D, "killed")) == ["place without d"]
+    jobs = [command.job for command in life.placed(Placement(D, D)) if isinstance(command, Submit)]
+    assert [(job.choice, job.num_choices, job.output_tokens) for job in jobs] == [
+        (0, 1, ()), (1, 1, (100,)), (2, 3, ()),
+    ], "a job covers neighbours, of which 1 goes alone and 3 has ended"  # fmt: skip
+    assert sorted(job.attempt for job in jobs) == [2, 3, 4]
+    assert life.accepted(D, jobs[1].key) == [] and life.phase is JobGroupPhase.RESERVING
+    assert shape(life.refused(D, jobs[2].key, TandemError(ErrorKind.OVERLOADED, "full"))) == ["place without d"]
+    assert life.reported(D, drawn(1, 1, jobs[1].attempt)) == [Deliver(drawn(1, 1, jobs[1].attempt))]
+
+
+def test_who_computes_the_prompt_is_told_what_it_may_read_and_each_attempt_anew() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    (book,) = life.placed(Placement(P, D, prefix=RemotePrefixSource(OTHER, 7)))
+    assert isinstance(book, Submit) and isinstance(book.job, ResumeJob)
+    (start,) = life.accepted(D, key())
+    assert isinstance(start, Submit) and isinstance(start.job, PrefillJob)
+    lent = start.job.prefix
+    assert lent is not None and (lent.source, lent.num_blocks) == (OTHER, 7)
+    assert lent.handoff != start.job.handoff, "a loan is not what is offered on"
+    life.worker_lost(P, "gone")
+    (again,) = life.placed(Placement(D, D))
+    assert isinstance(again, Submit) and again.job == GenerateJob(request=REQUEST, attempt=2)
+    life.worker_lost(D, "gone")
+    (local,) = life.placed(Placement(P, P, prefix=RemotePrefixSource(D, 3)))
+    assert isinstance(local, Submit) and isinstance(local.job, GenerateJob) and local.job.prefix is not None
+    assert (local.job.prefix.source, local.job.prefix.num_blocks) == (D, 3)
+
+
+def test_a_producer_that_is_lost_is_the_concern_of_who_reads() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D, prefix=RemotePrefixSource(OTHER, 7)))
+    life.accepted(D, key())
+    assert life.worker_lost(OTHER, "gone") == [] and OTHER not in life.workers()
+
+
+def test_a_prefill_whose_hand_off_its_consumer_gave_up_before_it_came_is_placed_anew() -> None:
+    life = RequestState(REQUEST, HandoffId("h"))
+    life.placed(Placement(P, D))
+    life.accepted(D, key())
+    commands = life.refused(P, key(), TandemError(ErrorKind.CANCELLED, "hand-off h/0#1 has ended"))
+    assert shape(commands) == ["cancel d", "place without p"] and life.phase is JobGroupPhase.QUEUED
+    (again,) = life.placed(Placement(P, D))
+    assert isinstance(again, Submit) and again.job.attempt == 2

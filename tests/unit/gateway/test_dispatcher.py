@@ -1,0 +1,378 @@
+"""The dispatcher over scripted workers: placing, refusals, deadlines, cancels, and the order of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from tandem.admission.tenant import Tenant
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Failed, Finished, FinishReason, MigrationOffered
+from tandem.core.ids import HandoffId, HandoffKey, RequestId
+from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.flow import request_queue
+from tandem.flow.phase_ledger import PhaseLedger
+from tandem.gateway.admission import AdmissionController
+from tandem.gateway.interfaces import Meter, RateLimitStatus
+from tandem.gateway.request_context import RequestContext
+from tandem.routing import circuit_breaker
+from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
+from tests.unit.gateway.scripted_worker import until
+
+
+async def test_the_decode_worker_books_first_and_tokens_come_in_order(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    key = request.life.key
+    assert isinstance(decode.jobs[-1], ResumeJob) and isinstance(prefill.jobs[-1], PrefillJob)
+    assert decode.jobs[-1].source == prefill.ref
+    decode.tell(token(key, 1))
+    prefill.tell(token(key, 0), Finished(key, None, 1, 16))
+    await until(lambda: prefill.ref not in request.life.workers())
+    decode.tell(token(key, 0), pulled(key), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16))
+    events = [event async for event in request]
+    assert events == [token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16)]
+    assert request.path == "remote"
+
+
+async def test_one_mixed_worker_serves_alone(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    assert isinstance(worker.jobs[-1], GenerateJob) and request.path == "local"
+    worker.tell(token(request.life.key, 0), Finished(request.life.key, FinishReason.STOP, 1, 0))
+    assert await collect(request) == [0]
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+async def test_a_refusal_is_tried_again_until_there_is_room(rig: Rig, who: str) -> None:
+    prefill, decode = await rig.pair()
+    full = prefill if who == "prefill" else decode
+    full.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
+    request = await rig.open()
+    await until(lambda: len([j for j in full.jobs if not is_probe(j)]) >= 3)
+    full.on_submit = lambda job: None
+    await until(lambda: request.life.phase.name == "RUNNING")
+    attempts = [job.attempt for job in full.jobs if not is_probe(job)]
+    assert attempts == list(range(1, len(attempts) + 1)), "each placement is an attempt of its own"
+    if who == "prefill":
+        cancelled = [key.attempt for verb, key in decode.seen if verb == "cancel"]
+        assert cancelled == attempts[:-1], "each booking was undone once"
+    await request.aclose()
+
+
+async def test_a_refusal_for_good_ends_the_request(rig: Rig) -> None:
+    _, decode = await rig.pair()
+    decode.on_submit = lambda job: (ErrorKind.CONTEXT_LENGTH, "too long")
+    with pytest.raises(TandemError, match="too long") as refused:
+        await collect(await rig.open())
+    assert refused.value.facts.http == 400
+
+
+async def test_who_finds_no_place_in_time_is_told_why(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(queue_timeout_s=0.2)
+    await rig.start()
+    with pytest.raises(TandemError, match="no live worker serves the model") as refused:
+        await collect(await rig.open())
+    assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.facts.http == 503
+    assert refused.value.retry_after_s
+
+
+async def test_the_line_is_bounded(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_queued=1)
+    await rig.start()
+    first = await rig.open()
+    with pytest.raises(TandemError) as refused:
+        await rig.open()
+    assert refused.value.kind is ErrorKind.OVERLOADED
+    assert refused.value.reason == "queue_full" and refused.value.retry_after_s
+    await first.aclose()
+
+
+async def test_a_worker_that_has_enough_is_left_alone_until_it_says_otherwise(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    busy = replace(worker.load, lane_tokens=(100,) * 3, lane_longest=(50,) * 3, num_queued_tokens=100,
+                   num_horizon_tokens=60)  # fmt: skip
+    worker.load = busy
+    worker.tell()
+    await until(lambda: any(view.load == busy for view in rig.fleet.view().workers))
+    requests = [await rig.open() for _ in range(2)]
+    await asyncio.sleep(0.1)
+    assert not worker.jobs and [request.life.phase.name for request in requests] == ["QUEUED"] * 2
+    worker.load = replace(busy, num_queued_tokens=20, lane_tokens=(20,) * 3, lane_longest=(20,) * 3)
+    worker.tell()
+    await until(lambda: all(request.life.phase.name == "RUNNING" for request in requests))
+    assert [job.request.id for job in worker.jobs] == [request.life.request.id for request in requests]
+    for request in requests:
+        await request.aclose()
+
+
+async def test_the_client_s_deadline_ends_what_waits_and_what_runs(rig: Rig) -> None:
+    queued = await rig.open(timeout_s=0.05)
+    with pytest.raises(TandemError) as late:
+        await collect(queued)
+    assert late.value.kind is ErrorKind.DEADLINE and late.value.reason == "deadline"
+    _, decode = await rig.pair()
+    running = await rig.open(timeout_s=0.5)
+    with pytest.raises(TandemError) as late:
+        await collect(running)
+    assert late.value.kind is ErrorKind.DEADLINE
+    await until(lambda: "cancel" in decode.verbs(str(running.life.request.id)))
+
+
+async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(progress_timeout_s=0.25, max_retries=1)
+    await rig.start()
+    prefill, decode = await rig.pair()
+    request = await rig.open()
+    with pytest.raises(TandemError, match=r"no progress within 0\.25 s; 2 attempts") as late:
+        await collect(request)
+    assert late.value.kind is ErrorKind.DEADLINE and late.value.facts.http == 504
+    name = str(request.life.request.id)
+    await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
+
+
+async def test_a_failure_at_one_side_ends_the_attempt_at_the_other_and_it_goes_on(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    name = str(request.life.request.id)
+    prefill.tell(token(request.life.key, 0))
+    await until(lambda: request.life.num_delivered == 1)
+    decode.tell(Failed(request.life.key, ErrorKind.INTERNAL, "the step failed"))
+    await until(lambda: prefill.verbs(name) == ["prefill", "cancel", "prefill"])
+    assert decode.verbs(name) == ["resume", "resume"], "who said so has nothing of it left"
+    job = prefill.jobs[-1]
+    assert job.output_tokens == (100,) and job.attempt == 2
+    await until(lambda: request.life.phase.name == "RUNNING")
+    decode.tell(pulled(job.key), token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
+    assert await collect(request) == [0, 1]
+    assert request.path == "remote;moves=1" and request.num_attempts == 2
+
+
+async def test_what_fails_again_and_again_ends_with_what_happened(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(max_retries=2)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
+    await until(lambda: rig.dispatch.ready() is None)
+    with pytest.raises(TandemError, match="the step failed; 3 attempts in a row came to nothing") as broken:
+        await collect(await rig.open())
+    assert broken.value.kind is ErrorKind.INTERNAL and len(worker.jobs) == 3
+
+
+@pytest.mark.parametrize("phase", ["QUEUED", "RESERVING", "STARTING", "RUNNING"])
+async def test_a_client_that_leaves_is_told_to_each_worker_once(rig: Rig, phase: str) -> None:
+    prefill, decode = await rig.pair()
+    gate = asyncio.Event()
+    if phase == "RESERVING":
+        decode.hold_submit = gate
+    elif phase == "STARTING":
+        prefill.hold_submit = gate
+    elif phase == "QUEUED":
+        decode.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
+    request = await rig.open()
+    name = str(request.life.request.id)
+    held = prefill if phase == "STARTING" else decode
+    await until(lambda: request.life.phase.name == phase and held.verbs(name))
+    await request.aclose()
+    await request.aclose()
+    gate.set()
+    with pytest.raises(TandemError) as ended:
+        await collect(request)
+    assert ended.value.kind is ErrorKind.CANCELLED
+    begun = {"QUEUED": (), "RESERVING": (decode,), "STARTING": (decode, prefill), "RUNNING": (decode, prefill)}[phase]
+    for worker in begun:
+        await until(lambda worker=worker: "cancel" in worker.verbs(name))
+    await until(
+        lambda: not rig.left_over() and (prefill not in begun or "release" in [each for each, _ in prefill.seen])
+    )
+    for worker in (prefill, decode):
+        assert worker.verbs(name).count("cancel") == (1 if worker in begun else 0)
+    assert [verb for verb, _ in prefill.seen].count("release") == (1 if prefill in begun else 0)
+
+
+async def test_a_gateway_that_drains_lets_run_what_runs_and_takes_nothing_new(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    draining = asyncio.create_task(rig.dispatch.drain(20))
+    await until(lambda: rig.dispatch.ready() == "draining")
+    with pytest.raises(TandemError) as refused:
+        await rig.open()
+    assert refused.value.kind is ErrorKind.DRAINING
+    key = request.life.key
+    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
+    decode.tell(pulled(key), Finished(key, FinishReason.STOP, 1, 0))
+    assert await collect(request) == [0]
+    assert await draining == 0
+
+
+async def test_a_gateway_that_drains_too_long_cuts(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    assert await rig.dispatch.drain(0.05) == 1
+    with pytest.raises(TandemError) as cut:
+        await collect(request)
+    assert cut.value.kind is ErrorKind.DRAINING
+    name = str(request.life.request.id)
+    await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
+
+
+async def test_the_client_may_have_enough_of_one_choice_while_others_go_on(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running(num_choices=3)
+    keys = worker.jobs[-1].keys
+    assert isinstance(worker.jobs[-1], GenerateJob) and [key.choice for key in keys] == [0, 1, 2]
+    worker.tell(token(keys[1], 0), token(keys[0], 0), token(keys[2], 0))
+    stream = aiter(request)
+    assert await anext(stream) == token(keys[1], 0)
+    request.finish(0)
+    assert await anext(stream) == token(keys[2], 0), "what had come of it is not told any more"
+    await until(lambda: ("cancel", keys[0]) in worker.seen)
+    ends = [Finished(keys[1], FinishReason.STOP, 1, 0), Finished(keys[2], FinishReason.STOP, 1, 0)]
+    worker.tell(*ends)
+    assert [event async for event in stream] == ends
+
+
+class _Entry:
+    """A QuotaEntry that counts its ends."""
+
+    standing = RateLimitStatus()
+    num_closes = 0
+
+    def watch(self, meter: Meter) -> None:
+        pass
+
+    def close(self) -> None:
+        self.num_closes += 1
+
+
+class _Quotas:
+    """Lets everybody in under one entry."""
+
+    def __init__(self) -> None:
+        self.entry = _Entry()
+
+    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
+        pass
+
+    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> _Entry:
+        return self.entry
+
+
+async def test_what_breaks_after_the_quotas_gives_them_back(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: an entry that nobody closes counts against its tenant until it lapses."""
+    quotas = _Quotas()
+    rig = make_rig(quotas=quotas)
+    await rig.start()
+
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(AdmissionController, "_enter", breaks)
+    with pytest.raises(ZeroDivisionError):
+        await rig.open()
+    assert quotas.entry.num_closes == 1 and not rig.left_over()
+
+
+async def test_while_no_worker_lives_a_request_waits_less_long_than_for_a_full_one(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_queue, "REFUSAL_BACKOFF_S", 0.1)
+    rig = make_rig(no_worker_wait_s=0.1, queue_timeout_s=60.0)
+    await rig.start()
+    with pytest.raises(TandemError, match=r"no place within 0\.1 s: no live worker serves the model") as refused:
+        await collect(await rig.open())
+    assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.retry_after_s
+    worker = await rig.add("m", "mixed")
+    worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.open()
+    # It is asked every tenth of a second: by then the request has waited for longer.
+    await until(lambda: len(worker.jobs) > 3)
+    await request.aclose()
+
+
+async def test_a_worker_that_keeps_failing_is_left_out_and_metrics_and_errors_say_so(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(circuit_breaker, "BURST_S", 0.0)
+    rig = make_rig(queue_timeout_s=0.4)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
+    await until(lambda: rig.dispatch.ready() is None)
+    with pytest.raises(TandemError, match=r"m left out for \S+ s after failures"):
+        await collect(await rig.open())
+    assert rig.dispatch.breakers()[worker.ref.id] is not circuit_breaker.BreakerState.CLOSED
+
+
+async def test_a_decision_that_breaks_ends_its_request_at_once_and_no_other(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    broken, other = await rig.running(), await rig.running()
+
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    broken.life.reported = breaks  # type: ignore[method-assign, assignment]
+    end = Finished(broken.life.key, FinishReason.STOP, 0, 0)
+    worker.tell(end, Finished(other.life.key, FinishReason.STOP, 0, 0))
+    with pytest.raises(TandemError, match="the gateway failed at this request") as ended:
+        await collect(broken)
+    assert ended.value.kind is ErrorKind.INTERNAL and await collect(other) == []
+    await until(lambda: "cancel" in worker.verbs(str(broken.life.request.id)))
+
+
+async def test_what_drains_goes_on_at_a_worker_that_has_room(rig: Rig) -> None:
+    old = await rig.add("a", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    key, offer = request.life.key, HandoffKey(HandoffId("m"), 1)
+    new = await rig.add("b", "mixed")
+    new.on_submit = lambda job: (ErrorKind.OVERLOADED, "full") if len(new.jobs) < 3 else None
+    await until(lambda: len(rig.fleet.view().workers) == 2)
+    old.tell(token(key, 0), MigrationOffered(key, offer))
+    await until(lambda: len(new.jobs) == 3)
+    job = new.jobs[-1]
+    assert isinstance(job, ResumeJob) and (job.source, job.offer) == (old.ref, offer)
+    old.tell(token(key, 1))
+    new.tell(token(job.key, 1), pulled(job.key), token(job.key, 2), Finished(job.key, FinishReason.LENGTH, 3, 0))
+    assert await collect(request) == [0, 1, 2] and request.path == "local;moves=1"
+    assert "of 0 pairs" in repr(rig.fleet.routing.links), "how fast it came says nothing of the pair that was placed"
+
+
+async def test_what_drains_together_goes_to_several_workers(rig: Rig) -> None:
+    """Each of them is told of what is on its way there, before it has answered."""
+    old = await rig.add("a", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    requests = [await rig.running() for _ in range(6)]
+    others = [await rig.add(name, "mixed") for name in ("b", "c", "d")]
+    await until(lambda: len(rig.fleet.view().workers) == 4)
+    keys = [request.life.key for request in requests]
+    old.tell(*(MigrationOffered(key, HandoffKey(HandoffId(f"m-{key.request}"), 1)) for key in keys))
+    await until(lambda: sum(len(worker.jobs) for worker in others) == 6)
+    assert [len(worker.jobs) for worker in others] == [2, 2, 2]
+    await until(lambda: all(view.num_inflight == 0 for view in rig.fleet.view().workers))
+    for request in requests:
+        await request.aclose()
+
+
+async def test_what_cannot_be_sent_is_not_expected_any_more(rig: Rig) -> None:
+    """Token ids come from clients, and one may not fit its field."""
+    await rig.pair()
+    request = Request(
+        id=RequestId("huge"), model="tiny", prompt_tokens=(1 << 40,), sampling=SamplingParams(max_tokens=3)
+    )
+    with pytest.raises(TandemError) as refused:
+        await collect(
+            await rig.dispatch.open(request, RequestContext(request_id=request.id, received_at=0.0), PhaseLedger(0.0))
+        )
+    assert refused.value.kind is ErrorKind.INVALID_REQUEST
+    assert [(view.num_inflight, view.unreported) for view in rig.fleet.view().workers] == [(0, ()), (0, ())]

@@ -1,0 +1,209 @@
+"""Keys, forms, tools and thoughts over HTTP and over gRPC, streamed and not: the same requests and the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from tandem.admission.api_keys import key_digest
+from tandem.admission.tenant import Tenant
+from tandem.core.errors import ErrorKind
+from tandem.core.ids import TenantId
+from tandem.core.lane import Lane
+from tandem.gateway.authenticator import ApiKeyAuthenticator
+from tandem.gateway.interfaces import ServedModel
+from tandem.gateway.tenants_file import Key, Tenants
+from tandem.gateway.text_model import TextModel
+from tandem.wire.channels import channel_options
+from tandem.wire.gen import inference_pb2 as pb
+from tandem.wire.gen.inference_pb2_grpc import InferenceStub
+from tests.unit.gateway.conftest import Front, ScriptedDispatch
+from tests.unit.gateway.parity import HELLO, Outcome, asked_both_ways, comparable, whole_body
+
+pytestmark = pytest.mark.slow
+
+KEY = "sk-parity"
+TENANT = Tenant(id=TenantId("ada"), models=frozenset({"tiny"}), lane=Lane.STANDARD)
+SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}, "required": ["z", "a"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": SCHEMA}}
+CLOCK = {"type": "function", "function": {"name": "clock", "strict": True}}
+NAMED = {"type": "function", "function": {"name": "clock"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"z": 1, "a": "Köln"}}\n</tool_call>'
+TWO_CALLS = f'Let me see.\n{CALL}\n<tool_call>{{"name": "clock", "arguments": {{}}}}</tool_call>'
+TOOLS = {"tools": [WEATHER, CLOCK]}
+
+ANSWERED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "text": ("chat", {"response_format": {"type": "text"}}, "Hi"),
+    "any object": ("chat", {"response_format": {"type": "json_object"}}, '{"a": 1}'),
+    "schema": (
+        "completion",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}},
+        '{"z": 1, "a": "ü"}',
+    ),
+    "described schema": (
+        "chat",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}, "description": "d"}}},
+        "{}",
+    ),
+    "regular expression": ("completion", {"structured_outputs": {"regex": "[a-z]+"}}, "abc"),
+    "one of": ("chat", {"structured_outputs": {"choice": ["yes", "no"]}}, "yes"),
+    "schema as text": ("chat", {"structured_outputs": {"json": '{"type":"integer"}'}}, "1"),
+    "grammar": ("chat", {"structured_outputs": {"grammar": 'start: "a"'}}, "a"),
+    "tools unused": ("chat", TOOLS, "No need."),
+    "a call": ("chat", TOOLS, CALL),
+    "calls": ("chat", {**TOOLS, "parallel_tool_calls": True}, TWO_CALLS),
+    "one call at most": ("chat", {**TOOLS, "parallel_tool_calls": False}, TWO_CALLS),
+    "no call": ("chat", {**TOOLS, "tool_choice": "none"}, CALL),
+    "auto": ("chat", {**TOOLS, "tool_choice": "auto"}, CALL),
+    "some call": ("chat", {**TOOLS, "tool_choice": "required"}, CALL),
+    "named": ("chat", {**TOOLS, "tool_choice": NAMED}, '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'),
+    "thoughts": ("chat", {}, "<think>Hmm. 你好</think>Paris"),
+    "a call after thoughts": ("chat", TOOLS, f"<think>Hm</think>{CALL}"),
+    "calls so far": (
+        "chat",
+        {
+            **TOOLS,
+            "messages": [
+                *HELLO["messages"],
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning_content": "Hm",
+                    "tool_calls": [
+                        {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"a": 1}'}}
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+            ],
+        },
+        "It is noon.",
+    ),
+}
+
+REFUSED: dict[str, tuple[str, dict[str, Any], ErrorKind]] = {
+    "no schema": ("chat", {"response_format": {"type": "json_schema"}}, ErrorKind.INVALID_REQUEST),
+    "form": ("chat", {"response_format": {"type": "poem"}}, ErrorKind.INVALID_REQUEST),
+    "schema": (
+        "completion",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "x"}}}},
+        ErrorKind.INVALID_REQUEST,
+    ),
+    "regular expression": ("chat", {"structured_outputs": {"regex": "("}}, ErrorKind.INVALID_REQUEST),
+    "two forms": ("chat", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, ErrorKind.INVALID_REQUEST),
+    "no tools": ("chat", {"tool_choice": "required"}, ErrorKind.INVALID_REQUEST),
+    "unknown tool": (
+        "chat",
+        {**TOOLS, "tool_choice": {"type": "function", "function": {"name": "nobody"}}},
+        ErrorKind.INVALID_REQUEST,
+    ),
+    "choice": ("chat", {**TOOLS, "tool_choice": "maybe"}, ErrorKind.INVALID_REQUEST),
+    "tool's kind": ("chat", {"tools": [{"type": "search", "function": {"name": "a"}}]}, ErrorKind.UNSUPPORTED),
+    "tool's name": ("chat", {"tools": [{"type": "function", "function": {"name": "a b"}}]}, ErrorKind.INVALID_REQUEST),
+    "one that it may not use": ("chat", {"model": "org/tiny"}, ErrorKind.MODEL_NOT_FOUND),
+}
+
+
+@pytest.fixture(scope="module")
+def door(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> Iterator[tuple[Front, httpx.Client, Any]]:
+    """A front that asks for keys and reads Hermes' calls and thoughts, and a client of each protocol."""
+    text = make_text()
+    served = [ServedModel(name=name, max_model_len=2048, text=text, created=1) for name in ("tiny", "org/tiny")]
+    digest = key_digest(KEY)
+    keys = ApiKeyAuthenticator(Tenants({digest: Key(digest, TENANT, "parity", None)}, {TENANT.id: TENANT}), lambda: 0)
+    front = Front(ScriptedDispatch(served), tokenizer, keys, tool_parser="hermes", reasoning_parser="think")
+    with (
+        front,
+        httpx.Client(base_url=front.url, timeout=20, trust_env=False, verify=False) as http,
+        grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=channel_options()) as channel,
+    ):
+        yield front, http, InferenceStub(channel)  # type: ignore[arg-type]
+
+
+def ask(door: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], **metadata: str) -> list[Outcome]:
+    _, http, stub = door
+    return asked_both_ways(http, stub, kind, whole_body(kind, given), **metadata)
+
+
+def told(outcome: Outcome) -> dict[str, Any]:
+    """Calls have names that are drawn: one each, and no two the same."""
+    ids = [call[0] for choice in outcome.choices.values() for call in choice.tool_calls.values()]
+    assert all(ids) and len(set(ids)) == len(ids)
+    for choice in outcome.choices.values():
+        choice.tool_calls = {index: ["", *rest] for index, (_, *rest) in choice.tool_calls.items()}
+    return outcome.plain()
+
+
+@pytest.mark.parametrize(("kind", "given", "saying"), ANSWERED.values(), ids=ANSWERED)
+def test_four_ways_to_the_same_answer(
+    door: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], saying: str
+) -> None:
+    front = door[0]
+    front.dispatch.reset()
+    front.answer(saying)
+    first, *others = map(told, ask(door, kind, given, authorization=f"Bearer {KEY}"))
+    assert first["error"] == () and first["choices"][0]["finish_reason"]
+    assert others == [first] * 3
+    requests = [comparable(request, seeded=False) for request in front.dispatch.requests]
+    assert len(requests) == 4 and requests == requests[:1] * 4
+    assert {caller.tenant for caller in front.dispatch.callers} == {TENANT}
+
+
+def test_what_was_called_arrives(door: tuple[Front, httpx.Client, Any]) -> None:
+    """The cases above would agree on nothing, too."""
+    front = door[0]
+    front.dispatch.reset()
+    front.answer(f"<think>Hm</think>{TWO_CALLS}")
+    streamed = ask(door, "chat", TOOLS, authorization=f"Bearer {KEY}")[3].choices[0]
+    assert streamed.reasoning == "Hm" and streamed.finish_reason == "tool_calls"
+    assert [call[1:] for call in streamed.tool_calls.values()] == [
+        ["function", "weather", '{"z": 1, "a": "Köln"}'],
+        ["function", "clock", "{}"],
+    ]
+
+
+@pytest.mark.parametrize(("kind", "given", "expected"), REFUSED.values(), ids=REFUSED)
+def test_four_ways_to_the_same_refusal(
+    door: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], expected: ErrorKind
+) -> None:
+    door[0].dispatch.reset()
+    first, *others = ask(door, kind, given, authorization=f"Bearer {KEY}")
+    assert first.error[0] == expected.value
+    assert [other.plain() for other in others] == [first.plain()] * 3
+    assert door[0].dispatch.requests == []
+
+
+@pytest.mark.parametrize(
+    "shown", [{}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}, {"authorization": KEY}], ids=str
+)
+def test_strangers_are_refused_alike(door: tuple[Front, httpx.Client, Any], shown: dict[str, str]) -> None:
+    """Before anything of what they ask is read."""
+    door[0].dispatch.reset()
+    first, *others = ask(door, "chat", {"temperature": 99}, **shown)
+    assert first.error[0] == "unauthenticated" and first.error[3] == "authentication_error"
+    assert [other.plain() for other in others] == [first.plain()] * 3
+    stub = door[2]
+    for method, request in (
+        (stub.ListModels, pb.ListModelsRequest()),
+        (stub.Tokenize, pb.TokenizeRequest(prompt="x")),
+        (stub.Detokenize, pb.DetokenizeRequest(tokens=[5])),
+    ):
+        with pytest.raises(grpc.RpcError) as error:
+            method(request, metadata=tuple(shown.items()))
+        assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_key_may_be_shown_the_other_way_too(door: tuple[Front, httpx.Client, Any]) -> None:
+    door[0].dispatch.reset()
+    door[0].answer("Hi")
+    outcomes = ask(door, "completion", {}, **{"x-api-key": KEY})
+    assert [outcome.error for outcome in outcomes] == [()] * 4
+
+
+def test_only_models_that_a_tenant_may_use_are_listed(door: tuple[Front, httpx.Client, Any]) -> None:
+    listed = door[2].ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {KEY}"),)).data
+    assert [model.id for model in listed] == ["tiny"]

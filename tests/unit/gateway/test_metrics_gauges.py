@@ -1,0 +1,120 @@
+"""What gauges tell of a gateway's parts: what those parts know, under the names of the list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.admission.quota import QuotaLimits
+from tandem.admission.token_bucket import UNIT
+from tandem.core.clock import SystemClock
+from tandem.core.errors import ErrorKind
+from tandem.core.events import Failed
+from tandem.core.ids import GatewayId, TenantId
+from tandem.gateway.metrics_gauges import watch_answers, watch_dispatch, watch_prefixes, watch_quotas, watch_redis
+from tandem.gateway.prefix_index_client import PrefixIndexClient
+from tandem.gateway.quotas import TenantQuotas
+from tandem.gateway.request_context import RequestContext
+from tandem.gateway.request_metrics import RequestMetrics
+from tandem.gateway.request_recorder import RequestKind, RequestRecorder
+from tandem.obs.instruments import all_instruments
+from tandem.obs.metrics import Metrics
+from tandem.routing import circuit_breaker
+from tandem.stores.redis_health import RedisHealth
+from tests.unit.gateway.rig import Rig
+from tests.unit.gateway.scripted_worker import until
+
+
+def told(metrics: Metrics) -> dict[str, Any]:
+    return {family.instrument.name: dict(family.points) for family in metrics.collect()}
+
+
+async def test_of_the_fleet(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "BURST_S", 0.0)
+    rig = make_rig(max_retries=10)
+    await rig.start()
+    metrics = Metrics()
+    watch_dispatch(metrics, rig.dispatch)
+    waiting = await rig.open()
+    before = told(metrics)
+    assert before["tandem.queued_requests"] == {("interactive",): 1, ("standard",): 0, ("batch",): 0}
+    assert (before["tandem.ready"], before["tandem.served_models"]) == ({(): 0}, {(): 0})
+    worker = await rig.add("m", "mixed")
+    worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "broken")] if len(worker.jobs) < 5 else ()
+    await until(lambda: len(worker.jobs) >= 3)
+    await until(lambda: told(metrics)["tandem.worker.breaker"][("m",)] in (0.5, 1.0))
+    after = told(metrics)
+    assert after["tandem.live_workers"] == {("prefill",): 0, ("decode",): 0, ("mixed",): 1}
+    assert (after["tandem.ready"], after["tandem.served_models"]) == ({(): 1}, {(): 1})
+    await waiting.aclose()
+
+
+async def test_where_workers_can_be_scraped(rig: Rig) -> None:
+    silent, worker = await rig.add("silent", "mixed"), await rig.add("m", "mixed")
+    assert not silent.metrics_address
+    worker.metrics_address = "127.0.0.1:9100"
+    late = await rig.add("late", "decode")
+    late.metrics_address = "127.0.0.1:9101"
+    worker.break_streams()  # it is described again
+    await until(lambda: len(rig.dispatch.scrape_targets()) == 2)
+    found = {target.worker: target for target in rig.dispatch.scrape_targets()}
+    assert {name: (t.address, t.pool, t.model) for name, t in found.items()} == {
+        "m": ("127.0.0.1:9100", "mixed", "tiny"),
+        "late": ("127.0.0.1:9101", "decode", "tiny"),
+    }
+
+
+async def test_of_answers() -> None:
+    metrics, clock = Metrics(), SystemClock()
+    recorder = RequestRecorder(clock, RequestMetrics(metrics))
+    watch_answers(metrics, recorder)
+    caller = RequestContext(request_id="r", received_at=clock.now())
+    lane = caller.tenant.lane
+    with (
+        pytest.raises(asyncio.CancelledError),
+        recorder.admission("a", RequestKind("chat", lane, False), caller),
+    ):
+        assert told(metrics)["tandem.open_requests"] == {(): 1}
+        assert told(metrics)["tandem.tenant.open_requests"] == {("open",): 1}
+        raise asyncio.CancelledError
+    assert told(metrics)["tandem.open_requests"] == {(): 0}
+    assert "tandem.tenant.open_requests" not in told(metrics)
+
+
+def test_of_redis() -> None:
+    metrics, health = Metrics(), RedisHealth()
+    watch_redis(metrics, health)
+    assert told(metrics) == {"tandem.redis.up": {(): 1}}
+    for store in ("quotas", "quotas", "registry"):
+        health.failed(store, "GET", TimeoutError())
+    assert told(metrics) == {"tandem.redis.up": {(): 0}, "tandem.redis.errors": {("quotas",): 2, ("registry",): 1}}
+
+
+def test_of_quotas() -> None:
+    metrics = Metrics()
+    quotas = TenantQuotas(GatewayId("g"), *[SimpleNamespace()] * 2, SystemClock())  # type: ignore[arg-type]
+    watch_quotas(metrics, quotas)
+    account = quotas._account(TenantId("acme"), QuotaLimits(60, 100, 0))
+    assert told(metrics) == {"tandem.quotas.shared": {(): 1}}, "nobody has been told yet what is left"
+    account.levels = account.levels._replace(requests=45 * UNIT, tokens=-5)
+    assert told(metrics)["tandem.tenant.quota.left"] == {("acme", "requests"): 0.75, ("acme", "tokens"): 0.0}
+    quotas.is_reachable = False
+    assert told(metrics)["tandem.quotas.shared"] == {(): 0}
+
+
+def test_of_prefixes() -> None:
+    metrics = Metrics()
+    index = PrefixIndexClient(SimpleNamespace(), SimpleNamespace(), 1, SystemClock())  # type: ignore[arg-type]
+    watch_prefixes(metrics, index)
+    index.false_hits.num_predicted, index.false_hits.num_missed = 30, 10
+    named = {name: points[()] for name, points in told(metrics).items()}
+    assert named["tandem.prefix.predicted_tokens"] == 30 and named["tandem.prefix.missed_tokens"] == 10
+    assert named["tandem.prefix.index.reachable"] == 1
+    assert named["tandem.prefix.index.blocks"] == named["tandem.prefix.index.workers"] == 0
+    prefixes = {instrument.name for instrument in all_instruments() if instrument.name.startswith("tandem.prefix.")}
+    worker_s = {"tandem.prefix.queried_tokens", "tandem.prefix.hit_tokens", "tandem.prefix.borrowed_tokens"}
+    assert {*named} == prefixes - worker_s

@@ -1,0 +1,187 @@
+"""A gateway's mirror beside publishers and a real Redis, one fault at a time: what is lost is found again, what is dead
+stays dead, and where nothing is lost nothing has to be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from tandem.core.events import BlockEvicted, BlockStored, KVFact
+from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import Request, SamplingParams
+from tandem.gateway.prefix_index_client import PrefixIndexClient
+from tandem.kv.kv_event_codec import DEVICE, short_hash
+from tandem.kv.kv_event_log import KVEventLog
+from tandem.routing.placement import Placement, RemotePrefixSource
+from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexUnavailable, IndexWriter, shard_of
+from tandem.stores.redis_client import connect
+from tandem.worker.kv_event_publisher import BEACON_S, KVEventPublisher
+
+pytestmark = pytest.mark.redis
+BLOCKS = [BlockHash(number.to_bytes(2, "big") * 8) for number in range(300)]
+SOON_S = 0.5
+"""Later than any second look at a snapshot or a wish, and sooner than a beacon."""
+
+
+class Cluster:
+    """One worker in lives that follow on each other, and one gateway."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.url, self.namespace, self.time = url, namespace, 1000.0
+        self.redis = connect(url)
+        self.writers: list[IndexWriter] = []
+        self.gateway = PrefixIndexClient(IndexReader(url, namespace), self, 1, self)
+        self.begin_life()
+
+    def now(self) -> float:
+        return self.time
+
+    def workers(self) -> list[WorkerRef]:
+        return [self.ref]
+
+    def cache_root(self, model: str) -> tuple[str, int] | None:
+        return "model", 1
+
+    def begin_life(self) -> None:
+        self.ref = WorkerRef(WorkerId("w"), Incarnation(len(self.writers) + 1), "host:1")
+        self.writers.append(IndexWriter(self.url, self.namespace, self.ref))
+        self.publisher = KVEventPublisher(self.writers[-1], self.ref, KVEventLog(1, 300, 600), 300, self)
+
+    async def tell(self, stored: Sequence[BlockHash] = (), evicted: Sequence[BlockHash] = ()) -> None:
+        facts: list[KVFact] = [*(BlockStored(h, None) for h in stored), *(BlockEvicted(h) for h in evicted)]
+        self.publisher.told(facts)
+        await self.publisher.turn()
+
+    async def pass_by(self, seconds: float) -> None:
+        self.time += seconds
+        await self.publisher.turn()
+        await self.gateway.follow()
+
+    def held(self) -> set[int]:
+        return set(self.gateway.table.held(self.ref) or ())
+
+    def num_wanted(self) -> float:
+        return self.gateway.num_wanted
+
+    async def close(self) -> None:
+        await self.gateway.stop()
+        for writer in self.writers:
+            await writer.close()
+        await self.redis.aclose()
+
+
+@pytest.fixture
+async def cluster(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    cluster = Cluster(redis_url, f"prefixes-{request.node.name}")
+    yield cluster
+    await cluster.close()
+
+
+def words(blocks: Sequence[BlockHash]) -> set[int]:
+    return {short_hash(block) | DEVICE for block in blocks}
+
+
+async def test_what_is_told_is_known_at_the_next_look_without_a_snapshot(cluster: Cluster) -> None:
+    """Otherwise one that mends what was lost hides that it was."""
+    await cluster.pass_by(SOON_S)
+    held: list[BlockHash] = []
+    for start in range(0, 40, 5):
+        gone, held = held[:2], held[2:] + BLOCKS[start : start + 5]
+        await cluster.tell(BLOCKS[start : start + 3], evicted=gone)
+        await cluster.tell(BLOCKS[start + 3 : start + 5])
+        await cluster.gateway.follow()
+        assert cluster.held() == words(held) and not cluster.num_wanted(), start
+
+
+async def test_facts_of_several_entries_come_whole(cluster: Cluster) -> None:
+    await cluster.pass_by(SOON_S)
+    assert len(BLOCKS) > 2 * MAX_FACTS
+    await cluster.tell(BLOCKS)
+    await cluster.gateway.follow()
+    assert cluster.held() == words(BLOCKS) and not cluster.num_wanted()
+
+
+@pytest.mark.parametrize("is_all_lost", [False, True])
+async def test_the_last_entry_is_missed_though_nothing_follows_on_it(cluster: Cluster, is_all_lost: bool) -> None:
+    await cluster.tell(BLOCKS[:3])
+    await cluster.pass_by(SOON_S)
+    await cluster.tell(BLOCKS[3:5], evicted=BLOCKS[:1])
+    stream = f"{{{cluster.namespace}:index:{shard_of(cluster.ref.id)}}}"
+    last, _ = (await cluster.redis.xrevrange(stream, count=1))[0]
+    await (cluster.redis.delete(stream) if is_all_lost else cluster.redis.xdel(stream, last))
+    await cluster.pass_by(SOON_S)
+    assert cluster.held() == words(BLOCKS[:3]), "nobody can know yet"
+    for _ in range(4):
+        await cluster.pass_by(BEACON_S)
+    assert cluster.held() == words(BLOCKS[1:5]) and not cluster.num_wanted()
+
+
+async def test_facts_that_a_worker_drops_while_redis_is_away_are_in_a_snapshot(cluster: Cluster) -> None:
+    await cluster.tell(BLOCKS[:1])
+    await cluster.pass_by(SOON_S)
+    for _ in range(301):
+        cluster.publisher.told([BlockStored(BLOCKS[2], None), BlockEvicted(BLOCKS[2])])
+    await cluster.tell(BLOCKS[5:6])
+    for _ in range(3):
+        await cluster.pass_by(BEACON_S)
+    assert cluster.held() == words([BLOCKS[0], BLOCKS[5]]) and not cluster.num_wanted()
+
+
+async def test_a_snapshot_of_the_life_before_is_not_this_ones(cluster: Cluster) -> None:
+    await cluster.tell(BLOCKS[:9])
+    await cluster.pass_by(SOON_S)
+    assert cluster.held() == words(BLOCKS[:9])
+    dead = cluster.ref
+    cluster.begin_life()
+    cluster.time += SOON_S
+    await cluster.gateway.follow()
+    assert cluster.held() == set() and cluster.gateway.table.held(dead) is None
+    await cluster.tell(BLOCKS[9:11])
+    for _ in range(3):
+        await cluster.pass_by(SOON_S)
+    assert cluster.held() == words(BLOCKS[9:11]) and not cluster.num_wanted()
+    assert cluster.gateway.table.num_workers == 1
+
+
+async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_that_one(cluster: Cluster) -> None:
+    other = WorkerRef(WorkerId("other"), Incarnation(1), "host:2")
+    asked = Request(
+        id=RequestId("r"), model="m", prompt_tokens=tuple(range(100)), sampling=SamplingParams(max_tokens=1)
+    )
+    placed = Placement(cluster.ref, cluster.ref, prefix=RemotePrefixSource(other, 30))
+    own, lent = cluster.gateway.predict(asked, placed, 10)
+    assert (own.worker, own.num_tokens) == (cluster.ref, 10)
+    assert (lent.worker, lent.num_before, lent.num_tokens) == (other, 10, 20)
+    for prediction in (own, lent):
+        cluster.gateway.reported(prediction, 10)
+    assert cluster.gateway.false_hits.num_missed == 20
+    (only,) = cluster.gateway.predict(asked, placed, 0)
+    assert (only.worker, only.num_tokens) == (other, 30)
+    assert not cluster.gateway.predict(asked, Placement(cluster.ref, cluster.ref), 0)
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_an_older_snapshot_that_comes_back_with_redis_is_replaced(cluster: Cluster, is_seen: bool) -> None:
+    """As after a restart from a file, or a failover to a replica that lagged; seen by the worker or not."""
+    await cluster.tell(BLOCKS[:3])
+    key = f"{{{cluster.namespace}:index:w:{cluster.ref.id}}}:blocks"
+    older = await cluster.redis.get(key)
+    await cluster.tell(BLOCKS[3:], evicted=BLOCKS[:1])
+    cluster.publisher._covered = None
+    await cluster.publisher.turn()
+    assert older is not None and await cluster.redis.get(key) != older
+    await cluster.redis.set(key, older, px=60_000)
+    await cluster.redis.delete(f"{{{cluster.namespace}:index:{shard_of(cluster.ref.id)}}}")
+    if is_seen:
+        tell = cluster.publisher._writer.tell
+        cluster.publisher._writer.tell = lost  # type: ignore[method-assign]
+        await cluster.pass_by(3.0)
+        cluster.publisher._writer.tell = tell  # type: ignore[method-assign]
+    for _ in range(30):
+        await cluster.pass_by(1.0)
+    assert cluster.held() == words(BLOCKS[1:]) and not cluster.num_wanted()
+
+
+async def lost(entries: object) -> None:
+    raise IndexUnavailable("planted")

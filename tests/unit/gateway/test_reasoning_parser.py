@@ -1,0 +1,53 @@
+"""Thoughts are told apart from answers however the text is cut."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from tandem.gateway.reasoning_parser import ReasoningParser
+from tests.unit.gateway.test_tool_call_parser import cuts
+
+
+def parts(pieces: Iterable[str], *, is_open: bool) -> tuple[str, str]:
+    reader = ReasoningParser(is_open=is_open)
+    heard = [reader.push(piece) for piece in pieces]
+    heard.append(reader.finish())
+    return "".join(thought for thought, _ in heard), "".join(answer for _, answer in heard)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_open", "thought", "answer"),
+    [
+        ("<think>\nHm.\n\nYes.\n</think>\n\nParis", False, "Hm.\n\nYes.", "Paris"),
+        ("\nHm </thin </think>Paris </think>", True, "Hm </thin", "Paris </think>"),
+        ("Paris", False, "", "Paris"),
+        ("  <think></think> ", False, "", ""),
+        ("\n<th", False, "", "\n<th"),
+        ("a <think>b</think>", False, "", "a <think>b</think>"),
+        ("<think>never ends </thi", False, "never ends </thi", ""),
+        ("", True, "", ""),
+        ("", False, "", ""),
+        ("<think>a</think>\n b", False, "a", "b"),
+    ],
+)
+def test_thought_and_answer(said: str, is_open: bool, thought: str, answer: str) -> None:
+    rng = random.Random(1)
+    for _ in range(40):
+        assert parts(cuts(said, rng), is_open=is_open) == (thought, answer)
+
+
+def test_any_text() -> None:
+    rng = random.Random(2)
+    for _, is_open in itertools.product(range(800), (False, True)):
+        said = "".join(
+            rng.choices(["<think>", "</think>", "<thi", "nk>", "</", " ", "\n", "a", "é"], k=rng.randrange(9))
+        )
+        whole = parts([said], is_open=is_open)
+        assert parts(cuts(said, rng), is_open=is_open) == whole, said
+        assert parts(said, is_open=is_open) == whole, said
+        assert "</think>" not in whole[0]
+        assert said.endswith(whole[1])

@@ -1,0 +1,191 @@
+"""Endless work of a gateway of which a round fails in a way that nobody thought of: it is logged and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.admission.api_keys import hash_text, key_digest
+from tandem.admission.request_queue import RequestQueue
+from tandem.core.clock import SystemClock
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, FinishReason
+from tandem.core.ids import GatewayId
+from tandem.flow.request_queue import PlacementQueue
+from tandem.gateway import dispatcher, fairness_sync, supervise
+from tandem.gateway.active_request import ActiveRequest
+from tandem.gateway.authenticator import ApiKeyAuthenticator
+from tandem.gateway.deadlines import timeout_error
+from tandem.gateway.fairness_sync import FairnessSync
+from tandem.gateway.quotas import TenantQuotas
+from tandem.gateway.supervise import log_and_continue
+from tandem.gateway.tenants_watch import TenantsWatch, read_tenants
+from tandem.wire.worker_codec import decode_update
+from tests.unit.gateway.rig import Rig, collect, token
+from tests.unit.gateway.scripted_worker import until
+
+
+class Unthought(Exception):
+    """What no part of the gateway expects."""
+
+
+class FailsOnce:
+    """Whatever it stands for, after a first call that fails. `num_calls` counts both."""
+
+    def __init__(self, then: Callable[..., Any]) -> None:
+        self.num_calls = 0
+        self._then = then
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            raise Unthought
+        return self._then(*arguments)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "PAUSE_S", 0.01)
+
+
+def assert_told_once(caplog: pytest.LogCaptureFixture, work: str) -> None:
+    told = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(told) == 1 and work in told[0].getMessage()
+    assert told[0].exc_info is not None and "Unthought" in caplog.text and "Traceback" in caplog.text
+
+
+async def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
+    step = FailsOnce(lambda: "done")
+    answers = []
+    for _ in range(2):
+        async with log_and_continue("the work"):
+            answers.append(step())
+    assert answers == ["done"]
+    assert_told_once(caplog, "the work")
+
+
+async def test_who_is_cancelled_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        while True:
+            async with log_and_continue("the work"):
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and not caplog.records
+
+
+async def test_the_ticker_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    tick = FailsOnce(rig.dispatch._tick)
+    monkeypatch.setattr(rig.dispatch, "_tick", tick)
+    await until(lambda: tick.num_calls)
+    late = await rig.open(timeout_s=0.01)
+    with pytest.raises(TandemError) as error:
+        await collect(late)
+    assert error.value.kind is ErrorKind.DEADLINE
+    assert_told_once(caplog, "the tick")
+
+
+async def test_one_request_that_cannot_be_seen_to_holds_up_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await rig.open()
+
+    def look(active: ActiveRequest, waiting: PlacementQueue, config: GatewayConfig, now: float) -> TandemError | None:
+        if active is first:
+            raise Unthought
+        return timeout_error(active, waiting, config, now)
+
+    monkeypatch.setattr(dispatcher, "timeout_error", look)
+    late = await rig.open(timeout_s=0.01)
+    with pytest.raises(TandemError) as error:
+        await collect(late)
+    assert error.value.kind is ErrorKind.DEADLINE
+    await until(lambda: f"at request {first.life.request.id}" in caplog.text)
+    await first.aclose()
+
+
+async def test_workers_are_looked_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    discover = FailsOnce(rig.fleet._discover)
+    monkeypatch.setattr(rig.fleet, "_discover", discover)
+    await until(lambda: discover.num_calls)
+    await rig.pair()
+    assert_told_once(caplog, "the look for workers")
+
+
+async def test_a_worker_that_was_not_understood_is_watched_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    request = await rig.running()
+    key, watched = request.life.key, len(worker.positions)
+    monkeypatch.setattr("tandem.gateway.worker_link.decode_update", FailsOnce(decode_update))
+    await until(lambda: len(worker.positions) > watched)
+    worker.tell(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))
+    assert await collect(request) == [0]
+    assert_told_once(caplog, "what worker m")
+
+
+class Shared:
+    """What gateways share, of which there is nothing."""
+
+    ttl_s = 0.04
+
+    async def beat(self, gateway: GatewayId) -> int:
+        return 3
+
+    async def exchange(self, served: object) -> list[Any]:
+        return []
+
+    async def withdraw(self, gateway: GatewayId) -> None:
+        """Nobody is left."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_the_heartbeat_of_quotas_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    shared: Any = Shared()
+    shared.beat = FailsOnce(shared.beat)
+    quotas = TenantQuotas(GatewayId("g"), shared, shared, SystemClock())
+    await quotas.start()
+    await until(lambda: quotas._num_gateways == 3)
+    await quotas.stop()
+    assert_told_once(caplog, "the heartbeat of quotas")
+
+
+async def test_lines_are_kept_fair_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(fairness_sync, "PERIOD_S", 0.01)
+    shared: Any = Shared()
+    shared.exchange = FailsOnce(shared.exchange)
+    share = FairnessSync(RequestQueue(4), shared)
+    await share.start()
+    await until(lambda: shared.exchange.num_calls >= 3)
+    await share.stop()
+    assert_told_once(caplog, "the exchange")
+
+
+async def test_the_tenants_file_that_was_not_taken_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, digest = tmp_path / "tenants.yaml", key_digest("tdm_one")
+    path.write_text("tenants: {acme: {keys: []}}")
+    door = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
+    path.write_text(f"tenants: {{acme: {{keys: [{{hash: '{hash_text(digest)}'}}]}}}}")
+    monkeypatch.setattr(door, "update", FailsOnce(door.update))
+    watch = TenantsWatch(path, "off", door)
+    watch.start()
+    await until(lambda: digest in door._tenants.keys)
+    await watch.stop()
+    assert_told_once(caplog, "the tenants file")

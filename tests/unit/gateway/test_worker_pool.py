@@ -1,0 +1,347 @@
+"""The fleet and its links over scripted workers: streams that break, workers that fall silent, restart or are lost,
+pairs that are probed, and a registry that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, FinishReason
+from tandem.core.request import GenerateJob
+from tandem.core.worker_load import WorkerLoad
+from tandem.flow.request_state import JobGroupPhase
+from tandem.gateway import dispatcher, worker_link, worker_pool
+from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
+from tests.unit.gateway.scripted_worker import until
+
+MOVED_NOTHING = "no block has moved between a prefill and a decode worker yet"
+
+
+async def test_readiness_says_what_is_missing(rig: Rig) -> None:
+    assert rig.dispatch.ready() == "no live worker"
+    await rig.add("p", "prefill", works=False)
+    await until(lambda: rig.dispatch.ready() == "no live decode worker")
+    decode = await rig.add("d", "decode", works=False)
+    decode.after_submit = probe_events
+    decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
+    await until(lambda: rig.dispatch.ready() == MOVED_NOTHING)
+    assert [model.name for model in rig.dispatch.models()] == ["tiny"]
+
+
+async def test_workers_are_looked_for_often_only_while_nothing_can_be_served(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pool, "DISCOVERY_PERIOD_S", 3600.0)
+    monkeypatch.setattr(worker_pool, "SEARCH_PERIOD_S", 0.01)
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def told_sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", told_sleep)
+    rig = make_rig()
+    await rig.start()
+    await rig.pair()
+    await until(lambda: 3600.0 in waits)
+    late = await rig.add("e", "decode")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await until(lambda: late.positions)
+
+
+async def test_a_probe_that_fails_is_tried_again_until_a_block_moves(rig: Rig) -> None:
+    prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
+    decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
+    await until(lambda: len(decode.jobs) >= 3)
+    assert rig.dispatch.ready() == MOVED_NOTHING
+    assert rig.fleet.view().unlinked == {(prefill.ref, decode.ref)}
+    decode.on_submit = lambda job: None
+    await until(lambda: rig.dispatch.ready() is None)
+    view = rig.fleet.view()
+    assert view.linked == {(prefill.ref, decode.ref)} and not view.unlinked
+    tried = len(decode.jobs)
+    request = await rig.running()
+    assert len([job for job in decode.jobs[tried:] if is_probe(job)]) == 0, "a pair is probed until it works"
+    await request.aclose()
+
+
+async def test_a_pair_that_moves_no_block_falls_back(rig: Rig) -> None:
+    _, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
+    decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport") if is_probe(job) else None
+    await until(lambda: rig.fleet.view().unlinked)
+    request = await rig.running()
+    assert request.path == "fallback;reason=no_link_between_the_workers"
+    await request.aclose()
+
+
+async def test_a_pair_that_lost_kv_moves_a_block_again_before_it_is_used(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no way") if is_probe(job) else None
+    rig.fleet.suspect(frozenset({prefill.ref}))
+    assert rig.fleet.view().linked == {(prefill.ref, decode.ref)}, "one worker is no pair"
+    rig.fleet.suspect(frozenset({prefill.ref, decode.ref}))
+    request = await rig.running()
+    assert request.path == "fallback;reason=no_link_between_the_workers" and rig.dispatch.ready() is None
+    await request.aclose()
+    decode.on_submit = lambda job: None
+    await until(lambda: rig.fleet.view().linked == {(prefill.ref, decode.ref)})
+
+
+async def test_a_pair_that_is_doubted_is_tested_at_once(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pool, "DISCOVERY_PERIOD_S", 3600.0)
+    rig = make_rig()
+    await rig.start()
+    prefill, decode = await rig.pair()
+    await until(lambda: not rig.fleet._probing)
+    for _ in range(2):  # the first may meet the last look of the search
+        rig.fleet.suspect(frozenset({prefill.ref, decode.ref}))
+        assert not rig.fleet.view().linked
+        await until(lambda: rig.fleet.view().linked)
+
+
+async def test_a_draining_worker_is_neither_probed_nor_given_work(rig: Rig) -> None:
+    prefill = await rig.add("p", "prefill")
+    prefill.load = WorkerLoad(draining=True)
+    decode = await rig.add("d", "decode")
+    request = await rig.running()
+    assert request.path == "fallback;reason=no_prefill_worker"
+    assert prefill.jobs == [] and not [job for job in decode.jobs if is_probe(job)]
+    await request.aclose()
+
+
+async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    key = request.life.key
+    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
+    decode.tell(pulled(key), token(key, 0), token(key, 1))
+    await until(lambda: request.life.num_delivered == 2)
+    watched = len(decode.positions)
+    decode.break_streams()
+    await until(lambda: len(decode.positions) > watched)
+    assert decode.positions[-1] == {key: 2}
+    # A worker may say more than it was asked for.
+    decode.tell(token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    assert await collect(request) == [0, 1, 2]
+
+
+async def test_what_waits_is_placed_when_a_stream_is_back(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "TICK_S", 3600.0)
+    monkeypatch.setattr(worker_link, "RETRY_S", 0.1)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
+    rig = make_rig()
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    worker.break_streams()
+    await until(lambda: rig.dispatch.ready() == "no live worker")
+    request = await rig.open()
+    assert request.life.phase.name == "QUEUED"
+    await until(lambda: request.life.phase.name == "RUNNING")
+    await request.aclose()
+
+
+async def test_a_worker_that_falls_silent_is_lost(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(worker_silence_s=0.5, max_retries=0)
+    await rig.start()
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    key = request.life.key
+    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
+    decode.tell(pulled(key), token(key, 0))
+    await until(lambda: request.life.pulled is not None)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
+    decode.mute = True
+    with pytest.raises(TandemError, match=r"silent for 0\.5 s") as lost:
+        await collect(request)
+    assert lost.value.kind is ErrorKind.WORKER_LOST and lost.value.facts.http == 502
+
+
+async def test_what_a_prefill_worker_loses_whose_process_ends_goes_on_without_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    prefill.tell(token(request.life.key, 0))
+    await until(lambda: request.life.num_delivered == 1)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
+    await prefill.stop()
+    await until(lambda: isinstance(decode.jobs[-1], GenerateJob))
+    job = decode.jobs[-1]
+    assert job.output_tokens == (100,) and "cancel" in decode.verbs(str(request.life.request.id))
+    await until(lambda: request.life.phase.name == "RUNNING")
+    decode.tell(token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
+    assert await collect(request) == [0, 1]
+    assert request.path == "fallback;reason=no_prefill_worker;moves=1"
+
+
+@pytest.mark.parametrize("phase", ["RESERVING", "STARTING"])
+async def test_before_all_have_taken_their_jobs_a_loss_costs_only_the_place(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    prefill, decode = await rig.pair()
+    spare = await rig.add("e", "decode")
+    lost, other = (decode, spare) if phase == "RESERVING" else (prefill, decode)
+    lost.hold_submit = asyncio.Event()
+    spare.load = replace(spare.load, num_running=9)
+    await until(lambda: len(rig.fleet.view().linked) == 2)
+    request = await rig.open()
+    await until(lambda: request.life.phase.name == phase)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
+    await lost.stop()
+    await until(lambda: request.life.phase.name == "RUNNING")
+    assert request.life.placement is not None and request.life.placement.decode == other.ref
+    assert request.life.key.attempt >= 2
+    await request.aclose()
+    lost.hold_submit.set()
+
+
+async def test_an_answer_that_comes_late_does_not_undo_a_newer_report(rig: Rig) -> None:
+    """The answer to Submit may lie under updates of the stream that were said after it, and an idle worker says no
+    more."""
+    prefill, _ = await rig.pair()
+    prefill.mute, prefill.hold_submit = True, asyncio.Event()
+    request = await rig.open()
+    await until(lambda: prefill.verbs(str(request.life.request.id)) == ["prefill"])
+    prefill.load = replace(prefill.load, num_queued_tokens=0, number=3)
+    prefill.tell()
+    await until(lambda: rig.look(prefill).number == 3)
+    prefill.load = replace(prefill.load, num_queued_tokens=8000, number=2)
+    prefill.hold_submit.set()
+    await until(lambda: request.life.phase is JobGroupPhase.RUNNING)
+    assert rig.look(prefill).num_queued_tokens == 0
+    await request.aclose()
+
+
+async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
+    prefill, decode = await rig.pair()
+    request = await rig.running()
+    rig.workers.remove(decode)
+    newer = await rig.add("d", "decode")
+    assert newer.ref.incarnation > decode.ref.incarnation
+    await until(lambda: request.num_attempts == 2 and request.life.phase.name == "RUNNING")
+    assert decode.ref not in request.life.workers()
+    await request.aclose()
+    await until(lambda: rig.fleet.view().linked == {(prefill.ref, newer.ref)})
+    again = await rig.running()
+    assert again.life.placement is not None and again.life.placement.decode == newer.ref
+    await again.aclose()
+    await decode.stop()
+
+
+async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_requests_wait(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what comes while a worker starts again would be refused, and only what was there would wait."""
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    rig = make_rig(no_worker_wait_s=60.0)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    rig.workers.remove(worker)
+    await worker.stop()
+    await until(lambda: not rig.fleet._links)
+    assert [model.name for model in rig.dispatch.models()] == ["tiny"] and rig.dispatch.ready() == "no live worker"
+    request = await rig.open()
+    assert request.life.phase is JobGroupPhase.QUEUED
+    await rig.add("n", "mixed")
+    await until(lambda: request.life.phase is JobGroupPhase.RUNNING)
+    await request.aclose()
+
+
+async def test_a_model_that_nobody_comes_back_to_serve_is_served_no_more(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(no_worker_wait_s=0.1)
+    await rig.start()
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.models())
+    rig.workers.remove(worker)
+    await worker.stop()
+    await until(lambda: not rig.dispatch.models())
+
+
+async def test_of_a_life_that_ended_during_its_probe_nothing_is_kept(rig: Rig) -> None:
+    await rig.add("p", "prefill")
+    older = await rig.add("d", "decode", works=False)
+    await until(lambda: [job for job in older.jobs if is_probe(job)])
+    rig.workers.remove(older)
+    await rig.add("d", "decode")
+    await until(lambda: rig.dispatch.ready() is None)
+    await until(lambda: not rig.fleet._probing)
+    assert not rig.fleet.view().unlinked
+    await older.stop()
+
+
+async def test_nothing_is_placed_on_an_older_life_whose_submit_had_no_answer(rig: Rig) -> None:
+    older = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    older.hold_submit = asyncio.Event()
+    request = await rig.open()
+    await until(lambda: older.jobs)
+    newer = await rig.add("m", "mixed")
+    await until(lambda: request.life.phase.name == "RUNNING")
+    assert request.life.placement is not None and request.life.placement.decode == newer.ref
+    await until(lambda: not rig.dispatch._tasks)
+    assert rig.fleet.candidates().pools("tiny") == {"mixed": 1}
+    assert rig.fleet.candidates().find("tiny", older.ref) is None
+    await request.aclose()
+    older.hold_submit.set()
+
+
+async def test_a_life_with_an_earlier_stamp_takes_the_place_of_one_that_is_gone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = await rig.add("m", "mixed")
+    later = await rig.add("m", "mixed")
+    await until(lambda: [view.ref for view in rig.fleet.view().workers] == [later.ref])
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    rig.workers.remove(later)
+    await later.stop()
+    await until(lambda: [view.ref for view in rig.fleet.view().workers] == [earlier.ref])
+
+
+async def test_an_address_that_another_life_answers_at_is_not_that_worker(rig: Rig) -> None:
+    worker = await rig.add("m", "mixed")
+    listed = worker.ref
+    await until(lambda: rig.dispatch.ready() is None)
+    worker.ref = replace(listed, incarnation=listed.incarnation + 1)  # type: ignore[arg-type]
+    await until(lambda: rig.dispatch.ready() is None and rig.fleet.view().workers[0].ref == worker.ref)
+
+
+async def test_a_registry_that_fails_stops_nothing_and_who_waits_for_it_says_so(rig: Rig) -> None:
+    rig.registry_fails = True
+    await until(lambda: "no live worker is known: " in (rig.dispatch.ready() or ""))
+    rig.registry_fails = False
+    await rig.pair()
+    rig.registry_fails = True
+    await until(lambda: rig.fleet._unlisted is not None)
+    request = await rig.running()
+    assert request.path == "remote" and rig.dispatch.ready() is None
+    await request.aclose()
+    rig.registry_fails = False
+    await until(lambda: rig.fleet._unlisted is None)
+
+
+async def test_a_worker_that_is_gone_and_not_listed_is_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = await rig.add("m", "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
+    rig.workers.remove(worker)
+    assert rig.dispatch.ready() is None, "who answers lives, listed or not"
+    await worker.stop()
+    await until(lambda: not rig.fleet._links)
+    assert rig.dispatch.ready() == "no live worker"

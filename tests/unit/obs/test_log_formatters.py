@@ -1,0 +1,170 @@
+"""A line of a log: one whatever it holds, with all that is known of its request, and never without bound."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from typing import Any
+
+import pytest
+
+from tandem.obs.log_context import InRequest, traced
+from tandem.obs.log_formatters import (
+    MAX_EXCEPTION,
+    MAX_MESSAGE,
+    Fields,
+    JsonFormatter,
+    Origin,
+    TextFormatter,
+    batch_record,
+    fields,
+)
+
+HOSTILE = (
+    'a\nb\r\nc\x1b[2J\x00\x85\u2028\u2029\ud800"\\ é\t2026-11-22T00:00:00Z',
+    '"}\n{"severity": "CRITICAL"}',
+    "\n2026-11-22 13:27:45,123 ERROR tandem.worker forged",
+)
+ORIGIN = Origin("tandem-gateway", "g-1", 7)
+JSON, TEXT = JsonFormatter(ORIGIN), TextFormatter()
+
+
+def record(message: str, *args: object, error: BaseException | None = None, **extra: Any) -> logging.LogRecord:
+    raised = None if error is None else (type(error), error, error.__traceback__)
+    made = logging.getLogger("tandem.test").makeRecord(
+        "tandem.test", logging.WARNING, __file__, 1, message, args, raised, extra=extra
+    )
+    made.created, made.msecs = 1763818065.25, 250.0
+    return made
+
+
+def raised(message: str) -> BaseException:
+    try:
+        raise ValueError(message)
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_whatever_it_holds_a_line_of_json_is_one_line(text: str) -> None:
+    with InRequest(text):
+        line = JSON.format(record("label %s", text, error=raised(text), **fields(tenant=text)))
+    assert line.isascii() and len(line.splitlines()) == 1
+    told = json.loads(line)
+    assert told["message"] == f"label {text}"
+    assert told["request_id"] == told["tenant"] == text
+    assert told["exception"].startswith("Traceback (most recent call last):\n") and text in told["exception"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_line_of_text_holds_begins_no_other(text: str) -> None:
+    with InRequest(text):
+        line = TEXT.format(record("label %s", text, **fields(tenant=text)))
+        with_error = TEXT.format(record("failed", error=raised(text)))
+    assert len(line.splitlines()) == 1 and "\x1b" not in line
+    first, *rest = with_error.splitlines()
+    assert " WARNING tandem.test failed" in first
+    assert len(rest) >= 3 and all(each.startswith("  ") for each in rest)
+    assert rest[0] == "  Traceback (most recent call last):"
+
+
+def test_a_line_of_json_has_its_facts_in_fields_of_their_own() -> None:
+    with InRequest("r-1"):
+        traced(f"00-{'ab' * 16}-{'cd' * 8}-01")
+        told = json.loads(JSON.format(record("worker %s is lost", "w", **fields(worker="w", seconds=0.5, gone=None))))
+    assert told == {
+        "timestamp": "2025-11-22T13:27:45.250000Z",
+        "severity": "WARNING",
+        "logger": "tandem.test",
+        "message": "worker w is lost",
+        "service": "tandem-gateway",
+        "instance": "g-1",
+        "pid": 7,
+        "thread": "MainThread",
+        "request_id": "r-1",
+        "trace_id": "ab" * 16,
+        "span_id": "cd" * 8,
+        "worker": "w",
+        "seconds": 0.5,
+    }
+
+
+def test_fields_replace_what_the_running_request_says_and_nothing_else() -> None:
+    with InRequest("r-1"):
+        told = json.loads(JSON.format(record("m", **fields(request_id="r-2", message="forged", severity="INFO"))))
+    assert (told["request_id"], told["message"], told["severity"]) == ("r-2", "m", "WARNING")
+
+
+def test_a_line_of_text_ends_with_its_fields() -> None:
+    with InRequest("r-1"):
+        assert TEXT.format(record("m", **fields(a="x", b="x y", c=1, d={"e": 0.5}))).endswith(
+            ' WARNING tandem.test m request_id=r-1 a=x b="x y" c=1 d={"e": 0.5}'
+        )
+        assert TEXT.format(record("request r-1 failed")).endswith(" WARNING tandem.test request r-1 failed")
+    assert TEXT.format(record("m", **fields(a="", b="k=v", c='"'))).endswith(' m a="" b="k=v" c="\\""')
+
+
+def test_too_much_is_cut_off() -> None:
+    error = raised("x" * 100_000 + " the end")
+    line = JSON.format(record("y" * 100_000, error=error, **fields(z="z" * 100_000)))
+    told = json.loads(line)
+    assert told["message"] == "y" * MAX_MESSAGE + " ..." and told["z"] == "z" * MAX_MESSAGE + " ..."
+    assert told["exception"].endswith(" the end") and len(told["exception"]) == MAX_EXCEPTION + 4
+    assert len(TEXT.format(record("y" * 100_000, error=error))) < MAX_MESSAGE + 2 * MAX_EXCEPTION
+
+
+def test_wrong_arguments_lose_no_line() -> None:
+    for formatter in (JSON, TEXT):
+        assert "%d of 3 ('many',)" in formatter.format(record("%d of 3", "many"))
+
+
+def test_no_exception_is_none() -> None:
+    made = record("m")
+    made.exc_info = sys.exc_info()
+    assert "exception" not in json.loads(JSON.format(made)) and "\n" not in TEXT.format(made)
+
+
+class Ended(Fields, frozen=True):
+    model: str | None = None
+    seconds: float | None = None
+    workers: tuple[str, ...] | None = None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Ended("m", 0.5, ("a", "b")),
+        Ended(),
+        Ended("é\u2028"),
+        Ended("\ud800"),
+        Ended("x\n", math.inf),
+        Ended(seconds=0.0, workers=()),
+    ],
+)
+@pytest.mark.parametrize("error", [None, raised("not today")])
+def test_fields_of_a_type_are_told_as_any(told: Ended, error: BaseException | None) -> None:
+    given = {name: value for name in Ended.__struct_fields__ if (value := getattr(told, name)) is not None}
+    typed, plain = (JSON.format(record("m", error=error, **extra)) for extra in (told.extra(), fields(**given)))
+    assert typed.isascii() and len(typed.splitlines()) == 1
+    if told.seconds != math.inf:  # which JSON has no name for
+        assert json.loads(typed) == json.loads(plain)
+    with InRequest("r-1"):
+        assert "r-1" not in TEXT.format(record("m", error=error, **told.extra()))
+
+
+@pytest.mark.parametrize("error", [None, raised("not today")])
+def test_a_record_may_stand_for_several_lines(error: BaseException | None) -> None:
+    told = [Ended("m", 0.5), Ended("é\n"), Ended()]
+    made = record("it %s", "ended", error=error, **batch_record(told))
+    alone = [record("it %s", "ended", error=error, **each.extra()) for each in told]
+    assert JSON.format(made).split("\n") == list(map(JSON.format, alone))
+    first, *_ = (text.split("\n") for text in map(TEXT.format, alone))
+    lines = TEXT.format(made).split("\n")
+    assert lines[:3] == [TEXT.format(each).split("\n")[0] for each in alone] and lines[3:] == first[1:]
+
+
+def test_a_type_takes_no_name_of_a_line_s_own() -> None:
+    with pytest.raises(TypeError, match="pid, thread"):
+        type("Wrong", (Fields,), {"__annotations__": {"thread": str, "pid": int, "model": str}})

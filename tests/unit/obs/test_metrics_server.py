@@ -1,0 +1,172 @@
+"""A worker's own /metrics over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tandem.obs import metrics_server as module
+from tandem.obs.metrics_server import Exposition, MetricsEndpoint
+
+
+@pytest.fixture(autouse=True)
+def every_thread_ends() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30.0)
+        assert not thread.is_alive(), thread
+
+
+@contextmanager
+def an_endpoint(
+    exposition: Exposition = lambda accept: ("text/x", f"for {accept}".encode()),
+) -> Iterator[MetricsEndpoint]:
+    endpoint = MetricsEndpoint("127.0.0.1", 0, exposition)
+    endpoint.start()
+    try:
+        yield endpoint
+    finally:
+        endpoint.close()
+
+
+def connected(endpoint: MetricsEndpoint) -> http.client.HTTPConnection:
+    host, _, port = endpoint.address.rpartition(":")
+    return http.client.HTTPConnection(host, int(port), timeout=30)
+
+
+def asked(
+    connection: http.client.HTTPConnection, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> tuple[int, str, bytes]:
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.headers.get("Content-Type", ""), answer.read()
+
+
+def test_a_connection_serves_more_than_once() -> None:
+    with an_endpoint() as endpoint:
+        connection = connected(endpoint)
+        assert asked(connection, "/metrics", Accept="a/b") == (200, "text/x", b"for a/b")
+        first = connection.sock
+        assert asked(connection, "/metrics?format=x") == (200, "text/x", b"for ")
+        assert asked(connection, "/health")[0::2] == (200, b"ok\n")
+        assert asked(connection, "/", "GET")[0] == 404
+        assert connection.sock is first is not None
+        connection.close()
+
+
+def test_head_has_no_body() -> None:
+    with an_endpoint() as endpoint:
+        connection = connected(endpoint)
+        connection.request("HEAD", "/metrics")
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["Content-Length"], answer.read()) == (200, "4", b"")
+        assert asked(connection, "/health")[0] == 200
+        connection.close()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "x"])
+def test_nothing_else_is_served(method: str) -> None:
+    with an_endpoint() as endpoint:
+        connection = connected(endpoint)
+        assert asked(connection, "/metrics", method)[0] == 501
+        connection.close()
+
+
+def test_a_body_is_never_taken_for_a_request() -> None:
+    with an_endpoint() as endpoint:
+        host, _, port = endpoint.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            smuggled = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+            head = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            connection.sendall(head % len(smuggled) + smuggled)
+            answered = b""
+            while more := connection.recv(65536):
+                answered += more
+        assert answered.count(b"HTTP/1.1") == 1 and answered.endswith(b"ok\n")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET /" + b"x" * 70_000, b"GET / HTTP/9.9\r\n\r\n"]
+)
+def test_garbage_ends_a_connection_and_nothing_else(sent: bytes) -> None:
+    with an_endpoint() as endpoint:
+        host, _, port = endpoint.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
+        connection_after = connected(endpoint)
+        assert asked(connection_after, "/health")[0] == 200
+        connection_after.close()
+
+
+def test_what_cannot_be_collected_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(accept: str) -> tuple[str, bytes]:
+        raise RuntimeError("the owner is gone")
+
+    with an_endpoint(broken) as endpoint:
+        connection = connected(endpoint)
+        assert asked(connection, "/metrics")[0] == 500
+        assert "the owner is gone" in caplog.text
+        assert asked(connection, "/health")[0] == 200
+        connection.close()
+
+
+def test_only_so_many_are_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 2)
+    with an_endpoint() as endpoint:
+        kept = [connected(endpoint) for _ in range(2)]
+        for connection in kept:
+            assert asked(connection, "/health")[0] == 200
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            asked(connected(endpoint), "/health")
+        for connection in kept:
+            assert asked(connection, "/metrics")[0] == 200
+            connection.close()
+        while True:  # its thread still has to see that the connection is closed
+            try:
+                late = connected(endpoint)
+                assert asked(late, "/health")[0] == 200
+                break
+            except (http.client.RemoteDisconnected, ConnectionError):
+                continue
+        late.close()
+
+
+def test_who_is_idle_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module._Handler.timeout == module.TIMEOUT_S
+    monkeypatch.setattr(module._Handler, "timeout", 0.05)
+    with an_endpoint() as endpoint:
+        host, _, port = endpoint.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(b"GET /heal")
+            assert connection.recv(1) == b""
+
+
+def test_closing_cuts_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Handler, "timeout", 600.0)
+    with an_endpoint() as endpoint:
+        host, _, port = endpoint.address.rpartition(":")
+        connection = connected(endpoint)
+        assert asked(connection, "/health")[0] == 200
+        endpoint.close()
+        assert connection.sock is not None and connection.sock.recv(1) == b""
+        with pytest.raises(OSError):
+            socket.create_connection((host, int(port)), timeout=30)
+        connection.close()
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with an_endpoint() as endpoint:
+        port = int(endpoint.address.rpartition(":")[2])
+        second = MetricsEndpoint("127.0.0.1", port, lambda accept: ("", b""))
+        with pytest.raises(OSError):
+            second.start()
+        second.close()

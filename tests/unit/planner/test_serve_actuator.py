@@ -1,0 +1,79 @@
+"""What Serve runs and means to run, as its actuator knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tandem.core.ids import Incarnation, PlannerId, ServeId, WorkerId, WorkerRef
+from tandem.planner.actuator import ActuatorFailed
+from tandem.planner.serve_actuator import ServeActuator
+from tandem.planner.worker_state import WorkerState
+from tandem.stores.replica_targets import TargetRecord
+
+ME = PlannerId("p1")
+
+
+@dataclass
+class Told:
+    """Targets in a Redis that may forget them, and what one Serve means to have, or more."""
+
+    said: TargetRecord | None = None
+    meant: dict[str, int] = field(default_factory=dict)
+    others: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    async def read(self, model: str) -> TargetRecord | None:
+        return self.said
+
+    async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
+        found = {"head-1": self.meant, **self.others}
+        roles = {role for numbers in found.values() for role in numbers}
+        return {
+            role: {ServeId(serve): numbers[role] for serve, numbers in found.items() if role in numbers}
+            for role in roles
+        }
+
+
+def worker(number: int, role: str) -> WorkerState:
+    return WorkerState(
+        ref=WorkerRef(WorkerId(f"{role}-{number}"), Incarnation(1), "w:1"), model="m", pool=role, role=role
+    )
+
+
+def actuator(targets: Told) -> ServeActuator:
+    unused: Any = None
+    return ServeActuator(ME, targets, unused, {})  # type: ignore[arg-type]
+
+
+async def starting(of: ServeActuator, num_decode: int) -> dict[str, int]:
+    decoding = [worker(number, "decode") for number in range(num_decode)]
+    return await of.starting("m", [worker(1, "prefill"), worker(2, "prefill"), *decoding])
+
+
+async def test_what_serve_means_to_have_goes_before_what_it_was_told() -> None:
+    said = TargetRecord(model="m", planner=ME, replicas={"prefill": 2, "decode": 5}, reasons=())
+    assert await starting(actuator(Told(said, {"decode": 8})), 3) == {"prefill": 0, "decode": 5}
+    assert await starting(actuator(Told(said)), 3) == {"prefill": 0, "decode": 2}
+
+
+async def test_a_redis_that_has_forgotten_all_is_no_fleet_of_those_who_are_back() -> None:
+    """Of eight three have registered anew; Serve told three is Serve told to end five."""
+    targets = Told(meant={"prefill": 2, "decode": 8})
+    mine = actuator(targets)
+    assert await starting(mine, 8) == {"prefill": 0, "decode": 0}
+    targets.meant = {"prefill": 2}
+    assert await starting(mine, 3) == {"prefill": 0, "decode": 5}
+    targets.meant = {"prefill": 2, "decode": 7}
+    assert await starting(mine, 7) == {"prefill": 0, "decode": 0}
+
+
+async def test_a_fleet_of_two_serves_is_held() -> None:
+    """Each would take the sum for its own number."""
+    targets = Told(meant={"prefill": 2, "decode": 3}, others={"head-2": {"decode": 2}})
+    mine = actuator(targets)
+    with pytest.raises(ActuatorFailed, match=r"2 Serves have decode workers of m.* \(head-1, head-2\)"):
+        await starting(mine, 5)
+    targets.others = {"head-2": {"mixed": 1}}
+    assert await starting(mine, 3) == {"prefill": 0, "decode": 0, "mixed": 1}, "one for each role"

@@ -1,0 +1,99 @@
+"""What workers say of themselves is what a planner reckons with, and who does not answer is still known to be there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tandem.core.config import Config, EngineConfig, WorkerConfig
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad
+from tandem.planner.worker_inventory import WorkerInventory
+from tandem.planner.worker_state import WorkerState
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import WorkerRegistry
+from tandem.wire.gen import kv_pb2, worker_pb2
+from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from tandem.wire.peer_auth import PeerAuth
+from tandem.wire.worker_codec import encode_load, encode_step_cost
+
+COST = StepCost(0.01, 1e-5, 1e-4, 1e-7, 1e-9)
+
+
+class Worker(WorkerServicer):
+    """Says what it was made with."""
+
+    def __init__(self, said: worker_pb2.DescribeReply) -> None:
+        self.said = said
+
+    async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeReply:
+        return self.said
+
+    async def Drain(self, request: Any, context: Any) -> worker_pb2.DrainReply:
+        return worker_pb2.DrainReply(num_left=3)
+
+
+def told(**more: int) -> worker_pb2.DescribeReply:
+    load = WorkerLoad(num_blocks=64, num_free_blocks=64, num_horizon_tokens=HORIZON_STEPS * 96)
+    transport = kv_pb2.TransportPeer(layout=kv_pb2.KVLayout(block_size=16))
+    return worker_pb2.DescribeReply(
+        load=encode_load(load), step_cost=encode_step_cost(COST), transport=transport, **more
+    )
+
+
+@pytest.fixture
+async def look(redis_url: str) -> AsyncIterator[Callable[..., Any]]:
+    """`look(config, said...)`: the census, and what it sees of workers that say this; None: one that has ended."""
+    async with AsyncExitStack() as stack:
+
+        async def look(
+            config: Config, *said: worker_pb2.DescribeReply | None
+        ) -> tuple[WorkerInventory, tuple[WorkerState, ...]]:
+            registry = WorkerRegistry(redis_url, f"census-{len(said)}", ttl_s=60.0)
+            for number, one in enumerate(said):
+                ref = WorkerRef(WorkerId(f"w{number}"), Incarnation(1), "127.0.0.1:0")
+                server = PeerAuth("w").server(ref.incarnation)
+                add_WorkerServicer_to_server(Worker(one or worker_pb2.DescribeReply()), server)
+                port = PeerAuth("w").listen(server, ref.address)
+                ref = WorkerRef(ref.id, ref.incarnation, f"127.0.0.1:{port}")
+                await server.start()
+                if one is None:
+                    await server.stop(0)
+                else:
+                    stack.push_async_callback(server.stop, 0)
+                record = WorkerRecord(
+                    worker=ref, pool="mixed", model="m", fingerprint="", layout="", max_model_len=64, bundle_digest=""
+                )
+                await registry.publish(record)
+            census = WorkerInventory(registry, PeerAuth("planner"), config)
+            stack.push_async_callback(census.close)
+            return census, await census.look()
+
+        yield look
+
+
+async def test_workers_say_how_much_they_can_do(look: Callable[..., Any]) -> None:
+    """One that does not say it has as many places as the planner was told of."""
+    config = Config(engine=EngineConfig(max_num_seqs=9))
+    _, (one, older) = await look(config, told(max_num_seqs=5), told())
+    for seen, num_seqs in ((one, 5), (older, 9)):
+        assert seen.problem == "" and seen.capability is not None
+        assert (seen.capability.cost, seen.capability.block_size, seen.capability.num_blocks) == (COST, 16, 64)
+        assert (seen.capability.max_num_seqs, seen.capability.max_num_batched_tokens) == (num_seqs, 96)
+
+
+async def test_a_horizon_of_its_own_says_nothing_of_steps(look: Callable[..., Any]) -> None:
+    config = Config(engine=EngineConfig(max_num_batched_tokens=321), worker=WorkerConfig(queue_horizon_ms=50))
+    _, (one,) = await look(config, told())
+    assert one.capability is not None and one.capability.max_num_batched_tokens == 321
+
+
+async def test_one_that_does_not_answer_is_there_and_says_why(look: Callable[..., Any]) -> None:
+    census, (gone, here, blank) = await look(Config(), None, told(), worker_pb2.DescribeReply())
+    assert "unavailable" in gone.problem and gone.capability is None and gone.role == "mixed"
+    assert here.capability is not None and blank.problem == "" and blank.capability is None
+    assert await census.drain([gone, here]) == {gone.ref: None, here.ref: 3}

@@ -1,0 +1,167 @@
+"""Which pairs are tested, used and refused, from a few workers to many."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.link import LinkReport
+from tandem.core.topology import Topology
+from tandem.core.worker_load import WorkerLoad
+from tandem.routing.link_policy import NUM_PEERS
+from tandem.routing.pd_pairs import PairRegistry
+from tandem.routing.worker_view import Pair, Pool, WorkerView
+
+
+def view(name: str, pool: Pool, *, zone: str = "", fingerprint: str = "f", draining: bool = False) -> WorkerView:
+    ref = WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
+    return WorkerView(ref, pool, "m", fingerprint, WorkerLoad(draining=draining), topology=Topology("", "", zone))
+
+
+def fleet(num_producers: int, num_consumers: int, zones: int = 1) -> list[WorkerView]:
+    producers = [view(f"p{n}", "prefill", zone=f"z{n % zones}") for n in range(num_producers)]
+    return producers + [view(f"d{n}", "decode", zone=f"z{n % zones}") for n in range(num_consumers)]
+
+
+def due(pairs: PairRegistry, views: list[WorkerView], now: float = 0.0) -> list[Pair]:
+    return [pair for pair, _ in pairs.due(views, now)]
+
+
+def refusal(producer: WorkerView, problem: str = "tcp") -> LinkReport:
+    return LinkReport(source=producer.ref, way="tcp", evidence="", problem=problem, refused=bool(problem))
+
+
+def check(pairs: PairRegistry) -> None:
+    assert not pairs.linked & pairs.failed.keys()
+    assert pairs.refused.keys() | pairs.doubted <= pairs.failed.keys()
+
+
+def test_of_few_workers_all_pairs_are_tested_once() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(2, NUM_PEERS)
+    found = due(pairs, views)
+    assert len(found) == len(set(found)) == 2 * NUM_PEERS
+    assert due(pairs, views) == [], "they are being tested"
+    for pair in found:
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    assert pairs.linked == set(found) and due(pairs, views) == []
+
+
+@pytest.mark.parametrize("zones", [1, 2])
+def test_of_many_each_tests_a_few_and_all_are_used(zones: int) -> None:
+    pairs, views = PairRegistry("prefer"), fleet(40, 40, zones)
+    found = due(pairs, views)
+    # Each worker has its own few in each zone; where two have chosen each other that is one test.
+    assert 40 * NUM_PEERS * zones <= len(found) <= 2 * 40 * NUM_PEERS * zones
+    for number, pair in enumerate(found):
+        if number == len(found) - 1:
+            assert len(pairs.linked) < 1600
+        pairs.ended(pair, moved=True, retry_at=5.0)
+        check(pairs)
+    assert len(pairs.linked) == 1600 and due(pairs, views, 100.0) == []
+
+
+def test_a_pair_that_nobody_tests_waits_for_both_of_its_ends() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(20, 20)
+    found = due(pairs, views)
+    silent = views[0].ref
+    for pair in found:
+        if silent not in pair:
+            pairs.ended(pair, moved=True, retry_at=5.0)
+    assert not [pair for pair in pairs.linked if silent in pair]
+    first = next(pair for pair in found if pair[0] == silent)
+    pairs.ended(first, moved=True, retry_at=5.0)
+    untested = {(silent, consumer.ref) for consumer in views[20:]} - set(found)
+    assert {pair for pair in pairs.linked if silent in pair} == untested | {first}
+
+
+def test_a_test_that_fails_is_repeated_and_others_are_tested_in_its_place() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(20, 20)
+    found = due(pairs, views)
+    mine = [pair for pair in found if pair[0] == views[0].ref]
+    for pair in mine:
+        pairs.ended(pair, moved=False, retry_at=5.0)
+    more = due(pairs, views, 1.0)
+    assert more and not set(more) & set(mine)
+    assert set(due(pairs, views, 5.0)) >= set(mine)
+
+
+def test_workers_that_cannot_be_a_pair_are_none() -> None:
+    views = [view("p", "prefill"), view("q", "prefill", fingerprint="g"), view("m", "mixed"), view("n", "mixed")]
+    views.append(view("d", "decode", draining=True))
+    names = {(producer.id, consumer.id) for producer, consumer in due(PairRegistry("prefer"), views)}
+    assert names == {("p", "m"), ("p", "n")}
+    names = {(producer.id, consumer.id) for producer, consumer in due(PairRegistry("strict"), views)}
+    assert names == {("p", "m"), ("p", "n"), ("m", "n"), ("n", "m")}
+    assert due(PairRegistry("off"), views) == []
+
+
+def test_a_pair_that_is_refused_is_used_again_only_after_a_better_report() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(1, 2)
+    producer, consumer, other = views
+    for pair in due(pairs, views):
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    pair = (producer.ref, consumer.ref)
+    assert pairs.reported(consumer.ref, refusal(producer)) and not pairs.reported(consumer.ref, refusal(producer))
+    check(pairs)
+    assert pairs.linked == {(producer.ref, other.ref)} and pairs.refused == {pair: "tcp"}
+    assert pairs.failed[pair] == math.inf and due(pairs, views, 1e9) == []
+    pairs.ended(pair, moved=True, retry_at=5.0)
+    assert pair not in pairs.linked, "that a block moves was never the question"
+    assert pairs.problem() == "the way from p0 to d0 is not used: tcp"
+    assert pairs.ways() == {("tcp", False): 1}
+    assert pairs.reported(consumer.ref, refusal(producer, ""))
+    assert due(pairs, views) == [pair] and pairs.problem() is None and pairs.ways() == {("tcp", True): 1}
+
+
+def test_a_report_before_the_test_ends_counts() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(1, 1)
+    ((pair, model),) = pairs.due(views, 0.0)
+    assert model == "m"
+    pairs.reported(views[1].ref, refusal(views[0]))
+    pairs.ended(pair, moved=True, retry_at=5.0)
+    check(pairs)
+    assert not pairs.linked
+
+
+def test_doubted_pairs_are_tested_at_once_whoever_was_chosen() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(20, 20)
+    found = due(pairs, views)
+    for pair in found:
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    untested = next(iter(pairs.linked - set(found)))
+    assert pairs.doubt(frozenset(untested), 7.0) == [untested] and pairs.doubted == {untested}
+    check(pairs)
+    assert due(pairs, views, 7.0) == [untested]
+    pairs.ended(untested, moved=True, retry_at=12.0)
+    assert untested in pairs.linked and not pairs.doubted
+
+
+def test_of_a_worker_that_is_gone_nothing_is_kept() -> None:
+    pairs, views = PairRegistry("prefer"), fleet(2, 2)
+    first, *others = due(pairs, views)
+    pairs.ended(first, moved=False, retry_at=5.0)
+    for pair in others:
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    pairs.reported(views[2].ref, refusal(views[0]))
+    pairs.drop(views[0].ref)
+    left = (*pairs.linked, *pairs.failed, *pairs.refused, *pairs.ways())
+    assert not [pair for pair in left if views[0].ref in pair] and pairs.linked
+
+
+def test_a_test_that_has_ended_concerns_the_pairs_of_its_own_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many workers there are many tests, and all pairs are many more."""
+    pairs, views = PairRegistry("prefer"), fleet(30, 30)
+    found, looks = due(pairs, views), 0
+    fits = pairs._fits
+
+    def counted(producer: WorkerView, consumer: WorkerView) -> bool:
+        nonlocal looks
+        looks += 1
+        return fits(producer, consumer)
+
+    monkeypatch.setattr(pairs, "_fits", counted)
+    for pair in found:
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    assert len(pairs.linked) == looks == 30 * 30, "each is looked at once"

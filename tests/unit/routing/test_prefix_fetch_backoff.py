@@ -1,0 +1,47 @@
+"""Ways over which loans fail: left out after two in a row, for longer and longer, until one comes."""
+
+from __future__ import annotations
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.routing.prefix_fetch_backoff import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, PrefixFetchBackoff
+
+A, B, C = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abc")
+
+
+def test_one_failure_is_no_sign_and_a_prefix_fetch_that_comes_clears_the_way() -> None:
+    prefix_fetches = PrefixFetchBackoff()
+    prefix_fetches.failed((A, B), 0.0)
+    assert not prefix_fetches.ways(0.0)
+    prefix_fetches.came((A, B))
+    prefix_fetches.failed((A, B), 1.0)
+    assert not prefix_fetches.ways(1.0)
+    prefix_fetches.failed((A, B), 1.0)
+    assert prefix_fetches.ways(1.0) == {(A, B)}
+    assert prefix_fetches.ways(1.0 + FIRST_BACKOFF_S) == set()
+
+
+def test_each_further_failure_shuts_it_for_twice_as_long_up_to_a_bound() -> None:
+    prefix_fetches, now, shut = PrefixFetchBackoff(), 0.0, []
+    for _ in range(12):
+        prefix_fetches.failed((A, B), now)
+        prefix_fetches.failed((A, B), now)
+        until = next(t for t in range(1, 100) if not prefix_fetches.ways(now + t))
+        shut.append(until)
+        now += until
+    assert shut[:3] == [1, 2, 4] and shut[-1] == LONGEST_BACKOFF_S
+
+
+def test_prefix_fetches_that_were_asked_for_before_tell_nothing_new() -> None:
+    prefix_fetches = PrefixFetchBackoff()
+    for _ in range(10):
+        prefix_fetches.failed((A, B), 0.0)
+    assert not prefix_fetches.ways(FIRST_BACKOFF_S)
+
+
+def test_whoever_is_gone_is_forgotten_in_both_directions() -> None:
+    prefix_fetches = PrefixFetchBackoff()
+    for way in ((A, B), (B, A), (B, C)):
+        prefix_fetches.failed(way, 0.0)
+        prefix_fetches.failed(way, 0.0)
+    prefix_fetches.forget(A)
+    assert prefix_fetches.ways(0.0) == {(B, C)}

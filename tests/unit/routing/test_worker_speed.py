@@ -1,0 +1,74 @@
+"""How long a prompt waits for the steps of a worker that has others to compute; never a running worker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.lane import Lane
+from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import HORIZON_STEPS, WorkerLoad
+from tandem.routing.worker_speed import NOMINAL, WorkerSpeed
+from tandem.routing.worker_view import Pool, WorkerView
+
+COST = StepCost(5e-3, 1e-4, 1e-4, 0.0, 0.0)
+FULL = 1000
+"""Tokens of a full step, which takes 0.105 s."""
+
+
+def view(*prompts: int, pool: Pool = "prefill", running: int = 0) -> WorkerView:
+    """A worker with prompts of so many tokens each, all of one size and lane."""
+    lanes = {"lane_tokens": (sum(prompts),) * 3, "lane_longest": (max(prompts, default=0),) * 3}
+    load = WorkerLoad(
+        num_queued_tokens=sum(prompts), num_horizon_tokens=HORIZON_STEPS * FULL, num_running=running, **lanes
+    )  # type: ignore[arg-type]
+    return WorkerView(WorkerRef(WorkerId("w"), Incarnation(1), ""), pool, "m", "f", load, step_cost=COST)
+
+
+def waited(worker: WorkerView, num_tokens: int) -> float:
+    return WorkerSpeed(worker, is_told=True).wait_s(num_tokens, Lane.INTERACTIVE)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 10, 999, 5000])
+def test_nobody_waits_on_an_idle_worker(num_tokens: int) -> None:
+    assert waited(view(), num_tokens) == 0.0
+
+
+def test_a_short_prompt_waits_for_half_a_step_and_for_those_who_fill_its_own() -> None:
+    long = view(20_000)
+    assert waited(long, 10) == pytest.approx(0.105 / 2 + 990 * 1e-4)
+    assert waited(view(1000), 10) == pytest.approx(0.105 / 2), "nobody is left to fill its step"
+    assert waited(view(400), 10) == pytest.approx(0.045 / 2)
+
+
+def test_what_is_on_its_way_there_counts_like_what_is_there() -> None:
+    coming = replace(view(), unreported=(20_000,))
+    assert waited(coming, 10) == pytest.approx(waited(view(20_000), 10))
+
+
+def test_more_in_the_queue_is_never_waited_for_shorter_and_never_longer_than_all_of_it() -> None:
+    for num_tokens in (5, 300, 2500, 30_000):
+        waits = [waited(view(*[700] * num), num_tokens) for num in range(40)]
+        assert all(more >= less - 1e-9 for less, more in pairwise(waits))
+        assert waits[-1] <= 39 * 700 * 1e-4 + 30 * 5e-3
+
+
+def test_who_decodes_is_in_a_step_too() -> None:
+    assert WorkerSpeed(view(pool="decode", running=10), is_told=True).rest_s == pytest.approx((5e-3 + 10e-4) / 2)
+    prompts = view(pool="prefill", running=10)
+    assert WorkerSpeed(prompts, is_told=True).rest_s == 0.0, "those are queued tokens"
+
+
+def test_while_somebody_has_not_told_all_cost_the_same() -> None:
+    assert WorkerSpeed(view(), is_told=False).cost is NOMINAL and WorkerSpeed(view(), is_told=True).cost is COST
+
+
+def test_what_is_left_are_whole_steps_after_the_one_under_way() -> None:
+    def left(worker: WorkerView) -> float:
+        return WorkerSpeed(worker, is_told=True).left_s
+
+    assert left(view()) == 0.0 and left(view(600)) == 0.0, "nothing after the step under way"
+    assert left(view(2_500)) == pytest.approx(2 * 5e-3 + 1_500 * 1e-4)

@@ -1,0 +1,47 @@
+"""A batch says for each row which token it is, where it stands and where its KV goes."""
+
+from __future__ import annotations
+
+import torch
+
+from tandem.core.ids import BlockId, SeqId
+from tandem.core.request import SamplingParams
+from tandem.runtime.input_batch import build_batch
+from tandem.sched.step_plan import Sampling, ScheduledSlice
+
+DRAW = Sampling(SamplingParams(max_tokens=4), choice=0, index=0)
+
+
+def piece(
+    start: int, tokens: tuple[int, ...], blocks: tuple[int, ...], draws: bool, num_drafted: int = 0
+) -> ScheduledSlice:
+    held = tuple(BlockId(block) for block in blocks)
+    sampling = DRAW if draws else None
+    return ScheduledSlice(SeqId(blocks[0]), start, len(tokens), tokens, held, sampling, num_drafted=num_drafted)
+
+
+def test_decodes_chunks_and_guesses_share_a_batch() -> None:
+    decode = piece(5, (50,), (7, 3), draws=True)
+    chunk = piece(2, (61, 62, 63), (1, 2, 9), draws=False)
+    guess = piece(8, (70, 71, 72), (4, 5, 6), draws=True, num_drafted=2)
+    batch = build_batch([decode, chunk, guess], [(50,), (61, 62, 63), (70, 71, 72)], block_size=4)
+
+    assert batch.tokens.tolist() == [50, 61, 62, 63, 70, 71, 72]
+    assert batch.positions.tolist() == [5, 2, 3, 4, 8, 9, 10]
+    assert batch.slots.tolist() == [13, 6, 7, 8, 24, 25, 26]
+    assert batch.sampled_rows == [0, 4, 5, 6]
+    assert batch.attention.query_starts.tolist() == [0, 1, 4, 7]
+    assert batch.attention.context_lens.tolist() == [6, 5, 11]
+    # Tables are as wide as the longest context needs; shorter ones go on with their first block.
+    assert batch.attention.block_tables.tolist() == [[7, 3, 7], [1, 2, 1], [4, 5, 6]]
+
+
+def test_every_tensor_is_what_kernels_read() -> None:
+    batch = build_batch([piece(0, (5, 6), (0,), draws=False), piece(3, (7,), (1,), draws=True)], [(5, 6), (7,)], 4)
+    attention = batch.attention
+    longs, ints = (
+        (batch.tokens, batch.positions, batch.slots),
+        (attention.query_starts, attention.context_lens, attention.block_tables),
+    )
+    assert all(tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in longs)
+    assert all(tensor.dtype == torch.int32 and tensor.is_contiguous() for tensor in ints)

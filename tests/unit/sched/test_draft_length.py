@@ -1,0 +1,67 @@
+"""How far a sequence guesses follows from what became of its guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tandem.sched.draft_length import FIRST_LENGTH, MAX_PAUSE, AdaptiveDraft
+
+
+class Counting:
+    """Proposes 0, 1, 2, ... and more than it is asked for."""
+
+    def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+        return tuple(range(max_tokens + 3))
+
+
+def lengths(drafter: AdaptiveDraft, share: float, steps: int) -> list[int]:
+    """Guesses of each step when this share of them is right."""
+    made = []
+    for _ in range(steps):
+        guesses = drafter.draft([1], 100)
+        made.append(len(guesses))
+        if guesses:
+            drafter.learn(len(guesses), int(share * len(guesses)))
+    return made
+
+
+def test_all_right_doubles_up_to_the_limit() -> None:
+    assert lengths(AdaptiveDraft(Counting(), 12), 1.0, 4) == [FIRST_LENGTH, 8, 12, 12]
+
+
+def test_half_right_stays() -> None:
+    assert lengths(AdaptiveDraft(Counting(), 12), 0.5, 3) == [4, 4, 4]
+
+
+def test_few_right_halves_and_does_not_pause() -> None:
+    assert lengths(AdaptiveDraft(Counting(), 12), 0.25, 3) == [4, 2, 1]
+
+
+def test_never_right_pauses_twice_as_long_each_time() -> None:
+    made = lengths(AdaptiveDraft(Counting(), 12), 0.0, 400)
+    assert made[:13] == [4, 2, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    tries = [step for step, count in enumerate(made) if count]
+    assert max(b - a for a, b in pairwise(tries)) == MAX_PAUSE + 1
+
+
+def test_one_right_guess_ends_the_pauses() -> None:
+    drafter = AdaptiveDraft(Counting(), 12)
+    lengths(drafter, 0.0, 4)
+    drafter.learn(1, 1)
+    assert drafter.length == 2 and lengths(drafter, 1.0, 20)[-1] == 12
+
+
+def test_the_caller_bounds_it_too() -> None:
+    drafter = AdaptiveDraft(Counting(), 12)
+    assert drafter.draft([1], 2) == (0, 1)
+    assert drafter.draft([1], 0) == drafter.draft([1], -3) == ()
+    assert AdaptiveDraft(Counting(), 1).draft([1], 9) == (0,)
+
+
+def test_fewer_than_half_right_halves() -> None:
+    drafter = AdaptiveDraft(Counting(), 12)
+    lengths(drafter, 1.0, 1)
+    assert len(drafter.draft([1], 100)) == 8
+    drafter.learn(8, 3)
+    assert drafter.length == 4

@@ -1,0 +1,118 @@
+"""What a worker takes on, and what it refuses because it might wait for it in a circle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.sched.job_admission import (
+    ReservedCapacity,
+    check_fits,
+    check_prefill,
+    check_reservation,
+    num_seats,
+    prefill_need,
+    pull_need,
+)
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.rejected_jobs import Capacity
+
+LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
+EMPTY = ReservedCapacity(num_blocks=10, num_leased=0, num_seqs=0, promises=(), prefills=())
+SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
+
+
+def request(prompt: int, max_tokens: int) -> Request:
+    return Request(
+        id=RequestId("r"), model="m", prompt_tokens=(1,) * prompt, sampling=SamplingParams(max_tokens=max_tokens)
+    )
+
+
+def refusal(check: object, *args: object) -> ErrorKind | None:
+    try:
+        check(*args)  # type: ignore[operator]
+    except TandemError as error:
+        return error.kind
+    return None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "pull", "prefill"), [(8, 9, 3, 2), (9, 9, 4, 3), (7, 1, 2, 2), (8, 1, 3, 2), (1, 1, 1, 1)]
+)
+def test_a_pull_takes_one_block_more_unless_it_will_never_need_it(
+    prompt: int, max_tokens: int, pull: int, prefill: int
+) -> None:
+    job = ResumeJob(request=request(prompt, max_tokens), attempt=1, handoff=HandoffId("h"), source=SOURCE)
+    assert (pull_need(job, LIMITS, 10, 4), prefill_need(job, 4)) == (pull, prefill)
+
+
+def test_what_can_never_run_is_refused_for_good() -> None:
+    generate = GenerateJob(request=request(30, 10), attempt=1)
+    assert refusal(check_fits, generate, LIMITS, 10, 4) is None
+    assert refusal(check_fits, generate, LIMITS, 9, 4) is ErrorKind.CONTEXT_LENGTH
+    assert (
+        refusal(check_fits, GenerateJob(request=request(31, 10), attempt=1), LIMITS, 99, 4) is ErrorKind.CONTEXT_LENGTH
+    )
+    prefill = PrefillJob(request=request(30, 10), attempt=1, handoff=HandoffId("h"))
+    assert refusal(check_fits, prefill, LIMITS, 8, 4) is None
+    drawn = GenerateJob(request=request(3, 2), attempt=1, output_tokens=(1, 2))
+    assert refusal(check_fits, drawn, LIMITS, 9, 4) is ErrorKind.INVALID_REQUEST
+
+
+def test_a_prompt_alone_fits_and_goes_on_from_nothing() -> None:
+    job = GenerateJob(request=request(40, 0), attempt=1)
+    assert refusal(check_fits, job, LIMITS, 10, 4) is None
+    assert refusal(check_fits, replace(job, output_tokens=(1,)), LIMITS, 99, 4) is ErrorKind.INVALID_REQUEST
+    pull = ResumeJob(request=request(8, 0), attempt=1, handoff=HandoffId("h"), source=SOURCE)
+    assert pull_need(pull, LIMITS, 10, 4) == 2
+
+
+@pytest.mark.parametrize("token", [-1, 50, 10**9])
+def test_a_bias_for_a_token_that_is_none_is_refused_by_name(token: int) -> None:
+    limits = replace(LIMITS, vocab_size=50)
+    biased = replace(request(3, 2), sampling=SamplingParams(max_tokens=2, logit_bias=((49, 1.0), (token, 1.0))))
+    with pytest.raises(TandemError, match=f"token {token}, outside of .0, 50.") as caught:
+        check_fits(GenerateJob(request=biased, attempt=1), limits, 9, 4)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_REQUEST, "logit_bias")
+    fine = replace(biased, sampling=SamplingParams(max_tokens=2, logit_bias=((0, 1.0), (49, 1.0))))
+    check_fits(GenerateJob(request=fine, attempt=1), limits, 9, 4)
+
+
+def test_a_promise_fits_beside_leases_and_promises() -> None:
+    held = replace(EMPTY, num_leased=4, promises=(3,))
+    assert refusal(check_reservation, Capacity(3, 1), held, LIMITS) is None
+    assert refusal(check_reservation, Capacity(4, 1), held, LIMITS) is ErrorKind.OVERLOADED
+
+
+def test_a_promise_needs_a_seat() -> None:
+    assert refusal(check_reservation, Capacity(1, 1), replace(EMPTY, num_seqs=3), LIMITS) is None
+    assert refusal(check_reservation, Capacity(1, 1), replace(EMPTY, num_seqs=4), LIMITS) is ErrorKind.OVERLOADED
+
+
+def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_more_than_half_of_the_seats() -> None:
+    def resume(num_choices: int, max_tokens: int = 9) -> ResumeJob:
+        of = request(7, max_tokens)
+        return ResumeJob(request=of, attempt=1, num_choices=num_choices, handoff=HandoffId("h"), source=SOURCE)
+
+    assert [num_seats(resume(n), LIMITS) for n in (1, 2, 3, 128)] == [1, 2, 2, 2]
+    # Seven tokens are one full block and a part of one, which each choice goes on in for itself.
+    assert [pull_need(resume(n), LIMITS, 10, 4) for n in (1, 2, 128)] == [3, 4, 4]
+    assert pull_need(resume(2, max_tokens=1), LIMITS, 10, 4) == 3, "one block that each fills for itself"
+    assert pull_need(resume(2), LIMITS, 3, 4) == 3, "there are no more"
+    assert refusal(check_reservation, Capacity(4, 2), replace(EMPTY, num_seqs=2), LIMITS) is None
+    assert refusal(check_reservation, Capacity(4, 2), replace(EMPTY, num_seqs=3), LIMITS) is ErrorKind.OVERLOADED
+
+
+def test_a_prefill_and_a_promise_that_exclude_each_other_are_not_both_taken() -> None:
+    assert refusal(check_prefill, 6, replace(EMPTY, promises=(4, 2))) is None
+    assert refusal(check_prefill, 6, replace(EMPTY, promises=(5,))) is ErrorKind.OVERLOADED
+    assert refusal(check_reservation, Capacity(4, 1), replace(EMPTY, prefills=(6,)), LIMITS) is None
+    assert refusal(check_reservation, Capacity(5, 1), replace(EMPTY, prefills=(6,)), LIMITS) is ErrorKind.OVERLOADED
+
+
+def test_a_prefill_may_wait_for_leases() -> None:
+    assert refusal(check_prefill, 6, replace(EMPTY, num_leased=10)) is None

@@ -1,0 +1,41 @@
+"""What a sequence that moves to another worker offers of its blocks, and when."""
+
+from __future__ import annotations
+
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.limits import SchedulerLimits
+from tandem.sched.migration import MigrationTracker
+from tandem.sched.scheduler import Scheduler
+from tests.unit.sched.test_scheduler import add, generate, step
+
+
+def test_without_digests_whole_blocks_alone_are_readable_while_it_draws_on() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
+    scheduler = Scheduler(BlockPool(10, 2), limits, "model")
+    migrations: MigrationTracker = scheduler.migrations
+    add(scheduler, generate("a", 3, 5))
+    step(scheduler)
+    (key,) = migrations.movable()
+    standing = migrations.follow(key)
+    assert standing.num_computed == 3 and len(standing.fresh) == 1 and not standing.has_stopped
+    migrations.leave(key)
+    step(scheduler)
+    stopped = migrations.standing(key, 1, ())
+    assert stopped.has_stopped and stopped.num_computed == 4 and len(stopped.fresh) == 1
+
+
+def test_when_it_has_stopped_a_block_that_is_not_full_is_readable_and_one_that_is_empty_is_not() -> None:
+    limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
+    pool = BlockPool(10, 4)
+    scheduler = Scheduler(pool, limits, "model")
+    migrations = scheduler.migrations
+    add(scheduler, generate("a", 5, 9))
+    step(scheduler)
+    (key,) = migrations.movable()
+    migrations.follow(key)
+    migrations.leave(key)
+    step(scheduler)
+    # As after drafts that were wrong.
+    assert pool.grow(migrations._by_key[key].table, 3)
+    standing = migrations.standing(key, 1, ())
+    assert (standing.has_stopped, standing.num_computed, len(standing.fresh)) == (True, 6, 1)

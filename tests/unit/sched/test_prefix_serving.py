@@ -1,0 +1,38 @@
+"""Which blocks another worker may read of this one's cache, and which of them are still to be digested."""
+
+from __future__ import annotations
+
+from tandem.core.ids import BlockHash, HandoffId
+from tandem.core.ids import HandoffKey as Key
+from tandem.kv.block_pool import BlockPool, BlockTable
+from tandem.kv.handoff import RemotePrefixRequest
+from tandem.sched.prefix_serving import PrefixServer
+
+NAMES = tuple(BlockHash(bytes([number]) * 16) for number in range(1, 4))
+
+
+def lending_of_three_blocks() -> PrefixServer:
+    """Nobody runs, and nothing is promised."""
+    pool = BlockPool(8, 2)
+    table = BlockTable()
+    assert pool.grow(table, len(NAMES))
+    pool.publish(table, NAMES)
+    return PrefixServer(pool, (), {})
+
+
+def test_a_prefix_fetch_that_has_ended_is_digested_no_more() -> None:
+    prefix_server = lending_of_three_blocks()
+    first, second = Key(HandoffId("a"), 1), Key(HandoffId("b"), 1)
+    blocks = prefix_server.lend(first, RemotePrefixRequest(0, NAMES))
+    assert len(blocks) == 3 and prefix_server.lend(second, RemotePrefixRequest(1, NAMES)) == blocks
+    prefix_server.drop(first)
+    assert prefix_server.take(0, 9) == ((blocks[1], 1), (blocks[2], 2))
+    assert not prefix_server.has_work
+
+
+def test_nothing_is_due_when_all_prefix_fetches_have_ended() -> None:
+    prefix_server = lending_of_three_blocks()
+    prefix_server.lend(Key(HandoffId("a"), 1), RemotePrefixRequest(0, NAMES))
+    assert prefix_server.is_due(0)
+    prefix_server.drop(Key(HandoffId("a"), 1))
+    assert not prefix_server.has_work and not prefix_server.is_due(0) and prefix_server.take(0, 9) == ()

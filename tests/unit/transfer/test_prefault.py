@@ -1,0 +1,55 @@
+"""Pages of a pool come before their first use, and what is in them stays."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.prefault import PIECE_BYTES, prefault
+
+LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
+PAGE = mmap.PAGESIZE
+
+
+def resident_bytes(address: int) -> int:
+    """Of the mapping that begins at this address."""
+    smaps = Path("/proc/self/smaps").read_text()
+    entry = re.search(rf"^{address:x}-.*?^Rss:\s+(\d+) kB", smaps, re.MULTILINE | re.DOTALL)
+    assert entry is not None
+    return int(entry[1]) << 10
+
+
+def pool_over(memory: np.ndarray, device: str = "cpu") -> MemoryPool:
+    return MemoryPool(memory.ctypes.data, memory.nbytes // LAYOUT.block_bytes, LAYOUT, device, keepalive=memory)
+
+
+@pytest.fixture
+def memory() -> np.ndarray:
+    """Fresh pages in a mapping of their own: it is shared, and those are never merged with a neighbour."""
+    return np.frombuffer(mmap.mmap(-1, 2 * PIECE_BYTES + PAGE), np.uint8)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_all_pages_exist_and_hold_what_they_held(memory: np.ndarray, num_threads: int) -> None:
+    memory[5 * PAGE + 1] = 7
+    before = resident_bytes(memory.ctypes.data)
+    prefault(pool_over(memory), num_threads)
+    assert before < memory.nbytes // 2
+    assert resident_bytes(memory.ctypes.data) == memory.nbytes
+    assert memory[5 * PAGE + 1] == 7
+    assert np.count_nonzero(memory) == 1
+
+
+def test_a_pool_on_another_device_is_left_alone(memory: np.ndarray) -> None:
+    prefault(pool_over(memory, "cuda:0"), 1)
+    assert resident_bytes(memory.ctypes.data) == 0
+
+
+def test_memory_that_is_not_there_is_no_error() -> None:
+    prefault(MemoryPool(PAGE, 1 << 20, LAYOUT), 2)

@@ -1,0 +1,268 @@
+"""The mover's thread: commands reach the carrier in order, events come back, and no end leaves an order unanswered."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
+from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import (
+    Connected,
+    Event,
+    FailureKind,
+    PeerDrained,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+    ReadRequest,
+    SelfTestDone,
+    TransferStopped,
+)
+from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.transfer import transfer_thread as mover_module
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.transfer_thread import TransferThread
+
+LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
+GUARD_S = 30.0
+"""Only ends a test that hangs."""
+PEER = TransportPeer(
+    WorkerRef(WorkerId("p"), Incarnation(1), "127.0.0.1:1"),
+    LAYOUT,
+    (TransportRank("p.1", b"", KVRegion(4096, 100, LAYOUT.block_bytes, 0, 1)),),
+)
+
+
+def order(id: int) -> ReadRequest:
+    return ReadRequest(id, PEER, (BlockCopy(BlockId(0), BlockId(id)),), (0,))
+
+
+class SteppedTransport:
+    """Reads end when the test says so; records which threads call it."""
+
+    pool = MemoryPool(4096, 100, LAYOUT)
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+        self.finish = threading.Event()
+        self.crash = False
+        self.closed = False
+        self.handles = 0
+        self.num_entered = 0
+
+    def _called(self) -> None:
+        self.threads.add(threading.current_thread().name)
+
+    def describe(self, worker: WorkerRef) -> TransportPeer:
+        return PEER
+
+    def connect(self, peer: TransportPeer) -> None:
+        self._called()
+
+    def disconnect(self, peer: TransportPeer) -> bool:
+        self._called()
+        return self.finish.is_set()
+
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+        self._called()
+        self.handles += 1
+        return self.handles
+
+    def poll(self, handle: int) -> ReadState:
+        self._called()
+        return ReadState.DONE if self.finish.is_set() else ReadState.PENDING
+
+    def progress(self) -> None:
+        self._called()
+        if self.crash:
+            raise RuntimeError("the library broke")
+
+    def enter_thread(self) -> None:
+        self._called()
+        self.num_entered += 1
+
+    def post_self_test(self) -> int:
+        self._called()
+        if self.finish.is_set():
+            return 0
+        raise PeerError("not yet")
+
+    def close(self) -> None:
+        self._called()
+        self.closed = True
+
+
+@pytest.fixture
+def transport() -> SteppedTransport:
+    return SteppedTransport()
+
+
+@pytest.fixture
+def events() -> queue.SimpleQueue[Event]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def mover(transport: SteppedTransport, events: queue.SimpleQueue[Event]) -> Iterator[TransferThread]:
+    mover = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
+    mover.start()
+    yield mover
+    assert mover.stop(GUARD_S)
+
+
+def take(events: queue.SimpleQueue[Event]) -> Event:
+    return events.get(timeout=GUARD_S)
+
+
+def test_only_the_movers_thread_touches_the_transport(mover, transport, events) -> None:
+    mover.connect(PEER)
+    assert take(events) == Connected(PEER)
+    mover.set_busy(True)
+    mover.read(order(1))
+    mover.read(order(2))
+    mover.cancel(2)
+    transport.finish.set()
+    done = {event.id: event for event in (take(events), take(events))}
+    assert isinstance(done[1], ReadDone)
+    assert isinstance(done[2], ReadFailed)
+    mover.self_test()
+    tested = take(events)
+    assert isinstance(tested, SelfTestDone)
+    assert tested.error is None
+    assert mover.stop(GUARD_S)
+    assert take(events) == TransferStopped(None)
+    assert transport.threads == {"tandem-mover"}
+    assert transport.num_entered == 1
+
+
+def test_a_teardown_is_answered_while_the_read_hangs(mover, transport, events) -> None:
+    mover.connect(PEER)
+    mover.read(order(1))
+    until_posted(transport)
+    mover.teardown(PEER, "deadline")
+    assert [take(events) for _ in range(3)] == [
+        Connected(PEER),
+        ReadFailed(1, FailureKind.TEARDOWN, "deadline", drained=False),
+        PeerLost(PEER, False, "deadline"),
+    ]
+    transport.finish.set()
+    assert take(events) == PeerDrained(PEER)
+
+
+def test_stop_waits_for_open_reads_and_answers_them(mover, transport, events) -> None:
+    mover.connect(PEER)
+    mover.read(order(1))
+    assert take(events) == Connected(PEER)
+    until_posted(transport)
+    timer = threading.Timer(0.05, transport.finish.set)
+    timer.start()
+    assert mover.stop(GUARD_S)
+    timer.join()
+    event = take(events)
+    assert isinstance(event, ReadFailed)
+    assert (event.kind, event.drained) == (FailureKind.STOPPED, True)
+    assert take(events) == TransferStopped(None)
+
+
+def test_stop_does_not_wait_for_ever(mover, transport, events, monkeypatch) -> None:
+    monkeypatch.setattr(mover_module, "DRAIN_TURNS", 3)
+    mover.connect(PEER)
+    mover.read(order(1))
+    until_posted(transport)
+    assert mover.stop(GUARD_S)
+    assert transport.closed
+    assert take(events) == Connected(PEER)
+    event = take(events)
+    assert isinstance(event, ReadFailed)
+    assert event.drained, "closing the transport is the proof"
+    with pytest.raises(RuntimeError, match="stopped"):
+        mover.read(order(2))
+
+
+def test_a_transport_that_breaks_ends_the_mover_loudly_and_answers_everything(mover, transport, events) -> None:
+    mover.connect(PEER)
+    mover.read(order(1))
+    until_posted(transport)
+    transport.crash = True
+    assert take(events) == Connected(PEER)
+    failed = take(events)
+    assert isinstance(failed, ReadFailed)
+    assert (failed.id, failed.kind) == (1, FailureKind.STOPPED)
+    stopped = take(events)
+    assert isinstance(stopped, TransferStopped)
+    assert stopped.error is not None
+    assert "the library broke" in stopped.error
+    with pytest.raises(RuntimeError, match="stopped"):
+        mover.connect(PEER)
+
+
+def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transport, events, monkeypatch) -> None:
+    """The second post waits for the first digest: without a helper this would hang."""
+    checked = threading.Event()
+    helpers: list[str] = []
+
+    def digest(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
+        helpers.append(threading.current_thread().name)
+        checked.set()
+        return [(0,)] * len(blocks)
+
+    def post_read(peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+        transport.handles += 1
+        if transport.handles == 2:
+            assert checked.wait(GUARD_S)
+        return transport.handles
+
+    monkeypatch.setattr(transport, "post_read", post_read)
+    transport.finish.set()
+    mover = TransferThread(transport, digest, events.put, SystemClock(), max_post_bytes=LAYOUT.block_bytes)
+    mover.start()
+    mover.connect(PEER)
+    copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(2))
+    mover.read(ReadRequest(1, PEER, copies, (0, 1), ((0,), (0,))))
+    assert take(events) == Connected(PEER)
+    assert isinstance(take(events), ReadDone)
+    assert mover.stop(GUARD_S)
+    assert helpers[0] == "tandem-digests"
+    assert len(helpers) == 2
+
+
+def test_a_digest_that_breaks_ends_the_mover_loudly(transport, events) -> None:
+    def digest(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
+        raise ValueError("no such block")
+
+    mover = TransferThread(transport, digest, events.put, SystemClock())
+    mover.start()
+    transport.finish.set()
+    mover.connect(PEER)
+    mover.read(ReadRequest(1, PEER, (BlockCopy(BlockId(0), BlockId(0)),), (0,), ((0,),)))
+    assert take(events) == Connected(PEER)
+    failed, stopped = take(events), take(events)
+    assert isinstance(failed, ReadFailed)
+    assert failed.kind is FailureKind.STOPPED
+    assert isinstance(stopped, TransferStopped)
+    assert stopped.error is not None
+    assert "no such block" in stopped.error
+    assert mover.stop(GUARD_S)
+
+
+def test_a_mover_that_never_started_closes_its_transport(transport, events) -> None:
+    mover = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
+    mover.read(order(1))
+    assert mover.stop(GUARD_S)
+    assert isinstance(take(events), ReadFailed)
+    assert take(events) == TransferStopped(None)
+    assert transport.closed
+
+
+def until_posted(transport: SteppedTransport) -> None:
+    guard = threading.Event()
+    for _ in range(int(GUARD_S / 0.001)):
+        if transport.handles:
+            return
+        guard.wait(0.001)
+    raise AssertionError("nothing was posted")

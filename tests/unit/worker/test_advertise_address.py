@@ -1,0 +1,70 @@
+"""Which address others are told, by settings and surroundings; and that a worker has such a one."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import pytest
+
+from tandem.core.addresses import is_wildcard
+from tandem.core.config import ClusterConfig, WorkerConfig
+from tandem.core.errors import TandemError
+from tandem.wire.gen import worker_pb2 as pb
+from tandem.worker.advertise_address import advertised_address, default_route_address
+from tests.unit.worker.conftest import Nodes
+
+OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}
+
+
+@pytest.mark.parametrize(
+    ("host", "announce", "pod_ip", "told"),
+    [
+        ("127.0.0.1", "", "10.1.2.3", "127.0.0.1:7"),
+        ("worker.local", "", "10.1.2.3", "worker.local:7"),
+        ("::1", "", "", "[::1]:7"),
+        ("0.0.0.0", "", "10.1.2.3", "10.1.2.3:7"),
+        ("0.0.0.0", "", "", "10.0.0.9:7"),
+        ("::", "", "fd00::1", "[fd00::1]:7"),
+        ("::", "", "", "[fd00::9]:7"),
+        ("0.0.0.0", "proxy:443", "10.1.2.3", "proxy:443"),
+        ("0.0.0.0", "proxy:0", "10.1.2.3", "proxy:7"),
+        ("0.0.0.0", "[fd00::2]:0", "", "[fd00::2]:7"),
+    ],
+)
+def test_what_others_are_told(host: str, announce: str, pod_ip: str, told: str) -> None:
+    config = WorkerConfig(host=host, announce=announce)
+    assert advertised_address(config, 7, {"POD_IP": pod_ip} if pod_ip else {}, OWN.__getitem__) == told
+
+
+def test_its_own_address_is_one_that_can_be_told() -> None:
+    address = ipaddress.ip_address(default_route_address("0.0.0.0"))
+    assert not address.is_unspecified and not address.is_loopback
+
+
+def test_a_machine_without_a_way_out_has_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_way(self: socket.socket, address: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", no_way)
+    with pytest.raises(TandemError, match=r"set worker\.announce"):
+        default_route_address("::")
+
+
+@pytest.mark.parametrize(
+    ("host", "answer"),
+    [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("::1", False), ("name", False), ("10.0.0.1", False)],
+)
+def test_wildcards(host: str, answer: bool) -> None:
+    assert is_wildcard(host) is answer
+
+
+async def test_a_worker_that_listens_everywhere_tells_its_pod_s_address(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_IP", "127.0.0.3")
+    node = await nodes.start(worker=WorkerConfig(host="0.0.0.0"), cluster=ClusterConfig(insecure=True))
+    assert node.worker.me.address.startswith("127.0.0.3:")
+    # The client of the node has reached it there.
+    reply = await node.client.stub.Describe(pb.DescribeRequest())
+    assert reply.metrics_address.startswith("127.0.0.3:")

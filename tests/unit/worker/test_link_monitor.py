@@ -1,0 +1,236 @@
+"""Which sources a worker measures when it joins, and what it does while the registry or a source fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+
+from tandem.core.clock import SystemClock
+from tandem.core.config import TransferConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.link import LinkReport
+from tandem.core.topology import Topology
+from tandem.routing.link_policy import NUM_PEERS
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import RegistryUnavailable
+from tandem.transfer.link_detection import LinkEndpoints
+from tandem.worker import link_monitor
+from tandem.worker.handshake import SourceGone
+from tandem.worker.link_monitor import LinkMonitor
+from tandem.worker.link_probe import ProbeResult
+from tandem.worker.read_stats import ReadStats
+
+
+def ref(name: str) -> WorkerRef:
+    return WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
+
+
+ME = ref("me")
+
+
+def record(name: str, pool: str = "prefill", *, zone: str = "", fingerprint: str = "f", role: str = "") -> WorkerRecord:
+    return WorkerRecord(
+        worker=ref(name),
+        pool=pool,
+        model="m",
+        fingerprint=fingerprint,
+        layout="",
+        max_model_len=1,
+        bundle_digest="",
+        role=role,
+        topology=Topology(zone=zone),
+    )
+
+
+class Noting:
+    """A yardstick that only notes what it is to measure, and says what `answer` says."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answer: Callable[[WorkerRef], LinkReport] = lambda source: LinkReport(
+            source=source, way="rdma", evidence="", num_bytes=10**9, seconds=0.1
+        )
+
+    async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
+        self.asked.append(source.id)
+        return ProbeResult(self.answer(source), LinkEndpoints("nixl", False, "cpu", "cpu"))
+
+
+@pytest.fixture
+async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tuple[LinkMonitor, Noting]]]:
+    """`run(registry, promised)` has an attestor look at what the registry says, over and over."""
+    monkeypatch.setattr(link_monitor, "BEAT_S", 0.001)
+    monkeypatch.setattr(link_monitor, "LIST_S", 0.001)
+    started: list[tuple[LinkMonitor, asyncio.Task[None]]] = []
+
+    def begin(
+        registry: Callable[[], Sequence[WorkerRecord]], promised: TransferConfig | None = None
+    ) -> tuple[LinkMonitor, Noting]:
+        async def listed() -> Sequence[WorkerRecord]:
+            return registry()
+
+        noting = Noting()
+        one = LinkMonitor(ME, "f", promised or TransferConfig(), noting, ReadStats(), SystemClock(), lambda: None)  # type: ignore[arg-type]
+        started.append((one, asyncio.create_task(one.run(listed))))
+        return one, noting
+
+    yield begin
+    for one, task in started:
+        assert not task.done(), "it goes on whatever happens"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await one.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_few_of_each_zone_that_may_prefill_for_it_are_measured_once(
+    run: Callable[..., tuple[LinkMonitor, Noting]],
+) -> None:
+    looks: list[int] = []
+    records = [
+        *(record(f"p{n}", zone=f"z{n % 2}") for n in range(20)),
+        *(record(f"d{n}", "decode") for n in range(5)),
+        record("as-decode", role="decode", zone="z2"),
+        record("as-prefill", "decode", role="prefill", zone="z3"),
+        record("mixed", "mixed", zone="z4"),
+        record("other", fingerprint="g", zone="z5"),
+        record("me", "mixed", zone="z6"),
+    ]
+
+    def registry() -> Sequence[WorkerRecord]:
+        looks.append(1)
+        return records
+
+    one, noting = run(registry)
+    await until(lambda: len(looks) > 20)
+    assert len(noting.asked) == len(set(noting.asked)) == 2 * NUM_PEERS + 2
+    assert {"as-prefill", "mixed"} <= set(noting.asked)
+    assert not {"as-decode", "other", "me"} & set(noting.asked)
+    assert {report.source.id for report in one.book.since(0)} == set(noting.asked)
+
+
+async def test_a_registry_that_fails_changes_nothing_and_newcomers_are_measured(
+    run: Callable[..., tuple[LinkMonitor, Noting]],
+) -> None:
+    listed: list[WorkerRecord] = []
+    num_failures = 0
+
+    def registry() -> Sequence[WorkerRecord]:
+        nonlocal num_failures
+        if not listed:
+            num_failures += 1
+            raise RegistryUnavailable("down")
+        return listed
+
+    _, noting = run(registry)
+    await until(lambda: num_failures > 3)
+    assert noting.asked == []
+    listed.append(record("p"))
+    await until(lambda: noting.asked == ["p"])
+    listed.append(record("q"))
+    await until(lambda: noting.asked == ["p", "q"])
+
+
+@pytest.mark.parametrize("is_defect", [False, True])
+async def test_a_source_that_cannot_be_measured_stops_nothing(
+    run: Callable[..., tuple[LinkMonitor, Noting]], is_defect: bool
+) -> None:
+    def fail(source: WorkerRef) -> LinkReport:
+        if source.id == "p0":
+            raise ZeroDivisionError if is_defect else TandemError(ErrorKind.WORKER_LOST, "gone")
+        return LinkReport(source=source, way="tcp", evidence="", num_bytes=10**9, seconds=1.0)
+
+    one, noting = run(lambda: [record("p0"), record("p1")], TransferConfig(require="rdma"))
+    noting.answer = fail
+    await until(lambda: one.book.find(ref("p1")) and one.book.find(ref("p0")))
+    reports = {report.source.id: report.problem for report in one.book.since(0)}
+    assert reports["p0"].startswith("it could not be measured: ")
+    assert reports["p1"].startswith("transfer.require is rdma")
+    with pytest.raises(ZeroDivisionError if is_defect else TandemError):
+        await one.measure(ref("p0"))
+
+
+async def test_it_does_not_measure_itself(run: Callable[..., tuple[LinkMonitor, Noting]]) -> None:
+    one, noting = run(list)
+    with pytest.raises(TandemError, match="this very worker"):
+        await one.measure(ref("me"))
+    assert noting.asked == []
+
+
+async def test_who_asks_again_at_once_is_told_the_same_but_for_bytes_of_their_own(
+    run: Callable[..., tuple[LinkMonitor, Noting]],
+) -> None:
+    one, noting = run(list)
+    first = await one.measure(ref("p"))
+    assert await one.measure(ref("p")) is first and noting.asked == ["p"]
+    await one.measure(ref("p"), 1000)
+    assert noting.asked == ["p", "p"]
+
+
+async def test_a_source_that_is_no_more_is_forgotten_unless_it_is_chosen(
+    run: Callable[..., tuple[LinkMonitor, Noting]],
+) -> None:
+    one, noting = run(lambda: [record("p")], TransferConfig(require="rdma"))
+    await one.measure(ref("q"), 1)
+    await until(lambda: one.book.find(ref("p")))
+
+    def gone(source: WorkerRef) -> LinkReport:
+        raise SourceGone(f"{source} is another")
+
+    noting.answer = gone
+    for name in ("p", "q"):
+        with pytest.raises(TandemError, match="is another") as failed:
+            await one.measure(ref(name), 1)
+        assert failed.value.kind is ErrorKind.WORKER_LOST
+    assert [report.source.id for report in one.book.since(0) if not report.num_bytes] == ["p"]
+    assert one.book.find(ref("q")) is None
+
+
+def at(*gbps: float) -> Callable[[WorkerRef], LinkReport]:
+    """So fast the first time, so fast the second, ..."""
+    paces = iter(gbps)
+    return lambda source: LinkReport(source=source, way="tcp", evidence="", num_bytes=10**9, seconds=1 / next(paces))
+
+
+@pytest.mark.parametrize(("paces", "is_refused"), [((20.0,), False), ((1.0, 20.0), False), ((1.0, 2.0), True)])
+async def test_a_way_is_refused_for_slowness_once_it_was_slow_twice_in_a_row(
+    run: Callable[..., tuple[LinkMonitor, Noting]],
+    monkeypatch: pytest.MonkeyPatch,
+    paces: tuple[float, ...],
+    is_refused: bool,
+) -> None:
+    monkeypatch.setattr(link_monitor, "AGAIN_S", 0.0)
+    one, noting = run(list, TransferConfig(min_gbps=10.0))
+    noting.answer = at(*paces)
+    report = await one.measure(ref("p"))
+    assert report.refused is is_refused and len(noting.asked) == len(paces)
+    assert one.book.find(ref("p")) == report
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.DEADLINE, ErrorKind.OVERLOADED])
+async def test_nothing_is_refused_for_lateness_alone(
+    run: Callable[..., tuple[LinkMonitor, Noting]], monkeypatch: pytest.MonkeyPatch, kind: ErrorKind
+) -> None:
+    monkeypatch.setattr(link_monitor, "AGAIN_S", 0.0)
+    one, noting = run(list, TransferConfig(min_gbps=10.0))
+
+    def late(source: WorkerRef) -> LinkReport:
+        raise TandemError(kind, "late")
+
+    noting.answer = at(1.0, 1.0)
+    await one.measure(ref("slow"))
+    noting.answer = late
+    for name in ("slow", "p"):
+        with pytest.raises(TandemError, match="late"):
+            await one.measure(ref(name), 1)
+    reports = {report.source.id: report for report in one.book.since(0)}
+    assert reports["p"].problem and not reports["p"].refused
+    assert reports["slow"].refused, "what was known against it still is"

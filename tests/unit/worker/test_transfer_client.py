@@ -1,0 +1,161 @@
+"""What the read desk orders: only what can be checked, where checks are asked for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, WorkerRef
+from tandem.engine.effects import Effect, ReleaseHandoff
+from tandem.engine.transfer_messages import (
+    Command,
+    Connected,
+    FailureKind,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+    ReadRequest,
+    TearDownPeer,
+)
+from tandem.kv.handoff import BlockDigest
+from tandem.kv.pull_actions import StartRead
+from tandem.kv.pull_actions import TearDownProducer as KvTeardown
+from tandem.transfer.interfaces import KVTransfer
+from tandem.worker.probe_reads import ProbeRead
+from tandem.worker.transfer_client import TransferClient
+from tests.unit.transfer.scripted import P, Q
+
+READ = StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),))
+
+
+class Noting(KVTransfer):
+    """A mover that only notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+
+    def start(self) -> None:
+        """Nothing runs."""
+
+    def send(self, command: Command) -> None:
+        self.commands.append(command)
+
+    def halt(self) -> None:
+        """Nothing runs."""
+
+    def join(self, timeout_s: float) -> bool:
+        return True
+
+
+class Engine:
+    """Notes which reads were said to have failed, and why. `follows`: what an engine wants done then."""
+
+    def __init__(self, *follows: Effect) -> None:
+        self.failed: list[tuple[int, str]] = []
+        self.follows = list(follows)
+        self.done: list[Effect] = []
+
+    def post(self, command: Any) -> None:
+        self.done += command(self, 0.0)
+
+    def read_failed(self, id: int, reason: str, *, drained: bool, now: float) -> list[Any]:
+        assert drained
+        self.failed.append((id, reason))
+        return self.follows
+
+    def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Any]:
+        return []
+
+
+def desk(engine: Engine, mover: Noting, *, digests: bool) -> TransferClient:
+    desk = TransferClient(engine.post, lambda peer: None, lambda error: None, lambda error: None, digests=digests)
+    desk.attach(mover)
+    desk.on_event(Connected(P))
+    return desk
+
+
+@pytest.mark.parametrize("heads", [(), (1, 2)])
+def test_a_block_without_one_digest_for_each_head_is_read_unchecked_or_not_at_all(heads: tuple[int, ...]) -> None:
+    read = StartRead(
+        7, P.worker, 0, (BlockDigest(BlockId(1), (9,)), BlockDigest(BlockId(2), heads)), (BlockId(3), BlockId(4))
+    )
+    engine, mover = Engine(), Noting()
+    desk(engine, mover, digests=True).start_read(read)
+    ((id, reason),) = engine.failed
+    assert (id, mover.commands) == (7, [])
+    assert "one for each of 1 KV heads" in reason
+    desk(engine, mover, digests=False).start_read(read)
+    (order,) = mover.commands
+    assert isinstance(order, ReadRequest)
+    assert order.digests is None
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_read_that_failed_is_a_worry_only_where_somebody_waited_for_it(
+    is_awaited: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "tandem.worker.transfer_client")
+    follows = [ReleaseHandoff(P.worker, HandoffKey(HandoffId("h"), 1))] if is_awaited else []
+    engine = Engine(*follows)
+    reading = desk(engine, Noting(), digests=True)
+    reading.start_read(StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),)))
+    reading.on_event(ReadFailed(7, FailureKind.DIGEST, "block 3 is another", True))
+    assert engine.failed == [(7, "block 3 is another")] and engine.done == follows
+    ((_, level, text),) = caplog.record_tuples
+    assert level == (logging.WARNING if is_awaited else logging.INFO)
+    assert text == "read 7 failed (digest): block 3 is another"
+
+
+def teardowns(mover: Noting) -> list[TearDownPeer]:
+    return [command for command in mover.commands if isinstance(command, TearDownPeer)]
+
+
+def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
+    mover = Noting()
+    one = desk(Engine(), mover, digests=False)
+    one.start_read(READ)
+    trial = one.try_read(P.worker, ProbeRead((), (), None))
+    one.disconnect_when_idle(P.worker)
+    (order, other) = (command for command in mover.commands if isinstance(command, ReadRequest))
+    one.on_event(ReadDone(other.id, 0, 0.0))
+    assert trial.done() and not teardowns(mover)
+    one.on_event(ReadFailed(order.id, FailureKind.PEER, "broken", drained=True))
+    assert [(down.peer, "gone" in down.reason) for down in teardowns(mover)] == [(P, True)]
+    one.disconnect_when_idle(P.worker)
+    one.on_event(PeerLost(P, True, "gone"))
+    one.disconnect_when_idle(P.worker)
+    one.tear_down(KvTeardown(P.worker))
+    assert len(teardowns(mover)) == 2, "of one that is not connected there is nothing to give up"
+
+
+def test_to_connect_a_source_again_takes_back_that_it_is_gone() -> None:
+    mover = Noting()
+    one = desk(Engine(), mover, digests=False)
+    one.start_read(READ)
+    one.disconnect_when_idle(P.worker)
+    one.connect(P)
+    one.on_event(ReadFailed(READ.read, FailureKind.PEER, "broken", drained=True))
+    assert not teardowns(mover)
+
+
+def test_only_those_that_are_there_are_kept() -> None:
+    mover = Noting()
+    one = desk(Engine(), mover, digests=False)
+    one.on_event(Connected(Q))
+    one.keep({replace(P.worker, address="the-same:1")})
+    assert [down.peer for down in teardowns(mover)] == [Q]
+
+
+def test_that_one_is_gone_is_no_worry(caplog: pytest.LogCaptureFixture) -> None:
+    mover = Noting()
+    one = desk(Engine(), mover, digests=False)
+    one.disconnect_when_idle(P.worker)
+    (down,) = teardowns(mover)
+    with caplog.at_level(logging.INFO):
+        one.on_event(PeerLost(P, True, down.reason))
+        one.on_event(PeerLost(Q, True, "its process ended"))
+    levels = [record.levelno for record in caplog.records if record.message.startswith("lost")]
+    assert levels == [logging.INFO, logging.WARNING]
