@@ -35,10 +35,10 @@ from tandem.sched.schedule_result import PullAllocated
 from tandem.sched.scheduler import Scheduler
 
 MIN_PREFIX_FETCH_S, MAX_PREFIX_FETCH_S = 0.2, 2.0
-"""A loan is given up that shows no sign of itself for as long as computing its tokens takes: then waiting has cost as
-much again. It gets no less than what connecting to a source takes, and no more than a first token can wait."""
+"""A prefix fetch is given up that shows no sign of itself for as long as computing its tokens takes: then waiting has
+cost as much again. It gets no less than what connecting to a source takes, and no more than a first token can wait."""
 PREFIX_FETCH_MEMORY_S = 120.0
-"""No loan has the name of one that was asked for so long ago; as jobs are remembered."""
+"""No prefix fetch has the name of one that was asked for so long ago; as jobs are remembered."""
 PREFIX_FETCH_FACTOR = 2.0
 """One that goes on may take so many times as long as computing: what runs here makes that slower than predicted."""
 
@@ -63,7 +63,7 @@ class KVConsumer:
         self._completion = completion
         self._renewal_s = lease_s / 3
         self._block_bytes = block_bytes
-        # What is said late of a loan that is over must not be taken for another one's.
+        # What is said late of a prefix fetch that is over must not be taken for another one's.
         self._fetched: ExpiringDict[HandoffKey, None] = ExpiringDict(PREFIX_FETCH_MEMORY_S)
         self._next_renewal = 0.0
 
@@ -98,7 +98,7 @@ class KVConsumer:
         return [FollowHandoff(job.prefix.source, key, wanted), *self.read_on(now)]
 
     def read_on(self, now: float) -> list[Effect]:
-        """Read into what may be written by now: the blocks of loans, and those that a pull has grown by."""
+        """Read into what may be written by now: the blocks of prefix fetches, and those that a pull has grown by."""
         effects: list[Effect] = []
         for pull in list(self.book.live()):
             if pull.state is PullState.READING and pull.num_writable < len(pull.blocks):
@@ -201,7 +201,7 @@ class KVConsumer:
         """`jobs`: those that are live, by all their names. Raises AssertionError naming what is off."""
         for pull in self.book.live():
             assert pull.job in jobs, f"{pull!r} has no job"
-            assert pull.is_prefix_fetch == (pull.job in self._scheduler.remote_prefixes), f"{pull!r}: borrowings"
+            assert pull.is_prefix_fetch == (pull.job in self._scheduler.remote_prefixes), f"{pull!r}: prefix fetches"
 
     # ---- inside
 
@@ -227,7 +227,7 @@ class KVConsumer:
             self._next_renewal = max(self._next_renewal, now + self._renewal_s)
 
     def _finish_prefix_fetch(self, over: PrefixFetchDone, now: float) -> list[Effect]:
-        """Whatever became of a loan, its job may start with what is here."""
+        """Whatever became of a prefix fetch, its job may start with what is here."""
         self._scheduler.remote_prefixes.end(over.job, over.num_ready)
         self._note(over.job, over.source, over.stats, now, "done" if over.stats.num_blocks else "failed")
         unfollow = ReleaseHandoff(over.source, over.key)

@@ -56,7 +56,7 @@ class KVProducer:
         return [SendAnnouncement(lease.consumer, message)] if message is not None and lease.consumer is not None else []
 
     def announce_served(self, now: float) -> list[Effect]:
-        """Tell consumers which blocks of their loans they may read: those that were digested."""
+        """Tell consumers which blocks of their prefix fetches they may read: those that were digested."""
         effects: list[Effect] = []
         for key, digests in self._prefix_server.take_done():
             lease = self._leases.find(key)

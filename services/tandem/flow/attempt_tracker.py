@@ -225,7 +225,7 @@ class Attempts:
     # ---- inside
 
     def _prefix(self, placement: Placement, first: int) -> RemotePrefix | None:
-        """A loan has a name of its own: who computes offers the KV under another."""
+        """A prefix fetch has a name of its own: who computes offers the KV under another."""
         if placement.prefix is None:
             return None
         handoff = HandoffId(f"{self._handoff}/{first}/prefix")

@@ -164,7 +164,7 @@ class PlacementQueue:
     # ---- what is heard of workers
 
     def on_prefix_fetch(self, way: Pair, has_come: bool, now: float) -> None:
-        """Whether anything came of a loan that was to be read from one worker by another."""
+        """Whether anything came of a prefix fetch that was to be read from one worker by another."""
         if has_come:
             self._prefix_fetches.came(way)
         else:

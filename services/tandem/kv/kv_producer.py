@@ -164,13 +164,13 @@ class LeaseTable:
         return lease is None or lease.prefix_fetch == prefix_fetch
 
     def can_serve_prefix(self, key: HandoffKey) -> bool:
-        """Nobody has used this key, and the older attempt that it would end, if any, is a loan as well."""
+        """Nobody has used this key, and the older attempt that it would end, if any, is a prefix fetch as well."""
         old = self._leases.get(key.handoff)
         is_newer = old is None or (old.key.attempt < key.attempt and old.job is None)
         return is_newer and self.why_over(key) is None
 
     def announce_served(self, key: HandoffKey, digests: tuple[BlockDigest, ...], num_tokens: int) -> Announcement:
-        """The next blocks of a loan may be read: with them `num_tokens` from the first on."""
+        """The next blocks of a prefix fetch may be read: with them `num_tokens` from the first on."""
         lease = self._leases[key.handoff]
         first, stop = lease.num_announced, lease.num_announced + len(digests)
         assert tuple(d.block for d in digests) == lease.blocks[first:stop], f"{lease!r}: digests of other blocks"

@@ -27,7 +27,7 @@ class Pull:
     `num_ready` leading blocks are here, and `num_writable` leading `blocks` may be read into. `is_told`: the source has
     said its last word.
 
-    Of a loan the blocks before `first_index` are never offered, and it is of use without the last ones."""
+    Of a prefix fetch the blocks before `first_index` are never offered, and it is of use without the last ones."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Pull:
         return PullStats(self.num_hits, num_here - self.num_hits, self.num_exposed, *times)
 
     def prefix_fetch_over(self, now: float) -> PrefixFetchDone:
-        """What is here of a loan that ends: nothing that may have been read after the lease."""
+        """What is here of a prefix fetch that ends: nothing that may have been read after the lease."""
         num_ready = self.num_ready if self.is_leased else self.num_hits
         return PrefixFetchDone(self.key, self.job, self.source, num_ready, self.stats(num_ready, now))
 

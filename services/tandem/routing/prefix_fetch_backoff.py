@@ -1,7 +1,7 @@
-"""Between which workers loans of prefixes have failed of late; never knows why, and reads no clock.
+"""Between which workers prefix fetches have failed of late; never knows why, and reads no clock.
 
-A way that no hand-off takes is never probed, as between two prefill workers. Where it is shut each loan over it costs
-its prompt the wait until its worker gives up, so it is left out for longer and longer, until one comes.
+A way that no hand-off takes is never probed, as between two prefill workers. Where it is shut each prefix fetch over it
+costs its prompt the wait until its worker gives up, so it is left out for longer and longer, until one comes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PrefixFetchBackoff:
         self._records: dict[Pair, _Record] = {}
 
     def failed(self, way: Pair, now: float) -> None:
-        """Nothing came of a loan. Those that were asked for before the way was left out tell nothing new."""
+        """Nothing came of a prefix fetch. Those that were asked for before the way was left out tell nothing new."""
         record = self._records.setdefault(way, _Record())
         if now < record.until:
             return
@@ -56,4 +56,4 @@ class PrefixFetchBackoff:
         return {way for way, record in self._records.items() if record.until > now}
 
     def __repr__(self) -> str:
-        return f"<loans failed over {len(self._records)} ways>"
+        return f"<prefix fetches failed over {len(self._records)} ways>"

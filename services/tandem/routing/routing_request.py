@@ -26,7 +26,7 @@ class CachedTokens(NamedTuple):
 class RoutingRequest:
     """A prompt of `num_prompt` tokens, probably followed by `num_output`. `hits`: what each worker holds of it; None:
     nobody looked, and probably `num_tokens` are to compute wherever it goes. `blocked_links`: (producer, consumer)
-    between which loans of prefixes fail.
+    between which prefix fetches fail.
 
     `key` names the request and `session` those that belong together, for choices among equals; `turn` counts what a
     gateway has placed.

@@ -22,7 +22,8 @@ from tandem.sched.step_budget import PrefillBudget
 from tandem.sched.step_plan import ScheduledSlice, StepPlan
 
 MAX_DIGESTS = 64
-"""Blocks of sequences that move and of loans which one step digests: what was computed before comes in parts."""
+"""Blocks of sequences that move and of prefix fetches which one step digests: what was computed before comes in
+parts."""
 
 
 class PlanBuilder:

@@ -19,11 +19,11 @@ Digest = tuple[BlockId, int]
 
 
 class PrefixServer:
-    """`has_work`: blocks of loans are still to be digested. Loans are digested whatever the setting: the plan that does
-    it has brought back what was on its way from host memory.
+    """`has_work`: blocks of prefix fetches are still to be digested. Prefix fetches are digested whatever the setting:
+    the plan that does it has brought back what was on its way from host memory.
 
-    A loan never takes what the largest promised pull needs, as no lease does (`may_offer`), nor the block that each
-    running sequence may need next. It ends by itself: its consumer had room for it before it asked, and its lease
+    A prefix fetch never takes what the largest promised pull needs, as no lease does (`may_offer`), nor the block that
+    each running sequence may need next. It ends by itself: its consumer had room for it before it asked, and its lease
     lapses.
     """
 
@@ -58,11 +58,11 @@ class PrefixServer:
         return blocks
 
     def drop(self, key: HandoffKey) -> None:
-        """The loan has ended."""
+        """The prefix fetch has ended."""
         self._waiting.pop(key, None)
 
     def take(self, number: int, limit: int) -> tuple[Digest, ...]:
-        """What this plan is to digest, at most `limit` blocks; the loans in the order in which they came."""
+        """What this plan is to digest, at most `limit` blocks; the prefix fetches in the order in which they came."""
         taken: list[Digest] = []
         self._last_number = number if self.has_work else self._last_number
         for key, digests in list(self._waiting.items()):
@@ -83,7 +83,8 @@ class PrefixServer:
             first += count
 
     def take_done(self) -> list[tuple[HandoffKey, tuple[BlockDigest, ...]]]:
-        """What was digested since the last call, of loans that may have ended meanwhile; without blocks: it failed."""
+        """What was digested since the last call, of prefix fetches that may have ended meanwhile; without blocks: it
+        failed."""
         done, self._done = self._done, []
         return done
 

@@ -96,7 +96,7 @@ class RemotePrefixFetches:
         return key in self._open
 
     def __repr__(self) -> str:
-        return f"<{len(self._open)} borrowings, {self.num_tokens} tokens read>"
+        return f"<{len(self._open)} prefix fetches, {self.num_tokens} tokens read>"
 
     def _hashes(self, seq: Sequence) -> list[BlockHash]:
         """Of the prefix that its job is to read, as far as that can be of use."""

@@ -300,7 +300,7 @@ async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
     await works(pair)
 
 
-async def prefix_request(consumer: Client, source: WorkerRef, request: Request) -> JobKey:
+async def fetch_prefix(consumer: Client, source: WorkerRef, request: Request) -> JobKey:
     """Generate with a prefix that the source is thought to have."""
     num_blocks = len(request.prompt_tokens) // 16
     prefix = RemotePrefix(handoff=HandoffId(f"loan-{request.id}"), source=source, num_blocks=num_blocks)
@@ -322,7 +322,7 @@ async def lend(producer: Client, consumer: Client, num_prompt: int) -> tuple[Req
         await producer.end_of(first)
         again = replace(request, id=RequestId(f"{request.id}-again"))
         began = time.monotonic()
-        key = await prefix_request(consumer, producer.worker, again)
+        key = await fetch_prefix(consumer, producer.worker, again)
         await consumer.num_tokens(key, 1)
         waited_s = time.monotonic() - began
         assert isinstance(await consumer.end_of(key), Finished)
@@ -343,7 +343,7 @@ async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_s
         assert pulled is not None and (pulled.num_blocks, pulled.source) == (num_blocks, pair.prefill.ref)
         assert num_cached(consumer, key) == 16 * num_blocks
         # Back again from where it grew: the producer has the prompt, and lacks nothing of it.
-        back = await prefix_request(producer, pair.decode.ref, replace(request, id=RequestId(f"{request.id}-back")))
+        back = await fetch_prefix(producer, pair.decode.ref, replace(request, id=RequestId(f"{request.id}-back")))
         assert isinstance(await producer.end_of(back), Finished)
         assert producer.tokens(back) == producer.tokens(first) and producer.pulled(back) is None
         await producer.settled()
@@ -359,7 +359,7 @@ async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: 
             request = fresh_request(60 + 50 * i, 12)
             await producer.end_of(await producer.generate(request))
             again = replace(request, id=RequestId(f"{request.id}-again"))
-            started.append((consumer, again, await prefix_request(consumer, producer.worker, again)))
+            started.append((consumer, again, await fetch_prefix(consumer, producer.worker, again)))
             other = fresh_request(100, 8)
             started.append((consumer, other, (await hand_over(producer, consumer, other))[0]))
         for consumer, request, key in started:
@@ -381,7 +381,7 @@ async def test_where_a_source_fails_the_job_is_computed(pair: Pair, fate: str) -
         again = replace(request, id=RequestId(f"{request.id}-again"))
         if fate == "stands still":
             pair.prefill.signal(signal.SIGSTOP)
-        key = await prefix_request(consumer, pair.prefill.ref, again)
+        key = await fetch_prefix(consumer, pair.prefill.ref, again)
         if fate == "dies":
             # Some of it may have been read by then, or all.
             pair.prefill.kill()

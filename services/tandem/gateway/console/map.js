@@ -56,7 +56,7 @@ export class WorkerMap {
     sync(box, rows, ({ key }) => key, makeFlow, (parts, flow) => {
       mark(parts.node, "data-idle", !flow.moves);
       say(parts.ends, `${flow.source} → ${flow.target}`);
-      say(parts.kind, flow.kind === "prefix" ? "prefix loan" : "hand-off");
+      say(parts.kind, flow.kind === "prefix" ? "prefix fetch" : "hand-off");
       say(parts.speed, flow.moves ? `${bytes(flow.speed)}/s, ${rate(flow.moves)}/s` : `still; ${bytes(flow.total)} so far`);
     });
   }
