@@ -73,7 +73,7 @@ def traced(traces: Sequence[ClientTrace]) -> Times:
 
 
 def profile_from(kept: StoredRun, note: str) -> Profile:
-    """Of the workers of one run, and of the way between them and the client."""
+    """Of the workers of one run, and of the link between them and the client."""
     deliveries = _deliveries(kept)
     latency_s = _latency(kept)
     profile = profile_of(kept.logs, fit_all(kept.logs), latency_s, SHM_BANDWIDTH, note)

@@ -25,7 +25,7 @@ SETTINGS = (
     *("--served-model-name", "tiny", "--dtype", "float64", "--kv-transport", "local", "--kv-cache-memory", "48MiB"),
     # Small steps: a long prompt is in the middle of its prefill for a while.
     *("--max-num-batched-tokens", "128", "--max-num-seqs", "8"),
-    *("--worker-silence-s", "3", "--lease-s", "3", "--pull-timeout-s", "5", "--drain-timeout-s", "3"),
+    *("--worker-timeout-s", "3", "--lease-s", "3", "--pull-timeout-s", "5", "--drain-timeout-s", "3"),
     *("--gateway-grace-s", "3", "--worker-drain-s", "8"),
 )
 
@@ -63,7 +63,7 @@ class World:
         # An address of its own, so that a new life listens where the last one did.
         host = f"127.{77 + (pool == 'decode')}.{os.getpid() % 250 + 1}.{index + 1}"
         self._before[name], announced = self._proxies.before((host, PORT))
-        where = ("--worker-host", host, "--worker-port", str(PORT), "--worker-announce", announced)
+        where = ("--worker-host", host, "--worker-port", str(PORT), "--worker-advertise-address", announced)
         self.workers[name] = self._programs.worker(name, pool, *where)
         self._starting.append(self.workers[name])
 

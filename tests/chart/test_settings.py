@@ -81,7 +81,7 @@ def test_the_config_is_one_that_programs_start_with(name: str, tmp_path: Path) -
         tree = application["args"]["settings"]
         config = resolved({**tree, "cluster": found_cluster(tmp_path, tree)}).config
         require_worker_auth(config)
-        assert config.worker.host == "0.0.0.0" and not config.worker.id and not config.worker.announce
+        assert config.worker.host == "0.0.0.0" and not config.worker.id and not config.worker.advertise_address
 
 
 def readable(rendered: Rendered, place: Path) -> dict[str, Any]:

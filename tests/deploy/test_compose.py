@@ -107,7 +107,7 @@ def test_a_gateway_starts(name: str, secret: Path) -> None:
 def test_a_worker_starts_and_is_found(name: str, secret: Path) -> None:
     require_worker_auth(resolved(name, secret).config)
     told = config(name).worker
-    assert told.announce == f"{name}:{told.port}" and told.id == told.pool == name
+    assert told.advertise_address == f"{name}:{told.port}" and told.id == told.pool == name
     assert f":{told.metrics_port}/metrics" in SERVICES[name]["healthcheck"]["test"][-1]
 
 

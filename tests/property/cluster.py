@@ -349,7 +349,7 @@ class Cluster:
             self.agenda.after(0.2, lambda w=other: w.inbox.append(lambda: self.lose_peer(w, worker.ref, True)))  # type: ignore[misc]
 
     def break_link(self, consumer: WorkerRef, producer: WorkerRef) -> None:
-        """The Follow stream breaks; after a while the consumer follows again whatever it still needs."""
+        """The StreamHandoff stream breaks; after a while the consumer follows again whatever it still needs."""
         link = self.links[consumer, producer]
         if consumer == producer:
             return

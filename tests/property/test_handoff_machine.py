@@ -190,7 +190,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.to_consumer)
     @rule(again=st.booleans())
     def consumer_hears(self, again: bool) -> None:
-        """A repeated announcement is what a second Follow on the same stream gives."""
+        """A repeated announcement is what a second StreamHandoff on the same stream gives."""
         message = self.to_consumer.popleft()
         if isinstance(message, Announcement):
             self.carry_out(self.pulls.announced(message, self.now))

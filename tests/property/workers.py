@@ -74,7 +74,7 @@ class Agenda:
 
 @dataclass(eq=False)
 class Link:
-    """A Follow stream. Messages of an older `life` are lost; each direction keeps its order."""
+    """A StreamHandoff stream. Messages of an older `life` are lost; each direction keeps its order."""
 
     life: int = 0
     last: dict[str, float] = field(default_factory=dict)

@@ -37,7 +37,7 @@ CONFIG = Config(
     handoff=HandoffConfig(lease_s=2.0, pull_timeout_s=4.0, drain_timeout_s=2.0),
     worker=WorkerConfig(gateway_grace_s=3.0, drain_s=5.0),
 )
-GATEWAY = GatewayConfig(worker_silence_s=3.0)
+GATEWAY = GatewayConfig(worker_timeout_s=3.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,13 +141,13 @@ class HandoffConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """What the way between two workers must be like, which some measure when they meet, others when they are used."""
+    """What the link between two workers must be like, which some measure when they meet, others when they are used."""
 
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = _doc(
         "by what KV must move: rdma is asked between machines, cuda_ipc and shared_memory inside one", "any"
     )
     min_gbps: float = _doc("gigabytes per second that a way must carry in a test; 0: any", 0.0)
-    on_miss: Literal["refuse", "warn"] = _doc(
+    on_slow_link: Literal["refuse", "warn"] = _doc(
         "refuse: hand-offs do not use a pair once its way is known not to be as required: a few pairs of each worker "
         "are measured before they are used, others once reads of 1 MiB and more have brought 16 MiB; prefixes that "
         "workers lend each other are not asked. warn: hand-offs use it, and logs and metrics say so",
@@ -167,7 +167,7 @@ class WorkerConfig:
     rack: str = _doc("which rack, likewise", "")
     zone: str = _doc("which zone, likewise", "")
     port: int = _doc("0: any free one", 0)
-    announce: str = _doc(
+    advertise_address: str = _doc(
         "host:port at which others reach it, behind a proxy or NAT; port 0: the one it listens at; empty: where it "
         "listens",
         "",
@@ -211,7 +211,7 @@ class GatewayConfig:
     # Four times what workers wait for each other: what they notice they tell before, and a long prompt has its time.
     progress_timeout_s: float = _doc("workers that bring a request no further for this long have failed it", 120.0)
     drain_s: float = _doc("how long requests under way may take after SIGTERM", 20.0)
-    worker_silence_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
+    worker_timeout_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
     heartbeat_s: float = _doc("a stream without a first token yet sends a comment this often", 10.0)
     max_queued: int = _doc("requests that may wait for a place; of more, the tenant with most of them loses one", 1024)
     early_rejection: Literal["on", "off"] = _doc(

@@ -8,17 +8,17 @@ from typing import Literal, get_args
 from tandem.core.ids import WorkerRef
 
 LinkType = Literal["rdma", "cuda_ipc", "shared_memory", "tcp", "unknown"]
-WAY_NAMES: tuple[LinkType, ...] = get_args(LinkType)
+LINK_TYPES: tuple[LinkType, ...] = get_args(LinkType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
     """Of one direction: `num_bytes` of `source` were read, which takes `seconds` at the best pace seen. `evidence` says
-    for people what `way` was concluded from. `problem`: why it is not what was promised, empty where it is; `refused`:
+    for people what `link_type` was concluded from. `problem`: why it is not what was promised, empty where it is; `refused`:
     so the pair is not to be used."""
 
     source: WorkerRef
-    way: LinkType
+    link_type: LinkType
     evidence: str
     num_bytes: int = 0
     seconds: float = 0.0

@@ -45,18 +45,22 @@ def read_announced(worker: WorkerConfig, environ: Mapping[str, str], told: Told)
 def judge_announced(announced: AdvertisedAddress, host: str) -> Finding:
     """`host` is where workers listen."""
     if announced.problem:
-        fix = "worker.announce=HOST:0 at which others reach this machine; in a pod POD_IP by the downward API"
-        return fail("announce", announced.problem, fix)
+        fix = "worker.advertise_address=HOST:0 at which others reach this machine; in a pod POD_IP by the downward API"
+        return fail("advertise-address", announced.problem, fix)
     told = f"workers are announced at {announced.address.removesuffix(':0')}"
     if not announced.leads_to:
-        fix = "worker.announce of a name that the other machines' DNS knows, or of an IP address of this machine"
-        return fail("announce", f"{told}, which cannot be resolved", fix)
+        fix = (
+            "worker.advertise_address of a name that the other machines' DNS knows, or of an IP address of this machine"
+        )
+        return fail("advertise-address", f"{told}, which cannot be resolved", fix)
     if is_loopback(announced.leads_to[0]) and not is_loopback(host):
-        fix = "worker.announce=HOST:0 of the address at which other machines reach this one (`hostname -I`)"
-        return warn("announce", f"{told}, a loopback: others reach themselves there", fix)
+        fix = "worker.advertise_address=HOST:0 of the address at which other machines reach this one (`hostname -I`)"
+        return warn("advertise-address", f"{told}, a loopback: others reach themselves there", fix)
     if announced.is_here:
-        return ok("announce", f"{told}, which is here")
-    return ok("announce", f"{told} ({', '.join(announced.leads_to)}), which passes on to here if it is a proxy")
+        return ok("advertise-address", f"{told}, which is here")
+    return ok(
+        "advertise-address", f"{told} ({', '.join(announced.leads_to)}), which passes on to here if it is a proxy"
+    )
 
 
 def _is_local(address: str) -> bool:

@@ -110,7 +110,7 @@ class CheckSuite:
             self._of("worker", Check("ucx", _looking(self._ucx), ucx.LIMIT_S)),
             self._of("worker", Check("model", _looking(self._model), 30.0)),
             Check("ports", _looking(self._ports), 20.0),
-            self._of("worker", Check("announce", _looking(self._announced))),
+            self._of("worker", Check("advertise-address", _looking(self._announced))),
             self._of("worker", Check("guard", _looking(self._guard))),
             self._of("gateway", Check("open-files", _looking(self._open_files))),
             self._of("gateway", Check("tenants", _looking(self._tenants))),

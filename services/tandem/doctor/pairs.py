@@ -1,6 +1,6 @@
-"""The ways between workers, each measured by reading a test block; never judges who should talk to whom in traffic.
+"""The links between workers, each measured by reading a test block; never judges who should talk to whom in traffic.
 
-The consumer does it, over the very transport that moves KV (`Measure` of worker.proto): only it knows how bytes come.
+The consumer does it, over the very transport that moves KV (`ProbeLink` of worker.proto): only it knows how bytes come.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MeasuredPair:
     """`error`: why no byte moved, else empty; `cannot`: the consumer's version knows no such call."""
 
     pair: Pair
-    way: str = ""
+    link_type: str = ""
     evidence: str = ""
     num_bytes: int = 0
     seconds: float = 0.0
@@ -70,12 +70,12 @@ def choose_pairs(fleet: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
 
 async def measure(members: MemberList, pair: Pair) -> MeasuredPair:
     source = pair.producer.ref
-    request = worker_pb2.MeasureRequest(
+    request = worker_pb2.ProbeLinkRequest(
         source={"id": source.id, "incarnation": source.incarnation, "address": source.address}
     )
     try:
         async with members.stub(pair.consumer.ref) as stub:
-            reply = await stub.Measure(request, timeout=MEASURE_S)
+            reply = await stub.ProbeLink(request, timeout=MEASURE_S)
     except grpc.aio.AioRpcError as error:
         cannot = error.code() is grpc.StatusCode.UNIMPLEMENTED
         return MeasuredPair(pair, error=reason_of(error), cannot=cannot)
@@ -85,7 +85,7 @@ async def measure(members: MemberList, pair: Pair) -> MeasuredPair:
     if reply.HasField("refusal"):
         return MeasuredPair(pair, error=reply.refusal.message)
     return MeasuredPair(
-        pair, report.way, report.evidence, report.num_bytes, report.seconds, report.problem, report.refused
+        pair, report.link_type, report.evidence, report.num_bytes, report.seconds, report.problem, report.refused
     )
 
 
@@ -100,7 +100,7 @@ def judge_pair(measured: MeasuredPair, transfer: TransferConfig) -> Finding:
             "workers need all of them)? Its log says what NIXL met"
         )
         return fail("pairs", f"{pair}: nothing moved: {measured.error}", fix)
-    told = f"{pair}  {measured.way}  {measured.gbps:.2f} GB/s  ({measured.evidence or 'no evidence'})"
+    told = f"{pair}  {measured.link_type}  {measured.gbps:.2f} GB/s  ({measured.evidence or 'no evidence'})"
     problem = measured.problem or _problem(measured, transfer)
     if not problem:
         return Finding("pairs", Severity.OK, told, figures=_figures(measured))
@@ -118,8 +118,8 @@ def judge_choice(fleet: WorkerList, pairs: Sequence[Pair]) -> tuple[Finding, ...
 
 def _problem(measured: MeasuredPair, transfer: TransferConfig) -> str:
     """Workers of one machine are never asked for rdma, and only they know whether they are."""
-    is_local = measured.way in ("shared_memory", "cuda_ipc")
-    if transfer.require not in ("any", measured.way) and not (transfer.require == "rdma" and is_local):
+    is_local = measured.link_type in ("shared_memory", "cuda_ipc")
+    if transfer.require not in ("any", measured.link_type) and not (transfer.require == "rdma" and is_local):
         return f"transfer.require is {transfer.require}"
     if measured.gbps < transfer.min_gbps:
         return f"transfer.min_gbps is {transfer.min_gbps:g}"
@@ -143,7 +143,7 @@ def _figures(measured: MeasuredPair) -> dict[str, object]:
     return {
         "consumer": measured.pair.consumer.ref.id,
         "producer": measured.pair.producer.ref.id,
-        "way": measured.way,
+        "link_type": measured.link_type,
         "gbps": round(measured.gbps, 3),
         "num_bytes": measured.num_bytes,
         "seconds": measured.seconds,

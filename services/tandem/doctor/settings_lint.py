@@ -26,9 +26,9 @@ class _Rule:
 
 _TRAPS = (
     _Rule(
-        lambda c: c.worker.port == 0 and c.worker.announce.rpartition(":")[2] not in ("", "0"),
-        "worker.announce names a port, and worker.port=0 listens at any free one",
-        "worker.port with the port that worker.announce leads to",
+        lambda c: c.worker.port == 0 and c.worker.advertise_address.rpartition(":")[2] not in ("", "0"),
+        "worker.advertise_address names a port, and worker.port=0 listens at any free one",
+        "worker.port with the port that worker.advertise_address leads to",
     ),
     _Rule(
         lambda c: c.gateway.auth == "off" and not is_loopback(c.gateway.host),

@@ -23,7 +23,7 @@ _PREFIX = re.compile(r"^\[[^\]]*\] \[[^\]]*\]\s*")
 _LANE = re.compile(r"[a-z][a-z0-9_]*/[^\s,]+")
 _MARKED = re.compile(r"([+-]) (\S+)")
 
-_WAYS = {
+_LINK_TYPES = {
     "shared_memory": ("cma", "knem", "xpmem", "posix", "sysv", "mm", "sm", "shm", "self"),
     "rdma": ("rc", "dc", "ud", "gga", "ib", "srd"),
     "cuda_ipc": ("cuda_ipc",),
@@ -46,15 +46,15 @@ class Trial:
     missing: tuple[str, ...] = ()
 
     @property
-    def ways(self) -> frozenset[str]:
-        return frozenset(way_of(lane.partition("/")[0]) for lane in self.chosen)
+    def link_types(self) -> frozenset[str]:
+        return frozenset(link_type_of(lane.partition("/")[0]) for lane in self.chosen)
 
 
-def way_of(transport: str) -> str:
+def link_type_of(transport: str) -> str:
     """The value of `transfer.require` that asks for this transport of UCX; "tcp" and "unknown" beside them."""
-    for way, names in _WAYS.items():
-        if transport in names or (way == "rdma" and transport.partition("_")[0] in names):
-            return way
+    for link_type, names in _LINK_TYPES.items():
+        if transport in names or (link_type == "rdma" and transport.partition("_")[0] in names):
+            return link_type
     return "unknown"
 
 
@@ -104,7 +104,7 @@ def _chose(trial: Trial, told: str) -> Finding:
     speed = trial.num_bytes / trial.seconds / 1e9 if trial.seconds else 0.0
     lanes = ", ".join(trial.chosen) or "nothing that its log names"
     moved = f"UCX {trial.version} reads of this machine by {lanes}, {speed:.1f} GB/s"
-    if told or "tcp" not in trial.ways:
+    if told or "tcp" not in trial.link_types:
         return ok("ucx", f"{moved} (available: {_names(trial)})" + (f"; UCX_TLS={told}" if told else ""))
     return warn(
         "ucx",
@@ -126,8 +126,8 @@ def _required(trial: Trial, transfer: TransferConfig, told: str) -> Iterator[Fin
     require = transfer.require
     if require == "any":
         return
-    has_it = any(way_of(name) == require for name, _ in trial.available)
-    is_fine = trial.ways == {require} if require == "shared_memory" else has_it
+    has_it = any(link_type_of(name) == require for name, _ in trial.available)
+    is_fine = trial.link_types == {require} if require == "shared_memory" else has_it
     if is_fine:
         yield ok("ucx", f"transfer.require={require}: {'chosen' if require == 'shared_memory' else 'available'}")
         return
@@ -137,7 +137,7 @@ def _required(trial: Trial, transfer: TransferConfig, told: str) -> Iterator[Fin
         "shared_memory": "no UCX_TLS without sm, and process_vm_readv allowed between processes of one user",
     }
     found = f"transfer.require={require}, and UCX has {_names(trial)}{f' with UCX_TLS={told}' if told else ''}"
-    yield wrong("ucx", found, f"{fixes[require]}; or transfer.require=any", is_fatal=transfer.on_miss == "refuse")
+    yield wrong("ucx", found, f"{fixes[require]}; or transfer.require=any", is_fatal=transfer.on_slow_link == "refuse")
 
 
 def _names(trial: Trial) -> str:

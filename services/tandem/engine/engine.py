@@ -218,7 +218,7 @@ class Engine:
         return [] if pull is None else self._consumer.abandon(pull.job, kind, message, now)
 
     def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
-        """The source answered a Follow or Renew that was sent at `sent_at`."""
+        """The source answered a StreamHandoff or Renew that was sent at `sent_at`."""
         self._pulls.renewed(keys, sent_at, lease_s)
 
     def read_done(self, read: int, now: float) -> list[Effect]:

@@ -163,12 +163,12 @@ class PlacementQueue:
 
     # ---- what is heard of workers
 
-    def on_prefix_fetch(self, way: Pair, has_come: bool, now: float) -> None:
+    def on_prefix_fetch(self, link: Pair, has_come: bool, now: float) -> None:
         """Whether anything came of a prefix fetch that was to be read from one worker by another."""
         if has_come:
-            self._prefix_fetches.came(way)
+            self._prefix_fetches.came(link)
         else:
-            self._prefix_fetches.failed(way, now)
+            self._prefix_fetches.failed(link, now)
 
     def forget(self, worker: WorkerRef) -> None:
         """It is gone."""
@@ -208,7 +208,7 @@ class PlacementQueue:
             return None
         claim = self._claims[request]
         want = self._looked_up(claim, self.line.charged(request))
-        if shut := self._prefix_fetches.ways(now):
+        if shut := self._prefix_fetches.links(now):
             want = replace(want, blocked_links=shut)
         mode = claim.mode or self._config.disaggregation
         outcome = self._place(request, want, mode, now)

@@ -239,7 +239,7 @@ class Dispatcher:
             self._fail_internal(active, failure)
 
     def _fail_internal(self, active: ActiveRequest, failure: Exception) -> None:
-        log.error("request %s is broken off", active.life.request.id, exc_info=failure, extra=OF_ANOTHER)
+        log.error("request %s aborted", active.life.request.id, exc_info=failure, extra=OF_ANOTHER)
         error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
         with contextlib.suppress(Exception):
             self._carry_out(active, active.life.failed(error))

@@ -27,7 +27,7 @@ from tandem.gateway.fairness_sync import FairnessSync
 from tandem.gateway.grpc_server import GrpcServer
 from tandem.gateway.health import PROBES
 from tandem.gateway.http_guard import HttpLimits
-from tandem.gateway.metrics_gauges import watch_prefixes, watch_quotas, watch_redis, watch_ways
+from tandem.gateway.metrics_gauges import watch_links, watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.prefix_index_client import PrefixIndexClient
 from tandem.gateway.request_log import RequestLog
 from tandem.gateway.server import HttpServer
@@ -148,7 +148,7 @@ class Gateway:
     def _watch_stores(self, health: RedisHealth) -> None:
         metrics = self._telemetry.metrics
         watch_prefixes(metrics, self._prefixes)
-        watch_ways(metrics, self._fleet.pairs)
+        watch_links(metrics, self._fleet.pairs)
         watch_redis(metrics, health)
         if self._tenancy.shared is not None:
             watch_quotas(metrics, self._tenancy.shared)

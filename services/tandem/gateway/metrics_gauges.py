@@ -45,15 +45,15 @@ def watch_prefixes(metrics: Metrics, prefixes: PrefixIndexClient) -> None:
         (have.PREFIX_INDEX_BLOCKS, lambda: table.num_blocks),
         (have.PREFIX_INDEX_BYTES, lambda: table.num_bytes),
         (have.PREFIX_PREDICTED_TOKENS, lambda: hits.num_predicted),
-        (have.PREFIX_MISSED_TOKENS, lambda: hits.num_missed),
+        (have.PREFIX_STALE_HIT_TOKENS, lambda: hits.num_missed),
     ):
         metrics.watch(instrument, _one(read))
 
 
-def watch_ways(metrics: Metrics, pairs: PairRegistry) -> None:
+def watch_links(metrics: Metrics, pairs: PairRegistry) -> None:
     metrics.watch(
         have.TRANSFER_WAYS,
-        lambda: {(way, "true" if is_ok else "false"): n for (way, is_ok), n in pairs.ways().items()},
+        lambda: {(link, "true" if is_ok else "false"): n for (link, is_ok), n in pairs.links().items()},
     )
 
 

@@ -64,7 +64,7 @@ class RequestMetrics:
         self._output_tokens = metrics.counter(have.OUTPUT_TOKENS)
         self._admissions = metrics.counter(have.ADMISSIONS)
         self._placements = metrics.counter(have.PLACEMENTS)
-        self._moves = metrics.counter(have.MOVES)
+        self._retries = metrics.counter(have.RETRIES)
         self._slo = metrics.counter(have.SLO_REQUESTS)
         self._gaps = metrics.histogram(have.INTER_TOKEN_LATENCY)
         self._promises = {lane.label: _promises(targets.lane(lane)) for lane in Lane}
@@ -99,7 +99,7 @@ class RequestMetrics:
             self._count(alike, at)
             for record in alike:
                 if record.num_attempts > 1:
-                    self._moves.add(record.num_attempts - 1)
+                    self._retries.add(record.num_attempts - 1)
                 self._count_slo(record)
 
     def _count(self, alike: Sequence[RequestRecord], at: float) -> None:

@@ -1,6 +1,6 @@
 """One life of one worker as this gateway reaches it: its Watch stream and the calls to it; decides nothing.
 
-The worker is live while its Watch stream carries something at least every `worker_silence_s` seconds. A broken stream
+The worker is live while its Watch stream carries something at least every `worker_timeout_s` seconds. A broken stream
 is opened again, and the worker resends from the positions given; if that does not work within `RECONNECT_S`, what
 runs on it is lost.
 """
@@ -48,18 +48,18 @@ FLUSH_S = 1.0
 class LinkCalls:
     """What a link calls, on the event loop. `positions` says which jobs are waited for and from which token on;
     `changed` is called when the worker may have room that it had not before, `seen` whenever
-    `WorkerLink.view` is another, `told_ways` when it says by what ways it reads others."""
+    `WorkerLink.view` is another, `on_links` when it says over what links it reads others."""
 
     reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
     lost: Callable[[WorkerRef, str], None]
     positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
     changed: Callable[[WorkerView], None]
     seen: Callable[[WorkerLink], None]
-    told_ways: Callable[[WorkerRef, Sequence[LinkReport]], None]
+    on_links: Callable[[WorkerRef, Sequence[LinkReport]], None]
 
 
 class WorkerLink:
-    """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`. `ways`: the newest report
+    """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`. `links`: the newest report
     that it has made on each source."""
 
     def __init__(
@@ -75,7 +75,7 @@ class WorkerLink:
         self.model: ServedModel | None = None
         self.is_live = False
         self.is_gone = False
-        self.ways: dict[WorkerId, LinkReport] = {}
+        self.links: dict[WorkerId, LinkReport] = {}
         self._told_role = ""
         self._gateway = gateway
         self._texts = texts
@@ -153,7 +153,7 @@ class WorkerLink:
         is_news, self._told_role = role != self._told_role, role
         if is_news:
             meaning = "" if role in POOLS else ", which is what its pool is"
-            log.info("worker %s is taken for %r%s", self.ref, role, meaning)
+            log.info("worker %s: role %r%s", self.ref, role, meaning)
         return is_news
 
     # ---- calls
@@ -195,8 +195,8 @@ class WorkerLink:
     async def measure(self, source: WorkerRef) -> LinkReport:
         """Have the worker measure the way by which it reads another one. Raises TandemError."""
         try:
-            request = pb.MeasureRequest(source=encode_worker(source))
-            reply = await self._stub.Measure(request, timeout=MEASURE_TIMEOUT_S)
+            request = pb.ProbeLinkRequest(source=encode_worker(source))
+            reply = await self._stub.ProbeLink(request, timeout=MEASURE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error
         if reply.HasField("refusal"):
@@ -236,7 +236,7 @@ class WorkerLink:
             except TandemError as error:
                 reason = error.message
             except TimeoutError:
-                reason = f"silent for {self._config.worker_silence_s:g} s"
+                reason = f"silent for {self._config.worker_timeout_s:g} s"
             except Exception as error:
                 # The worker sends it again. Requests of which nothing can ever be taken end by their own timeouts.
                 log.exception("what worker %s sends cannot be taken", self.ref)
@@ -263,7 +263,7 @@ class WorkerLink:
     async def _describe(self) -> None:
         """Make sure that the worker at this address is the life we mean, and learn what it serves."""
         # The first answer is large, and nothing runs on that worker yet; later ones decide whether it is lost.
-        timeout_s = self._config.worker_silence_s if self.model is None else RECONNECT_S
+        timeout_s = self._config.worker_timeout_s if self.model is None else RECONNECT_S
         reply = await self._stub.Describe(pb.DescribeRequest(with_bundle=self.model is None), timeout=timeout_s)
         if decode_worker(reply.worker) != self.ref:
             raise TandemError(ErrorKind.WORKER_LOST, "another worker answers at its address")
@@ -281,7 +281,7 @@ class WorkerLink:
         ]
         stream = self._stub.Watch(pb.WatchRequest(gateway=self._gateway, positions=waited_for))
         try:
-            async with IdleTimeout(self._config.worker_silence_s) as patience:
+            async with IdleTimeout(self._config.worker_timeout_s) as patience:
                 patience.wait()
                 async for update in stream:
                     self._take(update, calls)
@@ -300,10 +300,10 @@ class WorkerLink:
             self._step_cost = decode_step_cost(update.step_cost)
         self._seen(self)
         calls.reported(self.ref, decode_update(update))
-        if update.ways:
-            reports = [decode_link(report) for report in update.ways]
-            self.ways.update((report.source.id, report) for report in reports)
-            calls.told_ways(self.ref, reports)
+        if update.links:
+            reports = [decode_link(report) for report in update.links]
+            self.links.update((report.source.id, report) for report in reports)
+            calls.on_links(self.ref, reports)
         if self._load.may_take_more_than(before):
             calls.changed(self.look())
 

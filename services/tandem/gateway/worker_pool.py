@@ -157,7 +157,7 @@ class WorkerPool:
         policy = self._config.disaggregation
         alone = policy != "strict" and any(v.pool == "mixed" for v in views)
         pairs = self.pairs
-        # What falls back because of the ways between workers is served.
+        # What falls back because of the links between workers is served.
         if alone or policy == "off" or pairs.linked or (policy == "prefer" and (pairs.doubted or pairs.refused)):
             return None
         missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
@@ -168,7 +168,7 @@ class WorkerPool:
     def suspect(self, workers: Set[WorkerRef]) -> None:
         """KV may have been lost between two of these: their pairs are to move a block again before they are used."""
         for pair in self.pairs.doubt(workers, self._clock.now()):
-            log.warning("%s lost KV of %s: the way between them is tested again", pair[1].id, pair[0].id)
+            log.warning("%s lost KV of %s: the link between them is tested again", pair[1].id, pair[0].id)
         self._probe_pairs()
 
     # ---- what is sent
@@ -287,7 +287,7 @@ class WorkerPool:
         if link.ref not in self._live:
             self._live.add(link.ref)
             for other in self._links.values():
-                self._on_link_reports(other.ref, [way for way in other.ways.values() if way.source == link.ref])
+                self._on_link_reports(other.ref, [link for link in other.links.values() if link.source == link.ref])
             self._probe_pairs()
 
     def _miss(self, link: WorkerLink) -> None:
@@ -339,7 +339,7 @@ class WorkerPool:
         """Where a way has to be as promised, it is known to be so, or not, before it is used: the consumer measures it.
         A report of a problem that refuses nothing is of one that it could not measure."""
         producer, consumer = pair
-        if self._promised.on_miss == "warn" or not has_requirements(self._promised):
+        if self._promised.on_slow_link == "warn" or not has_requirements(self._promised):
             return True
         link = self._find(consumer)
         if link is None:
@@ -354,9 +354,9 @@ class WorkerPool:
         return True
 
     def _on_link_reports(self, consumer: WorkerRef, reports: Sequence[LinkReport]) -> None:
-        """A worker says by what ways it reads others. Of who is not live nothing is kept, because nothing would take
+        """A worker says over what links it reads others. Of who is not live nothing is kept, because nothing would take
         it away again: `_seen` repeats it when that one comes."""
-        changed = [way for way in reports if way.source in self._live and self.pairs.reported(consumer, way)]
+        changed = [link for link in reports if link.source in self._live and self.pairs.reported(consumer, link)]
         for report in changed:
             what = f"not used: {report.problem}" if report.refused else "used again"
             log.warning("the way from %s to %s is %s", report.source.id, consumer.id, what)

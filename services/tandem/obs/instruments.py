@@ -91,7 +91,7 @@ ADMISSIONS = counter(
     "tandem.admissions", "{request}", "Requests admitted or refused, and why.", "decision", "reason", "lane", "tenant"
 )
 PLACEMENTS = counter("tandem.placements", "{request}", "Where requests went, and why.", "path", "reason")
-MOVES = counter("tandem.moves", "{move}", "Times that a request went on elsewhere after an attempt.")
+RETRIES = counter("tandem.request.retries", "{retry}", "Times that a request went on elsewhere after an attempt.")
 SLO_REQUESTS = counter(
     "tandem.slo.requests",
     "{request}",
@@ -119,7 +119,11 @@ WORKER_BREAKER = gauge(
     "tandem.worker.breaker", "", "1: its last jobs failed and it gets none; 0.5: it is being tried.", "worker"
 )
 TRANSFER_WAYS = gauge(
-    "tandem.transfer.ways", "{way}", "Ways by which one worker reads another, and whether as promised.", "way", "ok"
+    "tandem.transfer.links",
+    "{link}",
+    "Links over which one worker reads another, by type, and whether each is as required.",
+    "link",
+    "ok",
 )
 PREFIX_INDEX_REACHABLE = gauge("tandem.prefix.index.reachable", "", "Whether the prefix index can be read.")
 PREFIX_INDEX_WORKERS = gauge("tandem.prefix.index.workers", "{worker}", "Workers whose blocks are mirrored.")
@@ -131,7 +135,7 @@ PREFIX_INDEX_BYTES = gauge("tandem.prefix.index.size", "By", "Memory of the mirr
 PREFIX_PREDICTED_TOKENS = counter(
     "tandem.prefix.predicted_tokens", "{token}", "Prompt tokens that the index said a worker had."
 )
-PREFIX_MISSED_TOKENS = counter("tandem.prefix.missed_tokens", "{token}", "Of these, tokens that it did not have.")
+PREFIX_STALE_HIT_TOKENS = counter("tandem.prefix.stale_hit_tokens", "{token}", "Of these, tokens that it did not have.")
 REDIS_UP = gauge("tandem.redis.up", "", "Whether Redis does what is asked of it.")
 REDIS_ERRORS = counter("tandem.redis.errors", "{command}", "Commands that Redis failed at.", "store")
 
@@ -169,7 +173,7 @@ PULLS = gauge("tandem.pulls", "{pull}", "Hand-offs that are being taken.")
 PREFIX_QUERIED_TOKENS = counter("tandem.prefix.queried_tokens", "{token}", "Prompt tokens looked up in the cache.")
 PREFIX_HIT_TOKENS = counter("tandem.prefix.hit_tokens", "{token}", "Of these, tokens that it had.")
 PREFIX_REMOTE_HIT_TOKENS = counter(
-    "tandem.prefix.borrowed_tokens", "{token}", "Prompt tokens whose KV was read from another worker's cache."
+    "tandem.prefix.remote_hit_tokens", "{token}", "Prompt tokens whose KV was read from another worker's cache."
 )
 
 # ---- transfer: worker

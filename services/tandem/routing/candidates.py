@@ -33,7 +33,7 @@ class Candidates(Protocol):
 
     @property
     def refused(self) -> Set[Pair]:
-        """Those of the unlinked whose way is not what was promised."""
+        """Those of the unlinked whose link is not as required."""
         ...
 
     def pools(self, model: str) -> Counter[Pool]:
@@ -188,12 +188,12 @@ class Shortlist:
 
     def _can_serve_prefix(self, producer: WorkerView, consumer: WorkerView) -> bool:
         """A way that has failed for hand-offs in one direction is not taken in the other."""
-        way, back = (producer.ref, consumer.ref), (consumer.ref, producer.ref)
+        link, back = (producer.ref, consumer.ref), (consumer.ref, producer.ref)
         failed = self._among.unlinked
         return (
             can_serve_prefix(producer, consumer)
-            and way not in self._want.blocked_links
-            and way not in failed
+            and link not in self._want.blocked_links
+            and link not in failed
             and back not in failed
         )
 
@@ -225,7 +225,7 @@ def why_no_pair(among: Candidates, model: str, excluded: Set[WorkerRef]) -> tupl
     if not pairs:
         return "no worker of the same model build", False
     if all(pair in among.refused for pair in pairs):
-        return "no way between the workers is as promised", False
+        return "no link between the workers is as promised", False
     return "no link between the workers", any(pair not in among.unlinked for pair in pairs)
 
 

@@ -1,4 +1,4 @@
-"""What the way between two workers must be like, and which peers a worker measures; pure, never measures one.
+"""What the link between two workers must be like, and which peers a worker measures; pure, never measures one.
 
 Promises are about what can be. Workers of one machine are never asked for RDMA, which shared memory outdoes; cuda_ipc
 is asked of two GPUs' memory on one machine, shared memory of two workers in host memory there, and of others neither.
@@ -32,33 +32,33 @@ def has_requirements(promised: TransferConfig) -> bool:
 
 def evaluate(report: LinkReport, promised: TransferConfig, *, same_machine: bool, is_cuda: bool) -> LinkReport:
     """The report with its problem, if it has one. `same_machine` of both ends; `is_cuda`: GPU memory at both."""
-    problem = _wrong_way(report, promised.require, same_machine, is_cuda) or _too_slow(report, promised.min_gbps)
-    return replace(report, problem=problem, refused=bool(problem) and promised.on_miss == "refuse")
+    problem = _wrong_type(report, promised.require, same_machine, is_cuda) or _too_slow(report, promised.min_gbps)
+    return replace(report, problem=problem, refused=bool(problem) and promised.on_slow_link == "refuse")
 
 
 def unmeasured(source: WorkerRef, reason: str, promised: TransferConfig) -> LinkReport:
     """Of a way that could not be measured: what was promised of it is not shown. Where nothing was, hand-offs tell."""
     problem = f"it could not be measured: {reason}" if has_requirements(promised) else ""
-    refused = bool(problem) and promised.on_miss == "refuse"
-    return LinkReport(source=source, way="unknown", evidence=reason, problem=problem, refused=refused)
+    refused = bool(problem) and promised.on_slow_link == "refuse"
+    return LinkReport(source=source, link_type="unknown", evidence=reason, problem=problem, refused=refused)
 
 
-def _wrong_way(report: LinkReport, require: str, same_machine: bool, is_cuda: bool) -> str:
+def _wrong_type(report: LinkReport, require: str, same_machine: bool, is_cuda: bool) -> str:
     is_asked = {
         "rdma": not same_machine,
         "cuda_ipc": same_machine and is_cuda,
         "shared_memory": same_machine and not is_cuda,
     }
-    if not is_asked.get(require, False) or report.way == require:
+    if not is_asked.get(require, False) or report.link_type == require:
         return ""
-    found = "cannot be told" if report.way == "unknown" else f"is {report.way}"
+    found = "cannot be told" if report.link_type == "unknown" else f"is {report.link_type}"
     return f"transfer.require is {require}, the way {found} ({report.evidence})"
 
 
 def _too_slow(report: LinkReport, min_gbps: float) -> str:
     if report.gbps >= min_gbps:
         return ""
-    return f"transfer.min_gbps is {min_gbps:g}, the way carries {report.gbps:.3g} gigabytes per second"
+    return f"transfer.min_gbps is {min_gbps:g}, the link carries {report.gbps:.3g} gigabytes per second"
 
 
 def peers_to_probe(worker: WorkerId, peers: Iterable[tuple[WorkerRef, str]]) -> list[WorkerRef]:

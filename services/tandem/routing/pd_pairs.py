@@ -18,7 +18,7 @@ from tandem.routing.worker_view import Pair, WorkerView
 
 class PairRegistry:
     """`mode` is `gateway.disaggregation`. `linked` may be used; `failed` may not, and are tested at the time given;
-    `doubted` are those of the failed that have moved blocks before, `refused` those whose way is not what was promised,
+    `doubted` are those of the failed that have moved blocks before, `refused` those whose link is not as required,
     and why: no test changes that. No pair is linked and failed. Who was given the sets sees them change."""
 
     def __init__(self, mode: str) -> None:
@@ -95,19 +95,19 @@ class PairRegistry:
     def report(self, pair: Pair) -> LinkReport | None:
         return self._reports.get(pair)
 
-    def ways(self) -> Mapping[tuple[str, bool], int]:
+    def links(self) -> Mapping[tuple[str, bool], int]:
         """How many reports name a way, and are as promised."""
-        return Counter((report.way, not report.problem) for report in list(self._reports.values()))
+        return Counter((report.link_type, not report.problem) for report in list(self._reports.values()))
 
     def problem(self) -> str | None:
-        """What is wrong with ways, for people."""
+        """What is wrong with links, for people."""
         bad = [(pair, report) for pair, report in list(self._reports.items()) if report.problem]
         if not bad:
             return None
         (producer, consumer), report = min(bad, key=lambda item: item[0])
         more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
         use = "is not used" if report.refused else "is not as promised"
-        return f"the way from {producer.id} to {consumer.id} {use}: {report.problem}{more}"
+        return f"the link from {producer.id} to {consumer.id} {use}: {report.problem}{more}"
 
     def drop(self, worker: WorkerRef) -> None:
         """Forget what was known of a worker's pairs."""

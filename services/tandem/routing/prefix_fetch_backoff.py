@@ -31,9 +31,9 @@ class PrefixFetchBackoff:
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
 
-    def failed(self, way: Pair, now: float) -> None:
+    def failed(self, link: Pair, now: float) -> None:
         """Nothing came of a prefix fetch. Those that were asked for before the way was left out tell nothing new."""
-        record = self._records.setdefault(way, _Record())
+        record = self._records.setdefault(link, _Record())
         if now < record.until:
             return
         record.num_failures += 1
@@ -41,19 +41,19 @@ class PrefixFetchBackoff:
             record.backoff_s = min(max(FIRST_BACKOFF_S, 2 * record.backoff_s), LONGEST_BACKOFF_S)
             record.until = now + record.backoff_s
 
-    def came(self, way: Pair) -> None:
+    def came(self, link: Pair) -> None:
         """Something was read."""
-        self._records.pop(way, None)
+        self._records.pop(link, None)
 
     def forget(self, worker: WorkerRef) -> None:
         """It is gone."""
-        self._records = {way: record for way, record in self._records.items() if worker not in way}
+        self._records = {link: record for way, record in self._records.items() if worker not in link}
 
-    def ways(self, now: float) -> Set[Pair]:
+    def links(self, now: float) -> Set[Pair]:
         """Those that are left out now."""
         if not self._records:
             return frozenset()
-        return {way for way, record in self._records.items() if record.until > now}
+        return {link for way, record in self._records.items() if record.until > now}
 
     def __repr__(self) -> str:
-        return f"<prefix fetches failed over {len(self._records)} ways>"
+        return f"<prefix fetches failed over {len(self._records)} links>"

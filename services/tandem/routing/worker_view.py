@@ -111,7 +111,7 @@ def whole_cost(worker: WorkerView) -> Cost:
 class ClusterView:
     """A router's `Candidates` as a snapshot: ranks by sorting, which says what `Roster` means. `linked` holds the
     (prefill, decode) pairs between which a block has moved; `unlinked` those where it was tried and failed, `refused`
-    those of them whose way is not what was promised. A pair in neither is being tried."""
+    those of them whose link is not as required. A pair in neither is being tried."""
 
     workers: tuple[WorkerView, ...] = ()
     linked: Set[Pair] = frozenset()

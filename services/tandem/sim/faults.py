@@ -1,6 +1,6 @@
 """What strikes workers and links of a simulated cluster, and when others notice; never draws what or when.
 
-A gateway counts a worker that is only silent as lost after `gateway.worker_silence_s`. One that comes back after that
+A gateway counts a worker that is only silent as lost after `gateway.worker_timeout_s`. One that comes back after that
 is told what its gateway still waits for, and ends the rest.
 """
 
@@ -52,7 +52,7 @@ class Faults:
         self._lives = lives
         self._workers = stage.workers
         self._gateways = stage.gateways
-        self._silence_s = config.worker_silence_s
+        self._silence_s = config.worker_timeout_s
         self._owner = owner
         self._revive = revive
         self._lost: set[tuple[Actor, Actor]] = set()

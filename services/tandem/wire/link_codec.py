@@ -1,10 +1,10 @@
-"""Reports on ways between workers as messages of worker.proto and back; never judges a way."""
+"""Reports on links between workers as messages of worker.proto and back; never judges a way."""
 
 from __future__ import annotations
 
 import math
 
-from tandem.core.link import WAY_NAMES, LinkReport, LinkType
+from tandem.core.link import LINK_TYPES, LinkReport, LinkType
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.kv_codec import decode_worker, encode_worker, require
 
@@ -12,7 +12,7 @@ from tandem.wire.kv_codec import decode_worker, encode_worker, require
 def encode_link(report: LinkReport) -> pb.LinkReport:
     return pb.LinkReport(
         source=encode_worker(report.source),
-        way=report.way,
+        link_type=report.link_type,
         evidence=report.evidence,
         num_bytes=report.num_bytes,
         seconds=report.seconds,
@@ -26,7 +26,7 @@ def decode_link(message: pb.LinkReport) -> LinkReport:
     require(math.isfinite(message.seconds) and message.seconds >= 0, "bytes moved in a time that is none")
     return LinkReport(
         source=decode_worker(message.source),
-        way=_way(message.way),
+        link_type=_link_type(message.link_type),
         evidence=message.evidence,
         num_bytes=message.num_bytes,
         seconds=message.seconds,
@@ -35,5 +35,5 @@ def decode_link(message: pb.LinkReport) -> LinkReport:
     )
 
 
-def _way(name: str) -> LinkType:
-    return next((known for known in WAY_NAMES if known == name), "unknown")
+def _link_type(name: str) -> LinkType:
+    return next((known for known in LINK_TYPES if known == name), "unknown")

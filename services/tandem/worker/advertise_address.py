@@ -17,13 +17,13 @@ _BEYOND = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def advertised_address(config: WorkerConfig, port: int, environ: Mapping[str, str], own: Callable[[str], str]) -> str:
-    """The host:port to announce of a worker that listens at `port`.
+    """The host:port to advertise for a worker that listens at `port`.
 
-    `worker.announce` where it is set, its port 0 standing for `port`; else `worker.host`; where that means every
+    `worker.advertise_address` where it is set, its port 0 standing for `port`; else `worker.host`; where that means every
     address the pod's, or what `own` returns for it: an address of this machine.
     """
-    if config.announce:
-        host, _, announced = config.announce.rpartition(":")
+    if config.advertise_address:
+        host, _, announced = config.advertise_address.rpartition(":")
         return f"{host}:{int(announced) or port}"
     host = config.host
     if is_wildcard(host):
@@ -47,7 +47,5 @@ def default_route_address(wildcard: str) -> str:
                 return str(way.getsockname()[0])
         except OSError:
             continue
-    message = (
-        f"worker.host is {wildcard} and this machine has no address that others could be told: set worker.announce"
-    )
-    raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.announce")
+    message = f"worker.host is {wildcard} and this machine has no address that others could be told: set worker.advertise_address"
+    raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.advertise_address")

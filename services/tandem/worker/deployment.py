@@ -77,10 +77,10 @@ def _here(config: Config) -> Config:
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
     unique = serve.get_replica_context().replica_id.unique_id
     name = f"{config.worker.id or socket.gethostname()}-{unique}"
-    return replace(config, worker=replace(config.worker, id=name, announce=_announce(config.worker)))
+    return replace(config, worker=replace(config.worker, id=name, advertise_address=_advertise_address(config.worker)))
 
 
-def _announce(worker: WorkerConfig) -> str:
+def _advertise_address(worker: WorkerConfig) -> str:
     return advertised_address(worker, worker.port, os.environ, lambda _: str(ray.util.get_node_ip_address()))
 
 

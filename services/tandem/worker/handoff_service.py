@@ -1,4 +1,4 @@
-"""The producer's end of Follow streams: what consumers say to engine commands, what they are told to messages; never
+"""The producer's end of StreamHandoff streams: what consumers say to engine commands, what they are told to messages; never
 decides about a lease."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tandem.worker.grpc_status import status_of
 MAX_UNANSWERED = 256
 """Messages of one consumer that may wait for the engine; what it says beyond that waits in the stream."""
 
-_Context = grpc.aio.ServicerContext[kv_pb2.FollowRequest, kv_pb2.FollowUpdate]
+_Context = grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
 
 
 class HandoffService:
@@ -42,7 +42,7 @@ class HandoffService:
         self._fingerprint = fingerprint
         self._lease_s = lease_s
 
-    async def serve(self, requests: AsyncIterator[kv_pb2.FollowRequest], context: _Context) -> None:
+    async def serve(self, requests: AsyncIterator[kv_pb2.StreamHandoffRequest], context: _Context) -> None:
         """Until the consumer leaves, opens another stream, or does not take what it is told."""
         first = await anext(requests, None)
         if first is None:
@@ -66,7 +66,10 @@ class HandoffService:
             await context.abort(status_of(outcome), outcome.message)
 
     async def _listen(
-        self, first: kv_pb2.FollowRequest, requests: AsyncIterator[kv_pb2.FollowRequest], stream: ConsumerStream
+        self,
+        first: kv_pb2.StreamHandoffRequest,
+        requests: AsyncIterator[kv_pb2.StreamHandoffRequest],
+        stream: ConsumerStream,
     ) -> None:
         """The engine takes commands between two steps, so messages enter as they come: one that waited for the answer
         to the one before it would wait for a step each."""
@@ -81,7 +84,7 @@ class HandoffService:
         finally:
             stream.end()
 
-    def _apply(self, message: kv_pb2.FollowRequest, stream: ConsumerStream) -> asyncio.Future[None]:
+    def _apply(self, message: kv_pb2.StreamHandoffRequest, stream: ConsumerStream) -> asyncio.Future[None]:
         """The answer to a message follows whatever its commands had to tell."""
 
         def settle(done: asyncio.Future[None]) -> None:
@@ -114,8 +117,8 @@ class HandoffService:
             return False
         return True
 
-    def _update(self, told: PendingUpdate) -> kv_pb2.FollowUpdate:
-        return kv_pb2.FollowUpdate(
+    def _update(self, told: PendingUpdate) -> kv_pb2.StreamHandoffUpdate:
+        return kv_pb2.StreamHandoffUpdate(
             announcements=[encode_announcement(effect.message) for effect in told.announcements],
             ended=[
                 kv_pb2.HandoffEnded(key=encode_handoff_key(end.key), kind=end.kind.value, message=end.message)
@@ -127,7 +130,7 @@ class HandoffService:
 
 
 def _command(
-    message: kv_pb2.FollowRequest, consumer: WorkerRef
+    message: kv_pb2.StreamHandoffRequest, consumer: WorkerRef
 ) -> Callable[[Engine, float], tuple[None, list[Effect]]]:
     """Raises TandemError when the message is malformed; then nothing of it is done."""
     follow = [decode_handoff_key(key) for key in message.follow]

@@ -169,7 +169,7 @@ class LinkMonitor:
         if self.book.put(report, self._clock.now()):
             level = logging.WARNING if report.problem else logging.INFO
             problem = f", but {report.problem}" if report.problem else ""
-            _log.log(level, "%s is read by %s, %.3g GB/s%s", report.source, report.way, report.gbps, problem)
+            _log.log(level, "%s is read by %s, %.3g GB/s%s", report.source, report.link_type, report.gbps, problem)
         self._tell()
 
     async def _choose(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]]) -> None:
@@ -195,7 +195,9 @@ class LinkMonitor:
             if self.book.find(source) is not None:
                 continue
             evidence = "its first transfers"
-            report = LinkReport(source=source, way="unknown", evidence=evidence, num_bytes=num_bytes, seconds=seconds)
+            report = LinkReport(
+                source=source, link_type="unknown", evidence=evidence, num_bytes=num_bytes, seconds=seconds
+            )
             if self._promised.require != "any" or report.gbps < self._promised.min_gbps:
                 suspects.append(source)
             else:

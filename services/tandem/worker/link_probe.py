@@ -1,7 +1,7 @@
 """Measures the way to another worker: reads its trial blocks into our own, over and over; never judges what it found.
 
 The blocks belong to nobody's books: those that are read are the same in every pool and never change, those that are
-written hold nothing. What is timed is what the way carries, without digests; before and after it one pass is checked
+written hold nothing. What is timed is what the link carries, without digests; before and after it one pass is checked
 against them, with other content each, so that what arrived was read now. The first pass is also for connections to come
 about.
 """
@@ -117,9 +117,9 @@ class LinkProbe:
         after = await self._count()
         await passes.run(1, 1, limit_s)
         ends, num_read = self._ends(met), together.num_bytes + alone.num_bytes
-        way, evidence = detect_link_type(TransferSample(num_read, idle, before, after), ends)
+        link_type, evidence = detect_link_type(TransferSample(num_read, idle, before, after), ends)
         seconds = num_read / max(together.pace, alone.pace)
-        report = LinkReport(source=source, way=way, evidence=evidence, num_bytes=num_read, seconds=seconds)
+        report = LinkReport(source=source, link_type=link_type, evidence=evidence, num_bytes=num_read, seconds=seconds)
         return ProbeResult(report, ends)
 
     async def _count(self) -> Counters:

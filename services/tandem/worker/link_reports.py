@@ -104,4 +104,4 @@ class LinkReports:
 
 
 def _gist(report: LinkReport) -> tuple[str, bool]:
-    return report.way, bool(report.problem)
+    return report.link_type, bool(report.problem)

@@ -1,4 +1,4 @@
-"""The consumer's end of one Follow stream: connects to a source and keeps it told; never decides whether a pull goes
+"""The consumer's end of one StreamHandoff stream: connects to a source and keeps it told; never decides whether a pull goes
 on.
 
 A session is: ask the source who it is, make it readable, open the stream, follow everything that is wanted. When a
@@ -67,7 +67,7 @@ class _Broken(Exception):
     """A session ended that should have gone on."""
 
 
-_Call = grpc.aio.StreamStreamCall[kv_pb2.FollowRequest, kv_pb2.FollowUpdate]
+_Call = grpc.aio.StreamStreamCall[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
 
 
 class ProducerSession:
@@ -177,7 +177,7 @@ class ProducerSession:
             async with asyncio.timeout(ANSWER_S):
                 await asyncio.wrap_future(context.connect(met.peer))
             self._was_connected = True
-            call: _Call = stub.Follow()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
+            call: _Call = stub.StreamHandoff()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
             try:
                 await self._converse(call)
             finally:
@@ -222,12 +222,12 @@ class ProducerSession:
                 if not self._wanted:
                     return
 
-    def _next_message(self) -> kv_pb2.FollowRequest:
+    def _next_message(self) -> kv_pb2.StreamHandoffRequest:
         """All that is to be said, or as much as one message may hold; the lease that it asks for counts from now."""
         self._sequence += 1
         follow = self._some_to_follow()
         self._unanswered[self._sequence] = (self._context.clock.now(), (*follow, *self._to_renew))
-        message = kv_pb2.FollowRequest(
+        message = kv_pb2.StreamHandoffRequest(
             follow=[encode_handoff_key(key) for key, prefix_request in follow.items() if prefix_request is None],
             prefix_request=[
                 encode_prefix_request(key, prefix_request)
@@ -264,7 +264,7 @@ class ProducerSession:
             self._context.post(self._commands(update))
         raise _Broken("the source ended the stream")
 
-    def _commands(self, update: kv_pb2.FollowUpdate) -> Command:
+    def _commands(self, update: kv_pb2.StreamHandoffUpdate) -> Command:
         """One command for a whole message. Raises TandemError when it is malformed."""
         announced = [decode_announcement(message) for message in update.announcements]
         ended = [(decode_handoff_key(end.key), decode_kind(end.kind), end.message) for end in update.ended]
@@ -290,7 +290,7 @@ class ProducerSession:
         self._context.let_go(source)
 
 
-async def _write(call: _Call, message: kv_pb2.FollowRequest) -> None:
+async def _write(call: _Call, message: kv_pb2.StreamHandoffRequest) -> None:
     """Raises _Broken for a call that ended a moment ago, which gRPC takes for a mistake of ours."""
     try:
         await call.write(message)

@@ -134,10 +134,10 @@ class WorkerService(WorkerServicer):
         finally:
             self._gateways.detach(watch, self._clock.now())
 
-    async def Follow(  # type: ignore[override]
+    async def StreamHandoff(  # type: ignore[override]
         self,
-        request_iterator: AsyncIterator[kv_pb2.FollowRequest],
-        context: grpc.aio.ServicerContext[kv_pb2.FollowRequest, kv_pb2.FollowUpdate],
+        request_iterator: AsyncIterator[kv_pb2.StreamHandoffRequest],
+        context: grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate],
     ) -> None:
         await self._follows.serve(request_iterator, context)
 
@@ -157,20 +157,20 @@ class WorkerService(WorkerServicer):
             reply.books.CopyFrom(encode_books(books))
         except (TimeoutError, TandemError):
             pass
-        reply.ways.extend(map(encode_link, self._link_monitor.book.since(0)))
+        reply.links.extend(map(encode_link, self._link_monitor.book.since(0)))
         snapshot = self._router.snapshot
         reply.load.CopyFrom(encode_load(snapshot.load))
         if snapshot.step_cost is not None:
             reply.step_cost.CopyFrom(encode_step_cost(snapshot.step_cost))
         return reply
 
-    async def Measure(
+    async def ProbeLink(
         self,
-        request: worker_pb2.MeasureRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.MeasureRequest, worker_pb2.MeasureReply],
-    ) -> worker_pb2.MeasureReply:
+        request: worker_pb2.ProbeLinkRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ProbeLinkRequest, worker_pb2.ProbeLinkReply],
+    ) -> worker_pb2.ProbeLinkReply:
         """A measurement that was begun is finished, whether or not the caller waits for it."""
-        reply = worker_pb2.MeasureReply()
+        reply = worker_pb2.ProbeLinkReply()
         try:
             report = await self._link_monitor.measure(decode_worker(request.source), request.num_bytes)
             reply.report.CopyFrom(encode_link(report))
@@ -198,7 +198,12 @@ class WorkerService(WorkerServicer):
             done = await asyncio.wrap_future(self._driver.call(lambda engine, now: (engine.drained(), [])))
         except TandemError:
             return DrainResult(0)
-        _log.info("drained: %d moved, %d given back, %d left", done.num_moved, done.num_given_back, done.num_left)
+        _log.info(
+            "drain finished: %d migrated, %d requeued, %d unfinished",
+            done.num_moved,
+            done.num_given_back,
+            done.num_left,
+        )
         return done
 
     async def _until_empty(self, timeout_s: float) -> None:
@@ -263,7 +268,7 @@ class WorkerService(WorkerServicer):
     async def _stream_updates(
         self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
     ) -> None:
-        """At once, then whenever the stream is woken. Load, step cost and ways go along when they have changed."""
+        """At once, then whenever the stream is woken. Load, step cost and links go along when they have changed."""
         told: EngineSnapshot | None = None
         book, num_told = self._link_monitor.book, 0
         try:
@@ -274,7 +279,7 @@ class WorkerService(WorkerServicer):
                     events = watch.box.take(self._clock.now())
                     update = encode_update(events, *_news(snapshot, told))
                     if book.number > num_told:
-                        update.ways.extend(map(encode_link, book.since(num_told)))
+                        update.links.extend(map(encode_link, book.since(num_told)))
                     told, num_told = snapshot, book.number
                     patience.wait()
                     await context.write(update)

@@ -82,7 +82,7 @@ class Worker:
         me: WorkerRef,
         server: grpc.aio.Server,
         trust: PeerAuth,
-        way: KVEndpoint,
+        link: KVEndpoint,
         clock: Clock,
     ) -> None:
         self.me = me
@@ -92,13 +92,13 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._trust, self._rank_group = trust, model.rank_group
-        self._identity = _identity(config, model, me, way.peer)
+        self._identity = _identity(config, model, me, link.peer)
         self._redis_health = RedisHealth()
         self._introduction = WorkerDescriptor(self._identity, trust, self._redis_health)
         self._gateways = WatchSessions(config.worker.gateway_grace_s)
         self._consumers = ConsumerStreams()
         self._reads = TransferClient(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
-        self._mover = open_mover(way.transport, model, self._reads.on_event, clock)
+        self._mover = open_mover(link.transport, model, self._reads.on_event, clock)
         self._reads.attach(self._mover)
         self._publisher = compose_publisher(config.redis, me, _num_cacheable(model), clock, self._redis_health)
         self._router = EffectDispatcher(

@@ -27,7 +27,7 @@ def test_gateways_know_what_workers_hold_and_prompts_are_found_there(calm: Pair)
     after = metrics(calm.gateway)
     predicted = "tandem_prefix_predicted_tokens_total"
     assert after[predicted] == before[predicted] + 5 * BLOCK_TOKENS
-    assert after["tandem_prefix_missed_tokens_total"] == before["tandem_prefix_missed_tokens_total"]
+    assert after["tandem_prefix_stale_hit_tokens_total"] == before["tandem_prefix_stale_hit_tokens_total"]
     late = calm.cluster.gateway("late")
     late.wait_ready()
     late.wait_serving()

@@ -13,7 +13,7 @@ SETTINGS = (
     *("--served-model-name", "tiny,org/alias", "--kv-transport", "local", "--kv-cache-memory", "128MiB"),
     # Small steps: a long prompt is in the middle of its prefill for a second.
     *("--max-num-batched-tokens", "64", "--max-num-seqs", str(NUM_SEQS)),
-    *("--worker-silence-s", "3", "--lease-s", "3", "--gateway-grace-s", "3", "--worker-drain-s", "10"),
+    *("--worker-timeout-s", "3", "--lease-s", "3", "--gateway-grace-s", "3", "--worker-drain-s", "10"),
 )
 
 

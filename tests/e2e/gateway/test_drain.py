@@ -55,7 +55,7 @@ def drawn(answer: Answer) -> dict[int, tuple[list[int], list[float], str]]:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("drain")
-    own = ("--namespace", NAMESPACE, "--worker-drain-s", "60", "--worker-silence-s", "30", "--gateway-grace-s", "30")
+    own = ("--namespace", NAMESPACE, "--worker-drain-s", "60", "--worker-timeout-s", "30", "--gateway-grace-s", "30")
     with cluster(directory, redis_url, model, *SETTINGS, *own) as running:
         yield running
 
@@ -105,7 +105,7 @@ def test_all_streams_of_a_decode_worker_that_ends_go_on_at_another(running: Clus
     assert [(about["path"], about["attempts"]) for about in (answer.about() for answer in answers)] == [
         ("remote;moves=1", 2)
     ] * len(answers)
-    assert f"drained: {NUM_SEQUENCES} moved, 0 given back, 0 left" in leaving.log
+    assert f"drain finished: {NUM_SEQUENCES} migrated, 0 requeued, 0 unfinished" in leaving.log
     for worker in (prefill, taking):
         until(worker.is_idle, f"an idle {worker.name}")
     assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]

@@ -181,7 +181,7 @@ def test_a_worker_that_is_told_to_end_drains(pair: Pair) -> None:
 
 @pytest.mark.nightly
 def test_a_gateway_that_ends_cuts_a_stream_that_stands_still(pair: Pair) -> None:
-    gateway = pair.cluster.gateway("patient", "--worker-silence-s", "60", "--gateway-drain-s", "1")
+    gateway = pair.cluster.gateway("patient", "--worker-timeout-s", "60", "--gateway-drain-s", "1")
     gateway.wait_ready()
     gateway.wait_serving()
     with Post(gateway.url, completion(40, 880, LONG_ANSWER, stream=True)) as post:

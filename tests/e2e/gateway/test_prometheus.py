@@ -64,7 +64,7 @@ QUIET = {
     *("TandemTargetDown", "TandemGatewayNotReady", "TandemNoWorker", "TandemWorkerUnhealthy", "TandemBreakerOpen"),
     *("TandemRedisDown", "TandemQuotasAlone", "TandemPrefixIndexUnreachable", "TandemBlocksQuarantined"),
     *("TandemRequestsFail", "TandemTransfersFail", "TandemFallsBack", "TandemLeasesStay", "TandemRefuses"),
-    *("TandemWayNotAsPromised", "TandemWorkersUnscraped"),
+    *("TandemLinkBelowRequirement", "TandemWorkersUnscraped"),
 }
 """Alerts whose condition must not even hold for a moment here; those of speed may on a busy machine."""
 

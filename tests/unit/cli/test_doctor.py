@@ -15,7 +15,7 @@ from tests.ports import free_port
 _numbers = itertools.count()
 COLOUR = "\x1b["
 QUICK = (
-    "versions,settings,cpu,gpu,rdma,memlock,shared-memory,ports,announce,guard,open-files,tenants,secret,tls,redis,"
+    "versions,settings,cpu,gpu,rdma,memlock,shared-memory,ports,advertise-address,guard,open-files,tenants,secret,tls,redis,"
     "workers,gateway,clock,pod,rbac"
 )
 """All checks but `model`, which loads the model, and `ucx`, which moves bytes between two processes."""

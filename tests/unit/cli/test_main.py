@@ -24,7 +24,7 @@ _OTHER = {
     "planner.percentile": "95",
     "planner.headroom": "0.3",
     "planner.groups": "prefill=fast,decode=wide:2",
-    "worker.announce": "elsewhere:50051",
+    "worker.advertise_address": "elsewhere:50051",
 }
 
 

@@ -24,21 +24,21 @@ def worker(
 
 
 class Double(WorkerServicer):
-    """`ways`: producer -> what measuring it answers. `asked`: the producers, in order."""
+    """`links`: producer -> what measuring it answers. `asked`: the producers, in order."""
 
-    def __init__(self, said: pb.DescribeReply, ways: Mapping[str, pb.MeasureReply] | None = None) -> None:
+    def __init__(self, said: pb.DescribeReply, links: Mapping[str, pb.ProbeLinkReply] | None = None) -> None:
         self.said = said
-        self.ways = ways or {}
+        self.links = links or {}
         self.asked: list[str] = []
 
     async def Describe(self, request: Any, context: Any) -> pb.DescribeReply:
         return self.said
 
-    async def Measure(self, request: Any, context: Any) -> pb.MeasureReply:
+    async def ProbeLink(self, request: Any, context: Any) -> pb.ProbeLinkReply:
         self.asked.append(request.source.id)
-        if request.source.id not in self.ways:
+        if request.source.id not in self.links:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        return self.ways[request.source.id]
+        return self.links[request.source.id]
 
 
 class Listed:

@@ -46,7 +46,7 @@ async def test_what_no_part_needs_here_is_skipped(tmp_path: Path) -> None:
     for parts in ({"gateway"}, {"worker"}):
         examined = await run_checks([c for c in checkup(tmp_path, parts).checks() if c.name != "ucx"], SystemClock())
         found[parts.pop()] = {f.check: f for one in examined for f in one.findings}
-    for name in ("cpu", "gpu", "rdma", "memlock", "shared-memory", "model", "announce", "guard"):
+    for name in ("cpu", "gpu", "rdma", "memlock", "shared-memory", "model", "advertise-address", "guard"):
         assert found["gateway"][name].found == "tandem[worker] is not installed: none runs here"
         assert "not installed: none runs" not in found["worker"][name].found
     for name in ("open-files", "tenants"):

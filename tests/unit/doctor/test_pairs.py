@@ -1,4 +1,4 @@
-"""Which ways are measured, and what is said of them."""
+"""Which links are measured, and what is said of them."""
 
 from __future__ import annotations
 
@@ -53,17 +53,20 @@ def test_only_partners_that_answer() -> None:
 
 async def test_the_consumer_is_asked() -> None:
     report = pb.LinkReport(
-        way="tcp", evidence="eth0 rose", num_bytes=1 << 20, seconds=0.5, problem="slow", refused=True
+        link_type="tcp", evidence="eth0 rose", num_bytes=1 << 20, seconds=0.5, problem="slow", refused=True
     )
-    ways = {"p": pb.MeasureReply(report=report), "q": pb.MeasureReply(refusal=pb.Refusal(message="unknown worker"))}
+    links = {
+        "p": pb.ProbeLinkReply(report=report),
+        "q": pb.ProbeLinkReply(refusal=pb.Refusal(message="unknown worker")),
+    }
     said = pb.DescribeReply(role="mixed", model="smol")
-    consumer = Double(said, ways)
+    consumer = Double(said, links)
     async with running({"d": consumer, "p": Double(said), "q": Double(said), "r": Double(said)}) as listed:
         fleet = await read_fleet(listed, SystemClock())
         d, *producers = fleet.workers
         p, q, r = [await measure(listed, Pair(d, producer)) for producer in producers]
     assert consumer.asked == ["p", "q", "r"]
-    assert (p.way, p.evidence, p.num_bytes, p.seconds, p.problem, p.is_refused) == (
+    assert (p.link_type, p.evidence, p.num_bytes, p.seconds, p.problem, p.is_refused) == (
         *("tcp", "eth0 rose", 1 << 20, 0.5, "slow", True),
     )
     assert (q.error, r.cannot) == ("unknown worker", True)
@@ -75,14 +78,19 @@ def test_a_way_as_it_should_be() -> None:
     finding = judge_pair(FAST, TransferConfig(require="rdma", min_gbps=6.0))
     assert_fine(finding, "pairs", "d <- p  rdma  6.71 GB/s  (port counters rose)")
     assert finding.figures["gbps"] == 6.711 and finding.figures["consumer"] == "d"
-    near = judge_pair(replace(FAST, way="shared_memory"), TransferConfig(require="rdma"))
+    near = judge_pair(replace(FAST, link_type="shared_memory"), TransferConfig(require="rdma"))
     assert_fine(near, "pairs", "shared_memory")
 
 
 @pytest.mark.parametrize(
     ("measured", "transfer", "found", "fix"),
     [
-        (replace(FAST, way="tcp"), TransferConfig(require="rdma"), "transfer.require is rdma", "`pools.<name>.rdma`"),
+        (
+            replace(FAST, link_type="tcp"),
+            TransferConfig(require="rdma"),
+            "transfer.require is rdma",
+            "`pools.<name>.rdma`",
+        ),
         (FAST, TransferConfig(require="cuda_ipc"), "transfer.require is cuda_ipc", "`colocate: true`"),
         (FAST, TransferConfig(require="shared_memory"), "transfer.require is shared_memory", "process_vm_readv"),
         (FAST, TransferConfig(min_gbps=7.0), "transfer.min_gbps is 7", "a smaller min_gbps"),

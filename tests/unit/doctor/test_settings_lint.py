@@ -11,7 +11,7 @@ from tandem.doctor.settings_lint import judge_settings
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_warns
 
 WARNED: list[tuple[dict[str, Any], str, str]] = [
-    ({"worker.announce": "h:1"}, "worker.port=0 listens at any", "worker.port with the port"),
+    ({"worker.advertise_address": "h:1"}, "worker.port=0 listens at any", "worker.port with the port"),
     ({"gateway.auth": "off", "gateway.host": "0.0.0.0"}, "everybody is served", "--auth keys"),
     ({"cluster.insecure": True, "worker.host": "10.0.0.1"}, "cluster.insecure", "--secret-file FILE"),
     ({"handoff.lease_s": 40.0}, "handoff.lease_s is longer", "at most handoff.pull_timeout_s"),
@@ -23,7 +23,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"transfer.require": "cuda_ipc"}, "no GPU memory", "transfer.require=shared_memory or any"),
 ]
 HARMLESS: list[dict[str, Any]] = [
-    {"worker.announce": "10.0.0.1:50051", "worker.port": 50051},
+    {"worker.advertise_address": "10.0.0.1:50051", "worker.port": 50051},
     {"gateway.auth": "off", "gateway.host": "127.0.0.1"},
     {"planner.mode": "act", "slo.itl_ms": 50.0},
     {"transfer.require": "rdma"},

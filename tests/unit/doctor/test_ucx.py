@@ -12,7 +12,7 @@ import pytest
 from tandem.core.config import HandoffConfig, TransferConfig
 from tandem.doctor.finding import Finding
 from tandem.doctor.system import Ran, System
-from tandem.doctor.ucx import Trial, judge_trial, parse_trial, read_trial, way_of
+from tandem.doctor.ucx import Trial, judge_trial, link_type_of, parse_trial, read_trial
 from tests.unit.doctor.ucx_logs import log
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns, verdicts
 
@@ -25,9 +25,9 @@ Require = Literal["any", "rdma", "cuda_ipc", "shared_memory"]
 
 
 def judged(
-    trial: Trial, require: Require = "any", told: str = "", on_miss: Literal["refuse", "warn"] = "refuse"
+    trial: Trial, require: Require = "any", told: str = "", on_slow_link: Literal["refuse", "warn"] = "refuse"
 ) -> list[Finding]:
-    return list(judge_trial(trial, HandoffConfig(), TransferConfig(require=require, on_miss=on_miss), told))
+    return list(judge_trial(trial, HandoffConfig(), TransferConfig(require=require, on_slow_link=on_slow_link), told))
 
 
 def test_logs_are_read() -> None:
@@ -35,7 +35,7 @@ def test_logs_are_read() -> None:
     assert parse_trial(f"noise\n{SAID}\n", log("zero-copy   | cma/memory")) == CMA
     assert parse_trial(SAID, log("software emulation | 52% on tcp/lo and 48% on tcp/eth0")) == TCP
     card = parse_trial(SAID, log("zero-copy   | rc_mlx5/mlx5_0:1", has_card=True))
-    assert (card.available, card.chosen, card.ways) == (CARD, ("rc_mlx5/mlx5_0:1",), {"rdma"})
+    assert (card.available, card.chosen, card.link_types) == (CARD, ("rc_mlx5/mlx5_0:1",), {"rdma"})
 
 
 def test_names_that_this_machine_has_nothing_for_are_read() -> None:
@@ -49,7 +49,7 @@ def test_a_log_that_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "way"),
+    ("transport", "link_type"),
     [
         ("cma", "shared_memory"),
         ("posix", "shared_memory"),
@@ -62,8 +62,8 @@ def test_a_log_that_says_nothing() -> None:
         ("rocm_ipc", "unknown"),
     ],
 )
-def test_ways(transport: str, way: str) -> None:
-    assert way_of(transport) == way
+def test_ways(transport: str, link_type: str) -> None:
+    assert link_type_of(transport) == link_type
 
 
 def test_a_read_through_the_kernel() -> None:
@@ -92,7 +92,7 @@ def test_what_is_required_must_be_there(require: Require) -> None:
     _, finding = judged(CMA, require, told="tcp,sm")
     fix = {"rdma": "no UCX_TLS without rc or dc", "cuda_ipc": "`colocate: true`"}[require]
     assert_fails(finding, "ucx", f"transfer.require={require}, and UCX has tcp, sysv, cma with UCX_TLS=tcp,sm", fix)
-    _, finding = judged(CMA, require, on_miss="warn")
+    _, finding = judged(CMA, require, on_slow_link="warn")
     assert_warns(finding, "ucx", f"transfer.require={require}", "transfer.require=any")
 
 
@@ -126,7 +126,7 @@ def test_bytes_move_on_this_machine_by_what_is_told() -> None:
     """The installed library, its logs and two processes."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     trial = read_trial(System(environ={**bare, "UCX_TLS": "tcp"}))
-    assert (trial.problem, trial.ways, trial.num_bytes) == ("", {"tcp"}, 8 << 20)
+    assert (trial.problem, trial.link_types, trial.num_bytes) == ("", {"tcp"}, 8 << 20)
     assert "tcp" in dict(trial.available) and trial.seconds > 0 and trial.version
     broken = read_trial(System(environ={**bare, "UCX_TLS": "rc"}))
     assert (broken.problem, broken.missing) == ("NIXL cannot start here: NIXL_ERR_BACKEND", ("rc",))

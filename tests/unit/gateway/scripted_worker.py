@@ -32,7 +32,7 @@ class ScriptedWorker(WorkerServicer):
     """`on_submit` answers a job: None takes it, else why not. `tell` sends events to whoever watches.
 
     `role` is what the registry says of it. `mute` stops the stream's heartbeat; `seen` holds (verb, what) of all calls
-    in order. `ways` go with each message of the stream; `on_measure` answers who asks for one.
+    in order. `links` go with each message of the stream; `on_measure` answers who asks for one.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ScriptedWorker(WorkerServicer):
         self.after_submit: Callable[[Job], Sequence[JobEvent]] = lambda job: ()
         self.hold_submit: asyncio.Event | None = None
         self.mute = False
-        self.ways: list[LinkReport] = []
+        self.links: list[LinkReport] = []
         self.on_measure: Callable[[WorkerRef], LinkReport | TandemError] = lambda source: TandemError(
             ErrorKind.WORKER_LOST, f"{source} is not there"
         )
@@ -132,17 +132,17 @@ class ScriptedWorker(WorkerServicer):
         self.seen.append(("release", decode_handoff_key(request.key)))
         return pb.ReleaseReply()
 
-    async def Measure(self, request: pb.MeasureRequest, context: Any) -> pb.MeasureReply:
+    async def ProbeLink(self, request: pb.ProbeLinkRequest, context: Any) -> pb.ProbeLinkReply:
         source = decode_worker(request.source)
         self.seen.append(("measure", source))
         answer = self.on_measure(source)
         if isinstance(answer, TandemError):
-            return pb.MeasureReply(refusal=encode_refusal(answer.kind, answer.message))
-        return pb.MeasureReply(report=encode_link(answer))
+            return pb.ProbeLinkReply(refusal=encode_refusal(answer.kind, answer.message))
+        return pb.ProbeLinkReply(report=encode_link(answer))
 
     def _update(self, events: Sequence[JobEvent]) -> pb.WatchUpdate:
         update = encode_update(events, self.load)
-        update.ways.extend(map(encode_link, self.ways))
+        update.links.extend(map(encode_link, self.links))
         return update
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchUpdate]:  # type: ignore[override]

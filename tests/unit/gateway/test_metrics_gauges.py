@@ -112,9 +112,9 @@ def test_of_prefixes() -> None:
     watch_prefixes(metrics, index)
     index.false_hits.num_predicted, index.false_hits.num_missed = 30, 10
     named = {name: points[()] for name, points in told(metrics).items()}
-    assert named["tandem.prefix.predicted_tokens"] == 30 and named["tandem.prefix.missed_tokens"] == 10
+    assert named["tandem.prefix.predicted_tokens"] == 30 and named["tandem.prefix.stale_hit_tokens"] == 10
     assert named["tandem.prefix.index.reachable"] == 1
     assert named["tandem.prefix.index.blocks"] == named["tandem.prefix.index.workers"] == 0
     prefixes = {instrument.name for instrument in all_instruments() if instrument.name.startswith("tandem.prefix.")}
-    worker_s = {"tandem.prefix.queried_tokens", "tandem.prefix.hit_tokens", "tandem.prefix.borrowed_tokens"}
+    worker_s = {"tandem.prefix.queried_tokens", "tandem.prefix.hit_tokens", "tandem.prefix.remote_hit_tokens"}
     assert {*named} == prefixes - worker_s

@@ -84,10 +84,10 @@ async def test_whether_anything_came_of_a_prefix_fetch_is_told(
     rig = make_rig(prefixes=Known())
     await rig.start()
     prefill, decode = await rig.pair()
-    way = (decode.ref, prefill.ref)
+    link = (decode.ref, prefill.ref)
     lent: list[tuple[Pair, bool]] = []
     monkeypatch.setattr(
-        rig.dispatch._waiting, "on_prefix_fetch", lambda way, has_come, now: lent.append((way, has_come))
+        rig.dispatch._waiting, "on_prefix_fetch", lambda link, has_come, now: lent.append((link, has_come))
     )
     place = rig.dispatch._waiting.next
 
@@ -107,4 +107,4 @@ async def test_whether_anything_came_of_a_prefix_fetch_is_told(
         await until(lambda num=num_cached: len(lent) == 1 + (num > 0))
         decode.tell(token(key, 0), pulled(key), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
         await collect(request)
-    assert lent == [(way, False), (way, True)]
+    assert lent == [(link, False), (link, True)]

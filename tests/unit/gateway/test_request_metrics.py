@@ -63,7 +63,7 @@ def test_one_answer_is_counted_once_everywhere() -> None:
         (stage, "interactive", "tiny"): seconds
         for stage, seconds in (("receive", 0.1), ("prefill", 0.1), ("decode", 0.8))
     }
-    assert points(metrics, "tandem.moves") == {(): 0}
+    assert points(metrics, "tandem.request.retries") == {(): 0}
 
 
 def test_what_failed_is_not_measured_as_what_finished() -> None:
@@ -72,7 +72,7 @@ def test_what_failed_is_not_measured_as_what_finished() -> None:
     (lost_key, cancelled_key) = points(metrics, "gen_ai.server.request.duration")
     assert (lost_key[-1], cancelled_key[-1]) == ("worker_lost", "cancelled")
     assert not points(metrics, "gen_ai.server.time_per_output_token")
-    assert points(metrics, "tandem.moves") == {(): 3}
+    assert points(metrics, "tandem.request.retries") == {(): 3}
     assert total(points(metrics, "tandem.output_tokens").values()) == 42
 
 

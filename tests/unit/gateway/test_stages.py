@@ -143,7 +143,7 @@ async def test_what_is_lost_begins_again_and_its_time_counts_where_it_was_spent(
         the_trace(seen, record)
     assert stages_of(record) == set(Stage) - {Stage.ROUTE, Stage.PREFILL_QUEUE, Stage.DECODE_QUEUE}
     assert (record.path, record.num_attempts) == ("remote", 2)
-    assert seen.family("tandem.moves").points == {(): 1.0}
+    assert seen.family("tandem.request.retries").points == {(): 1.0}
 
 
 async def test_a_choice_that_moves_while_it_decodes_decodes_all_the_while(rig: Rig) -> None:

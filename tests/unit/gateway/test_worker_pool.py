@@ -155,7 +155,7 @@ async def test_what_waits_is_placed_when_a_stream_is_back(
 async def test_a_worker_that_falls_silent_is_lost(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make_rig(worker_silence_s=0.5, max_retries=0)
+    rig = make_rig(worker_timeout_s=0.5, max_retries=0)
     await rig.start()
     prefill, decode = await rig.pair()
     request = await rig.running()

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
 from tandem.obs import exporters
-from tandem.obs.instruments import INTER_TOKEN_LATENCY, MOVES, OUTPUT_TOKENS, READY, REQUEST_DURATION
+from tandem.obs.instruments import INTER_TOKEN_LATENCY, OUTPUT_TOKENS, READY, REQUEST_DURATION, RETRIES
 from tandem.obs.telemetry import Telemetry
 from tandem.obs.tracing import OFF, SpanEvent, SpanRecord
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
@@ -95,9 +95,9 @@ def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch:
         lag.of("batch", "m").record_all([0.011], ["ab" * 16], 5.0)
         lag.of("batch", "m").record(9.0)
         receiver.wait(lambda it: len([1 for _, metric in it.metrics if metric.name == "tandem.ready"]) >= 2)
-        telemetry.metrics.counter(MOVES).add(1)
+        telemetry.metrics.counter(RETRIES).add(1)
         telemetry.close(30.0)
-        assert receiver.metric("tandem.moves").sum.data_points[0].as_int == 1, "the last message says all"
+        assert receiver.metric("tandem.request.retries").sum.data_points[0].as_int == 1, "the last message says all"
         resource, _ = receiver.metrics[0]
         assert resource["service.name"] == "tandem-gateway"
         tokens = receiver.metric("tandem.output_tokens")
@@ -149,7 +149,7 @@ def test_one_signal_can_be_sent_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
         telemetry = started()
-        telemetry.metrics.counter(MOVES).add(1)
+        telemetry.metrics.counter(RETRIES).add(1)
         assert a_request(telemetry) == ""
         telemetry.close(30.0)
         assert receiver.metrics and not receiver.spans
@@ -160,11 +160,11 @@ def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
         send_to(receiver, monkeypatch)
         monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
         telemetry = started()
-        telemetry.metrics.counter(MOVES).add(1)
+        telemetry.metrics.counter(RETRIES).add(1)
         a_request(telemetry)
         telemetry.close(30.0)
         assert receiver.num_calls == 0
-        assert b"tandem_moves_total 1\n" in telemetry.exposition("")[1], "what is asked for is still told"
+        assert b"tandem_request_retries_total 1\n" in telemetry.exposition("")[1], "what is asked for is still told"
 
 
 @BOTH
@@ -181,7 +181,7 @@ def test_the_standard_variables_are_honoured(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "")
         monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "2")
         telemetry = started()
-        telemetry.metrics.counter(MOVES).add(1)
+        telemetry.metrics.counter(RETRIES).add(1)
         a_request(telemetry)
         telemetry.close(30.0)
         for resource in (receiver.spans[0][0], receiver.metrics[0][0]):
@@ -214,7 +214,7 @@ def test_a_receiver_that_is_down_costs_nobody_anything(
     telemetry = started()
     for logger in map(logging.getLogger, exporters.LOUD):
         logger.filters.clear()  # what they have said in other tests
-    telemetry.metrics.counter(MOVES).add(1)
+    telemetry.metrics.counter(RETRIES).add(1)
     for _ in range(20):
         a_request(telemetry)
     telemetry.close(30.0)
@@ -264,7 +264,7 @@ def test_a_receiver_that_hangs_costs_nobody_anything(
         monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
         monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
         telemetry = started()
-        telemetry.metrics.counter(MOVES).add(1)
+        telemetry.metrics.counter(RETRIES).add(1)
         a_request(telemetry)
         receiver.wait(lambda it: it.num_calls >= 2)
         for _ in range(20):
@@ -331,11 +331,11 @@ def test_a_figure_that_cannot_be_read_is_logged_and_the_next_ones_are_sent(
 @pytest.mark.slow
 def test_figures_can_go_to_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     code = "from tests.unit.obs.test_telemetry import *; t = started(); a_request(t); "
-    code += "t.metrics.counter(MOVES).add(1); t.close(30.0)"
+    code += "t.metrics.counter(RETRIES).add(1); t.close(30.0)"
     variables = {"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "console,prometheus"}
     subprocess.run([sys.executable, "-c", code], env=os.environ | variables, check=True, timeout=60)
     told = capfd.readouterr().out
-    assert '"name": "chat m"' in told and '"name": "tandem.moves"' in told
+    assert '"name": "chat m"' in told and '"name": "tandem.request.retries"' in told
 
 
 def test_a_program_that_sends_nothing_does_not_load_what_sends() -> None:

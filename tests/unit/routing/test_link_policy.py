@@ -17,8 +17,8 @@ def ref(name: str) -> WorkerRef:
     return WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
 
 
-def report(way: LinkType, gbps: float = 10.0) -> LinkReport:
-    return LinkReport(source=ref("p"), way=way, evidence="seen", num_bytes=int(gbps * 1e9), seconds=1.0)
+def report(link_type: LinkType, gbps: float = 10.0) -> LinkReport:
+    return LinkReport(source=ref("p"), link_type=link_type, evidence="seen", num_bytes=int(gbps * 1e9), seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,20 @@ def report(way: LinkType, gbps: float = 10.0) -> LinkReport:
     ],
 )
 def test_a_way_is_asked_to_be_what_it_can_be(
-    require: Any, way: LinkType, same_machine: bool, is_cuda: bool, is_well: bool
+    require: Any, link_type: LinkType, same_machine: bool, is_cuda: bool, is_well: bool
 ) -> None:
     promised = TransferConfig(require=require)
-    found = evaluate(report(way), promised, same_machine=same_machine, is_cuda=is_cuda)
+    found = evaluate(report(link_type), promised, same_machine=same_machine, is_cuda=is_cuda)
     assert (not found.problem, not found.refused) == (is_well, is_well)
     if not is_well:
         assert f"transfer.require is {require}" in found.problem and "seen" in found.problem
 
 
-@pytest.mark.parametrize(("on_miss", "is_refused"), [("refuse", True), ("warn", False)])
-def test_a_slow_way_is_a_problem_and_refused_only_if_that_is_wanted(on_miss: Any, is_refused: bool) -> None:
-    promised = TransferConfig(min_gbps=12.0, on_miss=on_miss)
+@pytest.mark.parametrize(("on_slow_link", "is_refused"), [("refuse", True), ("warn", False)])
+def test_a_slow_way_is_a_problem_and_refused_only_if_that_is_wanted(on_slow_link: Any, is_refused: bool) -> None:
+    promised = TransferConfig(min_gbps=12.0, on_slow_link=on_slow_link)
     slow = evaluate(report("rdma", 11.9), promised, same_machine=False, is_cuda=False)
-    assert slow.problem == "transfer.min_gbps is 12, the way carries 11.9 gigabytes per second"
+    assert slow.problem == "transfer.min_gbps is 12, the link carries 11.9 gigabytes per second"
     assert slow.refused is is_refused
     assert not evaluate(report("rdma", 12.0), promised, same_machine=False, is_cuda=False).problem
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_measured_is_a_problem_only_where_something_was_promised(
     for promised in (TransferConfig(require="rdma"), TransferConfig(min_gbps=1.0)):
         assert has_requirements(promised)
         found = unmeasured(ref("p"), "gone", promised)
-        assert found.refused and found.problem == "it could not be measured: gone" and found.way == "unknown"
+        assert found.refused and found.problem == "it could not be measured: gone" and found.link_type == "unknown"
 
 
 def test_a_few_peers_of_each_zone_are_chosen_and_the_load_spreads() -> None:

@@ -30,7 +30,7 @@ def due(pairs: PairRegistry, views: list[WorkerView], now: float = 0.0) -> list[
 
 
 def refusal(producer: WorkerView, problem: str = "tcp") -> LinkReport:
-    return LinkReport(source=producer.ref, way="tcp", evidence="", problem=problem, refused=bool(problem))
+    return LinkReport(source=producer.ref, link_type="tcp", evidence="", problem=problem, refused=bool(problem))
 
 
 def check(pairs: PairRegistry) -> None:

@@ -11,13 +11,13 @@ A, B, C = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "a
 def test_one_failure_is_no_sign_and_a_prefix_fetch_that_comes_clears_the_way() -> None:
     prefix_fetches = PrefixFetchBackoff()
     prefix_fetches.failed((A, B), 0.0)
-    assert not prefix_fetches.ways(0.0)
+    assert not prefix_fetches.links(0.0)
     prefix_fetches.came((A, B))
     prefix_fetches.failed((A, B), 1.0)
-    assert not prefix_fetches.ways(1.0)
+    assert not prefix_fetches.links(1.0)
     prefix_fetches.failed((A, B), 1.0)
-    assert prefix_fetches.ways(1.0) == {(A, B)}
-    assert prefix_fetches.ways(1.0 + FIRST_BACKOFF_S) == set()
+    assert prefix_fetches.links(1.0) == {(A, B)}
+    assert prefix_fetches.links(1.0 + FIRST_BACKOFF_S) == set()
 
 
 def test_each_further_failure_shuts_it_for_twice_as_long_up_to_a_bound() -> None:
@@ -25,7 +25,7 @@ def test_each_further_failure_shuts_it_for_twice_as_long_up_to_a_bound() -> None
     for _ in range(12):
         prefix_fetches.failed((A, B), now)
         prefix_fetches.failed((A, B), now)
-        until = next(t for t in range(1, 100) if not prefix_fetches.ways(now + t))
+        until = next(t for t in range(1, 100) if not prefix_fetches.links(now + t))
         shut.append(until)
         now += until
     assert shut[:3] == [1, 2, 4] and shut[-1] == LONGEST_BACKOFF_S
@@ -35,13 +35,13 @@ def test_prefix_fetches_that_were_asked_for_before_tell_nothing_new() -> None:
     prefix_fetches = PrefixFetchBackoff()
     for _ in range(10):
         prefix_fetches.failed((A, B), 0.0)
-    assert not prefix_fetches.ways(FIRST_BACKOFF_S)
+    assert not prefix_fetches.links(FIRST_BACKOFF_S)
 
 
 def test_whoever_is_gone_is_forgotten_in_both_directions() -> None:
     prefix_fetches = PrefixFetchBackoff()
-    for way in ((A, B), (B, A), (B, C)):
-        prefix_fetches.failed(way, 0.0)
-        prefix_fetches.failed(way, 0.0)
+    for link in ((A, B), (B, A), (B, C)):
+        prefix_fetches.failed(link, 0.0)
+        prefix_fetches.failed(link, 0.0)
     prefix_fetches.forget(A)
-    assert prefix_fetches.ways(0.0) == {(B, C)}
+    assert prefix_fetches.links(0.0) == {(B, C)}

@@ -45,8 +45,8 @@ def moved(*, rdma: int = 0, network: int = 0, usual: int = 0) -> TransferSample:
         (moved(network=103 * MB), LinkEndpoints("local", True, "cpu", "cpu"), "shared_memory"),
     ],
 )
-def test_the_way_is_what_rose(seen: TransferSample, ends: LinkEndpoints, way: str) -> None:
-    assert detect_link_type(seen, ends)[0] == way
+def test_the_link_type_is_what_rose(seen: TransferSample, ends: LinkEndpoints, link_type: str) -> None:
+    assert detect_link_type(seen, ends)[0] == link_type
 
 
 def test_the_evidence_names_the_counters_that_rose_most() -> None:

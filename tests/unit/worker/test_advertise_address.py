@@ -18,7 +18,7 @@ OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}
 
 
 @pytest.mark.parametrize(
-    ("host", "announce", "pod_ip", "told"),
+    ("host", "address", "pod_ip", "told"),
     [
         ("127.0.0.1", "", "10.1.2.3", "127.0.0.1:7"),
         ("worker.local", "", "10.1.2.3", "worker.local:7"),
@@ -32,8 +32,8 @@ OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}
         ("0.0.0.0", "[fd00::2]:0", "", "[fd00::2]:7"),
     ],
 )
-def test_what_others_are_told(host: str, announce: str, pod_ip: str, told: str) -> None:
-    config = WorkerConfig(host=host, announce=announce)
+def test_what_others_are_told(host: str, address: str, pod_ip: str, told: str) -> None:
+    config = WorkerConfig(host=host, advertise_address=address)
     assert advertised_address(config, 7, {"POD_IP": pod_ip} if pod_ip else {}, OWN.__getitem__) == told
 
 
@@ -47,7 +47,7 @@ def test_a_machine_without_a_way_out_has_to_be_told(monkeypatch: pytest.MonkeyPa
         raise OSError("Network is unreachable")
 
     monkeypatch.setattr(socket.socket, "connect", no_way)
-    with pytest.raises(TandemError, match=r"set worker\.announce"):
+    with pytest.raises(TandemError, match=r"set worker\.advertise_address"):
         default_route_address("::")
 
 

@@ -434,7 +434,7 @@ async def test_a_follow_stream_that_has_just_ended_is_opened_anew(
 
     def stub(trust: PeerAuth, channel: grpc.aio.Channel, incarnation: Incarnation) -> Any:
         made: Any = stub_of(trust, channel, incarnation)
-        follow = made.Follow
+        follow = made.StreamHandoff
 
         def ends_the_first_time() -> Any:
             nonlocal num_streams
@@ -444,7 +444,7 @@ async def test_a_follow_stream_that_has_just_ended_is_opened_anew(
                 call.cancel()
             return call
 
-        made.Follow = ends_the_first_time
+        made.StreamHandoff = ends_the_first_time
         return made
 
     monkeypatch.setattr(PeerAuth, "stub", stub)
@@ -469,7 +469,7 @@ async def test_kv_is_taken_from_where_a_worker_says_that_it_is_reached(nodes: No
     outside = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
     port = free_port()
     target = f"127.0.0.1:{port}"
-    producer = await nodes.start(worker=WorkerConfig(port=port, announce=outside))
+    producer = await nodes.start(worker=WorkerConfig(port=port, advertise_address=outside))
     consumer = await nodes.start()
     assert producer.worker.me.address == outside
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 12))

@@ -51,7 +51,7 @@ class Noting:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.answer: Callable[[WorkerRef], LinkReport] = lambda source: LinkReport(
-            source=source, way="rdma", evidence="", num_bytes=10**9, seconds=0.1
+            source=source, link_type="rdma", evidence="", num_bytes=10**9, seconds=0.1
         )
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
@@ -146,7 +146,7 @@ async def test_a_source_that_cannot_be_measured_stops_nothing(
     def fail(source: WorkerRef) -> LinkReport:
         if source.id == "p0":
             raise ZeroDivisionError if is_defect else TandemError(ErrorKind.WORKER_LOST, "gone")
-        return LinkReport(source=source, way="tcp", evidence="", num_bytes=10**9, seconds=1.0)
+        return LinkReport(source=source, link_type="tcp", evidence="", num_bytes=10**9, seconds=1.0)
 
     one, noting = run(lambda: [record("p0"), record("p1")], TransferConfig(require="rdma"))
     noting.answer = fail
@@ -197,7 +197,9 @@ async def test_a_source_that_is_no_more_is_forgotten_unless_it_is_chosen(
 def at(*gbps: float) -> Callable[[WorkerRef], LinkReport]:
     """So fast the first time, so fast the second, ..."""
     paces = iter(gbps)
-    return lambda source: LinkReport(source=source, way="tcp", evidence="", num_bytes=10**9, seconds=1 / next(paces))
+    return lambda source: LinkReport(
+        source=source, link_type="tcp", evidence="", num_bytes=10**9, seconds=1 / next(paces)
+    )
 
 
 @pytest.mark.parametrize(("paces", "is_refused"), [((20.0,), False), ((1.0, 20.0), False), ((1.0, 2.0), True)])

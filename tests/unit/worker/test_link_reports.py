@@ -13,7 +13,7 @@ def ref(name: str, life: int = 1) -> WorkerRef:
 
 
 def report(source: WorkerRef, problem: str = "") -> LinkReport:
-    return LinkReport(source=source, way="tcp", evidence="", num_bytes=1, seconds=1.0, problem=problem)
+    return LinkReport(source=source, link_type="tcp", evidence="", num_bytes=1, seconds=1.0, problem=problem)
 
 
 def test_each_source_has_its_newest_report_of_its_newest_life() -> None:
@@ -55,7 +55,7 @@ def test_a_way_with_a_problem_is_measured_again_ever_more_seldom() -> None:
 
 def test_what_could_not_be_measured_is_tried_again_though_nothing_was_promised() -> None:
     book, source = LinkReports(), ref("a")
-    book.put(LinkReport(source=source, way="unknown", evidence="gone"), 0.0)
+    book.put(LinkReport(source=source, link_type="unknown", evidence="gone"), 0.0)
     assert book.due([source], RETRY_S - 0.1) == [] and book.due([], RETRY_S) == [source]
 
 

@@ -130,7 +130,7 @@ async def test_a_borrowed_prefix_is_a_transfer_and_a_hit(nodes: Nodes) -> None:
     key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
     assert isinstance(await consumer.client.end_of(key), Finished)
     seen = await scrape(consumer)
-    assert seen.sum("tandem_prefix_borrowed_tokens_total") == NUM_BLOCKS * BLOCK_SIZE
+    assert seen.sum("tandem_prefix_remote_hit_tokens_total") == NUM_BLOCKS * BLOCK_SIZE
     assert seen.sum("tandem_prefix_hit_tokens_total") == NUM_BLOCKS * BLOCK_SIZE
     assert seen.sum("tandem_transfer_bytes_total", kind="prefix") == NUM_BLOCKS * BLOCK_BYTES
     assert seen.sum("tandem_transfers_total", kind="prefix", outcome="done") == 1
@@ -180,7 +180,7 @@ async def test_it_listens_where_it_is_told_to_or_nowhere(nodes: Nodes) -> None:
 
 async def test_where_it_is_announced_its_metrics_are_too(nodes: Nodes) -> None:
     port, metrics_port = free_port(), free_port()
-    worker = WorkerConfig(port=port, announce=f"localhost:{port}", metrics_port=metrics_port)
+    worker = WorkerConfig(port=port, advertise_address=f"localhost:{port}", metrics_port=metrics_port)
     assert await address_of(await nodes.start(worker=worker)) == f"localhost:{metrics_port}"
 
 

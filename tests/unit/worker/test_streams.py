@@ -25,12 +25,12 @@ from tests.unit.worker.fake_model import MODEL
 CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(5), "127.0.0.1:1")
 
 
-async def follow(stub: WorkerStub, *messages: kv_pb2.FollowRequest) -> list[kv_pb2.FollowUpdate]:
+async def follow(stub: WorkerStub, *messages: kv_pb2.StreamHandoffRequest) -> list[kv_pb2.StreamHandoffUpdate]:
     """Send messages, read until the last is answered or the stream fails."""
-    call = stub.Follow()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
+    call = stub.StreamHandoff()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
     for message in messages:
         await call.write(message)
-    updates: list[kv_pb2.FollowUpdate] = []
+    updates: list[kv_pb2.StreamHandoffUpdate] = []
     async with asyncio.timeout(10):
         async for update in call:
             updates.append(update)
@@ -40,21 +40,25 @@ async def follow(stub: WorkerStub, *messages: kv_pb2.FollowRequest) -> list[kv_p
     return updates
 
 
-def first(*release: kv_pb2.HandoffKey) -> kv_pb2.FollowRequest:
-    return kv_pb2.FollowRequest(consumer=encode_worker(CONSUMER), fingerprint="f00d", sequence=1, release=release)
+def first(*release: kv_pb2.HandoffKey) -> kv_pb2.StreamHandoffRequest:
+    return kv_pb2.StreamHandoffRequest(
+        consumer=encode_worker(CONSUMER), fingerprint="f00d", sequence=1, release=release
+    )
 
 
 async def test_a_follower_with_another_model_is_refused(nodes: Nodes) -> None:
     node = await nodes.start()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await follow(node.client.stub, kv_pb2.FollowRequest(consumer=encode_worker(CONSUMER), fingerprint="beef"))
+        await follow(
+            node.client.stub, kv_pb2.StreamHandoffRequest(consumer=encode_worker(CONSUMER), fingerprint="beef")
+        )
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize("where", ["consumer", "first", "second"])
 async def test_a_malformed_follow_ends_the_stream_and_nothing_else(nodes: Nodes, where: str) -> None:
     node = await nodes.start()
-    bad = kv_pb2.FollowRequest(fingerprint="f00d", renew=[kv_pb2.HandoffKey()], sequence=2)
+    bad = kv_pb2.StreamHandoffRequest(fingerprint="f00d", renew=[kv_pb2.HandoffKey()], sequence=2)
     messages = {"consumer": [bad], "first": [first(kv_pb2.HandoffKey())], "second": [first(), bad]}[where]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await follow(node.client.stub, *messages)
@@ -66,7 +70,7 @@ async def test_what_has_ended_is_told_before_the_answer(nodes: Nodes) -> None:
     node = await nodes.start()
     key = encode_handoff_key(HandoffKey(HandoffId("h"), 1))
     released = first(key)
-    again = kv_pb2.FollowRequest(follow=[key], renew=[key], sequence=2)
+    again = kv_pb2.StreamHandoffRequest(follow=[key], renew=[key], sequence=2)
     updates = await follow(node.client.stub, released, again)
     ended = [end.key.handoff for update in updates for end in update.ended]
     assert ended and set(ended) == {"h"}
@@ -80,7 +84,7 @@ async def test_what_a_consumer_says_does_not_take_a_step_each(nodes: Nodes) -> N
     await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
     await asyncio.to_thread(gate.entered.wait)
     keys = [encode_handoff_key(HandoffKey(HandoffId(f"h{n}"), 1)) for n in range(20)]
-    messages = [kv_pb2.FollowRequest(follow=[key], sequence=n) for n, key in enumerate(keys, 2)]
+    messages = [kv_pb2.StreamHandoffRequest(follow=[key], sequence=n) for n, key in enumerate(keys, 2)]
     answers = asyncio.create_task(follow(node.client.stub, first(), *messages))
     try:
         async with asyncio.timeout(10):

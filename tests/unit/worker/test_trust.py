@@ -60,9 +60,9 @@ METHODS: dict[str, tuple[str, Any]] = {
     "Release": ("unary_unary", worker_pb2.ReleaseRequest()),
     "Describe": ("unary_unary", worker_pb2.DescribeRequest(with_bundle=True)),
     "Drain": ("unary_unary", worker_pb2.DrainRequest()),
-    "Measure": ("unary_unary", worker_pb2.MeasureRequest()),
+    "ProbeLink": ("unary_unary", worker_pb2.ProbeLinkRequest()),
     "Watch": ("unary_stream", worker_pb2.WatchRequest(gateway="g")),
-    "Follow": ("stream_stream", kv_pb2.FollowRequest()),
+    "StreamHandoff": ("stream_stream", kv_pb2.StreamHandoffRequest()),
 }
 
 
@@ -150,7 +150,7 @@ async def test_large_metadata_and_bodies_are_refused_before_they_are_read(node: 
 async def test_a_stranger_s_stream_that_says_nothing_is_refused_too(node: Node) -> None:
     """Without a message there is nothing to wait for."""
     async with open_channel(node.worker.me.address) as channel:
-        call = WorkerStub(channel).Follow()  # type: ignore[call-arg]
+        call = WorkerStub(channel).StreamHandoff()  # type: ignore[call-arg]
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -215,8 +215,8 @@ class Impostor(WorkerServicer):
         self.seen.append("Describe")
         return self.said
 
-    async def Follow(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        self.seen.append("Follow")
+    async def StreamHandoff(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        self.seen.append("StreamHandoff")
 
     async def Watch(self, request: Any, context: Any) -> None:  # type: ignore[override]
         self.seen.append("Watch")

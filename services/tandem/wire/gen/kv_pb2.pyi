@@ -82,7 +82,7 @@ class HandoffKey(_message.Message):
     attempt: int
     def __init__(self, handoff: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
-class FollowRequest(_message.Message):
+class StreamHandoffRequest(_message.Message):
     __slots__ = ("consumer", "fingerprint", "follow", "renew", "release", "sequence", "take", "taken", "prefix_request")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -160,7 +160,7 @@ class HandoffEnded(_message.Message):
     message: str
     def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
-class FollowUpdate(_message.Message):
+class StreamHandoffUpdate(_message.Message):
     __slots__ = ("announcements", "ended", "renewed_sequence", "lease_ms")
     ANNOUNCEMENTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]

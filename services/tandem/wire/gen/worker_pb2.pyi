@@ -314,7 +314,7 @@ class StepCost(_message.Message):
     def __init__(self, base_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., decode_seq_s: _Optional[float] = ..., decode_context_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ...) -> None: ...
 
 class WatchUpdate(_message.Message):
-    __slots__ = ("runs", "pulled", "ends", "load", "step_cost", "scores", "moving", "ways")
+    __slots__ = ("runs", "pulled", "ends", "load", "step_cost", "scores", "moving", "links")
     RUNS_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
@@ -322,7 +322,7 @@ class WatchUpdate(_message.Message):
     STEP_COST_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
-    WAYS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     runs: _containers.RepeatedCompositeFieldContainer[TokenRun]
     pulled: _containers.RepeatedCompositeFieldContainer[PulledKV]
     ends: _containers.RepeatedCompositeFieldContainer[JobEnd]
@@ -330,8 +330,8 @@ class WatchUpdate(_message.Message):
     step_cost: StepCost
     scores: _containers.RepeatedCompositeFieldContainer[PromptScores]
     moving: _containers.RepeatedCompositeFieldContainer[JobMigration]
-    ways: _containers.RepeatedCompositeFieldContainer[LinkReport]
-    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[JobMigration, _Mapping]]] = ..., ways: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkReport]
+    def __init__(self, runs: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., pulled: _Optional[_Iterable[_Union[PulledKV, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[JobEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., scores: _Optional[_Iterable[_Union[PromptScores, _Mapping]]] = ..., moving: _Optional[_Iterable[_Union[JobMigration, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ...) -> None: ...
 
 class JobMigration(_message.Message):
     __slots__ = ("key", "offer")
@@ -416,7 +416,7 @@ class Topology(_message.Message):
     def __init__(self, host: _Optional[str] = ..., rack: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors", "topology", "metrics_address", "ways", "machine", "wall_ns", "max_num_seqs")
+    __slots__ = ("worker", "pool", "model", "fingerprint", "max_model_len", "transport", "bundle_digest", "bundle", "load", "books", "transport_kind", "step_cost", "aliases", "transport_proof", "role", "redis_problem", "num_redis_errors", "topology", "metrics_address", "links", "machine", "wall_ns", "max_num_seqs")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -436,7 +436,7 @@ class DescribeReply(_message.Message):
     NUM_REDIS_ERRORS_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    WAYS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     WALL_NS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
@@ -459,11 +459,11 @@ class DescribeReply(_message.Message):
     num_redis_errors: int
     topology: Topology
     metrics_address: str
-    ways: _containers.RepeatedCompositeFieldContainer[LinkReport]
+    links: _containers.RepeatedCompositeFieldContainer[LinkReport]
     machine: str
     wall_ns: int
     max_num_seqs: int
-    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., metrics_address: _Optional[str] = ..., ways: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., machine: _Optional[str] = ..., wall_ns: _Optional[int] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., metrics_address: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., machine: _Optional[str] = ..., wall_ns: _Optional[int] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)
@@ -481,7 +481,7 @@ class DrainReply(_message.Message):
     num_given_back: int
     def __init__(self, num_left: _Optional[int] = ..., num_moved: _Optional[int] = ..., num_given_back: _Optional[int] = ...) -> None: ...
 
-class MeasureRequest(_message.Message):
+class ProbeLinkRequest(_message.Message):
     __slots__ = ("source", "num_bytes")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -489,7 +489,7 @@ class MeasureRequest(_message.Message):
     num_bytes: int
     def __init__(self, source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
-class MeasureReply(_message.Message):
+class ProbeLinkReply(_message.Message):
     __slots__ = ("refusal", "report")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -498,19 +498,19 @@ class MeasureReply(_message.Message):
     def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., report: _Optional[_Union[LinkReport, _Mapping]] = ...) -> None: ...
 
 class LinkReport(_message.Message):
-    __slots__ = ("source", "way", "evidence", "num_bytes", "seconds", "problem", "refused")
+    __slots__ = ("source", "link_type", "evidence", "num_bytes", "seconds", "problem", "refused")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
-    WAY_FIELD_NUMBER: _ClassVar[int]
+    LINK_TYPE_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     source: _kv_pb2.WorkerRef
-    way: str
+    link_type: str
     evidence: str
     num_bytes: int
     seconds: float
     problem: str
     refused: bool
-    def __init__(self, source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., way: _Optional[str] = ..., evidence: _Optional[str] = ..., num_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., problem: _Optional[str] = ..., refused: _Optional[bool] = ...) -> None: ...
+    def __init__(self, source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., link_type: _Optional[str] = ..., evidence: _Optional[str] = ..., num_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., problem: _Optional[str] = ..., refused: _Optional[bool] = ...) -> None: ...

@@ -51,10 +51,10 @@ class WorkerStub:
                 request_serializer=tandem_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_worker__pb2.WatchUpdate.FromString,
                 _registered_method=True)
-        self.Follow = channel.stream_stream(
-                '/tandem.v1.Worker/Follow',
-                request_serializer=tandem_dot_v1_dot_kv__pb2.FollowRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_kv__pb2.FollowUpdate.FromString,
+        self.StreamHandoff = channel.stream_stream(
+                '/tandem.v1.Worker/StreamHandoff',
+                request_serializer=tandem_dot_v1_dot_kv__pb2.StreamHandoffRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_kv__pb2.StreamHandoffUpdate.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/tandem.v1.Worker/Release',
@@ -71,10 +71,10 @@ class WorkerStub:
                 request_serializer=tandem_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_worker__pb2.DrainReply.FromString,
                 _registered_method=True)
-        self.Measure = channel.unary_unary(
-                '/tandem.v1.Worker/Measure',
-                request_serializer=tandem_dot_v1_dot_worker__pb2.MeasureRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_worker__pb2.MeasureReply.FromString,
+        self.ProbeLink = channel.unary_unary(
+                '/tandem.v1.Worker/ProbeLink',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.ProbeLinkRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.ProbeLinkReply.FromString,
                 _registered_method=True)
 
 
@@ -103,7 +103,7 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Follow(self, request_iterator, context):
+    def StreamHandoff(self, request_iterator, context):
         """Carries hand-off announcements from this worker to one consumer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -111,7 +111,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Ends a lease for somebody who is not on its Follow stream.
+        """Ends a lease for somebody who is not on its StreamHandoff stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,8 +131,8 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Measure(self, request, context):
-        """Reads test bytes out of another worker's memory and says how fast and by what way they came.
+    def ProbeLink(self, request, context):
+        """Reads test bytes out of another worker's memory and says how fast and over what kind of link they came.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,10 +156,10 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_v1_dot_worker__pb2.WatchRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_worker__pb2.WatchUpdate.SerializeToString,
             ),
-            'Follow': grpc.stream_stream_rpc_method_handler(
-                    servicer.Follow,
-                    request_deserializer=tandem_dot_v1_dot_kv__pb2.FollowRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_kv__pb2.FollowUpdate.SerializeToString,
+            'StreamHandoff': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamHandoff,
+                    request_deserializer=tandem_dot_v1_dot_kv__pb2.StreamHandoffRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_kv__pb2.StreamHandoffUpdate.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -176,10 +176,10 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_worker__pb2.DrainReply.SerializeToString,
             ),
-            'Measure': grpc.unary_unary_rpc_method_handler(
-                    servicer.Measure,
-                    request_deserializer=tandem_dot_v1_dot_worker__pb2.MeasureRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_worker__pb2.MeasureReply.SerializeToString,
+            'ProbeLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbeLink,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.ProbeLinkRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.ProbeLinkReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -275,7 +275,7 @@ class Worker:
             _registered_method=True)
 
     @staticmethod
-    def Follow(request_iterator,
+    def StreamHandoff(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -288,9 +288,9 @@ class Worker:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/tandem.v1.Worker/Follow',
-            tandem_dot_v1_dot_kv__pb2.FollowRequest.SerializeToString,
-            tandem_dot_v1_dot_kv__pb2.FollowUpdate.FromString,
+            '/tandem.v1.Worker/StreamHandoff',
+            tandem_dot_v1_dot_kv__pb2.StreamHandoffRequest.SerializeToString,
+            tandem_dot_v1_dot_kv__pb2.StreamHandoffUpdate.FromString,
             options,
             channel_credentials,
             insecure,
@@ -383,7 +383,7 @@ class Worker:
             _registered_method=True)
 
     @staticmethod
-    def Measure(request,
+    def ProbeLink(request,
             target,
             options=(),
             channel_credentials=None,
@@ -396,9 +396,9 @@ class Worker:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tandem.v1.Worker/Measure',
-            tandem_dot_v1_dot_worker__pb2.MeasureRequest.SerializeToString,
-            tandem_dot_v1_dot_worker__pb2.MeasureReply.FromString,
+            '/tandem.v1.Worker/ProbeLink',
+            tandem_dot_v1_dot_worker__pb2.ProbeLinkRequest.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.ProbeLinkReply.FromString,
             options,
             channel_credentials,
             insecure,

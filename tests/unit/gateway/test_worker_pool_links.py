@@ -1,4 +1,4 @@
-"""What a gateway makes of the ways that workers report: pairs that are refused, that are only wrong, and that must be
+"""What a gateway makes of the links that workers report: pairs that are refused, that are only wrong, and that must be
 measured before they are used."""
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.gateway import worker_link
-from tandem.gateway.metrics_gauges import watch_ways
+from tandem.gateway.metrics_gauges import watch_links
 from tandem.obs.instruments import TRANSFER_WAYS
 from tandem.obs.metrics import Metrics
 from tests.unit.gateway.rig import Rig, collect
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
-SLOW = "transfer.min_gbps is 10, the way carries 1 gigabytes per second"
+SLOW = "transfer.min_gbps is 10, the link carries 1 gigabytes per second"
 PROMISED = TransferConfig(min_gbps=10.0)
 
 
 def report(source: WorkerRef, problem: str = "", *, refused: bool = False) -> LinkReport:
     return LinkReport(
-        source=source, way="tcp", evidence="seen", num_bytes=10**9, seconds=1.0, problem=problem, refused=refused
+        source=source, link_type="tcp", evidence="seen", num_bytes=10**9, seconds=1.0, problem=problem, refused=refused
     )
 
 
 async def test_a_pair_whose_way_is_refused_falls_back_and_everybody_can_see_why(rig: Rig) -> None:
     prefill, decode = await rig.pair()
-    decode.ways = [report(prefill.ref, SLOW, refused=True)]
+    decode.links = [report(prefill.ref, SLOW, refused=True)]
     await until(lambda: not rig.fleet.view().linked)
     assert rig.fleet.view().refused == rig.fleet.view().unlinked == {(prefill.ref, decode.ref)}
     request = await rig.running()
     assert request.path == "fallback;reason=no_way_between_the_workers_is_as_promised"
-    assert rig.dispatch.ready() is None and rig.dispatch.problem() == f"the way from p to d is not used: {SLOW}"
+    assert rig.dispatch.ready() is None and rig.dispatch.problem() == f"the link from p to d is not used: {SLOW}"
     await request.aclose()
     metrics = Metrics()
-    watch_ways(metrics, rig.fleet.pairs)
+    watch_links(metrics, rig.fleet.pairs)
     (family,) = [family for family in metrics.collect() if family.instrument is TRANSFER_WAYS]
     assert dict(family.points) == {("tcp", "false"): 1}
-    decode.ways = [report(prefill.ref)]
+    decode.links = [report(prefill.ref)]
     await until(lambda: rig.fleet.view().linked)
     assert rig.dispatch.problem() is None
     request = await rig.running()
@@ -54,16 +54,16 @@ async def test_where_all_must_be_split_a_refused_pair_makes_it_unready(make_rig:
     rig = make_rig(disaggregation="strict", no_worker_wait_s=0.1)
     await rig.start()
     prefill, decode = await rig.pair()
-    decode.ways = [report(prefill.ref, SLOW, refused=True)]
-    await until(lambda: rig.dispatch.ready() == f"the way from p to d is not used: {SLOW}")
-    with pytest.raises(TandemError, match="no way between the workers is as promised"):
+    decode.links = [report(prefill.ref, SLOW, refused=True)]
+    await until(lambda: rig.dispatch.ready() == f"the link from p to d is not used: {SLOW}")
+    with pytest.raises(TandemError, match="no link between the workers is as promised"):
         await collect(await rig.open())
 
 
 async def test_a_way_that_is_only_wrong_is_used_and_told(rig: Rig) -> None:
     prefill, decode = await rig.pair()
-    decode.ways = [report(prefill.ref, SLOW)]
-    await until(lambda: rig.dispatch.problem() == f"the way from p to d is not as promised: {SLOW}")
+    decode.links = [report(prefill.ref, SLOW)]
+    await until(lambda: rig.dispatch.problem() == f"the link from p to d is not as promised: {SLOW}")
     assert rig.fleet.view().linked and rig.dispatch.ready() is None
 
 
@@ -98,7 +98,7 @@ async def test_a_pair_that_cannot_be_measured_is_tried_again(make_rig: Callable[
     await until(lambda: rig.fleet.view().linked)
 
 
-@pytest.mark.parametrize("promised", [TransferConfig(), replace(PROMISED, on_miss="warn")])
+@pytest.mark.parametrize("promised", [TransferConfig(), replace(PROMISED, on_slow_link="warn")])
 async def test_nobody_is_asked_to_measure_where_nothing_depends_on_it(
     make_rig: Callable[..., Rig], promised: TransferConfig
 ) -> None:
@@ -111,9 +111,9 @@ async def test_nobody_is_asked_to_measure_where_nothing_depends_on_it(
 async def test_a_refusal_outlives_the_stream_of_the_producer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the consumer has told once it does not repeat when its source is lost and found again."""
     prefill, decode = await rig.pair()
-    decode.ways = [report(prefill.ref, SLOW, refused=True)]
+    decode.links = [report(prefill.ref, SLOW, refused=True)]
     await until(lambda: rig.fleet.view().refused)
-    decode.ways = []
+    decode.links = []
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.01)
     lives = len(prefill.positions)
@@ -137,10 +137,10 @@ async def test_a_worker_that_measures_in_vain_says_so(rig: Rig) -> None:
 async def test_a_way_to_a_worker_that_is_gone_is_not_kept(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     gone = replace(prefill.ref, id=WorkerId("gone"))
-    decode.ways = [report(gone, SLOW, refused=True), report(prefill.ref, SLOW)]
+    decode.links = [report(gone, SLOW, refused=True), report(prefill.ref, SLOW)]
     await until(lambda: rig.fleet.pairs.report((prefill.ref, decode.ref)))
     assert rig.fleet.pairs.report((gone, decode.ref)) is None
-    assert rig.dispatch.problem() == f"the way from p to d is not as promised: {SLOW}"
+    assert rig.dispatch.problem() == f"the link from p to d is not as promised: {SLOW}"
     assert not rig.fleet.pairs.failed
 
 
@@ -150,8 +150,8 @@ async def test_what_the_consumer_could_not_measure_is_asked_again_before_a_pair_
     rig = make_rig(promised=PROMISED)
     await rig.start()
     prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
-    decode.ways = [report(prefill.ref, "it could not be measured: late")]
+    decode.links = [report(prefill.ref, "it could not be measured: late")]
     await until(lambda: [verb for verb, _ in decode.seen].count("measure") >= 2)
     assert rig.fleet.pairs.report((prefill.ref, decode.ref)) is not None and not rig.fleet.view().linked
-    decode.ways, decode.on_measure = [report(prefill.ref)], report
+    decode.links, decode.on_measure = [report(prefill.ref)], report
     await until(lambda: rig.fleet.view().linked)

@@ -21,10 +21,10 @@ from tests.unit.worker.fake_model import MODEL, NUM_TRIAL_BLOCKS
 IMPATIENT = HandoffConfig(drain_timeout_s=0.05)
 
 
-async def measure(consumer: Node, source: WorkerRef, num_bytes: int = 1000) -> pb.MeasureReply:
+async def measure(consumer: Node, source: WorkerRef, num_bytes: int = 1000) -> pb.ProbeLinkReply:
     """A thousand bytes: a fake block has 64, so that several rounds are made."""
-    request = pb.MeasureRequest(source=encode_worker(source), num_bytes=num_bytes)
-    return await consumer.client.stub.Measure(request, timeout=PATIENCE_S)
+    request = pb.ProbeLinkRequest(source=encode_worker(source), num_bytes=num_bytes)
+    return await consumer.client.stub.ProbeLink(request, timeout=PATIENCE_S)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -38,7 +38,7 @@ async def test_trial_blocks_are_read_and_no_others(nodes: Nodes) -> None:
     before = consumer.executor.pool.copy()
     reply = await measure(consumer, producer.worker.me)
     report = reply.report
-    assert (report.way, report.problem, reply.HasField("refusal")) == ("shared_memory", "", False)
+    assert (report.link_type, report.problem, reply.HasField("refusal")) == ("shared_memory", "", False)
     assert report.num_bytes >= 1000 and report.seconds > 0
     assert (consumer.executor.pool == before).all()
     sources = consumer.executor.memory[512 : 512 + NUM_TRIAL_BLOCKS, 0, 0].tolist()
@@ -64,14 +64,14 @@ async def test_a_way_that_is_not_as_promised_is_judged_and_told_to_gateways(
     producer, consumer = await nodes.start(), await nodes.start(transfer=TransferConfig(min_gbps=1e6))
     report = (await measure(consumer, producer.worker.me)).report
     assert report.refused and report.problem.startswith("transfer.min_gbps is 1e+06")
-    await consumer.client.until(lambda: any(update.ways for update in consumer.client.updates))
+    await consumer.client.until(lambda: any(update.links for update in consumer.client.updates))
     late = await consumer.other_gateway("late")
-    await late.until(lambda: any(update.ways for update in late.updates))
-    assert [list(update.ways) for update in late.updates if update.ways] == [[report]]
+    await late.until(lambda: any(update.links for update in late.updates))
+    assert [list(update.links) for update in late.updates if update.links] == [[report]]
     gone = await measure(consumer, WorkerRef(producer.worker.me.id, producer.worker.me.incarnation, "127.0.0.1:1"))
     assert gone.refusal.kind == "worker_lost"
-    (told,) = (await consumer.client.stub.Describe(pb.DescribeRequest())).ways
-    assert told.refused and told.way == "unknown" and told.problem.startswith("it could not be measured: ")
+    (told,) = (await consumer.client.stub.Describe(pb.DescribeRequest())).links
+    assert told.refused and told.link_type == "unknown" and told.problem.startswith("it could not be measured: ")
 
 
 async def test_a_read_that_does_not_end_costs_the_peer_and_no_more(nodes: Nodes) -> None:
@@ -126,15 +126,15 @@ async def test_no_more_wait_for_their_turn_than_may(nodes: Nodes, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("promised", "way"),
+    ("promised", "link_type"),
     [
         (TransferConfig(), "unknown"),
         (TransferConfig(require="rdma"), "shared_memory"),
         (TransferConfig(min_gbps=1e6), "shared_memory"),
     ],
 )
-async def test_first_transfers_tell_or_have_the_way_measured(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, promised: TransferConfig, way: str
+async def test_first_transfers_tell_or_have_the_link_measured(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, promised: TransferConfig, link_type: str
 ) -> None:
     monkeypatch.setattr("tandem.worker.read_stats.TELLING_BYTES", 64)
     monkeypatch.setattr(link_monitor, "TELLING_BYTES", 640)
@@ -147,8 +147,8 @@ async def test_first_transfers_tell_or_have_the_way_measured(
     await consumer.client.end_of(key)
     await until(lambda: book.find(producer.worker.me) is not None)
     report = book.find(producer.worker.me)
-    assert report is not None and report.way == way and report.num_bytes >= 640
-    assert (report.evidence == "its first transfers") is (way == "unknown")
+    assert report is not None and report.link_type == link_type and report.num_bytes >= 640
+    assert (report.evidence == "its first transfers") is (link_type == "unknown")
     assert report.refused is (promised.min_gbps > 0)
 
 

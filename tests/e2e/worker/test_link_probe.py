@@ -1,4 +1,4 @@
-"""Worker processes that measure the ways between them: over both transports, between one rank and two, and with one of
+"""Worker processes that measure the links between them: over both transports, between one rank and two, and with one of
 them dead or stopped in the middle."""
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from tests.e2e.worker.conftest import Start
 Two = tuple[WorkerProcess, WorkerProcess]
 
 
-async def measure(consumer: Client, source: WorkerRef, num_bytes: int = 0) -> pb.MeasureReply:
-    return await consumer.stub.Measure(pb.MeasureRequest(source=encode_worker(source), num_bytes=num_bytes), timeout=60)
+async def measure(consumer: Client, source: WorkerRef, num_bytes: int = 0) -> pb.ProbeLinkReply:
+    return await consumer.stub.ProbeLink(
+        pb.ProbeLinkRequest(source=encode_worker(source), num_bytes=num_bytes), timeout=60
+    )
 
 
 @pytest.fixture(scope="module", params=["nixl", pytest.param("local", marks=pytest.mark.nightly)])
@@ -40,14 +42,14 @@ async def test_the_way_is_named_and_bytes_are_checked_and_nothing_is_left(two: T
         reply = await measure(client, producer.ref, 40 << 20)
         assert not reply.HasField("refusal"), reply
         report = reply.report
-        assert report.way == "shared_memory", report.evidence
+        assert report.link_type == "shared_memory", report.evidence
         assert report.num_bytes >= 40 << 20 and report.seconds > 0 and not report.problem
         assert (await client.books(), await other.books()) == before, "no engine knows of it"
-        await client.until(lambda: any(update.ways for update in client.updates))
-        told = [way for update in client.updates for way in update.ways]
+        await client.until(lambda: any(update.links for update in client.updates))
+        told = [link for update in client.updates for link in update.links]
         assert report in told
         described = await client.stub.Describe(pb.DescribeRequest())
-        assert list(described.ways) == told[-1:]
+        assert list(described.links) == told[-1:]
 
 
 @pytest.mark.nightly
@@ -59,7 +61,7 @@ async def test_what_went_over_tcp_is_seen_in_the_counters_of_the_network(
     producer = start("producer-tcp", "prefill", "nixl")
     async with Client(consumer.ref) as client, Client(producer.ref):
         reply = await measure(client, producer.ref, 40 << 20)
-        assert (reply.report.way, reply.refusal.message) == ("tcp", ""), reply
+        assert (reply.report.link_type, reply.refusal.message) == ("tcp", ""), reply
         assert "network interfaces received" in reply.report.evidence
 
 

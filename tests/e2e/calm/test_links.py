@@ -1,4 +1,4 @@
-"""Real workers whose way is not as promised: the pair is not used, requests are answered all the same or refused where
+"""Real workers whose link is not as required: the pair is not used, requests are answered all the same or refused where
 they must be split, and everybody can see why."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.e2e.gateway.http import completion
 from tests.e2e.gateway.pair import SETTINGS, Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, cluster, until
 
-PROBLEM = "the way from p to d is not used: transfer.min_gbps is 1e+06, the way carries "
+PROBLEM = "the link from p to d is not used: transfer.min_gbps is 1e+06, the link carries "
 
 
 def ask(gateway: Gateway) -> httpx.Response:
@@ -25,16 +25,23 @@ def told(gateway: Gateway) -> dict[str, str]:
 
 
 def test_a_worker_that_joins_measures_those_that_prefill_for_it(calm: Pair) -> None:
-    (way,) = until(lambda: calm.decode.describe().ways, "a report of the decode worker")
-    assert (way.source.id, way.way, way.problem, way.refused) == (calm.prefill.name, "shared_memory", "", False)
-    assert way.num_bytes >= 64 << 20 or way.seconds >= 0.2
-    until(lambda: calm.gateway.metrics().get('tandem_transfer_ways{way="shared_memory",ok="true"}') == 1, "the gateway")
-    assert not calm.prefill.describe().ways, "nobody prefills for it"
+    (link,) = until(lambda: calm.decode.describe().links, "a report of the decode worker")
+    assert (link.source.id, link.link_type, link.problem, link.refused) == (
+        calm.prefill.name,
+        "shared_memory",
+        "",
+        False,
+    )
+    assert link.num_bytes >= 64 << 20 or link.seconds >= 0.2
+    until(
+        lambda: calm.gateway.metrics().get('tandem_transfer_links{link="shared_memory",ok="true"}') == 1, "the gateway"
+    )
+    assert not calm.prefill.describe().links, "nobody prefills for it"
 
 
 @pytest.mark.nightly
 def test_a_pair_that_is_slower_than_promised_is_not_used(tmp_path: Path, redis_url: str, model: Path) -> None:
-    settings = (*SETTINGS, "--namespace", "ways", "--min-gbps", "1000000", "--no-worker-wait-s", "0")
+    settings = (*SETTINGS, "--namespace", "links", "--min-gbps", "1000000", "--no-worker-wait-s", "0")
     with cluster(tmp_path, redis_url, model, *settings) as running:
         prefill, decode = running.worker("p", "prefill"), running.worker("d", "decode")
         prefers, must = running.gateway("prefers"), running.gateway("must", "--disaggregation", "strict")
@@ -47,12 +54,12 @@ def test_a_pair_that_is_slower_than_promised_is_not_used(tmp_path: Path, redis_u
         assert answer.status_code == 200
         assert answer.headers["x-tandem-path"] == "fallback;reason=no_way_between_the_workers_is_as_promised"
         refused = ask(must)
-        assert refused.status_code == 503 and "no way between the workers is as promised" in refused.text
-        assert prefers.metrics()['tandem_transfer_ways{way="shared_memory",ok="false"}'] == 1
-        (way,) = decode.describe().ways
-        assert (way.way, way.refused, way.source.id) == ("shared_memory", True, "p")
-        assert way.num_bytes >= 8 << 20 and way.seconds > 0
-        assert not prefill.describe().ways, "nobody prefills for it"
+        assert refused.status_code == 503 and "no link between the workers is as promised" in refused.text
+        assert prefers.metrics()['tandem_transfer_links{link="shared_memory",ok="false"}'] == 1
+        (link,) = decode.describe().links
+        assert (link.link_type, link.refused, link.source.id) == ("shared_memory", True, "p")
+        assert link.num_bytes >= 8 << 20 and link.seconds > 0
+        assert not prefill.describe().links, "nobody prefills for it"
         assert any("but transfer.min_gbps is 1e+06" in line for line in decode.complaints())
         for worker in (prefill, decode):
             until(worker.is_idle, f"an idle {worker.name}")
