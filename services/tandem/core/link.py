@@ -14,8 +14,8 @@ LINK_TYPES: tuple[LinkType, ...] = get_args(LinkType)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
     """Of one direction: `num_bytes` of `source` were read, which takes `seconds` at the best pace seen. `evidence` says
-    for people what `link_type` was concluded from. `problem`: why it is not what was promised, empty where it is; `refused`:
-    so the pair is not to be used."""
+    for people what `link_type` was concluded from. `problem`: why it is not what was promised, empty where it is;
+    `refused`: so the pair is not to be used."""
 
     source: WorkerRef
     link_type: LinkType

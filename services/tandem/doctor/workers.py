@@ -149,7 +149,7 @@ def _lost(worker: WorkerFacts) -> Finding:
         fix = "the same cluster.secret_file and TLS files here as there; the check of clocks says if these differ"
     else:
         fix = (
-            f"is it running, and is {worker.ref.address} open from here? worker.advertise_address says where others reach it; "
+            f"is it running, and is {worker.ref.address} open from here? Others reach it at worker.advertise_address; "
             "in a pod look at the NetworkPolicy. A worker that is gone leaves the list within 10 s"
         )
     return fail("workers", f"{worker.ref}: {worker.problem}", fix)

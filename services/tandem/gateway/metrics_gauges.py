@@ -52,7 +52,7 @@ def watch_prefixes(metrics: Metrics, prefixes: PrefixIndexClient) -> None:
 
 def watch_links(metrics: Metrics, pairs: PairRegistry) -> None:
     metrics.watch(
-        have.TRANSFER_WAYS,
+        have.TRANSFER_LINKS,
         lambda: {(link, "true" if is_ok else "false"): n for (link, is_ok), n in pairs.links().items()},
     )
 

@@ -59,8 +59,8 @@ class LinkCalls:
 
 
 class WorkerLink:
-    """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`. `links`: the newest report
-    that it has made on each source."""
+    """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`. `links`: the newest
+    report that it has made on each source."""
 
     def __init__(
         self,

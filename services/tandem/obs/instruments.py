@@ -118,7 +118,7 @@ LIVE_WORKERS = gauge("tandem.live_workers", "{worker}", "Workers that live.", "p
 WORKER_BREAKER = gauge(
     "tandem.worker.breaker", "", "1: its last jobs failed and it gets none; 0.5: it is being tried.", "worker"
 )
-TRANSFER_WAYS = gauge(
+TRANSFER_LINKS = gauge(
     "tandem.transfer.links",
     "{link}",
     "Links over which one worker reads another, by type, and whether each is as required.",

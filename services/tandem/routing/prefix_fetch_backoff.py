@@ -47,13 +47,13 @@ class PrefixFetchBackoff:
 
     def forget(self, worker: WorkerRef) -> None:
         """It is gone."""
-        self._records = {link: record for way, record in self._records.items() if worker not in link}
+        self._records = {link: record for link, record in self._records.items() if worker not in link}
 
     def links(self, now: float) -> Set[Pair]:
         """Those that are left out now."""
         if not self._records:
             return frozenset()
-        return {link for way, record in self._records.items() if record.until > now}
+        return {link for link, record in self._records.items() if record.until > now}
 
     def __repr__(self) -> str:
         return f"<prefix fetches failed over {len(self._records)} links>"

@@ -19,9 +19,8 @@ _BEYOND = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 def advertised_address(config: WorkerConfig, port: int, environ: Mapping[str, str], own: Callable[[str], str]) -> str:
     """The host:port to advertise for a worker that listens at `port`.
 
-    `worker.advertise_address` where it is set, its port 0 standing for `port`; else `worker.host`; where that means every
-    address the pod's, or what `own` returns for it: an address of this machine.
-    """
+    `worker.advertise_address` where it is set, its port 0 standing for `port`; else `worker.host`; where that means
+    every address the pod's, or what `own` returns for it: an address of this machine."""
     if config.advertise_address:
         host, _, announced = config.advertise_address.rpartition(":")
         return f"{host}:{int(announced) or port}"
@@ -47,5 +46,5 @@ def default_route_address(wildcard: str) -> str:
                 return str(way.getsockname()[0])
         except OSError:
             continue
-    message = f"worker.host is {wildcard} and this machine has no address that others could be told: set worker.advertise_address"
+    message = f"worker.host is {wildcard} and this machine has no address to advertise: set worker.advertise_address"
     raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.advertise_address")

@@ -25,8 +25,8 @@ class PendingUpdate:
 
 
 class ConsumerStream:
-    """One StreamHandoff stream. `is_over`: a newer one of the same consumer took its place, or its consumer left. `failure`:
-    why what the consumer said could not be done."""
+    """One StreamHandoff stream. `is_over`: a newer one of the same consumer took its place, or its consumer left.
+    `failure`: why what the consumer said could not be done."""
 
     def __init__(self, consumer: WorkerRef) -> None:
         self.consumer = consumer

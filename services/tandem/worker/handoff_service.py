@@ -1,5 +1,5 @@
-"""The producer's end of StreamHandoff streams: what consumers say to engine commands, what they are told to messages; never
-decides about a lease."""
+"""The producer's end of StreamHandoff streams: what consumers say to engine commands, what they are told to messages;
+never decides about a lease."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The consumer's end of one StreamHandoff stream: connects to a source and keeps it told; never decides whether a pull goes
-on.
+"""The consumer's end of one StreamHandoff stream: connects to a source and keeps it told; never decides whether a pull
+goes on.
 
 A session is: ask the source who it is, make it readable, open the stream, follow everything that is wanted. When a
 session breaks, another one follows as long as something is wanted; meanwhile the engine's leases run. A source that no
-session reaches for as long as a lease lasts has given its offers up by then, and is lost.
-"""
+session reaches for as long as a lease lasts has given its offers up by then, and is lost."""
 
 from __future__ import annotations
 

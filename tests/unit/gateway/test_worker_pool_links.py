@@ -14,7 +14,7 @@ from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.gateway import worker_link
 from tandem.gateway.metrics_gauges import watch_links
-from tandem.obs.instruments import TRANSFER_WAYS
+from tandem.obs.instruments import TRANSFER_LINKS
 from tandem.obs.metrics import Metrics
 from tests.unit.gateway.rig import Rig, collect
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
@@ -40,7 +40,7 @@ async def test_a_pair_whose_way_is_refused_falls_back_and_everybody_can_see_why(
     await request.aclose()
     metrics = Metrics()
     watch_links(metrics, rig.fleet.pairs)
-    (family,) = [family for family in metrics.collect() if family.instrument is TRANSFER_WAYS]
+    (family,) = [family for family in metrics.collect() if family.instrument is TRANSFER_LINKS]
     assert dict(family.points) == {("tcp", "false"): 1}
     decode.links = [report(prefill.ref)]
     await until(lambda: rig.fleet.view().linked)
