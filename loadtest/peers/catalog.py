@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.endpoint import Endpoint
-from loadtest.systems import ServerCommand
+from loadtest.client.endpoint import Endpoint
+from loadtest.processes.systems import ServerCommand
 
 MODEL = "peer"
 MAX_MODEL_LEN = 3_072

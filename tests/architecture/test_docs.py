@@ -11,16 +11,16 @@ import msgspec
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ERROR_TABLE, ErrorKind
 from tandem.core.lane import Lane
-from tandem.gateway import openai_schema
-from tandem.gateway.openai_schema import ChatBody, CompletionBody
-from tandem.gateway.request_context import (
+from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
     TIMEOUT_HEADER,
     TIMING_HEADER,
     TRACEPARENT_HEADER,
 )
-from tandem.gateway.tenants_watch import read_tenants
+from tandem.gateway.openai import request_schema as openai_schema
+from tandem.gateway.openai.request_schema import ChatBody, CompletionBody
+from tandem.gateway.tenants.tenants_watch import read_tenants
 
 ROOT = Path(__file__).resolve().parents[2]
 HTTP = (ROOT / "docs/http.md").read_text()

@@ -8,8 +8,8 @@ from pathlib import Path
 from tandem.core.config import Config, value_of
 from tandem.core.errors import ErrorKind
 from tandem.core.settings import settings
-from tandem.obs.instruments import all_instruments
-from tandem.obs.prometheus import prometheus_name
+from tandem.obs.metrics.instruments import all_instruments
+from tandem.obs.metrics.prometheus import prometheus_name
 from tests.architecture.test_docs import names, rows
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from tandem.core.settings import settings
-from tandem.obs.instruments import all_instruments
-from tandem.obs.prometheus import prometheus_name
+from tandem.obs.metrics.instruments import all_instruments
+from tandem.obs.metrics.prometheus import prometheus_name
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/planner.md").read_text()
 

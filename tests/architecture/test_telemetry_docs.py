@@ -10,10 +10,10 @@ from opentelemetry.sdk import environment_variables as of_sdk
 
 from tandem.core.request_stages import Stage
 from tandem.core.settings import settings
-from tandem.obs.instrument import Kind
-from tandem.obs.instruments import all_instruments
-from tandem.obs.prometheus import prometheus_name
-from tandem.obs.vllm_metrics import ALIASES
+from tandem.obs.metrics.instrument import Kind
+from tandem.obs.metrics.instruments import all_instruments
+from tandem.obs.metrics.prometheus import prometheus_name
+from tandem.obs.metrics.vllm_metrics import ALIASES
 from tests.architecture.test_docs import names, rows
 
 ROOT = Path(__file__).resolve().parents[2]

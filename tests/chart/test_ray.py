@@ -50,7 +50,7 @@ def test_each_pool_is_an_application_whose_workers_find_a_pod(name: str) -> None
     assert offered.keys() == {f"tandem-{pool}" for pool in rendered.applications}
     for pool, application in rendered.applications.items():
         assert application["name"] == application["deployments"][0]["name"] == f"tandem-{pool}"
-        assert application["import_path"] == "tandem.worker.application:build"
+        assert application["import_path"] == "tandem.worker.serve.application:build"
         assert application["route_prefix"] == f"/tandem-{pool}", "without a route no pod gets ready"
         assert application["args"]["resources"] == {f"tandem-{pool}": 1}
         assert not {"ray_actor_options", "placement_group_bundles"} & application["deployments"][0].keys()
@@ -58,7 +58,7 @@ def test_each_pool_is_an_application_whose_workers_find_a_pod(name: str) -> None
 
 @EACH
 def test_the_builder_takes_its_arguments_and_what_the_pod_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tandem.worker.application import build
+    from tandem.worker.serve.application import build
 
     for variable, value in env(next(iter(ci(name).groups.values()))["template"]["spec"]["containers"][0]).items():
         if variable.startswith("TANDEM_"):

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from tandem.obs.instrument import Kind
-from tandem.obs.instruments import all_instruments
-from tandem.obs.prometheus import prometheus_name
+from tandem.obs.metrics.instrument import Kind
+from tandem.obs.metrics.instruments import all_instruments
+from tandem.obs.metrics.prometheus import prometheus_name
 from tests.deploy.promql import names_in
 
 ROOT = Path(__file__).resolve().parents[2]

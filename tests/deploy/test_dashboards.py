@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tandem.obs.instruments import all_instruments
-from tandem.obs.prometheus import prometheus_name
+from tandem.obs.metrics.instruments import all_instruments
+from tandem.obs.metrics.prometheus import prometheus_name
 from tests.deploy.files import Query, dashboards, known_series, panel_queries, panels, rule_queries, rules
 from tests.deploy.promql import names_in
 

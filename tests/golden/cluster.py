@@ -34,13 +34,13 @@ from tandem.kv.block_pool import BlockPool
 from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.model_loader import AnyExecutor
-from tandem.sched.limits import SchedulerLimits
+from tandem.sched.state.limits import SchedulerLimits
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import TransferEngine
 from tandem.transfer.transport import Transport
-from tandem.worker.serial_pipeline import SerialPipeline
+from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tests.golden.guesses import Method, speculation
 from tests.golden.ranked_movers import RankedMover
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from tandem.sched.ngram_proposer import NgramProposer
-from tandem.sched.spec_decode import Speculation
+from tandem.sched.phases.spec_decode import Speculation
+from tandem.sched.state.ngram_proposer import NgramProposer
 
 Method = Literal["off", "ngram", "mixed"]
 

@@ -34,7 +34,7 @@ from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
 from tandem.runtime.model_store import cache_root, resolve_model
 from tandem.runtime.sampler import filters_of
-from tandem.sched.step_plan import ScheduledSlice
+from tandem.sched.state.step_plan import ScheduledSlice
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import kept_tokens
 from tests.effort import IS_NIGHTLY

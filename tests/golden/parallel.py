@@ -15,10 +15,10 @@ from tandem.engine.rank_messages import RankCommand
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import load_executor, load_follower
-from tandem.runtime.parallel.follower import Follower
-from tandem.runtime.parallel.rank_context import RankContext
 from tandem.runtime.parallel.shard import Shard
 from tandem.runtime.parallel.torch_group import join_group
+from tandem.runtime.ranks.follower import Follower
+from tandem.runtime.ranks.rank_context import RankContext
 
 TIMEOUT_S = 60.0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 
 if TYPE_CHECKING:
     from tandem.runtime.model_loader import AnyExecutor

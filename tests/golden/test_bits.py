@@ -12,7 +12,7 @@ import torch
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.model_loader import AnyExecutor
-from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, TINY_VOCAB, Quantization, Reference, teacher_forced
 

@@ -18,7 +18,7 @@ from tandem.engine.rank_messages import Forward, RankCommand, RanksLost
 from tandem.kv.host_offload import HostSlot
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.executor import TorchExecutor
-from tandem.sched.step_plan import ScheduledSlice, StepPlan
+from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 from tests.golden.conftest import TinyModels
 from tests.golden.models import NEAR_TIE, TINY, TINY_VOCAB, Reference, make_wide, teacher_forced
 from tests.golden.parallel import Wrap, ranked_executor

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from tandem.core.request import Job
-from tandem.sched.spec_decode import Speculation
+from tandem.sched.phases.spec_decode import Speculation
 from tests.property.model import VOCABULARY, chain, chain_of, draw
 
 

@@ -13,7 +13,7 @@ from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import Job, SamplingParams
 from tandem.kv.handoff import BlockDigest
-from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 
 VOCABULARY = 40
 STOP_TOKEN = 7

@@ -15,11 +15,11 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import JobKey, RequestId, SeqId
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.decode_run import DecodeRun
-from tandem.sched.limits import SchedulerLimits
+from tandem.sched.budget.step_time_model import features
+from tandem.sched.phases.decode_run import DecodeRun
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.step_plan import SliceResult, StepPlan, StepResult
-from tandem.sched.step_time_model import features
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 from tests.effort import effort
 
 BLOCK_SIZE = 4

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.grammar import Grammar
 from tandem.core.ids import SeqId
-from tandem.gateway.response_format import GrammarCheck, StructuredOutput, schema_source
+from tandem.gateway.output.response_format import GrammarCheck, StructuredOutput, schema_source
 from tandem.runtime.grammar_engine import LlguidanceMasks
 from tests.effort import effort
 from tests.unit.gateway.conftest import train_tokenizer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tandem.core.ids import BlockHash, Incarnation, WorkerId, WorkerRef
-from tandem.gateway.prefix_index_client import PrefixIndexClient
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.kv.block_pool import BlockPool, BlockTable
 from tandem.kv.hashing import chain_hashes, root_hash
 from tandem.kv.kv_event_codec import DEVICE, short_hash
@@ -22,7 +22,7 @@ from tandem.kv.kv_event_log import KVEventLog
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.prefix_index import NUM_SHARDS, IndexReader, IndexWriter
 from tandem.stores.redis_client import connect
-from tandem.worker.kv_event_publisher import KVEventPublisher
+from tandem.worker.gateways.kv_event_publisher import KVEventPublisher
 from tests.effort import effort
 
 ROOT = root_hash("model", 1, "")

@@ -16,8 +16,8 @@ from tandem.admission.token_bucket import UNIT, capacity
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway.quota_reservation import QuotaReservation
-from tandem.gateway.quotas import TenantQuotas
+from tandem.gateway.tenants.quota_reservation import QuotaReservation
+from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.stores.script_pipeline import StoreUnavailable
 from tests.effort import effort
 

@@ -11,13 +11,13 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.request import Job, PrefillJob, ResumeJob
 from tandem.kv.block_pool import BlockPool, Holder
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.schedule_result import PullAllocated, ScheduleResult, SequenceUpdate
+from tandem.sched.budget.step_budget import LEAST_TOKENS
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.sequence import Sequence, Status
-from tandem.sched.slo_targets import LaneSlo, LatencyTargets
-from tandem.sched.step_budget import LEAST_TOKENS
-from tandem.sched.step_plan import ScheduledSlice, StepPlan
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceUpdate
+from tandem.sched.state.sequence import Sequence, Status
+from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 from tests.effort import effort
 from tests.property.guesses import speculation
 from tests.property.jobs import Shape, Witness, job_of, shapes

@@ -10,9 +10,9 @@ from tandem.core.ids import HandoffKey, Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import RemotePrefixRequest
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.slo_targets import LaneSlo, LatencyTargets
-from tandem.sched.step_plan import StepPlan
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.sched.state.step_plan import StepPlan
 from tests.property.guesses import speculation
 from tests.property.model import KVStore, ModelExecutor
 from tests.property.times import TimesWitness

@@ -9,12 +9,12 @@ from tandem.core.config import Config, EngineConfig, GatewayConfig, HandoffConfi
 from tandem.core.ids import RequestId
 from tandem.core.step_cost import StepCost
 from tandem.routing.worker_view import Pool
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.hardware import H200
-from tandem.sim.model_shapes import LLAMA_8B, SMOLLM_135M
-from tandem.sim.roofline import Efficiency, Roofline
-from tandem.sim.worker import WorkerSpec
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.cost.hardware import H200
+from tandem.sim.cost.model_shapes import LLAMA_8B, SMOLLM_135M
+from tandem.sim.cost.roofline import Efficiency, Roofline
 from tandem.workload.ask import ScheduledRequest
 from tandem.workload.source import open_workload
 

@@ -14,10 +14,10 @@ from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.routing.worker_view import Pool
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.executor import token_at
-from tandem.sim.faults import Fault, FaultKind
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.faults import Fault, FaultKind
+from tandem.sim.cost.executor import token_at
 from tandem.workload.ask import MODEL, ScheduledRequest
 from tests.simulation.clusters import slow_spec
 

@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from tandem.sim.event_digest import EventDigest, combined
-from tandem.sim.event_queue import Actor, SimEventQueue
+from tandem.sim.kernel.event_digest import EventDigest, combined
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tandem.workload import seeded_random
 
 

@@ -15,10 +15,10 @@ from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.routing.router import Disaggregation
 from tandem.routing.worker_view import Pool
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.residuals import NONE, always
-from tandem.sim.worker import WorkerSpec
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.cost.residuals import NONE, always
 from tandem.workload.mix import RequestClass, poisson
 from tests.effort import effort
 from tests.simulation.clusters import slow_spec, traces_of

@@ -9,14 +9,14 @@ import pytest
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished
-from tandem.gateway import dispatcher
+from tandem.gateway.orchestration import dispatcher
 from tandem.routing.router import Disaggregation
-from tandem.sim import gateway as sim_gateway
-from tandem.sim import worker as sim_worker
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.residuals import always
-from tandem.sim.worker import WorkerSpec
-from tandem.worker import driver
+from tandem.sim.cluster import gateway as sim_gateway
+from tandem.sim.cluster import worker as sim_worker
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.cost.residuals import always
+from tandem.worker.engine import driver
 from tandem.workload.mix import RequestClass, poisson
 from tests.simulation.clusters import LAPTOP, cluster, gpu_spec, handing_over, mix, run, slow_spec, traces_of
 

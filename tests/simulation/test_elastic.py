@@ -14,9 +14,9 @@ from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.policy import ScalingPolicy
 from tandem.scaling.scaler import Scaler
-from tandem.sim.autoscale import ElasticRun, Planned, simulate_elastic
-from tandem.sim.autoscaled_cluster import Autoscaler, ElasticSpec
-from tandem.sim.queue_scaler import QueuePolicy, QueueScaler
+from tandem.sim.scaling.autoscale import ElasticRun, Planned, simulate_elastic
+from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
+from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import simulate
 from tandem.workload.ask import MODEL, ScheduledRequest
 from tests.simulation.clusters import cluster_spec, slow_spec

@@ -11,10 +11,10 @@ from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.kv.handoff import BlockDigest
-from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
-from tandem.sim.executor import SimExecutor, SimHostMemory
-from tandem.sim.model_shapes import SMOLLM_135M
-from tandem.sim.residuals import always
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
+from tandem.sim.cost.executor import SimExecutor, SimHostMemory
+from tandem.sim.cost.model_shapes import SMOLLM_135M
+from tandem.sim.cost.residuals import always
 
 COST = StepCost(1.0, 0.1, 0.01, 0.001, 0.0001)
 LAYOUT = SMOLLM_135M.layout(16)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway import worker_link, worker_pool
-from tandem.sim import worker_lifecycle
-from tandem.sim import worker_pool as sim_fleet
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.faults import Fault, FaultKind
-from tandem.sim.worker_lifecycle import RECONNECT_S
+from tandem.gateway.workers import worker_link, worker_pool
+from tandem.sim.cluster import worker_lifecycle
+from tandem.sim.cluster import worker_pool as sim_fleet
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.faults import Fault, FaultKind
+from tandem.sim.cluster.worker_lifecycle import RECONNECT_S
 from tandem.workload.ask import MODEL, ScheduledRequest
 from tests.effort import effort
 from tests.simulation.clusters import slow_spec

@@ -6,13 +6,13 @@ import pytest
 
 from tandem.core.config import Config, EngineConfig, GatewayConfig
 from tandem.core.slo import Slo
-from tandem.sim.cluster import ClusterSpec
-from tandem.sim.fidelity import COMPARED, Compared, fidelity
-from tandem.sim.hardware import H200
-from tandem.sim.model_shapes import LLAMA_8B, LLAMA_70B, QWEN_8B
-from tandem.sim.roofline import SERVING, Efficiency, Roofline
+from tandem.sim.cluster.cluster import ClusterSpec
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.cost.hardware import H200
+from tandem.sim.cost.model_shapes import LLAMA_8B, LLAMA_70B, QWEN_8B
+from tandem.sim.cost.roofline import SERVING, Efficiency, Roofline
+from tandem.sim.report.fidelity import COMPARED, Compared, fidelity
 from tandem.sim.simulate import simulate
-from tandem.sim.worker import WorkerSpec
 from tandem.workload.mix import RequestClass, poisson
 
 

@@ -14,11 +14,11 @@ from tandem.cli.fit_cost import fit_all, profile_of, read_logs
 from tandem.core.errors import TandemError
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLog, encode_head, encode_step
-from tandem.sched.schedule_result import StepRecord
-from tandem.sim.fit import fit_worker
-from tandem.sim.profile import decode_profile, encode_profile
-from tandem.sim.replay import Replay
-from tandem.sim.residuals import Residuals, always, kind_of, residuals_of
+from tandem.sched.state.schedule_result import StepRecord
+from tandem.sim.cost.replay import Replay
+from tandem.sim.cost.residuals import Residuals, always, kind_of, residuals_of
+from tandem.sim.machines.fit import fit_worker
+from tandem.sim.machines.profile import decode_profile, encode_profile
 from tandem.workload import seeded_random
 from tests.simulation.clusters import LAPTOP
 from tests.unit.engine.test_step_log import HEAD

@@ -13,11 +13,11 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
 from tandem.routing.worker_view import Pool
-from tandem.sched.slo_targets import LaneSlo, LatencyTargets
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.quotas import Terms
-from tandem.sim.worker import WorkerSpec
+from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.quotas import Terms
+from tandem.sim.cluster.worker import WorkerSpec
 from tandem.workload.mix import Mix, asks
 from tandem.workload.request_class import RequestClass
 from tests.simulation.clusters import gpu_spec, slow_spec, traces_of

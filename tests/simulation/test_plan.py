@@ -10,13 +10,13 @@ import pytest
 from tandem.core.config import Config, EngineConfig
 from tandem.core.slo import Slo
 from tandem.routing.worker_view import Pool
-from tandem.sim.break_even import along, changes, lengthened
-from tandem.sim.capacity_planner import CapacityPlanner, Plan
-from tandem.sim.deployment_kind import DeploymentKind, recipes
-from tandem.sim.plan_table import break_even, told
-from tandem.sim.slo_check import SloTarget
-from tandem.sim.worker import WorkerSpec
-from tandem.sim.workload_demand import demand
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.planner.break_even import along, changes, lengthened
+from tandem.sim.planner.capacity_planner import CapacityPlanner, Plan
+from tandem.sim.planner.deployment_kind import DeploymentKind, recipes
+from tandem.sim.planner.plan_table import break_even, told
+from tandem.sim.planner.slo_check import SloTarget
+from tandem.sim.planner.workload_demand import demand
 from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import RequestClass, poisson
 from tests.simulation.clusters import LAPTOP, mix, slow_spec

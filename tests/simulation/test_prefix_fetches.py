@@ -15,14 +15,14 @@ from tandem.core.events import Finished, JobEvent, KVReceived, Token
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import GenerateJob, RemotePrefix, Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
-from tandem.sim.event_digest import EventDigest, combined
-from tandem.sim.event_queue import Actor, SimEventQueue
-from tandem.sim.fabric import Fabric
-from tandem.sim.lookahead import StepRun
-from tandem.sim.model_shapes import SMOLLM_135M
-from tandem.sim.network import Network
-from tandem.sim.prefix_index import SimIndex
-from tandem.sim.worker import SimWorker
+from tandem.sim.cluster.fabric import Fabric
+from tandem.sim.cluster.lookahead import StepRun
+from tandem.sim.cluster.network import Network
+from tandem.sim.cluster.prefix_index import SimIndex
+from tandem.sim.cluster.worker import SimWorker
+from tandem.sim.cost.model_shapes import SMOLLM_135M
+from tandem.sim.kernel.event_digest import EventDigest, combined
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tests.effort import effort
 from tests.simulation.clusters import LAPTOP, slow_spec
 

@@ -13,9 +13,9 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
 from tandem.core.slo import Slo
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.quotas import Terms
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.quotas import Terms
 from tandem.sim.simulate import simulate
 from tandem.workload.mix import Mix, asks
 from tandem.workload.request_class import RequestClass

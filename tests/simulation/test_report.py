@@ -9,12 +9,12 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.core.slo import Slo
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import SimCluster
-from tandem.sim.latency_stats import LatencyStats
-from tandem.sim.report import report
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.report.latency_stats import LatencyStats
+from tandem.sim.report.report import report
+from tandem.sim.report.time_series import MAX_POINTS, Series
 from tandem.sim.simulate import simulate
-from tandem.sim.time_series import MAX_POINTS, Series
 from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import RequestClass, poisson
 from tests.simulation.clusters import cluster, cluster_spec, mix, run, slow_spec, traces_of

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.step_cost import StepFeatures
-from tandem.sim.hardware import A100, H200, HARDWARE, L40S, Hardware
-from tandem.sim.model_shapes import LLAMA_8B, LLAMA_70B, QWEN_8B, QWEN_32B, SHAPES, SMOLLM_135M, ModelShape
-from tandem.sim.roofline import Efficiency, Roofline
+from tandem.sim.cost.hardware import A100, H200, HARDWARE, L40S, Hardware
+from tandem.sim.cost.model_shapes import LLAMA_8B, LLAMA_70B, QWEN_8B, QWEN_32B, SHAPES, SMOLLM_135M, ModelShape
+from tandem.sim.cost.roofline import Efficiency, Roofline
 
 FLOOR = Roofline(LLAMA_8B, H200)
 

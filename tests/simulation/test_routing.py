@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.routing import TRACE, RoutingOutcome, RoutingSetting, compare
+from loadtest.cluster.routing import TRACE, RoutingOutcome, RoutingSetting, compare
 from tandem.core.config import GatewayConfig
 from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Request, SamplingParams
@@ -19,8 +19,8 @@ from tandem.routing.policies import RoutingPolicy
 from tandem.routing.router import place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_view import ClusterView, WorkerView
-from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.executor import token_at
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cost.executor import token_at
 from tandem.workload.ask import MODEL, ScheduledRequest
 from tests.simulation.clusters import gpu_spec, run
 

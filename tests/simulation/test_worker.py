@@ -17,12 +17,12 @@ from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect, SendEvent
-from tandem.sim.event_digest import EventDigest
-from tandem.sim.event_queue import Actor, SimEventQueue
-from tandem.sim.lookahead import StepRun
-from tandem.sim.model_shapes import SMOLLM_135M
-from tandem.sim.residuals import always
-from tandem.sim.worker import SimWorker
+from tandem.sim.cluster.lookahead import StepRun
+from tandem.sim.cluster.worker import SimWorker
+from tandem.sim.cost.model_shapes import SMOLLM_135M
+from tandem.sim.cost.residuals import always
+from tandem.sim.kernel.event_digest import EventDigest
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tests.simulation.clusters import LAPTOP, slow_spec
 
 PARTY = Actor(0, EventDigest())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.sim.client_trace import ClientTrace
+from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import Mix, asks
 from tandem.workload.request_class import Prefix, RequestClass

@@ -15,7 +15,7 @@
 {{- $application := dict
     "name" $name
     "route_prefix" (printf "/%s" $name)
-    "import_path" "tandem.worker.application:build"
+    "import_path" "tandem.worker.serve.application:build"
     "args" $args
     "deployments" (list (include "tandem.deployment" (list $root $pool) | fromYaml)) -}}
 {{- $applications = append $applications $application -}}

@@ -10,7 +10,7 @@ from pathlib import Path
 from tandem.core.addresses import is_loopback
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved
-from tandem.gateway.tenants_watch import read_tenants
+from tandem.gateway.tenants.tenants_watch import read_tenants
 
 
 def require_auth_if_public(resolved: Resolved) -> None:

@@ -20,7 +20,7 @@ from tandem.doctor.report import document, exit_code, table
 from tandem.doctor.runner import Check, Examined, run_checks
 from tandem.doctor.system import System
 from tandem.doctor.versions import installed_parts
-from tandem.obs.logging_setup import set_up_logging
+from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.worker.advertise_address import advertised_address, default_route_address
 from tandem.worker.bind_check import require_worker_auth
 

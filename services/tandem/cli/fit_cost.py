@@ -11,8 +11,8 @@ from pathlib import Path
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 from tandem.engine.step_log import StepLog, decode_log
-from tandem.sim.fit import FitQuality, fit_worker
-from tandem.sim.profile import Profile, WorkerProfile, encode_profile, pool_named
+from tandem.sim.machines.fit import FitQuality, fit_worker
+from tandem.sim.machines.profile import Profile, WorkerProfile, encode_profile, pool_named
 
 
 def run(_resolved: Resolved, args: argparse.Namespace) -> int:

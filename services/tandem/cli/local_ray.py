@@ -18,8 +18,8 @@ from ray import serve
 
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.worker.deployment import pool_application
-from tandem.worker.pool_spec import PoolSpec, told_all
+from tandem.worker.serve.deployment import pool_application
+from tandem.worker.serve.pool_spec import PoolSpec, told_all
 
 OBJECT_STORE_BYTES = 100 << 20
 """Ray's smallest sensible one: no tensor ever goes through it."""

@@ -15,14 +15,15 @@ from tandem.core.clock import SystemClock
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.core.slo import Slo, parse_slo
-from tandem.sim import plan_table, table
-from tandem.sim.break_even import AXES, BreakEvenPoint, along
-from tandem.sim.capacity_planner import CapacityPlanner, Found, Plan
-from tandem.sim.deployment_kind import DeploymentKind, recipes
-from tandem.sim.machine import Machine
+from tandem.sim.machines.machine import Machine
+from tandem.sim.planner import plan_table
+from tandem.sim.planner.break_even import AXES, BreakEvenPoint, along
+from tandem.sim.planner.capacity_planner import CapacityPlanner, Found, Plan
+from tandem.sim.planner.deployment_kind import DeploymentKind, recipes
+from tandem.sim.planner.slo_check import SloResult, SloTarget
+from tandem.sim.planner.workload_demand import demand
+from tandem.sim.report import table
 from tandem.sim.simulate import collecting_seldom
-from tandem.sim.slo_check import SloResult, SloTarget
-from tandem.sim.workload_demand import demand
 
 _SEARCHED = {
     "engine.max_num_batched_tokens": "--budgets says which step budgets are tried",
@@ -41,7 +42,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     axes, path = _axes(args.break_even), simulate_setup.writable("--json", args.json)
     chart = simulate_setup.writable("--chart", args.chart)
     if chart is not None:
-        import_module("tandem.sim.chart").require_drawable(chart)
+        import_module("tandem.sim.report.chart").require_drawable(chart)
     asked = _recipes(resolved, args, machines, promise.slo)
     clock = SystemClock()
     began = clock.now()
@@ -54,7 +55,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     if path is not None:
         simulate_setup.write_json(path, _document(args, plan, promise, machines, curves))
     if chart is not None:
-        import_module("tandem.sim.plan_chart").draw_plan(chart, args.workload, plan, curves)
+        import_module("tandem.sim.planner.plan_chart").draw_plan(chart, args.workload, plan, curves)
     return 0 if plan.winner is not None else 1
 
 

@@ -9,7 +9,7 @@ from tandem.cli.auth_check import require_auth_if_public
 from tandem.cli.free_port import require_free_port
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
-from tandem.obs.logging_setup import set_up_logging
+from tandem.obs.logs.logging_setup import set_up_logging
 
 
 def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
-from tandem.obs.logging_setup import set_up_logging
+from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.stores.embedded_redis import EmbeddedServer, EmbeddedServerError
 
 READY_TIMEOUT_S = 180.0

@@ -14,13 +14,13 @@ from tandem.cli.simulate_flags import SECTIONS
 from tandem.core.clock import SystemClock
 from tandem.core.settings import Resolved
 from tandem.core.slo import Slo, parse_slo
-from tandem.sim import table
-from tandem.sim.cluster import SimCluster
-from tandem.sim.deployment import Deployment, parse_pools
-from tandem.sim.latency_stats import GroupTally, LatencyStats
-from tandem.sim.report import ALL, SimulationReport
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.machines.deployment import Deployment, parse_pools
+from tandem.sim.report import table
+from tandem.sim.report.latency_stats import GroupTally, LatencyStats
+from tandem.sim.report.report import ALL, SimulationReport
+from tandem.sim.report.time_series import Series
 from tandem.sim.simulate import collecting_seldom, simulate
-from tandem.sim.time_series import Series
 
 FORMAT = "tandem-simulation-1"
 
@@ -53,7 +53,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     if path is not None:
         simulate_setup.write_json(path, _document(args, count, deployment, report, tally, series))
     if chart is not None and series is not None:
-        import_module("tandem.sim.chart").draw_run(chart, heading, tally, series)
+        import_module("tandem.sim.report.chart").draw_run(chart, heading, tally, series)
     return 0
 
 
@@ -82,7 +82,7 @@ def _chart(args: argparse.Namespace) -> Path | None:
     """Imports matplotlib before a long run, so that its absence is told at once."""
     path = simulate_setup.writable("--chart", args.chart)
     if path is not None:
-        import_module("tandem.sim.chart").require_drawable(path)
+        import_module("tandem.sim.report.chart").require_drawable(path)
     return path
 
 

@@ -15,13 +15,14 @@ from tandem.planner.policy import policy_of
 from tandem.scaling.cluster_state import Role
 from tandem.scaling.decision import Decision
 from tandem.scaling.scaler import Scaler
-from tandem.sim import elastic_table, table
-from tandem.sim.autoscale import ElasticRun, Planned, simulate_elastic
-from tandem.sim.autoscaled_cluster import ROLES, Autoscaler, ElasticSpec
-from tandem.sim.deployment import Deployment
-from tandem.sim.queue_scaler import QueuePolicy, QueueScaler
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.machines.deployment import Deployment
+from tandem.sim.report import table
+from tandem.sim.scaling import elastic_table
+from tandem.sim.scaling.autoscale import ElasticRun, Planned, simulate_elastic
+from tandem.sim.scaling.autoscaled_cluster import ROLES, Autoscaler, ElasticSpec
+from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import collecting_seldom
-from tandem.sim.worker import WorkerSpec
 
 FORMAT = "tandem-autoscale-1"
 

@@ -17,12 +17,12 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.core.settings import DEFAULT_LAYER, Resolved, resolve
 from tandem.core.slo import parse_time
-from tandem.gateway.tenants_file import parse_tenants
-from tandem.sim.hardware import HARDWARE
-from tandem.sim.machine import Machine, ProfileMachine, RooflineMachine
-from tandem.sim.model_shapes import SHAPES
-from tandem.sim.profile import Profile, decode_profile
-from tandem.sim.roofline import SERVING, Efficiency, Roofline
+from tandem.gateway.tenants.tenants_file import parse_tenants
+from tandem.sim.cost.hardware import HARDWARE
+from tandem.sim.cost.model_shapes import SHAPES
+from tandem.sim.cost.roofline import SERVING, Efficiency, Roofline
+from tandem.sim.machines.machine import Machine, ProfileMachine, RooflineMachine
+from tandem.sim.machines.profile import Profile, decode_profile
 from tandem.workload.ask import ScheduledRequest
 from tandem.workload.source import built_in_names, open_workload
 

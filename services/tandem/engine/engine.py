@@ -26,12 +26,12 @@ from tandem.engine.migration import DrainMigration
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, RemotePrefixRequest
 from tandem.kv.kv_consumer import PullTable
-from tandem.sched.decode_run import DecodeRun
-from tandem.sched.limits import SchedulerLimits
+from tandem.sched.budget.step_sizer import StepSizer
+from tandem.sched.phases.decode_run import DecodeRun
+from tandem.sched.phases.spec_decode import Speculation
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.spec_decode import Speculation
-from tandem.sched.step_plan import StepPlan, StepResult
-from tandem.sched.step_sizer import StepSizer
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

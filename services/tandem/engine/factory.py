@@ -9,10 +9,10 @@ from tandem.core.device_defaults import with_device_defaults
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import Executor
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.ngram_proposer import NgramProposer
-from tandem.sched.slo_targets import LatencyTargets
-from tandem.sched.spec_decode import Speculation
+from tandem.sched.phases.spec_decode import Speculation
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.ngram_proposer import NgramProposer
+from tandem.sched.state.slo_targets import LatencyTargets
 
 
 def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:

@@ -14,8 +14,8 @@ from tandem.engine.job_table import JobTable
 from tandem.engine.job_timeline import EndedChoice, JobTimeline
 from tandem.engine.job_timings import Outcome
 from tandem.engine.migration import DrainMigration
-from tandem.sched.schedule_result import SequenceUpdate
 from tandem.sched.scheduler import Scheduler
+from tandem.sched.state.schedule_result import SequenceUpdate
 
 _OUTCOMES: dict[ErrorKind, Outcome] = {ErrorKind.CANCELLED: "cancelled", ErrorKind.DRAINING: "given_back"}
 

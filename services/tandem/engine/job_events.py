@@ -12,7 +12,7 @@ from tandem.core.request_stages import JobStages
 from tandem.engine.effects import Effect, SendEvent
 from tandem.kv.handoff import Announcement
 from tandem.kv.pull_actions import PullFailed
-from tandem.sched.schedule_result import SequenceUpdate
+from tandem.sched.state.schedule_result import SequenceUpdate
 
 
 def tokens(part: SequenceUpdate, stages: JobStages | None) -> list[Effect]:

@@ -15,7 +15,7 @@ from tandem.core.ids import JobKey
 from tandem.core.request import Job, ResumeJob
 from tandem.core.request_stages import JobStages
 from tandem.engine.job_timings import MAX_CHUNKS, JobTimes, Outcome, PrefillChunk, PullTimes, stages_of
-from tandem.sched.schedule_result import ScheduleResult, SequenceUpdate
+from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
 
 
 class EndedChoice(NamedTuple):

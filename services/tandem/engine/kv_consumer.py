@@ -31,8 +31,8 @@ from tandem.kv.pull_actions import (
     StartRead,
     TearDownProducer,
 )
-from tandem.sched.schedule_result import PullAllocated
 from tandem.sched.scheduler import Scheduler
+from tandem.sched.state.schedule_result import PullAllocated
 
 MIN_PREFIX_FETCH_S, MAX_PREFIX_FETCH_S = 0.2, 2.0
 """A prefix fetch is given up that shows no sign of itself for as long as computing its tokens takes: then waiting has

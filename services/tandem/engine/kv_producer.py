@@ -13,9 +13,9 @@ from tandem.engine.effects import Effect, SendAnnouncement, SendHandoffEnded
 from tandem.kv.block_pool import BlockPool, Holder
 from tandem.kv.handoff import LeaseState, RemotePrefixRequest
 from tandem.kv.kv_producer import EndedLease, LeaseTable
-from tandem.sched.migration import MigrationProgress
-from tandem.sched.prefix_serving import PrefixServer
-from tandem.sched.schedule_result import SequenceUpdate
+from tandem.sched.state.schedule_result import SequenceUpdate
+from tandem.sched.transfer.migration import MigrationProgress
+from tandem.sched.transfer.prefix_serving import PrefixServer
 
 
 class KVProducer:

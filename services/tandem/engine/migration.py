@@ -13,8 +13,8 @@ from tandem.core.events import MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, JobKey
 from tandem.engine.effects import Effect, SendEvent
 from tandem.engine.kv_producer import KVProducer
-from tandem.sched.migration import MigrationTracker
-from tandem.sched.schedule_result import SequenceUpdate
+from tandem.sched.state.schedule_result import SequenceUpdate
+from tandem.sched.transfer.migration import MigrationTracker
 
 
 class DrainMigration:

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVLayout, KVRegion
-from tandem.sched.schedule_result import StepRecord
-from tandem.sched.step_plan import StepPlan, StepResult
+from tandem.sched.state.schedule_result import StepRecord
+from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class Executor(Protocol):

@@ -16,7 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import build
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.layout import KVLayout
-from tandem.sched.schedule_result import StepRecord
+from tandem.sched.state.schedule_result import StepRecord
 
 FORMAT = "tandem-steps-1"
 _SECTIONS = ("engine", "speculative", "slo", "handoff")

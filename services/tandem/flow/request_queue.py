@@ -31,7 +31,7 @@ from tandem.routing.routing_request import EXPECTED_OUTPUT, RoutingRequest
 from tandem.routing.takeover import pick_migration_target
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView
-from tandem.sched.slo_targets import NO_TARGETS, LatencyTargets
+from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 KV_LOST = "kv_lost"
 """Why a request that might be split is not: its KV did not arrive, more than once."""

@@ -1,4 +1,8 @@
-"""Floor 5, the gateway: HTTP in, jobs to workers, tokens back; never imports torch or a model."""
+"""Floor 5, the gateway: HTTP and gRPC in, jobs to workers, tokens back. It imports neither torch nor a model.
+
+A request enters by `http` or `grpc`, is parsed in `openai`, authenticated in `tenants`, answered by `serving`, and run
+by `orchestration` on the workers of `workers`. `main` composes the program, `app` the ASGI application. Read
+`http.openai_routes`, `serving.completions` and `orchestration.dispatcher` first, in this order."""
 
 import os
 

@@ -10,13 +10,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.completions import CompletionService
-from tandem.gateway.exchange import ClientDisconnected, Exchange, Receive, Scope, Send
-from tandem.gateway.health import HealthRoutes
-from tandem.gateway.interfaces import Authenticator, RequestDispatcher
-from tandem.gateway.metrics_gauges import watch_answers, watch_dispatch
-from tandem.gateway.openai_http import MODELS_PREFIX, OpenAIRoutes
-from tandem.gateway.openai_reply import (
+from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
+from tandem.gateway.http.exchange import ClientDisconnected, Exchange, Receive, Scope, Send
+from tandem.gateway.http.health import HealthRoutes
+from tandem.gateway.http.openai_routes import MODELS_PREFIX, OpenAIRoutes
+from tandem.gateway.http.openai_schema import (
     ChatChunk,
     ChatCompletion,
     DetokenizeReply,
@@ -28,19 +26,21 @@ from tandem.gateway.openai_reply import (
     TextCompletion,
     TokenizeReply,
 )
-from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tandem.gateway.openapi import OpenApiDocs
-from tandem.gateway.output_spec import OutputSpecFactory
-from tandem.gateway.request_metrics import RequestMetrics
-from tandem.gateway.request_record import RequestObserver
-from tandem.gateway.request_recorder import RequestRecorder
-from tandem.gateway.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
-from tandem.gateway.unsupported_routes import unsupported_feature
-from tandem.obs.log_context import InRequest
-from tandem.obs.metrics import Metrics
-from tandem.obs.prometheus import TEXT_TYPE
+from tandem.gateway.http.openapi import OpenApiDocs
+from tandem.gateway.http.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
+from tandem.gateway.http.unsupported_routes import unsupported_feature
+from tandem.gateway.openai.output_spec import OutputSpecFactory
+from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
+from tandem.gateway.telemetry.request_record import RequestObserver
+from tandem.gateway.telemetry.request_recorder import RequestRecorder
+from tandem.obs.logs.log_context import InRequest
+from tandem.obs.metrics.metrics import Metrics
+from tandem.obs.metrics.prometheus import TEXT_TYPE
 from tandem.obs.telemetry import Telemetry
-from tandem.sched.slo_targets import NO_TARGETS, LatencyTargets
+from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 _NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)

@@ -20,24 +20,24 @@ from tandem.core.config import Config, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
-from tandem.gateway.console_routes import Console
-from tandem.gateway.demand_publisher import DemandPublisher
-from tandem.gateway.dispatcher import Dispatcher
-from tandem.gateway.fairness_sync import FairnessSync
-from tandem.gateway.grpc_server import GrpcServer
-from tandem.gateway.health import PROBES
-from tandem.gateway.http_guard import HttpLimits
-from tandem.gateway.metrics_gauges import watch_links, watch_prefixes, watch_quotas, watch_redis
-from tandem.gateway.prefix_index_client import PrefixIndexClient
-from tandem.gateway.request_log import RequestLog
-from tandem.gateway.server import HttpServer
-from tandem.gateway.snapshot import SnapshotSource
-from tandem.gateway.tenancy import Tenancy
-from tandem.gateway.text_models import TextModels
-from tandem.gateway.worker_pool import WorkerPool
-from tandem.obs.logging_setup import set_up_logging
+from tandem.gateway.console.routes import Console
+from tandem.gateway.console.snapshot import SnapshotSource
+from tandem.gateway.grpc.server import GrpcServer
+from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.protocol_limits import HttpLimits
+from tandem.gateway.http.server import HttpServer
+from tandem.gateway.orchestration.demand_publisher import DemandPublisher
+from tandem.gateway.orchestration.dispatcher import Dispatcher
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
+from tandem.gateway.telemetry.gauges import watch_links, watch_prefixes, watch_quotas, watch_redis
+from tandem.gateway.telemetry.request_log import RequestLog
+from tandem.gateway.tenants.fairness_sync import FairnessSync
+from tandem.gateway.tenants.tenancy import Tenancy
+from tandem.gateway.text.text_models import TextModels
+from tandem.gateway.workers.worker_pool import WorkerPool
+from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.obs.telemetry import Telemetry
-from tandem.sched.slo_targets import LatencyTargets
+from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore
 from tandem.stores.prefix_index import IndexReader
 from tandem.stores.redis_health import RedisHealth

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.resources import Resource
 
-    from tandem.obs.span_sender import SpanExporter
+    from tandem.obs.tracing.span_sender import SpanExporter
 
 MAX_BATCH = 2000
 """Series in one message: with twenty buckets each they stay below the 4 MiB that a gRPC server takes."""
@@ -57,7 +57,7 @@ def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
 def _console_spans(resource: Resource) -> SpanExporter[Any]:
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-    from tandem.obs.readable_spans import ReadableSpans
+    from tandem.obs.tracing.readable_spans import ReadableSpans
 
     return ReadableSpans(ConsoleSpanExporter(), resource)
 
@@ -69,14 +69,14 @@ def _console_metrics() -> MetricExporter:
 
 
 def _otlp_spans(protocol: Protocol, resource: Resource) -> SpanExporter[Any]:
-    from tandem.obs.otlp_spans import SpanEncoder
+    from tandem.obs.tracing.otlp_spans import SpanEncoder
 
     _log_sparingly()
     if protocol == "grpc":
-        from tandem.obs.otlp_grpc_spans import GrpcSpanExporter
+        from tandem.obs.tracing.otlp_grpc_spans import GrpcSpanExporter
 
         return GrpcSpanExporter(SpanEncoder(resource))
-    from tandem.obs.otlp_http_spans import HttpSpanExporter
+    from tandem.obs.tracing.otlp_http_spans import HttpSpanExporter
 
     return HttpSpanExporter(SpanEncoder(resource))
 

@@ -6,20 +6,20 @@ import os
 from typing import TYPE_CHECKING, Self
 
 from tandem.core.clock import Clock, SystemClock
-from tandem.obs import prometheus
-from tandem.obs.instruments import SPANS_DROPPED
-from tandem.obs.logging_setup import watch_dropped
-from tandem.obs.metrics import Metrics
+from tandem.obs.logs.logging_setup import watch_dropped
+from tandem.obs.metrics import prometheus
+from tandem.obs.metrics.instruments import SPANS_DROPPED
+from tandem.obs.metrics.metrics import Metrics
+from tandem.obs.metrics.process_metrics import watch_process
+from tandem.obs.metrics.vllm_metrics import vllm_aliases
 from tandem.obs.otel_settings import OtelSettings, read_otel
-from tandem.obs.process_metrics import watch_process
-from tandem.obs.tracing import OFF, Tracing
-from tandem.obs.vllm_metrics import vllm_aliases
+from tandem.obs.tracing.tracing import OFF, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
-    from tandem.obs.metric_exporter import MetricSender
-    from tandem.obs.span_sender import SpanSender
+    from tandem.obs.metrics.metric_exporter import MetricSender
+    from tandem.obs.tracing.span_sender import SpanSender
 
 
 class Telemetry:
@@ -91,8 +91,8 @@ def _resource(service: str, instance: str) -> Resource:
 
 def _traced(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSender]:
     from tandem.obs.exporters import span_exporters
-    from tandem.obs.span_maker import SpanMaker
-    from tandem.obs.span_sender import Batching, SpanSender
+    from tandem.obs.tracing.span_maker import SpanMaker
+    from tandem.obs.tracing.span_sender import Batching, SpanSender
 
     batching = Batching(settings.max_spans, settings.max_span_batch, settings.spans_delay_s)
     sender = SpanSender(span_exporters(settings, resource), batching)
@@ -101,6 +101,6 @@ def _traced(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSe
 
 def _metric_sender(metrics: Metrics, resource: Resource, settings: OtelSettings) -> MetricSender:
     from tandem.obs.exporters import metric_exporters
-    from tandem.obs.metric_exporter import MetricSender
+    from tandem.obs.metrics.metric_exporter import MetricSender
 
     return MetricSender(metrics, resource, metric_exporters(settings), settings.metrics_interval_s)

@@ -18,8 +18,8 @@ from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import PlannerId
 from tandem.core.ray_worker_groups import read_groups
-from tandem.obs.logging_setup import set_up_logging
-from tandem.obs.metrics_server import MetricsEndpoint
+from tandem.obs.logs.logging_setup import set_up_logging
+from tandem.obs.metrics.metrics_server import MetricsEndpoint
 from tandem.obs.telemetry import Telemetry
 from tandem.planner.actuator import Actuator
 from tandem.planner.backoff import Backoff

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.config import PlannerConfig
-from tandem.obs.log_formatters import fields
-from tandem.obs.tracing import SpanRecord, Tracing
+from tandem.obs.logs.log_formatters import fields
+from tandem.obs.tracing.tracing import SpanRecord, Tracing
 from tandem.planner.actuator import Actuator, ActuatorFailed
 from tandem.planner.demand_delta import DemandDelta, DemandDeltaResult
 from tandem.planner.observe import build_observation, problem_of

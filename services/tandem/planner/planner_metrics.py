@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tandem.obs import instruments as have
-from tandem.obs.metrics import Metrics, Values
+from tandem.obs.metrics import instruments as have
+from tandem.obs.metrics.metrics import Metrics, Values
 from tandem.planner.kube_error import KubeError
 from tandem.planner.plan_report import PlanReport
 

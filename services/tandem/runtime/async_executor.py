@@ -43,7 +43,7 @@ from tandem.runtime.slice_work import (
     partly_filled,
 )
 from tandem.runtime.staging import Staged, Staging
-from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 from tandem_kernels.contract import SamplingRows
 
 PLAN_DEPTH = 2

@@ -33,7 +33,7 @@ from tandem.runtime.slice_work import (
     failed,
     partly_filled,
 )
-from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 
 
 class TorchExecutor:

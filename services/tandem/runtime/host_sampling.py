@@ -8,7 +8,7 @@ from tandem.kv.handoff import BlockDigest
 from tandem.runtime.logits_processor import LogitsProcessor
 from tandem.runtime.sampler import LogitRows
 from tandem.runtime.slice_work import FAILURES, PreparedSlice, failed
-from tandem.sched.step_plan import SliceResult
+from tandem.sched.state.step_plan import SliceResult
 
 
 def sample_slice(

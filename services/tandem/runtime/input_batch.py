@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from tandem.sched.step_plan import ScheduledSlice
+from tandem.sched.state.step_plan import ScheduledSlice
 from tandem_kernels.contract import AttentionBatch
 
 

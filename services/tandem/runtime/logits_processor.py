@@ -16,7 +16,7 @@ from tandem.core.ids import SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.grammar_masks import GrammarMasks
 from tandem.runtime.token_counts import TokenCounts
-from tandem.sched.step_plan import Sampling
+from tandem.sched.state.step_plan import Sampling
 
 Adjust = Callable[[torch.Tensor, Sequence[int]], None]
 """`adjust(logits, drawn)` changes a float64 row `[vocab]` in place; `drawn` are the tokens that this step drew before

@@ -31,11 +31,11 @@ from tandem.runtime.model_store import cache_root, resolve_model
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.compiled import CompiledModel, packed_weights, shape_of
 from tandem.runtime.models.decoder import Decoder
-from tandem.runtime.parallel.follower import Follower
-from tandem.runtime.parallel.leader import RankedCache, RankedModel
-from tandem.runtime.parallel.rank_context import RankContext
 from tandem.runtime.parallel.shard import require_divisible
 from tandem.runtime.random_weights import is_random, open_weights
+from tandem.runtime.ranks.follower import Follower
+from tandem.runtime.ranks.leader import RankedCache, RankedModel
+from tandem.runtime.ranks.rank_context import RankContext
 from tandem.runtime.tokenizer_bundle import read_bundle
 from tandem.runtime.weight_packing import Packing
 from tandem_kernels.dispatch import REFERENCE

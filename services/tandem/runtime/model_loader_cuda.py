@@ -23,10 +23,10 @@ from tandem.runtime.kv_sizing import layout_of, max_model_len, num_blocks_of
 from tandem.runtime.model_config import DecoderConfig
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.models.decoder import Decoder
-from tandem.runtime.parallel.follower import Follower
-from tandem.runtime.parallel.leader import FollowerCommands, RankedCache, RankedModel
-from tandem.runtime.parallel.rank_context import RankContext
 from tandem.runtime.random_weights import open_weights
+from tandem.runtime.ranks.follower import Follower
+from tandem.runtime.ranks.leader import FollowerCommands, RankedCache, RankedModel
+from tandem.runtime.ranks.rank_context import RankContext
 from tandem_kernels.dispatch import Kernels
 
 _log = logging.getLogger(__name__)

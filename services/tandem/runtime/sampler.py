@@ -14,7 +14,7 @@ import torch
 from tandem.core.events import SampledToken
 from tandem.core.request import SamplingParams
 from tandem.runtime.logits_processor import Adjust, GrammarExhausted
-from tandem.sched.step_plan import Sampling
+from tandem.sched.state.step_plan import Sampling
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import Filters, best, draw
 

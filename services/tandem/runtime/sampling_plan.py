@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tandem.core.ids import SeqId
 from tandem.runtime.sampler import filters_of
 from tandem.runtime.slice_work import PreparedSlice
-from tandem.sched.step_plan import Sampling
+from tandem.sched.state.step_plan import Sampling
 from tandem_kernels.reference.sample import Filters
 
 _SIGN = 1 << 63

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.ids import BlockId, SeqId
-from tandem.sched.step_plan import ScheduledSlice, SliceResult
+from tandem.sched.state.step_plan import ScheduledSlice, SliceResult
 
 FAILURES = (RuntimeError, ValueError, IndexError, MemoryError, OverflowError)
 """What a slice may fail with, so that others go on."""

@@ -20,25 +20,25 @@ from tandem.core.request import Job, PrefillJob
 from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.hashing import root_hash
-from tandem.sched.admitter import Admitter
-from tandem.sched.backlog import backlog, check_backlog, horizon_tokens
-from tandem.sched.blocked_pulls import BlockedPulls
-from tandem.sched.decode_run import DecodeRun, advance, forecast
-from tandem.sched.fork import failure, first_draws, fork_sequence
-from tandem.sched.job_admission import check_job, pull_need
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.migration import MigrationTracker
-from tandem.sched.plan_builder import PlanBuilder
-from tandem.sched.prefix_serving import PrefixServer
-from tandem.sched.ration import assign_prefill_budget
-from tandem.sched.rejected_jobs import RejectedJobs
-from tandem.sched.remote_prefix import RemotePrefixFetches
-from tandem.sched.schedule_result import ScheduleResult, SchedulerLoad, SequenceUpdate
-from tandem.sched.sequence import Sequence, Status
-from tandem.sched.sequence_queue import OrderedQueue
-from tandem.sched.spec_decode import Speculation, num_spare_blocks
-from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
-from tandem.sched.step_sizer import StepSizer
+from tandem.sched.budget.step_sizer import StepSizer
+from tandem.sched.phases.admitter import Admitter
+from tandem.sched.phases.blocked_pulls import BlockedPulls
+from tandem.sched.phases.decode_run import DecodeRun, advance, forecast
+from tandem.sched.phases.fork import failure, first_draws, fork_sequence
+from tandem.sched.phases.job_admission import check_job, pull_need
+from tandem.sched.phases.plan_builder import PlanBuilder
+from tandem.sched.phases.ration import assign_prefill_budget
+from tandem.sched.phases.rejected_jobs import RejectedJobs
+from tandem.sched.phases.spec_decode import Speculation, num_spare_blocks
+from tandem.sched.state.backlog import backlog, check_backlog, horizon_tokens
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.schedule_result import ScheduleResult, SchedulerLoad, SequenceUpdate
+from tandem.sched.state.sequence import Sequence, Status
+from tandem.sched.state.sequence_queue import OrderedQueue
+from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.transfer.migration import MigrationTracker
+from tandem.sched.transfer.prefix_serving import PrefixServer
+from tandem.sched.transfer.remote_prefix import RemotePrefixFetches
 
 
 class Scheduler:

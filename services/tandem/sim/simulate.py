@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from tandem.core.slo import Slo
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import ClusterSpec, SimCluster
-from tandem.sim.latency_stats import LatencyStats
-from tandem.sim.report import SimulationReport, report
-from tandem.sim.time_series import Series
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.report.latency_stats import LatencyStats
+from tandem.sim.report.report import SimulationReport, report
+from tandem.sim.report.time_series import Series
 from tandem.workload.ask import ScheduledRequest
 
 Look = Callable[[SimCluster, LatencyStats], None]

@@ -21,8 +21,8 @@ from tandem.core.config import Config
 from tandem.core.errors import TandemError
 
 if TYPE_CHECKING:
+    from tandem.worker.model.worker_model import WorkerModel
     from tandem.worker.worker import Worker
-    from tandem.worker.worker_model import WorkerModel
 
 SWITCH_INTERVAL_S = 0.001
 """Python threads: the event loop must not wait long for the engine's thread to let go."""
@@ -34,7 +34,7 @@ def run(config: Config) -> int:
     """Serve until told to stop. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when something failed."""
     prepare_process()
     # Only now: importing the model's libraries reads the environment.
-    from tandem.worker.worker_model import load_worker_model
+    from tandem.worker.model.worker_model import load_worker_model
 
     try:
         model = load_worker_model(config)

@@ -31,14 +31,14 @@ from tandem.engine.rank_messages import (
     RankReady,
     RankRegistered,
 )
-from tandem.obs.logging_setup import set_up_logging
+from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.wire.rank_codec import decode_command, encode_event
 from tandem.worker.main import prepare_process
-from tandem.worker.rank_channel import RankChannel, connect
+from tandem.worker.ranks.rank_channel import RankChannel, connect
 
 if TYPE_CHECKING:
-    from tandem.runtime.parallel.follower import Follower
-    from tandem.worker.rank_transfer import RankTransferAgent
+    from tandem.runtime.ranks.follower import Follower
+    from tandem.worker.model.rank_transfer import RankTransferAgent
 
 END_S = 0.5
 """For a step to end after the first rank is gone; it may wait for that one for ever."""
@@ -56,8 +56,8 @@ def run(config: Config, directory: Path, rank: int) -> int:
     set_up_logging(config.telemetry, "tandem-worker", f"{config.worker.id}-rank-{rank}" if config.worker.id else "")
     # Only now: importing the model's libraries reads the environment. Before the others are met, who wait no longer for
     # this rank than they must.
-    from tandem.worker.rank_model import load_rank_model
-    from tandem.worker.rank_transfer import RankTransferAgent
+    from tandem.worker.model.rank_model import load_rank_model
+    from tandem.worker.model.rank_transfer import RankTransferAgent
 
     try:
         line = connect(directory, config.worker.step_stall_s)

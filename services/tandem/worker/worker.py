@@ -30,29 +30,29 @@ from tandem.transfer.process_identity import machine_identity
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
-from tandem.worker.calibrate import calibrate
-from tandem.worker.consumer_streams import ConsumerStreams
-from tandem.worker.driver import Command, EngineDriver
-from tandem.worker.effect_dispatcher import EffectDispatcher
-from tandem.worker.gauges import MetricSources, StatsReader
-from tandem.worker.handoff_service import HandoffService
-from tandem.worker.kv_event_publisher import compose_publisher
-from tandem.worker.link_monitor import compose_link_monitor
-from tandem.worker.producer_session import SessionContext
-from tandem.worker.producer_sessions import ProducerSessions
-from tandem.worker.rank_transfer import open_mover
-from tandem.worker.recent_steps import RecentSteps
+from tandem.worker.engine.calibrate import calibrate
+from tandem.worker.engine.driver import Command, EngineDriver
+from tandem.worker.engine.recent_steps import RecentSteps
+from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.engine.step_log_writer import StepWriter
+from tandem.worker.gateways.effect_dispatcher import EffectDispatcher
+from tandem.worker.gateways.kv_event_publisher import compose_publisher
+from tandem.worker.gateways.service import Peers, WorkerService
+from tandem.worker.gateways.watch_sessions import WatchSessions
+from tandem.worker.kv.consumer_streams import ConsumerStreams
+from tandem.worker.kv.handoff_service import HandoffService
+from tandem.worker.kv.producer_session import SessionContext
+from tandem.worker.kv.producer_sessions import ProducerSessions
+from tandem.worker.kv.transfer_client import TransferClient
+from tandem.worker.kv.transfer_health import TransferHealthCheck
+from tandem.worker.links.link_monitor import compose_link_monitor
+from tandem.worker.model.rank_transfer import open_mover
+from tandem.worker.model.worker_descriptor import WorkerDescriptor
+from tandem.worker.model.worker_info import WorkerInfo
+from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.run_file import RunFile
-from tandem.worker.serial_pipeline import SerialPipeline
-from tandem.worker.service import Peers, WorkerService
-from tandem.worker.step_log_writer import StepWriter
-from tandem.worker.transfer_client import TransferClient
-from tandem.worker.transfer_health import TransferHealthCheck
-from tandem.worker.watch_sessions import WatchSessions
-from tandem.worker.worker_descriptor import WorkerDescriptor
-from tandem.worker.worker_info import WorkerInfo
-from tandem.worker.worker_model import WorkerModel
-from tandem.worker.worker_telemetry import WorkerTelemetry
+from tandem.worker.telemetry.gauges import MetricSources, StatsReader
+from tandem.worker.telemetry.worker_telemetry import WorkerTelemetry
 
 SWEEP_S = 0.25
 HEARTBEAT_S = 1.0

@@ -14,7 +14,7 @@ from tandem.admission.quota import QuotaLimits, Reservation
 from tandem.admission.tenant import Tenant
 from tandem.core.clock import SystemClock
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway.quotas import TenantQuotas
+from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.index_format import IndexSnapshot
 from tandem.stores.prefix_index import IndexUnavailable, IndexWriter

@@ -29,7 +29,7 @@ from tandem.engine.transfer_messages import (
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.worker.remote_transfer import RemoteTransfer, TransferServer
+from tandem.worker.ranks.remote_transfer import RemoteTransfer, TransferServer
 from tests.contract.transfer.conftest import GUARD_S, NUM_BLOCKS, Rig, known_content, reference
 from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, ConsumerRank, World, layout_of
 

@@ -165,7 +165,7 @@ def test_its_proxies_are_what_a_probe_of_kuberay_asks_for(pod: Pod) -> None:
 
 
 def application(name: str, **args: Any) -> dict[str, Any]:
-    path = "tandem.worker.application:build"
+    path = "tandem.worker.serve.application:build"
     return {"name": f"tandem-{name}", "route_prefix": f"/tandem-{name}", "import_path": path, "args": args}
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.worker.local_rank import RankChild
-from tandem.worker.rank_group import Launch
-from tandem.worker.worker_model import load_worker_model
+from tandem.worker.model.worker_model import load_worker_model
+from tandem.worker.ranks.local_rank import RankChild
+from tandem.worker.ranks.rank_group import Launch
 from tests.e2e.cluster import spawn
 
 pytestmark = pytest.mark.timeout(120)
@@ -65,7 +65,7 @@ def test_a_rank_that_cannot_load_says_why(config: Config, tmp_path: Path) -> Non
 
 
 def test_a_rank_that_is_gone_before_they_meet(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.worker.rank_model.JOIN_S", 1.0)
+    monkeypatch.setattr("tandem.worker.model.rank_model.JOIN_S", 1.0)
     with pytest.raises(TandemError, match="rank 1 is gone") as caught:
         load_worker_model(config, _Vanishing)
     assert caught.value.kind is ErrorKind.WORKER_LOST

@@ -24,7 +24,7 @@ from tandem.runtime.kv_cache import KVCache, unsigned
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader_cuda import compose_executor
 from tandem.runtime.models.decoder import Decoder
-from tandem.sched.step_plan import ScheduledSlice
+from tandem.sched.state.step_plan import ScheduledSlice
 from tandem_kernels.dispatch import REFERENCE, Kernels, triton_kernels
 from tandem_kernels.reference import block_digest
 from tandem_kernels.triton import decode_attention

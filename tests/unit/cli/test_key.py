@@ -7,8 +7,8 @@ import yaml
 
 from tandem.cli import main
 from tandem.core.addresses import is_loopback
-from tandem.gateway.authenticator import ApiKeyAuthenticator
-from tandem.gateway.tenants_file import parse_tenants
+from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
+from tandem.gateway.tenants.tenants_file import parse_tenants
 
 
 def test_the_key_and_its_hash_belong_together(capsys: pytest.CaptureFixture[str]) -> None:

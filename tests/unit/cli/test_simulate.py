@@ -217,7 +217,7 @@ def test_an_interrupt_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: p
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tandem.sim.cluster.SimCluster.run", interrupted)
+    monkeypatch.setattr("tandem.sim.cluster.cluster.SimCluster.run", interrupted)
     assert main(["simulate", *SMALL]) == 130
     assert capsys.readouterr() == ("", "")
 

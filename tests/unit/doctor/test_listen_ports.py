@@ -18,7 +18,7 @@ from tandem.doctor.listen_ports import (
     read_place,
     wanted_places,
 )
-from tandem.obs.metrics_server import MetricsEndpoint
+from tandem.obs.metrics.metrics_server import MetricsEndpoint
 from tandem.wire.tls import TlsFiles
 from tests.certificates import Authority
 from tests.ports import free_port

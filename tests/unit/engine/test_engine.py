@@ -24,8 +24,8 @@ from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.pull_actions import StartRead, TearDownProducer
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.step_plan import SliceResult, StepPlan, StepResult
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 
 OTHER = WorkerRef(WorkerId("other"), Incarnation(1), "other:1")
 KEY = HandoffKey(HandoffId("h"), 1)

@@ -11,7 +11,7 @@ from tandem.core.request import GenerateJob, PrefillJob, Request, SamplingParams
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.limits import SchedulerLimits
+from tandem.sched.state.limits import SchedulerLimits
 from tests.unit.engine.test_engine import events, finish
 
 CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(1), "consumer:1")

@@ -14,7 +14,7 @@ from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.pull_actions import StartRead
-from tandem.sched.limits import SchedulerLimits
+from tandem.sched.state.limits import SchedulerLimits
 from tests.unit.engine.test_engine import OTHER, finish, step
 
 SIZE = 2

@@ -26,8 +26,8 @@ from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import RemotePrefixRequest
 from tandem.kv.pull_actions import StartRead
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.step_plan import StepPlan
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.step_plan import StepPlan
 from tests.property.model import KVStore, ModelExecutor, expected_output
 
 PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "producer:1")

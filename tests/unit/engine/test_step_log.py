@@ -20,7 +20,7 @@ from tandem.engine.step_log import (
     shaping,
 )
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.sched.schedule_result import StepRecord
+from tandem.sched.state.schedule_result import StepRecord
 
 CONFIG = Config(engine=EngineConfig(max_num_batched_tokens=256, enable_chunked_prefill=False))
 HEAD = StepLogHead(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.flow.phase_ledger import StageSeconds
-from tandem.gateway.request_record import RequestRecord
-from tandem.gateway.usage import Usage
+from tandem.gateway.telemetry.request_record import RequestRecord
+from tandem.gateway.telemetry.usage import Usage
 
 _RECORD = RequestRecord(
     id="chatcmpl-1",

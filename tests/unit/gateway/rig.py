@@ -20,14 +20,16 @@ from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingPar
 from tandem.core.worker_load import WorkerLoad
 from tandem.flow import request_queue
 from tandem.flow.phase_ledger import PhaseLedger
-from tandem.gateway import deferred, dispatcher, worker_link, worker_pool
-from tandem.gateway.active_request import ActiveRequest
-from tandem.gateway.dispatcher import Dispatcher
-from tandem.gateway.interfaces import NO_PREFIXES, KnownPrefixes, Quotas
-from tandem.gateway.quota_reservation import NoQuotas
-from tandem.gateway.request_context import RequestContext
-from tandem.gateway.text_models import TextModels
-from tandem.gateway.worker_pool import WorkerPool
+from tandem.gateway.context.interfaces import NO_PREFIXES, KnownPrefixes, Quotas
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.orchestration import dispatcher
+from tandem.gateway.orchestration.active_request import ActiveRequest
+from tandem.gateway.orchestration.dispatcher import Dispatcher
+from tandem.gateway.telemetry import deferred
+from tandem.gateway.tenants.quota_reservation import NoQuotas
+from tandem.gateway.text.text_models import TextModels
+from tandem.gateway.workers import worker_link, worker_pool
+from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.wire.peer_auth import PeerAuth
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 

@@ -11,11 +11,11 @@ import grpc
 import httpx
 import pytest
 
-from tandem.gateway.completions import _INLINE_CHARS, CompletionService
-from tandem.gateway.detokenizer import StopMatcher
-from tandem.gateway.openai_request import MAX_MESSAGES
-from tandem.gateway.prompt import MAX_CHOICES_OF_ALL
-from tandem.gateway.response_format import MAX_GBNF_CHARS
+from tandem.gateway.openai.prompt import MAX_CHOICES_OF_ALL
+from tandem.gateway.openai.request_params import MAX_MESSAGES
+from tandem.gateway.output.response_format import MAX_GBNF_CHARS
+from tandem.gateway.serving.completions import _INLINE_CHARS, CompletionService
+from tandem.gateway.text.detokenizer import StopMatcher
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tandem.core.errors import TandemError
-from tandem.gateway.chat_template import GenerationPrompt
-from tandem.gateway.echo import echo_deltas
-from tandem.gateway.prompt import Prompt, encode
-from tandem.gateway.text_model import TextModel
+from tandem.gateway.openai.prompt import Prompt, encode
+from tandem.gateway.serving.echo import echo_deltas
+from tandem.gateway.text.chat_template import GenerationPrompt
+from tandem.gateway.text.text_model import TextModel
 from tests.unit.gateway.test_gateway_text import LLAMA3, QWEN, SMOLLM2, reference
 
 Make = Callable[..., TextModel]

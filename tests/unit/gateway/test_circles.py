@@ -13,8 +13,8 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken, Token
 from tandem.core.ids import JobKey, RequestId
-from tandem.gateway.exchange import Exchange
-from tandem.gateway.request_recorder import RequestRecording
+from tandem.gateway.http.exchange import Exchange
+from tandem.gateway.telemetry.request_recorder import RequestRecording
 from tests.unit.gateway.conftest import Front, ScriptedStream
 
 NUM = 8

@@ -17,22 +17,22 @@ from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.flow.phase_ledger import PhaseLedger
-from tandem.gateway.completions import CompletionService
-from tandem.gateway.echo import PromptScores
-from tandem.gateway.interfaces import ScrapeTarget, ServedModel
-from tandem.gateway.merge import merge_streams
-from tandem.gateway.openai_schema import CompletionBody
-from tandem.gateway.output_spec import OutputSpecFactory
-from tandem.gateway.rate_limit_status import RateLimitStatus
-from tandem.gateway.request_context import RequestContext
-from tandem.gateway.request_metrics import RequestMetrics
-from tandem.gateway.request_record import RequestRecord
-from tandem.gateway.request_recorder import RequestRecorder
-from tandem.gateway.text_model import TextModel
-from tandem.gateway.text_stream import ChoiceEnd
-from tandem.gateway.token_timing import TokenTiming
-from tandem.gateway.usage import UsageCounter
-from tandem.obs.metrics import HistogramSeries, Metrics
+from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
+from tandem.gateway.context.rate_limit_status import RateLimitStatus
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.openai.output_spec import OutputSpecFactory
+from tandem.gateway.openai.request_schema import CompletionBody
+from tandem.gateway.output.text_stream import ChoiceEnd
+from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.serving.echo import PromptScores
+from tandem.gateway.serving.merge import merge_streams
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
+from tandem.gateway.telemetry.request_record import RequestRecord
+from tandem.gateway.telemetry.request_recorder import RequestRecorder
+from tandem.gateway.telemetry.token_timing import TokenTiming
+from tandem.gateway.telemetry.usage import UsageCounter
+from tandem.gateway.text.text_model import TextModel
+from tandem.obs.metrics.metrics import HistogramSeries, Metrics
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import Pool
 from tests.unit.gateway.instant import instant_events

@@ -15,15 +15,15 @@ from tandem.core.config import GatewayConfig
 from tandem.core.ids import Incarnation, TenantId, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.app import GatewayApp, create_app
-from tandem.gateway.authenticator import ApiKeyAuthenticator
-from tandem.gateway.console_files import load_assets
-from tandem.gateway.console_routes import Console
-from tandem.gateway.console_state import NUM_RECORDS
-from tandem.gateway.console_view import MAX_ERROR_CHARS, MAX_WORKERS, GatewaySnapshot
-from tandem.gateway.interfaces import AllowAll, Authenticator, ServedModel
-from tandem.gateway.kv_flows import Flow
-from tandem.gateway.tenants_file import parse_tenants
-from tandem.gateway.text_model import TextModel
+from tandem.gateway.console.assets import load_assets
+from tandem.gateway.console.history import NUM_RECORDS
+from tandem.gateway.console.routes import Console
+from tandem.gateway.console.view import MAX_ERROR_CHARS, MAX_WORKERS, GatewaySnapshot
+from tandem.gateway.context.interfaces import AllowAll, Authenticator, ServedModel
+from tandem.gateway.telemetry.kv_flows import Flow
+from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
+from tandem.gateway.tenants.tenants_file import parse_tenants
+from tandem.gateway.text.text_model import TextModel
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import WorkerView
 from tests.unit.gateway.conftest import ScriptedDispatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.core.ids import WorkerId
-from tandem.gateway.console_state import (
+from tandem.gateway.console.history import (
     MAX_TENANTS,
     NUM_RECORDS,
     NUM_SLICES,
@@ -16,8 +16,8 @@ from tandem.gateway.console_state import (
     ConsoleState,
     percentiles,
 )
-from tandem.gateway.kv_flows import MAX_FLOWS, Flow, Flows
-from tandem.gateway.usage import Usage
+from tandem.gateway.telemetry.kv_flows import MAX_FLOWS, Flow, Flows
+from tandem.gateway.telemetry.usage import Usage
 from tests.unit.gateway.records import record
 
 NOW = 1000.0

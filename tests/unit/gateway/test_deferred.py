@@ -10,19 +10,19 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.deferred import AT_ONCE, MAX_WAITING, TURN_S, DeferredBatches, for_each
-from tandem.gateway.request_context import RequestContext
-from tandem.gateway.request_metrics import RequestMetrics
-from tandem.gateway.request_recorder import RequestKind, RequestRecorder
-from tandem.obs.log_context import InRequest, request_fields
-from tandem.obs.metrics import Metrics
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.telemetry.deferred import AT_ONCE, MAX_WAITING, TURN_S, DeferredBatches, for_each
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
+from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder
+from tandem.obs.logs.log_context import InRequest, request_fields
+from tandem.obs.metrics.metrics import Metrics
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import Records
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.gateway.deferred.DELAY_S", 0.02)
+    monkeypatch.setattr("tandem.gateway.telemetry.deferred.DELAY_S", 0.02)
 
 
 class Times:

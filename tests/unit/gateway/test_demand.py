@@ -14,11 +14,11 @@ from tandem.core.config import SloConfig
 from tandem.core.ids import GatewayId, RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.flow.job_group import JobGroupPhase
-from tandem.gateway import demand_publisher
-from tandem.gateway.demand import DemandCounter
-from tandem.gateway.demand_publisher import DemandPublisher
-from tandem.gateway.usage import Usage
-from tandem.sched.slo_targets import LatencyTargets
+from tandem.gateway.orchestration import demand_publisher
+from tandem.gateway.orchestration.demand import DemandCounter
+from tandem.gateway.orchestration.demand_publisher import DemandPublisher
+from tandem.gateway.telemetry.usage import Usage
+from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore, DemandTotals, QueueBacklog
 from tests.unit.gateway.records import record
 

@@ -15,9 +15,9 @@ from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.flow import request_queue
 from tandem.flow.phase_ledger import PhaseLedger
-from tandem.gateway.admission import AdmissionController
-from tandem.gateway.interfaces import Meter, RateLimitStatus
-from tandem.gateway.request_context import RequestContext
+from tandem.gateway.context.interfaces import Meter, RateLimitStatus
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.orchestration.admission import AdmissionController
 from tandem.routing import circuit_breaker
 from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
 from tests.unit.gateway.scripted_worker import until

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.rate_limit_status import RateLimitStatus, duration
+from tandem.gateway.context.rate_limit_status import RateLimitStatus, duration
 
 LABEL = r'[a-z_]+="(?:[^"\\]|\\.)*"'
 SAMPLE = re.compile(rf"[a-z0-9_:]+(\{{{LABEL}(,{LABEL})*\}})? [-0-9.e+]+")

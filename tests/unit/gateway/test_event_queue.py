@@ -11,8 +11,8 @@ from tandem.core.ids import HandoffId, JobKey, RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.flow.phase_ledger import PhaseLedger
 from tandem.flow.request_state import RequestState
-from tandem.gateway.active_request import ActiveRequest
-from tandem.gateway.event_queue import EventQueue
+from tandem.gateway.orchestration.active_request import ActiveRequest
+from tandem.gateway.orchestration.event_queue import EventQueue
 
 KEY = JobKey(RequestId("r"), 1)
 

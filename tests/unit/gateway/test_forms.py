@@ -12,11 +12,11 @@ from msgspec import UNSET
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tandem.core.events import FinishReason, SampledToken
-from tandem.gateway.openai_reply import TandemFacts
-from tandem.gateway.openai_response import ChatFormatter, ChunkHeader
-from tandem.gateway.text_model import TextModel
-from tandem.gateway.text_stream import ChoiceEnd, Delta, ToolCallDelta
-from tandem.gateway.usage import Usage
+from tandem.gateway.http.openai_response import ChatFormatter, ChunkHeader
+from tandem.gateway.http.openai_schema import TandemFacts
+from tandem.gateway.output.text_stream import ChoiceEnd, Delta, ToolCallDelta
+from tandem.gateway.telemetry.usage import Usage
+from tandem.gateway.text.text_model import TextModel
 
 USAGE = Usage(3, 4, None)
 CALLS = [

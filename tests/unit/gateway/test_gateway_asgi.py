@@ -17,19 +17,19 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway import completions
 from tandem.gateway.app import create_app
-from tandem.gateway.completions import CompletionService
-from tandem.gateway.exchange import Exchange, header_value
-from tandem.gateway.interfaces import AllowAll, ServedModel
-from tandem.gateway.openai_http import OpenAIRoutes
-from tandem.gateway.output_spec import OutputSpecFactory
-from tandem.gateway.rate_limit_status import RateLimitStatus
-from tandem.gateway.request_metrics import RequestMetrics
-from tandem.gateway.request_recorder import RequestRecorder
-from tandem.gateway.text_model import TextModel
-from tandem.gateway.text_stream import ChoiceTextStream
-from tandem.obs.metrics import Metrics
+from tandem.gateway.context.interfaces import AllowAll, ServedModel
+from tandem.gateway.context.rate_limit_status import RateLimitStatus
+from tandem.gateway.http.exchange import Exchange, header_value
+from tandem.gateway.http.openai_routes import OpenAIRoutes
+from tandem.gateway.openai.output_spec import OutputSpecFactory
+from tandem.gateway.output.text_stream import ChoiceTextStream
+from tandem.gateway.serving import completions
+from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
+from tandem.gateway.telemetry.request_recorder import RequestRecorder
+from tandem.gateway.text.text_model import TextModel
+from tandem.obs.metrics.metrics import Metrics
 
 REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
 

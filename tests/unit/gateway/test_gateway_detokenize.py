@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tandem.gateway.detokenizer import Detokenizer, StopMatcher
+from tandem.gateway.text.detokenizer import Detokenizer, StopMatcher
 from tests.effort import effort
 
 SPECIAL = frozenset({0, 1, 2})

@@ -10,12 +10,12 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Request
-from tandem.gateway.interfaces import ServedModel
-from tandem.gateway.openai_request import chat_ask, chat_ending, completion_ask, conversation, new_id, request
-from tandem.gateway.openai_schema import ChatBody, CompletionBody, parse
-from tandem.gateway.prompt import encode, given_prompts
-from tandem.gateway.request_context import RequestContext
-from tandem.gateway.text_model import TextModel
+from tandem.gateway.context.interfaces import ServedModel
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.openai.prompt import encode, given_prompts
+from tandem.gateway.openai.request_params import chat_ask, chat_ending, completion_ask, conversation, new_id, request
+from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, parse
+from tandem.gateway.text.text_model import TextModel
 
 USER = {"role": "user", "content": "hi"}
 CALLER = RequestContext(request_id="r", received_at=0.0)

@@ -12,9 +12,9 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.gateway.app import create_app
-from tandem.gateway.interfaces import AllowAll, ServedModel
-from tandem.gateway.server import HttpServer
-from tandem.gateway.text_model import TextModel
+from tandem.gateway.context.interfaces import AllowAll, ServedModel
+from tandem.gateway.http.server import HttpServer
+from tandem.gateway.text.text_model import TextModel
 
 Front = Any  # the fixtures' class lives in conftest
 

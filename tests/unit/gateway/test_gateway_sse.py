@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.exchange import Exchange
-from tandem.gateway.sse import EventStream
+from tandem.gateway.http.exchange import Exchange
+from tandem.gateway.http.sse import EventStream
 
 
 async def opened(writes: list[bytes]) -> tuple[Exchange, EventStream]:

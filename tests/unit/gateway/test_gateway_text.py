@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.text_model import SamplingDefaults, TextModel
+from tandem.gateway.text.text_model import SamplingDefaults, TextModel
 
 Make = Callable[..., TextModel]
 

@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
-from tandem.gateway.grpc_call import DETAIL_TYPE
-from tandem.gateway.grpc_service import MAX_HELD
+from tandem.gateway.grpc.call import DETAIL_TYPE
+from tandem.gateway.grpc.service import MAX_HELD
 from tandem.wire.channels import channel_options
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub

@@ -13,7 +13,7 @@ import pytest
 from tandem.core.errors import ERROR_TABLE, ErrorKind, TandemError
 from tandem.core.events import FinishReason
 from tandem.core.request_stages import Stage
-from tandem.gateway.rate_limit_status import RateLimitedError, RateLimitStatus
+from tandem.gateway.context.rate_limit_status import RateLimitedError, RateLimitStatus
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
 from tests.unit.gateway.parity import HELLO, ask_grpc, ask_http, asked_both_ways, comparable, spell, whole_body

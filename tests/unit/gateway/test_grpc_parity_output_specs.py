@@ -15,10 +15,10 @@ from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import TenantId
 from tandem.core.lane import Lane
-from tandem.gateway.authenticator import ApiKeyAuthenticator
-from tandem.gateway.interfaces import ServedModel
-from tandem.gateway.tenants_file import Key, Tenants
-from tandem.gateway.text_model import TextModel
+from tandem.gateway.context.interfaces import ServedModel
+from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
+from tandem.gateway.tenants.tenants_file import Key, Tenants
+from tandem.gateway.text.text_model import TextModel
 from tandem.wire.channels import channel_options
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub

@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.grpc_request import _RENAMED, _SHAPES, chat_body, completion_body
-from tandem.gateway.openai_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tandem.gateway.grpc.requests import _RENAMED, _SHAPES, chat_body, completion_body
+from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.wire.gen import inference_pb2 as pb
 
 NOT_OVER_GRPC = {

@@ -18,9 +18,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.app import create_app
-from tandem.gateway.grpc_server import GrpcServer
-from tandem.gateway.interfaces import AllowAll, ServedModel
-from tandem.gateway.text_model import TextModel
+from tandem.gateway.context.interfaces import AllowAll, ServedModel
+from tandem.gateway.grpc.server import GrpcServer
+from tandem.gateway.text.text_model import TextModel
 from tandem.wire.channels import channel_options, open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub

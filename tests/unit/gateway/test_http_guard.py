@@ -19,10 +19,10 @@ from tandem.core.events import Finished, FinishReason, JobEvent, SampledToken, T
 from tandem.core.ids import JobKey
 from tandem.core.request import Job
 from tandem.gateway.app import create_app
-from tandem.gateway.health import PROBES
-from tandem.gateway.http_guard import HttpLimits
-from tandem.gateway.interfaces import AllowAll
-from tandem.gateway.server import HttpServer
+from tandem.gateway.context.interfaces import AllowAll
+from tandem.gateway.http.health import PROBES
+from tandem.gateway.http.protocol_limits import HttpLimits
+from tandem.gateway.http.server import HttpServer
 from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 

@@ -15,14 +15,14 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway.metrics_gauges import watch_answers, watch_dispatch, watch_prefixes, watch_quotas, watch_redis
-from tandem.gateway.prefix_index_client import PrefixIndexClient
-from tandem.gateway.quotas import TenantQuotas
-from tandem.gateway.request_context import RequestContext
-from tandem.gateway.request_metrics import RequestMetrics
-from tandem.gateway.request_recorder import RequestKind, RequestRecorder
-from tandem.obs.instruments import all_instruments
-from tandem.obs.metrics import Metrics
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
+from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch, watch_prefixes, watch_quotas, watch_redis
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
+from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder
+from tandem.gateway.tenants.quotas import TenantQuotas
+from tandem.obs.metrics.instruments import all_instruments
+from tandem.obs.metrics.metrics import Metrics
 from tandem.routing import circuit_breaker
 from tandem.stores.redis_health import RedisHealth
 from tests.unit.gateway.rig import Rig

@@ -15,8 +15,8 @@ import pytest
 from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.request import Job
-from tandem.obs.log_context import InRequest, request_fields
-from tandem.obs.log_formatters import JsonFormatter, Origin
+from tandem.obs.logs.log_context import InRequest, request_fields
+from tandem.obs.logs.log_formatters import JsonFormatter, Origin
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front
 from tests.unit.gateway.rig import Rig

@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.events import FinishReason
 from tandem.core.request import Request
-from tandem.gateway.interfaces import ServedModel
-from tandem.gateway.text_model import TextModel
+from tandem.gateway.context.interfaces import ServedModel
+from tandem.gateway.text.text_model import TextModel
 from tests.unit.gateway.conftest import TEMPLATE
 
 Front = Any  # the fixtures' class lives in conftest

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tandem.core.errors import ERROR_TABLE
-from tandem.gateway.openapi_ranges import RANGES
-from tandem.gateway.routes import OF_COMPLETIONS
+from tandem.gateway.http.openapi_ranges import RANGES
+from tandem.gateway.http.routes import OF_COMPLETIONS
 
 Front = Any  # the fixtures' class lives in conftest
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -8,11 +8,11 @@ from contextlib import aclosing
 import pytest
 
 from tandem.core.events import FinishReason, SampledToken
-from tandem.gateway.output_parser import OutputParser, parse_stream
-from tandem.gateway.reasoning_parser import ReasoningParser
-from tandem.gateway.text_stream import ChoiceEnd, Delta
-from tandem.gateway.tool_call_parser import ToolCallParser
-from tandem.gateway.tool_formats import HERMES
+from tandem.gateway.output.output_parser import OutputParser, parse_stream
+from tandem.gateway.output.reasoning_parser import ReasoningParser
+from tandem.gateway.output.text_stream import ChoiceEnd, Delta
+from tandem.gateway.output.tool_call_parser import ToolCallParser
+from tandem.gateway.output.tool_formats import HERMES
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 

@@ -10,13 +10,13 @@ import pytest
 from tandem.core.events import BlockEvicted, BlockStored, KVFact
 from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.prefix_index_client import PrefixIndexClient
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.kv.kv_event_codec import DEVICE, short_hash
 from tandem.kv.kv_event_log import KVEventLog
 from tandem.routing.placement import Placement, RemotePrefixSource
 from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexUnavailable, IndexWriter, shard_of
 from tandem.stores.redis_client import connect
-from tandem.worker.kv_event_publisher import BEACON_S, KVEventPublisher
+from tandem.worker.gateways.kv_event_publisher import BEACON_S, KVEventPublisher
 
 pytestmark = pytest.mark.redis
 BLOCKS = [BlockHash(number.to_bytes(2, "big") * 8) for number in range(300)]

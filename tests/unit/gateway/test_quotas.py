@@ -17,10 +17,10 @@ from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
-from tandem.gateway import quotas as quotas_module
-from tandem.gateway.quota_reservation import QuotaReservation, UnlimitedReservation
-from tandem.gateway.quotas import TenantQuotas
-from tandem.gateway.rate_limit_status import RateLimitedError, RateLimitStatus
+from tandem.gateway.context.rate_limit_status import RateLimitedError, RateLimitStatus
+from tandem.gateway.tenants import quotas as quotas_module
+from tandem.gateway.tenants.quota_reservation import QuotaReservation, UnlimitedReservation
+from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.quota_store import RedisQuotas

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tandem.gateway.reasoning_parser import ReasoningParser
+from tandem.gateway.output.reasoning_parser import ReasoningParser
 from tests.unit.gateway.test_tool_call_parser import cuts
 
 

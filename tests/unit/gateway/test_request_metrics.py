@@ -10,12 +10,12 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.flow.phase_ledger import StageSeconds
-from tandem.gateway.request_metrics import Admitted, FirstToken, RequestMetrics
-from tandem.gateway.request_record import RequestRecord
-from tandem.gateway.token_timing import TokenTiming
-from tandem.gateway.usage import Usage
-from tandem.obs.metrics import OTHER, HistogramSeries, HistogramSnapshot, Metrics, total
-from tandem.sched.slo_targets import LaneSlo, LatencyTargets
+from tandem.gateway.telemetry.request_metrics import Admitted, FirstToken, RequestMetrics
+from tandem.gateway.telemetry.request_record import RequestRecord
+from tandem.gateway.telemetry.token_timing import TokenTiming
+from tandem.gateway.telemetry.usage import Usage
+from tandem.obs.metrics.metrics import OTHER, HistogramSeries, HistogramSnapshot, Metrics, total
+from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
 from tests.unit.gateway.records import record
 
 TARGETS = LatencyTargets(interactive=LaneSlo(0.5, 0.05), standard=LaneSlo(itl_s=0.05))

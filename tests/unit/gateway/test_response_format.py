@@ -10,9 +10,15 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import MAX_SOURCE_CHARS, Grammar
-from tandem.gateway import response_format as module
-from tandem.gateway.json_depth import check_depth
-from tandem.gateway.response_format import GrammarCheck, ResponseFormat, StructuredOutput, StructuredOutputs, asked_form
+from tandem.gateway.output import response_format as module
+from tandem.gateway.output.json_depth import check_depth
+from tandem.gateway.output.response_format import (
+    GrammarCheck,
+    ResponseFormat,
+    StructuredOutput,
+    StructuredOutputs,
+    asked_form,
+)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FIELD = "response_format.json_schema.schema"

@@ -6,8 +6,8 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Finished, FinishReason, KVReceived
 from tandem.core.ids import GatewayId, WorkerId
-from tandem.gateway.kv_flows import Flow
-from tandem.gateway.snapshot import SnapshotSource
+from tandem.gateway.console.snapshot import SnapshotSource
+from tandem.gateway.telemetry.kv_flows import Flow
 from tests.unit.gateway.rig import Rig, collect, token
 from tests.unit.gateway.scripted_worker import until
 

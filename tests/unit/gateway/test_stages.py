@@ -17,8 +17,8 @@ from tandem.core.events import Failed, Finished, FinishReason, JobEvent, Migrati
 from tandem.core.ids import HandoffId, HandoffKey, JobKey
 from tandem.core.request_stages import JobStages, Stage
 from tandem.flow.phase_ledger import LedgerPhase
-from tandem.gateway.request_record import RequestRecord
-from tandem.obs.metrics import HistogramSnapshot
+from tandem.gateway.telemetry.request_record import RequestRecord
+from tandem.obs.metrics.metrics import HistogramSnapshot
 from tests.unit.gateway.rig import Rig, pulled, token
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, watched

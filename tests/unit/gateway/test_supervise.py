@@ -18,14 +18,16 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import GatewayId
 from tandem.flow.request_queue import PlacementQueue
-from tandem.gateway import dispatcher, fairness_sync, supervise
-from tandem.gateway.active_request import ActiveRequest
-from tandem.gateway.authenticator import ApiKeyAuthenticator
-from tandem.gateway.deadlines import timeout_error
-from tandem.gateway.fairness_sync import FairnessSync
-from tandem.gateway.quotas import TenantQuotas
-from tandem.gateway.supervise import log_and_continue
-from tandem.gateway.tenants_watch import TenantsWatch, read_tenants
+from tandem.gateway.context import supervise
+from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.orchestration import dispatcher
+from tandem.gateway.orchestration.active_request import ActiveRequest
+from tandem.gateway.orchestration.deadlines import timeout_error
+from tandem.gateway.tenants import fairness_sync
+from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
+from tandem.gateway.tenants.fairness_sync import FairnessSync
+from tandem.gateway.tenants.quotas import TenantQuotas
+from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
 from tandem.wire.worker_codec import decode_update
 from tests.unit.gateway.rig import Rig, collect, token
 from tests.unit.gateway.scripted_worker import until
@@ -130,7 +132,7 @@ async def test_a_worker_that_was_not_understood_is_watched_again(
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
     key, watched = request.life.key, len(worker.positions)
-    monkeypatch.setattr("tandem.gateway.worker_link.decode_update", FailsOnce(decode_update))
+    monkeypatch.setattr("tandem.gateway.workers.worker_link.decode_update", FailsOnce(decode_update))
     await until(lambda: len(worker.positions) > watched)
     worker.tell(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))
     assert await collect(request) == [0]

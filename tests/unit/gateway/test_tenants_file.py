@@ -12,9 +12,9 @@ from tandem.admission.api_keys import hash_text, key_digest
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.gateway.authenticator import MAX_KEY_CHARS, ApiKeyAuthenticator, api_key_from_headers
-from tandem.gateway.tenants_file import parse_tenants
-from tandem.gateway.tenants_watch import TenantsWatch, read_tenants
+from tandem.gateway.tenants.authenticator import MAX_KEY_CHARS, ApiKeyAuthenticator, api_key_from_headers
+from tandem.gateway.tenants.tenants_file import parse_tenants
+from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
 
 KEY, OTHER = "tdm_one", "tdm_other"
 HASH, OTHER_HASH = hash_text(key_digest(KEY)), hash_text(key_digest(OTHER))
@@ -228,7 +228,7 @@ async def test_a_file_of_the_same_size_that_is_written_in_place_is_read_again(tm
 
 
 async def test_the_watch_looks_by_itself_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.gateway.tenants_watch.POLL_S", 0.01)
+    monkeypatch.setattr("tandem.gateway.tenants.tenants_watch.POLL_S", 0.01)
     path = tmp_path / "tenants.yaml"
     path.write_text(one())
     door = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)

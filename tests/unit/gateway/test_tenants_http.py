@@ -24,14 +24,14 @@ from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.flow.commands import Deliver, EndChoice, EndRequest
 from tandem.flow.phase_ledger import PhaseLedger
 from tandem.flow.request_state import JobGroupPhase, RequestState
-from tandem.gateway.active_request import ActiveRequest
 from tandem.gateway.app import create_app
-from tandem.gateway.authenticator import ApiKeyAuthenticator
-from tandem.gateway.interfaces import Meter, ServedModel
-from tandem.gateway.rate_limit_status import RateLimitStatus
-from tandem.gateway.request_context import RequestContext
-from tandem.gateway.tenants_file import parse_tenants
-from tandem.gateway.text_model import TextModel
+from tandem.gateway.context.interfaces import Meter, ServedModel
+from tandem.gateway.context.rate_limit_status import RateLimitStatus
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.orchestration.active_request import ActiveRequest
+from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
+from tandem.gateway.tenants.tenants_file import parse_tenants
+from tandem.gateway.text.text_model import TextModel
 from tandem.routing.placement import Placement
 from tests.unit.gateway.conftest import ScriptedDispatch
 from tests.unit.gateway.rig import Rig, pulled, token

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from tandem.gateway.chat_template import ChatTemplate
-from tandem.gateway.partial_json import PartialJsonObject
-from tandem.gateway.text_stream import ToolCallDelta
-from tandem.gateway.tool_call_parser import ToolCallParser
-from tandem.gateway.tool_formats import HERMES, LLAMA3, MISTRAL, MISTRAL_V11, ToolCallFormat, tool_family
+from tandem.gateway.output.partial_json import PartialJsonObject
+from tandem.gateway.output.text_stream import ToolCallDelta
+from tandem.gateway.output.tool_call_parser import ToolCallParser
+from tandem.gateway.output.tool_formats import HERMES, LLAMA3, MISTRAL, MISTRAL_V11, ToolCallFormat, tool_family
+from tandem.gateway.text.chat_template import ChatTemplate
 from tests.effort import scaled
 
 NAMES = ("get_weather", "add", "now")

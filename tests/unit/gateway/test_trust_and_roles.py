@@ -11,7 +11,7 @@ import pytest
 
 from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import Incarnation, WorkerRef
-from tandem.gateway import worker_link
+from tandem.gateway.workers import worker_link
 from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
 from tests.certificates import Authority

@@ -14,7 +14,8 @@ from tandem.core.events import Finished, FinishReason
 from tandem.core.request import GenerateJob
 from tandem.core.worker_load import WorkerLoad
 from tandem.flow.request_state import JobGroupPhase
-from tandem.gateway import dispatcher, worker_link, worker_pool
+from tandem.gateway.orchestration import dispatcher
+from tandem.gateway.workers import worker_link, worker_pool
 from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
 from tests.unit.gateway.scripted_worker import until
 

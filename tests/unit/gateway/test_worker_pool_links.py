@@ -12,10 +12,10 @@ from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.link import LinkReport
-from tandem.gateway import worker_link
-from tandem.gateway.metrics_gauges import watch_links
-from tandem.obs.instruments import TRANSFER_LINKS
-from tandem.obs.metrics import Metrics
+from tandem.gateway.telemetry.gauges import watch_links
+from tandem.gateway.workers import worker_link
+from tandem.obs.metrics.instruments import TRANSFER_LINKS
+from tandem.obs.metrics.metrics import Metrics
 from tests.unit.gateway.rig import Rig, collect
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
@@ -35,7 +35,7 @@ async def test_a_pair_whose_way_is_refused_falls_back_and_everybody_can_see_why(
     await until(lambda: not rig.fleet.view().linked)
     assert rig.fleet.view().refused == rig.fleet.view().unlinked == {(prefill.ref, decode.ref)}
     request = await rig.running()
-    assert request.path == "fallback;reason=no_way_between_the_workers_is_as_promised"
+    assert request.path == "fallback;reason=no_link_between_the_workers_is_as_promised"
     assert rig.dispatch.ready() is None and rig.dispatch.problem() == f"the link from p to d is not used: {SLOW}"
     await request.aclose()
     metrics = Metrics()

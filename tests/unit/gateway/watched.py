@@ -14,20 +14,20 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from tandem.core.request import Job
 from tandem.flow.phase_ledger import LedgerPhase
-from tandem.gateway.completions import CompletionService
-from tandem.gateway.interfaces import RequestDispatcher
-from tandem.gateway.openai_schema import CompletionBody
-from tandem.gateway.output_spec import OutputSpecFactory
-from tandem.gateway.request_context import RequestContext
-from tandem.gateway.request_metrics import RequestMetrics
-from tandem.gateway.request_record import RequestRecord
-from tandem.gateway.request_recorder import RequestRecorder
-from tandem.obs.metrics import MetricFamily, Metrics
+from tandem.gateway.context.interfaces import RequestDispatcher
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.openai.output_spec import OutputSpecFactory
+from tandem.gateway.openai.request_schema import CompletionBody
+from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
+from tandem.gateway.telemetry.request_record import RequestRecord
+from tandem.gateway.telemetry.request_recorder import RequestRecorder
+from tandem.obs.metrics.metrics import MetricFamily, Metrics
 from tandem.obs.otel_settings import TraceSampling
-from tandem.obs.readable_spans import readable
-from tandem.obs.span_limits import SpanLimitSettings
-from tandem.obs.span_maker import SpanMaker
-from tandem.obs.tracing import EndedSpan, Tracing
+from tandem.obs.tracing.readable_spans import readable
+from tandem.obs.tracing.span_limits import SpanLimitSettings
+from tandem.obs.tracing.span_maker import SpanMaker
+from tandem.obs.tracing.tracing import EndedSpan, Tracing
 from tests.unit.gateway.rig import Rig, is_probe
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 

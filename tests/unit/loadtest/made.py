@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtest.records import Record
+from loadtest.client.records import Record
 from tandem.core.config import Config
 from tandem.core.step_cost import StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLogHead, encode_head, encode_step, shaping
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.sched.schedule_result import StepRecord
+from tandem.sched.state.schedule_result import StepRecord
 
 
 def record(group: str, due_s: float, *gaps_s: float, ttft_s: float = 0.5, **changes: object) -> Record:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from aiohttp import web
 
-from loadtest.endpoint import Endpoint
+from loadtest.client.endpoint import Endpoint
 
 Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

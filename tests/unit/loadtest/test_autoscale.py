@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.autoscale import told, verdict
-from loadtest.autoscale_run import LOADS, AutoscaleOutcome, AutoscalerConfig, run
-from loadtest.diurnal_load import Day, requests
+from loadtest.cluster.autoscale import told, verdict
+from loadtest.cluster.autoscale_run import LOADS, AutoscaleOutcome, AutoscalerConfig, run
+from loadtest.cluster.diurnal_load import Day, requests
 from tandem.core.slo import Slo
 from tandem.workload.trace_entry import PromptBlocks, TraceEntry
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.bench import Turn, schedule
+from loadtest.bench.bench import Turn, schedule
+from loadtest.bench.report import BenchRun, markdown, report_to
+from loadtest.bench.report_command import pooled
+from loadtest.bench.systems_under_test import is_steady
+from loadtest.client.records import Probe, Record, Run
 from loadtest.peers.install import wanted_requirements
-from loadtest.records import Probe, Record, Run
-from loadtest.report import BenchRun, markdown, report_to
-from loadtest.report_command import pooled
-from loadtest.systems_under_test import is_steady
 from tandem.core.slo import Slo
 
 

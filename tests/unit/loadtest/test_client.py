@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from loadtest.calls import greedy_call
-from loadtest.client import MAX_EVENT_BYTES, Answer, Client, Refused, SseParser
-from loadtest.endpoint import Endpoint, NoEndpoint, base_url, first_model
-from loadtest.records import Record
-from loadtest.workloads import Ask
+from loadtest.client.calls import greedy_call
+from loadtest.client.client import MAX_EVENT_BYTES, Answer, Client, Refused, SseParser
+from loadtest.client.endpoint import Endpoint, NoEndpoint, base_url, first_model
+from loadtest.client.records import Record
+from loadtest.client.workloads import Ask
 from tests.unit.loadtest.served import WHOLE, FakeTime, answer_whole, chunk, serving, stream
 
 # ---- server-sent events

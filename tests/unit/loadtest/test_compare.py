@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.bootstrap import ratio_intervals, share_ratio_interval
-from loadtest.compare import markdown
-from loadtest.comparison import compare, differing_facts
-from loadtest.load_report import LoadReport
-from loadtest.stats_collector import StatsCollector
+from loadtest.common.bootstrap import ratio_intervals, share_ratio_interval
+from loadtest.load.compare import markdown
+from loadtest.load.comparison import compare, differing_facts
+from loadtest.load.load_report import LoadReport
+from loadtest.load.stats_collector import StatsCollector
 from tandem.core.slo import Slo
 from tests.unit.loadtest.made import failed, record
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.experiment_report import (
+from loadtest.fidelity.experiment_report import (
     BEGIN,
     CHUNKED,
     END,
@@ -18,7 +18,7 @@ from loadtest.experiment_report import (
     insert,
     markdown,
 )
-from loadtest.predictions import Seen, Times
+from loadtest.fidelity.predictions import Seen, Times
 
 
 def times(ttft: float, gap: float, longest: float, span: float = 10.0) -> Times:

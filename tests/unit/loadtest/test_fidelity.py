@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.fidelity import ALLOWED, FidelityRow, compare, markdown, told
-from loadtest.predictions import profile_from, replayed, times_of
-from loadtest.recorded_runs import MeasuredRun, RecordedLoad, RunConfig, StoredRun, kept
-from loadtest.records import Record, encode
-from loadtest.systems_under_test import Failure
+from loadtest.bench.systems_under_test import Failure
+from loadtest.client.records import Record, encode
+from loadtest.fidelity.fidelity import ALLOWED, FidelityRow, compare, markdown, told
+from loadtest.fidelity.predictions import profile_from, replayed, times_of
+from loadtest.fidelity.recorded_runs import MeasuredRun, RecordedLoad, RunConfig, StoredRun, kept
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config, EngineConfig
 from tandem.core.step_cost import StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLog, StepLogHead, shaping
-from tandem.sched.schedule_result import StepRecord
-from tandem.sim.client_trace import ClientTrace
-from tandem.sim.cluster import SimCluster
-from tandem.sim.residuals import always
-from tandem.sim.worker import SimWorker
+from tandem.sched.state.schedule_result import StepRecord
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.worker import SimWorker
+from tandem.sim.cost.residuals import always
 from tandem.workload.ask import ScheduledRequest
 from tests.simulation.clusters import LAPTOP, cluster, mix, slow_spec, traces_of
 

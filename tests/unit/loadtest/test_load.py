@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from loadtest.__main__ import main
-from loadtest.records import Record
-from loadtest.report_file import read_report
+from loadtest.client.records import Record
+from loadtest.load.report_file import read_report
 from tests.unit.loadtest.made import STEPS, written
 from tests.unit.loadtest.served import Respond, chunk, serving, stream
 

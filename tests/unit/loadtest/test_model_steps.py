@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from loadtest import model_steps
 from loadtest.__main__ import main
-from loadtest.step_floor import Rates, chunk_work, decode_work, floor_s
-from loadtest.step_plans import Decode, PlannedChunk, Unfit, fill, plans_of, tables_of, time_steps
+from loadtest.engine import model_steps
+from loadtest.engine.step_floor import Rates, chunk_work, decode_work, floor_s
+from loadtest.engine.step_plans import Decode, PlannedChunk, Unfit, fill, plans_of, tables_of, time_steps
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, EngineConfig, ModelConfig
 from tandem.core.model_catalog import PUBLISHED, ModelSpec
@@ -24,7 +24,7 @@ from tandem.runtime.model_loader import load_executor
 from tandem.runtime.model_store import resolve_model
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import open_weights
-from tandem.sched.step_plan import StepPlan, StepResult
+from tandem.sched.state.step_plan import StepPlan, StepResult
 
 H200 = Rates(memory=4.3e12, matrix=788e12)
 TINY = ModelSpec(

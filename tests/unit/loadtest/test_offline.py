@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.offline import OfflineEngine
-from loadtest.workloads import Ask, Workload
+from loadtest.client.workloads import Ask, Workload
+from loadtest.engine.offline import OfflineEngine
 from tandem.core.config import Config, EngineConfig
-from tandem.sched.step_plan import StepPlan
+from tandem.sched.state.step_plan import StepPlan
 from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor, continuation, fake_model
 
 STEP_S = 0.01

@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from loadtest.calls import Caller, TimedCall
-from loadtest.client import Client
-from loadtest.endpoint import Endpoint
-from loadtest.open_loop import MAX_OPEN, OpenLoop, ask_endpoint, ask_in_turn
-from loadtest.records import Record
-from loadtest.workloads import Ask, Workload
+from loadtest.client.calls import Caller, TimedCall
+from loadtest.client.client import Client
+from loadtest.client.endpoint import Endpoint
+from loadtest.client.open_loop import MAX_OPEN, OpenLoop, ask_endpoint, ask_in_turn
+from loadtest.client.records import Record
+from loadtest.client.workloads import Ask, Workload
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.workload import ask as workload_ask
@@ -105,7 +105,7 @@ async def test_a_limit_of_open_requests_holds_back_and_is_counted() -> None:
 
 
 async def test_of_a_burst_the_first_leave_before_the_last_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.open_loop.BURST", 4)
+    monkeypatch.setattr("loadtest.client.open_loop.BURST", 4)
     num_seen = num_seen_at_last = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:

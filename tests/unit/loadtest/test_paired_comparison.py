@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.paired_comparison import Timed, added, drift, levelled
+from loadtest.common.paired_comparison import Timed, added, drift, levelled
 
 
 def noisy(share: float, noise: float, count: int) -> list[tuple[float, float]]:

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.load_report import LoadReport, Scope
-from loadtest.report_file import NoReport, read_report
-from loadtest.stats_collector import StatsCollector
+from loadtest.load.load_report import LoadReport, Scope
+from loadtest.load.report_file import NoReport, read_report
+from loadtest.load.stats_collector import StatsCollector
 from tandem.cli import main as tandem
 from tandem.core.slo import Slo
 from tests.unit.loadtest.made import record

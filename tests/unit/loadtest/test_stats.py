@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.records import Record, Run, Step
-from loadtest.stats import StatsPoint, agreement, meets, overhead, pair_ratio, percentile, summarise
+from loadtest.client.records import Record, Run, Step
+from loadtest.common.stats import StatsPoint, agreement, meets, overhead, pair_ratio, percentile, summarise
 from tandem.core.slo import Slo
 
 

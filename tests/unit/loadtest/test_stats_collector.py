@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest import stats_collector as tally_module
-from loadtest.load_markdown import MOST_WINDOWS, markdown
-from loadtest.load_report import METRICS, ClientFacts, LoadReport, LoadWindow
-from loadtest.records import Record
-from loadtest.report_file import NoReport, read_report
-from loadtest.stats_collector import StatsCollector, timed
+from loadtest.client.records import Record
+from loadtest.load import stats_collector as tally_module
+from loadtest.load.load_markdown import MOST_WINDOWS, markdown
+from loadtest.load.load_report import METRICS, ClientFacts, LoadReport, LoadWindow
+from loadtest.load.report_file import NoReport, read_report
+from loadtest.load.stats_collector import StatsCollector, timed
 from tandem.core.slo import Slo
 from tests.unit.loadtest.made import failed, record
 

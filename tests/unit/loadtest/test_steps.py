@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.steps import INTERVALS, RecordedSteps, per_interval, read_steps, summarise, within
-from loadtest.steps_markdown import steps_markdown
+from loadtest.load.steps import INTERVALS, RecordedSteps, per_interval, read_steps, summarise, within
+from loadtest.load.steps_markdown import steps_markdown
 from tandem.core.errors import TandemError
 from tests.unit.loadtest.made import STEPS, step, written
 

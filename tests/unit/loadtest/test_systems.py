@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.endpoint import Endpoint
-from loadtest.systems import NotStarted, ServerCommand, SystemServer, running_server
+from loadtest.client.endpoint import Endpoint
+from loadtest.processes.systems import NotStarted, ServerCommand, SystemServer, running_server
 from tests.ports import free_port
 
 # Answers every request, and has a child that would outlive it.
@@ -76,7 +76,7 @@ async def test_a_server_runs_only_in_its_turn_and_ends_with_its_children(tmp_pat
 
 BENCH = """
 import asyncio, pathlib, sys
-from loadtest.systems import running_server
+from loadtest.processes.systems import running_server
 from tests.unit.loadtest.test_systems import command
 
 async def main():

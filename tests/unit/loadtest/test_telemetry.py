@@ -8,12 +8,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from loadtest.processes import NUM_TURNS, TURNS, CoreSpeed, ProcessPlacement, pushing, sink
-from loadtest.telemetry import TelemetryReport, text
-from loadtest.telemetry_steps import StepTurn
-from loadtest.telemetry_streams import StreamTurn
+from loadtest.processes.telemetry_processes import NUM_TURNS, TURNS, CoreSpeed, ProcessPlacement, pushing, sink
+from loadtest.telemetry.telemetry import TelemetryReport, text
+from loadtest.telemetry.telemetry_steps import StepTurn
+from loadtest.telemetry.telemetry_streams import StreamTurn
 from tandem.obs.telemetry import Telemetry
-from tandem.obs.tracing import SpanRecord
+from tandem.obs.tracing.tracing import SpanRecord
 
 
 def report(before: str = "") -> TelemetryReport:

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.edit_prompts import passages
-from loadtest.workloads import (
+from loadtest.client.edit_prompts import passages
+from loadtest.client.workloads import (
     MIX_RATE,
     NAMES,
     Workload,

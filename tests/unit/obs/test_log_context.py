@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tandem.obs.log_context import InRequest, request_fields, traced
+from tandem.obs.logs.log_context import InRequest, request_fields, traced
 
 
 def test_nothing_is_known_outside() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tandem.obs.log_context import InRequest, traced
-from tandem.obs.log_formatters import (
+from tandem.obs.logs.log_context import InRequest, traced
+from tandem.obs.logs.log_formatters import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
     Fields,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.obs.log_handler import LineHandler, together
+from tandem.obs.logs.log_handler import LineHandler, together
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n"), max_size=30), min_size=1, max_size=12)
 
@@ -59,7 +59,7 @@ def test_no_write_is_more_than_a_pipe_takes_whole() -> None:
 
 def test_lines_of_programs_that_share_a_pipe_stay_whole() -> None:
     code = (
-        "import logging, sys; from tandem.obs.log_handler import LineHandler; handler = LineHandler(sys.stderr);"
+        "import logging, sys; from tandem.obs.logs.log_handler import LineHandler; handler = LineHandler(sys.stderr);"
         "lines = '\\n'.join(sys.argv[1] * 699 for _ in range(32));"
         "[handler.handle(logging.makeLogRecord({'msg': lines})) for _ in range(50)]"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.obs.log_rate_limit import ERRORS, MAX_KINDS, PER_MESSAGE, UNLIMITED, LogLimit
+from tandem.obs.logs.log_rate_limit import ERRORS, MAX_KINDS, PER_MESSAGE, UNLIMITED, LogLimit
 
 BURST = int(PER_MESSAGE.burst)
 

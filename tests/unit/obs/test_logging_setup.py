@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tandem.core.config import TelemetryConfig
-from tandem.obs.instruments import LOG_LINES_DROPPED
-from tandem.obs.log_rate_limit import PER_MESSAGE
-from tandem.obs.logging_setup import NOISY, set_up_logging
+from tandem.obs.logs.log_rate_limit import PER_MESSAGE
+from tandem.obs.logs.logging_setup import NOISY, set_up_logging
+from tandem.obs.metrics.instruments import LOG_LINES_DROPPED
 from tandem.obs.telemetry import Telemetry
 
 
@@ -89,7 +89,7 @@ def test_a_warning_is_a_line_of_json() -> None:
 PROGRAM = """
 import logging, sys, threading
 from tandem.core.config import TelemetryConfig
-from tandem.obs.logging_setup import set_up_logging
+from tandem.obs.logs.logging_setup import set_up_logging
 
 set_up_logging(TelemetryConfig(log_format="json"), "tandem-test")
 for _ in range(30):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.obs.instrument import Instrument, Kind, counter, gauge, histogram
-from tandem.obs.instruments import all_instruments
-from tandem.obs.metrics import OTHER, Exemplar, HistogramSeries, HistogramSnapshot, Metrics, total
+from tandem.obs.metrics.instrument import Instrument, Kind, counter, gauge, histogram
+from tandem.obs.metrics.instruments import all_instruments
+from tandem.obs.metrics.metrics import OTHER, Exemplar, HistogramSeries, HistogramSnapshot, Metrics, total
 
 PETS = counter("pets", "{pet}", "Pets.", "kind", "tenant")
 SPEED = histogram("speed", "s", "Speed.", (1.0, 2.0), "lane")

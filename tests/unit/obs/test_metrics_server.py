@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tandem.obs import metrics_server as module
-from tandem.obs.metrics_server import Exposition, MetricsEndpoint
+from tandem.obs.metrics import metrics_server as module
+from tandem.obs.metrics.metrics_server import Exposition, MetricsEndpoint
 
 
 @pytest.fixture(autouse=True)

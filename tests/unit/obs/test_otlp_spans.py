@@ -14,12 +14,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.resources import Resource
 
 from tandem.obs.otel_settings import TraceSampling
-from tandem.obs.otlp_spans import SpanEncoder
-from tandem.obs.readable_spans import readable
-from tandem.obs.span_attributes import LayeredAttributes, Shared
-from tandem.obs.span_limits import SpanLimitSettings
-from tandem.obs.span_maker import SpanMaker
-from tandem.obs.tracing import EndedSpan, SpanEvent, SpanRecord, Tracing
+from tandem.obs.tracing.otlp_spans import SpanEncoder
+from tandem.obs.tracing.readable_spans import readable
+from tandem.obs.tracing.span_attributes import LayeredAttributes, Shared
+from tandem.obs.tracing.span_limits import SpanLimitSettings
+from tandem.obs.tracing.span_maker import SpanMaker
+from tandem.obs.tracing.tracing import EndedSpan, SpanEvent, SpanRecord, Tracing
 
 RESOURCE = Resource({"service.name": "tandem-gateway", "process.pid": 7, "tags": ("a", "b")}, "https://schema")
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.obs import process_metrics
-from tandem.obs.instruments import PROCESS_CPU, PROCESS_FILES, PROCESS_MEMORY
-from tandem.obs.metrics import Metrics
+from tandem.obs.metrics import process_metrics
+from tandem.obs.metrics.instruments import PROCESS_CPU, PROCESS_FILES, PROCESS_MEMORY
+from tandem.obs.metrics.metrics import Metrics
 
 
 def figures(metrics: Metrics) -> dict[str, float]:

@@ -14,11 +14,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from prometheus_client.samples import Sample
 
-from tandem.obs import instruments as on
-from tandem.obs.instrument import Instrument, Kind, counter, gauge, histogram
-from tandem.obs.instruments import all_instruments
-from tandem.obs.metrics import HistogramSnapshot, MetricFamily, Metrics
-from tandem.obs.prometheus import exposed, exposition, is_openmetrics, prometheus_name
+from tandem.obs.metrics import instruments as on
+from tandem.obs.metrics.instrument import Instrument, Kind, counter, gauge, histogram
+from tandem.obs.metrics.instruments import all_instruments
+from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily, Metrics
+from tandem.obs.metrics.prometheus import exposed, exposition, is_openmetrics, prometheus_name
 
 PETS = counter("pets", "{pet}", 'Pets, "so far" \\ or\nso.', "kind", "some.owner")
 SPEED = histogram("speed", "s", "Speed.", (0.5, 1.0), "lane")

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from tandem.obs.span_sender import Batching, SpanSender
-from tandem.obs.trace_context import TraceParent
-from tandem.obs.tracing import EndedSpan, SpanRecord
+from tandem.obs.tracing.span_sender import Batching, SpanSender
+from tandem.obs.tracing.trace_context import TraceParent
+from tandem.obs.tracing.tracing import EndedSpan, SpanRecord
 
 OWN = TraceParent("1" * 32, "2" * 16, 3)
 UNFIT = "unfit"

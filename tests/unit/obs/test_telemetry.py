@@ -16,9 +16,9 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
 from tandem.obs import exporters
-from tandem.obs.instruments import INTER_TOKEN_LATENCY, OUTPUT_TOKENS, READY, REQUEST_DURATION, RETRIES
+from tandem.obs.metrics.instruments import INTER_TOKEN_LATENCY, OUTPUT_TOKENS, READY, REQUEST_DURATION, RETRIES
 from tandem.obs.telemetry import Telemetry
-from tandem.obs.tracing import OFF, SpanEvent, SpanRecord
+from tandem.obs.tracing.tracing import OFF, SpanEvent, SpanRecord
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 from tests.ports import free_port
 

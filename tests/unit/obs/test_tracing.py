@@ -21,11 +21,11 @@ from opentelemetry.trace import (
 )
 
 from tandem.obs.otel_settings import TraceSampling, read_otel
-from tandem.obs.readable_spans import readable
-from tandem.obs.span_limits import SpanLimitSettings
-from tandem.obs.span_maker import SpanMaker
-from tandem.obs.trace_context import format_traceparent, parse_traceparent, parse_tracestate
-from tandem.obs.tracing import OFF, EndedSpan, SpanEvent, SpanRecord, Tracing
+from tandem.obs.tracing.readable_spans import readable
+from tandem.obs.tracing.span_limits import SpanLimitSettings
+from tandem.obs.tracing.span_maker import SpanMaker
+from tandem.obs.tracing.trace_context import format_traceparent, parse_traceparent, parse_tracestate
+from tandem.obs.tracing.tracing import OFF, EndedSpan, SpanEvent, SpanRecord, Tracing
 
 CLIENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
 USUAL = TraceSampling()

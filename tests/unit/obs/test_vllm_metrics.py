@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 
-from tandem.obs import instruments as on
-from tandem.obs.instrument import Kind
-from tandem.obs.metrics import HistogramSnapshot, Metrics
-from tandem.obs.prometheus import Exposed, exposition
-from tandem.obs.vllm_metrics import ALIASES, vllm_aliases
+from tandem.obs.metrics import instruments as on
+from tandem.obs.metrics.instrument import Kind
+from tandem.obs.metrics.metrics import HistogramSnapshot, Metrics
+from tandem.obs.metrics.prometheus import Exposed, exposition
+from tandem.obs.metrics.vllm_metrics import ALIASES, vllm_aliases
 
 
 def aliases(metrics: Metrics) -> dict[str, Exposed]:

@@ -22,7 +22,7 @@ def report(link_type: LinkType, gbps: float = 10.0) -> LinkReport:
 
 
 @pytest.mark.parametrize(
-    ("require", "way", "same_machine", "is_cuda", "is_well"),
+    ("require", "link_type", "same_machine", "is_cuda", "is_well"),
     [
         ("any", "unknown", False, False, True),
         ("rdma", "rdma", False, False, True),

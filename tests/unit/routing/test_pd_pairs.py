@@ -109,10 +109,10 @@ def test_a_pair_that_is_refused_is_used_again_only_after_a_better_report() -> No
     assert pairs.failed[pair] == math.inf and due(pairs, views, 1e9) == []
     pairs.ended(pair, moved=True, retry_at=5.0)
     assert pair not in pairs.linked, "that a block moves was never the question"
-    assert pairs.problem() == "the way from p0 to d0 is not used: tcp"
-    assert pairs.ways() == {("tcp", False): 1}
+    assert pairs.problem() == "the link from p0 to d0 is not used: tcp"
+    assert pairs.links() == {("tcp", False): 1}
     assert pairs.reported(consumer.ref, refusal(producer, ""))
-    assert due(pairs, views) == [pair] and pairs.problem() is None and pairs.ways() == {("tcp", True): 1}
+    assert due(pairs, views) == [pair] and pairs.problem() is None and pairs.links() == {("tcp", True): 1}
 
 
 def test_a_report_before_the_test_ends_counts() -> None:
@@ -146,7 +146,7 @@ def test_of_a_worker_that_is_gone_nothing_is_kept() -> None:
         pairs.ended(pair, moved=True, retry_at=5.0)
     pairs.reported(views[2].ref, refusal(views[0]))
     pairs.drop(views[0].ref)
-    left = (*pairs.linked, *pairs.failed, *pairs.refused, *pairs.ways())
+    left = (*pairs.linked, *pairs.failed, *pairs.refused, *pairs.links())
     assert not [pair for pair in left if views[0].ref in pair] and pairs.linked
 
 

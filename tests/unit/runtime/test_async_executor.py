@@ -21,7 +21,7 @@ from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
 from tandem.runtime.slice_work import PreparedSlice
-from tandem.sched.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan, StepResult
 from tandem_kernels.contract import AttentionBatch, SamplingRows
 
 _PROMPT = (5, 6, 7, 8, 9, 10, 11)

@@ -15,7 +15,7 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.runtime.fingerprint import weights_digest
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import load_executor
-from tandem.sched.step_plan import ScheduledSlice
+from tandem.sched.state.step_plan import ScheduledSlice
 from tests.unit.runtime.conftest import CONFIG, tensors
 
 

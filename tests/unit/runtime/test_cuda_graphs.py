@@ -17,7 +17,7 @@ from tandem.runtime.input_batch import Batch, build_batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.models.decoder import Decoder
-from tandem.sched.step_plan import ScheduledSlice
+from tandem.sched.state.step_plan import ScheduledSlice
 
 _CONTEXT = 9
 _LAYOUT = KVLayout(4, (KVGroup(2, 2, 8, "float64"),))

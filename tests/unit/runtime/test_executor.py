@@ -20,7 +20,7 @@ from tandem.runtime.input_batch import Batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
-from tandem.sched.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan
 
 _GREEDY = Sampling(SamplingParams(max_tokens=8, temperature=0), 0, 0)
 _PROMPT = (5, 6, 7, 8, 9, 10, 11)

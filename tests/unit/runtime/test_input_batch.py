@@ -7,7 +7,7 @@ import torch
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.input_batch import build_batch
-from tandem.sched.step_plan import Sampling, ScheduledSlice
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice
 
 DRAW = Sampling(SamplingParams(max_tokens=4), choice=0, index=0)
 

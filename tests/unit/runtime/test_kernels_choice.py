@@ -18,7 +18,7 @@ from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import load_executor
 from tandem.runtime.models.compiled import CompiledModel
 from tandem.runtime.models.decoder import Decoder
-from tandem.sched.step_plan import ScheduledSlice
+from tandem.sched.state.step_plan import ScheduledSlice
 from tests.unit.runtime.conftest import CONFIG, tensors
 
 

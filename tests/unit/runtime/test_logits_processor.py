@@ -21,7 +21,7 @@ from tandem.core.ids import SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.logits_processor import GrammarExhausted, LogitsProcessor
 from tandem.runtime.sampler import LogitRows
-from tandem.sched.step_plan import Sampling
+from tandem.sched.state.step_plan import Sampling
 
 _VOCAB = 40
 _SEQ = SeqId(3)

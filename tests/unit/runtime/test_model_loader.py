@@ -24,7 +24,7 @@ from tandem.runtime.fingerprint import model_fingerprint
 from tandem.runtime.gpu_memory import CONTEXT_BYTES, step_bytes
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import AnyExecutor, load_executor
-from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 from tandem_kernels.dispatch import REFERENCE, Kernels
 from tests.stand_in import stand_in_for_a_gpu
 

@@ -25,7 +25,7 @@ from tandem.runtime.model_store import resolve_model
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import RandomWeights, open_weights
 from tandem.runtime.tokenizer_bundle import read_bundle
-from tandem.sched.step_plan import Sampling, ScheduledSlice, StepPlan
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 
 TINY = {
     "model_type": "qwen3",

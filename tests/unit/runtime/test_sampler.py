@@ -11,7 +11,7 @@ import torch
 from tandem.core.events import SampledToken
 from tandem.core.request import SamplingParams
 from tandem.runtime.sampler import LogitRows, filters_of
-from tandem.sched.step_plan import Sampling
+from tandem.sched.state.step_plan import Sampling
 from tandem_kernels.reference.philox import philox4x32, uniform
 from tandem_kernels.reference.sample import best, kept_tokens
 

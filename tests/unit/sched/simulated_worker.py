@@ -12,11 +12,11 @@ from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.schedule_result import StepRecord
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.slo_targets import NO_TARGETS, LatencyTargets
-from tandem.sched.step_plan import SliceResult, StepResult
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.schedule_result import StepRecord
+from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
+from tandem.sched.state.step_plan import SliceResult, StepResult
 
 TRUTH = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
 """About the development machine with the small model."""

@@ -14,8 +14,8 @@ from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine import engine_stats
-from tandem.sched.backlog import horizon_tokens
-from tandem.sched.limits import SchedulerLimits
+from tandem.sched.state.backlog import horizon_tokens
+from tandem.sched.state.limits import SchedulerLimits
 from tests.effort import effort
 from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tandem.sched.draft_length import FIRST_LENGTH, MAX_PAUSE, AdaptiveDraft
+from tandem.sched.state.draft_length import FIRST_LENGTH, MAX_PAUSE, AdaptiveDraft
 
 
 class Counting:

@@ -9,7 +9,7 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
-from tandem.sched.job_admission import (
+from tandem.sched.phases.job_admission import (
     ReservedCapacity,
     check_fits,
     check_prefill,
@@ -18,8 +18,8 @@ from tandem.sched.job_admission import (
     prefill_need,
     pull_need,
 )
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.rejected_jobs import Capacity
+from tandem.sched.phases.rejected_jobs import Capacity
+from tandem.sched.state.limits import SchedulerLimits
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
 EMPTY = ReservedCapacity(num_blocks=10, num_leased=0, num_seqs=0, promises=(), prefills=())

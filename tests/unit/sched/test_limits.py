@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.sched.limits import SchedulerLimits, chunk_size, may_offer
+from tandem.sched.state.limits import SchedulerLimits, chunk_size, may_offer
 
 
 def limits(chunked: bool) -> SchedulerLimits:

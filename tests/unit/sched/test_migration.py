@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.migration import MigrationTracker
 from tandem.sched.scheduler import Scheduler
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.transfer.migration import MigrationTracker
 from tests.unit.sched.test_scheduler import add, generate, step
 
 

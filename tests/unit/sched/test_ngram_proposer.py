@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.sched.ngram_proposer import NgramProposer
+from tandem.sched.state.ngram_proposer import NgramProposer
 
 MAX_TOKENS = 6
 sizes = st.tuples(st.integers(1, 3), st.integers(0, 4)).map(lambda pair: (pair[0], pair[0] + pair[1]))

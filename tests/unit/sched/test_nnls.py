@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from tandem.sched.nnls import NormalEquations, solve_non_negative
+from tandem.sched.budget.nnls import NormalEquations, solve_non_negative
 
 
 def loss(gram: np.ndarray, moment: np.ndarray, x: np.ndarray) -> float:

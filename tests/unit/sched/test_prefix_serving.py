@@ -6,7 +6,7 @@ from tandem.core.ids import BlockHash, HandoffId
 from tandem.core.ids import HandoffKey as Key
 from tandem.kv.block_pool import BlockPool, BlockTable
 from tandem.kv.handoff import RemotePrefixRequest
-from tandem.sched.prefix_serving import PrefixServer
+from tandem.sched.transfer.prefix_serving import PrefixServer
 
 NAMES = tuple(BlockHash(bytes([number]) * 16) for number in range(1, 4))
 

@@ -10,11 +10,11 @@ from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.schedule_result import SequenceUpdate
+from tandem.sched.phases.spec_decode import Speculation
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.spec_decode import Speculation
-from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.schedule_result import SequenceUpdate
+from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 
 SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 

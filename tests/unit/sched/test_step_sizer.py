@@ -7,8 +7,8 @@ import pytest
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.sched.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan, StepResult
-from tandem.sched.step_sizer import StepSizer
+from tandem.sched.budget.step_sizer import StepSizer
+from tandem.sched.state.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan, StepResult
 
 
 @pytest.mark.parametrize("num_drafted", [0, 3])

@@ -11,8 +11,8 @@ import pytest
 
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.sched.step_plan import ScheduledSlice
-from tandem.sched.step_time_model import GENERIC, StepCostModel, features, fit
+from tandem.sched.budget.step_time_model import GENERIC, StepCostModel, features, fit
+from tandem.sched.state.step_plan import ScheduledSlice
 
 TRUTH = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
 NEAR = StepCost(*(a * b for a, b in zip(TRUTH.vector, (0.7, 1.3, 1.4, 0.6, 1.5), strict=True)))

@@ -13,7 +13,7 @@ from tandem.admission.request_queue import ModelFlow, RequestQueue
 from tandem.core.ids import GatewayId, RequestId, TenantId
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.fairness_sync import FairnessSync
+from tandem.gateway.tenants.fairness_sync import FairnessSync
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.redis_client import connect
 from tandem.stores.service_counters import TTL_S, CountersUnavailable, ServiceCounters

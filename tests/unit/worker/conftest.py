@@ -24,7 +24,7 @@ from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.wire.peer_auth import PeerAuth
-from tandem.worker import calibrate
+from tandem.worker.engine import calibrate
 from tandem.worker.factory import start_worker
 from tandem.worker.worker import Worker
 from tests.e2e.client import Client

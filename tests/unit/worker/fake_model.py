@@ -12,9 +12,9 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.sched.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 from tandem.transfer.memory_pool import MemoryPool
-from tandem.worker.worker_model import WorkerModel
+from tandem.worker.model.worker_model import WorkerModel
 
 BLOCK_SIZE = 4
 VOCAB = 1000

@@ -13,9 +13,9 @@ import yaml
 
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.worker.application import build
-from tandem.worker.deployment import STOP_MARGIN_S, WorkerReplica, pool_application
-from tandem.worker.pool_spec import PoolSpec, told_all
+from tandem.worker.serve.application import build
+from tandem.worker.serve.deployment import STOP_MARGIN_S, WorkerReplica, pool_application
+from tandem.worker.serve.pool_spec import PoolSpec, told_all
 
 
 @pytest.fixture(autouse=True)
@@ -141,10 +141,10 @@ def test_a_configuration_told_whole_is_read_as_it_was() -> None:
 
 @pytest.mark.slow
 def test_where_it_is_built_neither_torch_nor_a_model_is_needed() -> None:
-    asked = "import sys, tandem.worker.application; print(*sys.modules)"
+    asked = "import sys, tandem.worker.serve.application; print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", asked], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True)
     loaded = names.stdout.decode().split()
-    assert "tandem.worker.deployment" in loaded, names.stderr
+    assert "tandem.worker.serve.deployment" in loaded, names.stderr
     assert not {"torch", "transformers", "tandem.runtime", "nixl_cu12"} & set(loaded)
 
 
@@ -155,13 +155,13 @@ async def test_a_worker_of_one_rank_starts_no_actor(num_ranks: int, monkeypatch:
     async def nowhere(config: Config, model: object) -> None:
         launched.append(model)
 
-    monkeypatch.setattr("tandem.worker.deployment._here", lambda config: config)
-    monkeypatch.setattr("tandem.worker.deployment._log_with_serve", lambda telemetry, worker: None)
-    monkeypatch.setattr("tandem.worker.deployment.launch_actors", lambda config: "actors")
-    monkeypatch.setattr("tandem.worker.worker_model.load_worker_model", lambda config, launch: launch)
+    monkeypatch.setattr("tandem.worker.serve.deployment._here", lambda config: config)
+    monkeypatch.setattr("tandem.worker.serve.deployment._log_with_serve", lambda telemetry, worker: None)
+    monkeypatch.setattr("tandem.worker.serve.deployment.launch_actors", lambda config: "actors")
+    monkeypatch.setattr("tandem.worker.model.worker_model.load_worker_model", lambda config, launch: launch)
     monkeypatch.setattr("tandem.worker.factory.start_worker", nowhere)
     for name in ("prepare_process", "settle_process"):
-        monkeypatch.setattr(f"tandem.worker.deployment.{name}", lambda: None)
+        monkeypatch.setattr(f"tandem.worker.serve.deployment.{name}", lambda: None)
     pool = PoolSpec(name="prefill", above=(("test", {"engine.tensor_parallel": num_ranks}),))
     await WorkerReplica.__init__(SimpleNamespace(), pool)  # type: ignore[misc]
     assert launched == [None if num_ranks == 1 else "actors"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.worker.consumer_streams import ConsumerStream
+from tandem.worker.kv.consumer_streams import ConsumerStream
 
 
 def test_a_stream_that_fails_is_over_and_wakes_who_reads_it() -> None:

@@ -20,13 +20,13 @@ from tandem.engine.effects import Effect, RenewLeases, SendEvent
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import DeviceLost
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.limits import SchedulerLimits
-from tandem.sched.step_plan import StepPlan, StepResult
-from tandem.worker.calibrate import calibrate
-from tandem.worker.driver import EngineDriver, EngineSnapshot
-from tandem.worker.recent_steps import RecentSteps
-from tandem.worker.serial_pipeline import SerialPipeline
-from tandem.worker.watchdog import STALL_FACTOR, Watchdog
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.step_plan import StepPlan, StepResult
+from tandem.worker.engine.calibrate import calibrate
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
+from tandem.worker.engine.recent_steps import RecentSteps
+from tandem.worker.engine.serial_pipeline import SerialPipeline
+from tandem.worker.engine.watchdog import STALL_FACTOR, Watchdog
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import pace
 from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor, continuation
@@ -343,7 +343,7 @@ def test_a_calibration_draws_where_a_decode_would() -> None:
 
 def test_the_clock_is_looked_at_now_and_then(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines and leases are checked every `TICK_S`, not in every step."""
-    monkeypatch.setattr("tandem.worker.driver.TICK_S", 3600.0)
+    monkeypatch.setattr("tandem.worker.engine.driver.TICK_S", 3600.0)
     ticks: list[float] = []
     tick = rig.engine.tick
     monkeypatch.setattr(rig.engine, "tick", lambda now: ticks.append(now) or tick(now))

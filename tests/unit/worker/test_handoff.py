@@ -17,7 +17,7 @@ from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation
 from tandem.core.request import PrefillJob, ResumeJob
 from tandem.wire.peer_auth import PeerAuth
-from tandem.worker import producer_session
+from tandem.worker.kv import producer_session
 from tests.e2e.client import hand_over, new_request
 from tests.ports import free_port
 from tests.unit.worker.conftest import Gate, Nodes, pace
@@ -335,7 +335,7 @@ async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> N
 async def test_kv_that_was_changed_on_the_way_is_refused(
     nodes: Nodes, is_awaited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tandem.worker.transfer_client")
+    caplog.set_level(logging.INFO, "tandem.worker.kv.transfer_client")
     producer, consumer = await nodes.start(), await nodes.start()
     consumer.transport.gate.clear()
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
@@ -361,7 +361,7 @@ async def test_what_a_gateway_takes_back_is_not_used_for_anything_else_while_it_
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The producer hears of it first; its consumer is in the middle of a step, and reads on meanwhile."""
-    caplog.set_level(logging.INFO, "tandem.worker.transfer_client")
+    caplog.set_level(logging.INFO, "tandem.worker.kv.transfer_client")
     producer, consumer = await nodes.start(num_blocks=40), await nodes.start()
     consumer.transport.gate.clear()
     key, handoff = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))

@@ -16,7 +16,8 @@ from tandem.core.ids import Incarnation, JobKey, RequestId
 from tandem.core.request import GenerateJob, SamplingParams
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
-from tandem.worker import outbox, worker
+from tandem.worker import worker
+from tandem.worker.gateways import outbox
 from tests.e2e.client import Client, new_request
 from tests.unit.worker.conftest import Gate, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, VOCAB, continuation

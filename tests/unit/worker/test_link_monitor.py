@@ -17,11 +17,11 @@ from tandem.routing.link_policy import NUM_PEERS
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import RegistryUnavailable
 from tandem.transfer.link_detection import LinkEndpoints
-from tandem.worker import link_monitor
-from tandem.worker.handshake import SourceGone
-from tandem.worker.link_monitor import LinkMonitor
-from tandem.worker.link_probe import ProbeResult
-from tandem.worker.read_stats import ReadStats
+from tandem.worker.kv.handshake import SourceGone
+from tandem.worker.kv.read_stats import ReadStats
+from tandem.worker.links import link_monitor
+from tandem.worker.links.link_monitor import LinkMonitor
+from tandem.worker.links.link_probe import ProbeResult
 
 
 def ref(name: str) -> WorkerRef:

@@ -13,7 +13,8 @@ from tandem.core.config import HandoffConfig, TransferConfig
 from tandem.core.ids import WorkerRef
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.kv_codec import encode_worker
-from tandem.worker import link_monitor, link_probe, worker
+from tandem.worker import worker
+from tandem.worker.links import link_monitor, link_probe
 from tests.e2e.client import PATIENCE_S, hand_over, new_request
 from tests.unit.worker.conftest import Node, Nodes
 from tests.unit.worker.fake_model import MODEL, NUM_TRIAL_BLOCKS
@@ -136,7 +137,7 @@ async def test_no_more_wait_for_their_turn_than_may(nodes: Nodes, monkeypatch: p
 async def test_first_transfers_tell_or_have_the_link_measured(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, promised: TransferConfig, link_type: str
 ) -> None:
-    monkeypatch.setattr("tandem.worker.read_stats.TELLING_BYTES", 64)
+    monkeypatch.setattr("tandem.worker.kv.read_stats.TELLING_BYTES", 64)
     monkeypatch.setattr(link_monitor, "TELLING_BYTES", 640)
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.01)
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.01)
@@ -154,7 +155,7 @@ async def test_first_transfers_tell_or_have_the_link_measured(
 
 async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.01)
-    monkeypatch.setattr("tandem.worker.link_reports.FRESH_S", 0.0)
+    monkeypatch.setattr("tandem.worker.links.link_reports.FRESH_S", 0.0)
     monkeypatch.setattr(link_probe, "ENOUGH_S", 0.02)
     producer, consumer = await nodes.start(), await nodes.start()
     await measure(consumer, producer.worker.me)

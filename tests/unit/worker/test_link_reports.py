@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
-from tandem.worker import link_reports
-from tandem.worker.link_reports import FRESH_S, GONE_S, MAX_RETRY_S, RETRY_S, LinkReports
+from tandem.worker.links import link_reports
+from tandem.worker.links.link_reports import FRESH_S, GONE_S, MAX_RETRY_S, RETRY_S, LinkReports
 
 
 def ref(name: str, life: int = 1) -> WorkerRef:

@@ -17,10 +17,11 @@ from tandem.core.request import PrefillJob, Request, ResumeJob
 from tandem.stores.redis_health import RedisHealth
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.peer_auth import PeerAuth
-from tandem.worker import producer_session, service
-from tandem.worker.gauges import _queued_tokens
-from tandem.worker.worker_descriptor import WorkerDescriptor
-from tandem.worker.worker_info import WorkerInfo
+from tandem.worker.gateways import service
+from tandem.worker.kv import producer_session
+from tandem.worker.model.worker_descriptor import WorkerDescriptor
+from tandem.worker.model.worker_info import WorkerInfo
+from tandem.worker.telemetry.gauges import _queued_tokens
 from tests.e2e.client import hand_over, new_request
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 from tests.ports import free_port

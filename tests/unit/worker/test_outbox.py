@@ -19,7 +19,7 @@ from tandem.core.events import (
     Token,
 )
 from tandem.core.ids import GatewayId, HandoffId, HandoffKey, JobKey, RequestId
-from tandem.worker.outbox import MAX_SCORES, Outbox
+from tandem.worker.gateways.outbox import MAX_SCORES, Outbox
 
 KEYS = [JobKey(RequestId(name), 1) for name in "abc"]
 NUM_TOKENS = 6

@@ -15,7 +15,7 @@ from tandem.core.ids import BlockHash, HandoffId, HandoffKey, Incarnation, JobKe
 from tandem.core.request import GenerateJob, PrefillJob, RemotePrefix, Request, ResumeJob
 from tandem.engine import kv_consumer as taking
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, RemotePrefixRequest
-from tandem.worker.producer_session import ProducerSession
+from tandem.worker.kv.producer_session import ProducerSession
 from tests.e2e.client import PATIENCE_S, new_request
 from tests.unit.worker.conftest import Gate, Node, Nodes, pace
 from tests.unit.worker.fake_model import MODEL, continuation
@@ -122,7 +122,7 @@ async def test_another_tenant_s_prefix_is_not_found(nodes: Nodes) -> None:
 
 
 async def test_a_source_that_is_gone_costs_no_request(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.worker.producer_session.BACKOFF_S", 0.005)
+    monkeypatch.setattr("tandem.worker.kv.producer_session.BACKOFF_S", 0.005)
     consumer = await nodes.start(handoff=QUICK)
     gone = replace(consumer.worker.me, id=type(consumer.worker.me.id)("gone"), address="127.0.0.1:9")
     older = replace(consumer.worker.me, incarnation=Incarnation(1))

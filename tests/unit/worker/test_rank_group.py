@@ -30,8 +30,8 @@ from tandem.engine.rank_messages import (
 )
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire.rank_codec import decode_command, encode_event
-from tandem.worker.rank_channel import RankChannel, connect, private_directory
-from tandem.worker.rank_group import RankGroup
+from tandem.worker.ranks.rank_channel import RankChannel, connect, private_directory
+from tandem.worker.ranks.rank_group import RankGroup
 
 PATIENCE_S = 20.0
 WORKER = WorkerRef(WorkerId("w"), Incarnation(7), "127.0.0.1:1")

@@ -18,7 +18,7 @@ from tandem.engine.transfer_messages import (
     TransferStopped,
 )
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
-from tandem.worker.remote_transfer import RemoteTransfer, TransferServer
+from tandem.worker.ranks.remote_transfer import RemoteTransfer, TransferServer
 from tests.unit.transfer.scripted import P
 
 

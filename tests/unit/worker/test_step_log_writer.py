@@ -8,8 +8,8 @@ import pytest
 
 from tandem.core.errors import TandemError
 from tandem.engine.step_log import decode_log
-from tandem.worker import step_log_writer
-from tandem.worker.step_log_writer import StepWriter
+from tandem.worker.engine import step_log_writer
+from tandem.worker.engine.step_log_writer import StepWriter
 from tests.unit.engine.test_step_log import HEAD, record
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tandem.core.step_cost import StepFeatures
-from tandem.obs.metrics import HistogramSnapshot, Metrics
-from tandem.sched.schedule_result import StepRecord
-from tandem.worker.step_metrics import StepMetrics
+from tandem.obs.metrics.metrics import HistogramSnapshot, Metrics
+from tandem.sched.state.schedule_result import StepRecord
+from tandem.worker.telemetry.step_metrics import StepMetrics
 
 DECODES = StepRecord(
     number=0,

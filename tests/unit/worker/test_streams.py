@@ -17,7 +17,7 @@ from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.kv_codec import decode_peer, decode_worker, encode_handoff_key, encode_worker
 from tandem.wire.worker_codec import decode_load
-from tandem.worker import service
+from tandem.worker.gateways import service
 from tests.e2e.client import new_request
 from tests.unit.worker.conftest import Gate, Nodes
 from tests.unit.worker.fake_model import MODEL

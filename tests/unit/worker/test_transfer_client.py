@@ -24,8 +24,8 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.pull_actions import StartRead
 from tandem.kv.pull_actions import TearDownProducer as KvTeardown
 from tandem.transfer.interfaces import KVTransfer
-from tandem.worker.probe_reads import ProbeRead
-from tandem.worker.transfer_client import TransferClient
+from tandem.worker.kv.probe_reads import ProbeRead
+from tandem.worker.kv.transfer_client import TransferClient
 from tests.unit.transfer.scripted import P, Q
 
 READ = StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),))
@@ -97,7 +97,7 @@ def test_a_block_without_one_digest_for_each_head_is_read_unchecked_or_not_at_al
 def test_a_read_that_failed_is_a_worry_only_where_somebody_waited_for_it(
     is_awaited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "tandem.worker.transfer_client")
+    caplog.set_level(logging.DEBUG, "tandem.worker.kv.transfer_client")
     follows = [ReleaseHandoff(P.worker, HandoffKey(HandoffId("h"), 1))] if is_awaited else []
     engine = Engine(*follows)
     reading = desk(engine, Noting(), digests=True)

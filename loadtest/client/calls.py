@@ -1,0 +1,105 @@
+"""Makes HTTP calls of asks: body, headers, and how a conversation goes on; never sends one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from loadtest.client import workloads
+from loadtest.client.endpoint import Endpoint
+from loadtest.client.records import Record
+from tandem.core.lane import Lane
+from tandem.core.request import Request
+from tandem.workload import seeded_random
+from tandem.workload.ask import Follow, ScheduledRequest
+
+
+class TimedCall(msgspec.Struct, kw_only=True):
+    """One request as it is sent: `body` is JSON, until it has been sent. `is_exact`: the answer may not end before
+    `num_asked_tokens`. `follow` makes the next turn from the record of this one."""
+
+    name: str
+    group: str
+    num_prompt_tokens: int
+    num_asked_tokens: int
+    body: bytes
+    due_s: float = 0.0
+    tenant: str = ""
+    headers: Mapping[str, str] = {}
+    is_exact: bool = True
+    follow: Callable[[Record], TimedCall] | None = None
+
+
+_JSON = {"content-type": "application/json"}
+_TIERS = {Lane.STANDARD: "default", Lane.BATCH: "flex"}
+
+
+def greedy_call(endpoint: Endpoint, ask: workloads.Ask) -> TimedCall:
+    """Of a bench: without chance, and of an exact length."""
+    fields = {"max_tokens": ask.max_tokens, "temperature": 0, "ignore_eos": True}
+    return TimedCall(
+        name=ask.name,
+        group=ask.group,
+        num_prompt_tokens=len(ask.prompt),
+        num_asked_tokens=ask.max_tokens,
+        body=_body(endpoint, ask.prompt, fields),
+        due_s=ask.due_s,
+        headers=_JSON,
+    )
+
+
+class Caller:
+    """Calls of workloads' asks to one endpoint. `keys`: what a tenant's requests authorize with. Not every endpoint
+    takes a priority, so it is sent only `with_priority`."""
+
+    def __init__(self, endpoint: Endpoint, keys: Mapping[str, str], *, with_priority: bool = False) -> None:
+        self._endpoint = endpoint
+        self._headers = {tenant: {**_JSON, "authorization": f"Bearer {key}"} for tenant, key in keys.items()}
+        self._with_priority = with_priority
+
+    def call(self, ask: ScheduledRequest) -> TimedCall:
+        request = ask.request
+        return TimedCall(
+            name=request.id,
+            group=ask.group,
+            tenant=ask.tenant,
+            num_prompt_tokens=len(request.prompt_tokens),
+            num_asked_tokens=request.sampling.max_tokens,
+            body=_body(self._endpoint, request.prompt_tokens, self._fields(request)),
+            due_s=ask.due_s,
+            headers=self._headers.get(ask.tenant, _JSON),
+            is_exact=not request.sampling.stop_token_ids,
+            follow=self._following(ask.follow, request.id) if ask.follow is not None else None,
+        )
+
+    def _following(self, follow: Follow, name: str) -> Callable[[Record], TimedCall]:
+        def next_turn(record: Record) -> TimedCall:
+            said: Sequence[int] | None = record.tokens
+            if said is None:  # an endpoint that tells no ids cannot be quoted: other tokens are as long to compute
+                said = seeded_random.tokens(record.num_output_tokens, name, "answer")
+            return self.call(follow(said, record.stamps_s[-1]))
+
+        return next_turn
+
+    def _fields(self, request: Request) -> dict[str, Any]:
+        sampling = request.sampling
+        fields: dict[str, Any] = {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+            "ignore_eos": not sampling.stop_token_ids,
+        }
+        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        fields |= {name: getattr(sampling, name) for name, value in off.items() if getattr(sampling, name) != value}
+        if self._with_priority and request.priority:
+            fields["priority"] = request.priority
+        if self._with_priority and request.lane is not Lane.INTERACTIVE:
+            fields["service_tier"] = _TIERS[request.lane]
+        return fields
+
+
+def _body(endpoint: Endpoint, prompt: Sequence[int], fields: Mapping[str, Any]) -> bytes:
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    return msgspec.json.encode({"model": endpoint.model, "prompt": prompt, **fields, **streamed, **endpoint.extra})

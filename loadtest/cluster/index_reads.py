@@ -1,0 +1,147 @@
+"""How late a gateway sees facts and what that costs, by the way in which it reads the shards: as it does, and in two
+others; never says what a fact is worth."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+
+from loadtest.cluster.index_memory import NUM_WORKERS, worker
+from loadtest.cluster.index_publishers import FACTS_PER_S, NAMESPACE, IndexPublishers, first_name
+from loadtest.common.stats import percentile
+from tandem.core.clock import SystemClock
+from tandem.core.ids import WorkerRef
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
+from tandem.routing.kv_indexer import KVIndexer
+from tandem.routing.prefix_index import PrefixTable
+from tandem.stores.index_format import unpack_entry
+from tandem.stores.prefix_index import NUM_SHARDS, READ_ENTRIES, IndexReader
+
+LOOK_S = 0.002
+"""Between two looks whether a fact is visible, which is how finely staleness is measured."""
+NUM_LOOKED_AT = 8
+"""Workers whose facts are looked for."""
+BLOCK_MS = 1000
+
+Reading = Callable[[str], AbstractAsyncContextManager[PrefixTable]]
+"""A table that is kept true to what is told at a URL."""
+
+
+class IndexedWorkers:
+    """Workers that all live."""
+
+    def workers(self) -> list[WorkerRef]:
+        return [worker(number) for number in range(NUM_WORKERS)]
+
+    def cache_root(self, model: str) -> tuple[str, int] | None:
+        return None
+
+
+def ways(url: str, seconds: float) -> Iterator[str]:
+    """Markdown rows. A gateway's share of a core holds the looks at the table, Redis's what the workers tell."""
+    yield f"| reading, at {FACTS_PER_S:,.0f} facts/s | staleness p50 ms | p99 ms | facts | XREAD/s | gateway | Redis |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    readings = {
+        "polling (what gateways do)": polling,
+        "a blocking read of each shard": blocking_each,
+        "one blocking read of all shards": blocking_all,
+    }
+    for name, reading in readings.items():
+        yield f"| {name} | {asyncio.run(_measured(url, seconds, reading))} |"
+
+
+async def _measured(url: str, seconds: float, reading: Reading) -> str:
+    """From the moment that a fact is told on a worker to that in which a lookup here would see it."""
+    redis: Any = Redis.from_url(url)
+    await redis.flushall()
+    seen: list[list[float]] = [[] for _ in range(NUM_LOOKED_AT)]
+    tellers = IndexPublishers(url, seconds)
+    async with reading(url) as table:
+        while table.num_blocks == 0 and not tellers.has_ended():  # noqa: ASYNC110 - nobody says so
+            await asyncio.sleep(LOOK_S)
+        before, redis_s, used, began = await _num_reads(redis), await processor(redis), *_clocks()
+        while not tellers.has_ended():
+            await asyncio.sleep(LOOK_S)
+            _look(table, seen)
+        used, took = (now - then for now, then in zip(_clocks(), (used, began), strict=True))
+        num_reads, redis_s = await _num_reads(redis) - before, await processor(redis) - redis_s
+    await redis.aclose()
+    late = [s - t for saw, told in zip(seen, tellers.told(), strict=False) for s, t in zip(saw, told, strict=False)]
+    return (
+        f"{percentile(late, 0.5) * 1e3:.0f} | {percentile(late, 0.99) * 1e3:.0f} | {len(late):,} | "
+        f"{num_reads / took:,.0f} | {used / took:.1%} | {redis_s / took:.1%}"
+    )
+
+
+def _clocks() -> tuple[float, float]:
+    return time.process_time(), time.perf_counter()
+
+
+def _look(table: PrefixTable, seen: list[list[float]]) -> None:
+    """The first block of each step, as it becomes visible."""
+    for number, saw in enumerate(seen):
+        held = table.held(worker(number))
+        while held is not None and held.tier(first_name(number, len(saw))):
+            saw.append(time.perf_counter())
+
+
+async def processor(redis: Any) -> float:
+    """Seconds that the server has used."""
+    told = await redis.info("cpu")
+    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+
+
+async def _num_reads(redis: Any) -> int:
+    told: Mapping[str, Mapping[str, int]] = await redis.info("commandstats")
+    return int(told.get("cmdstat_xread", {}).get("calls", 0))
+
+
+@asynccontextmanager
+async def polling(url: str) -> AsyncGenerator[PrefixTable, None]:
+    index = PrefixIndexClient(IndexReader(url, NAMESPACE), IndexedWorkers(), 1, SystemClock())
+    await index.start()
+    yield index.table
+    await index.stop()
+
+
+@asynccontextmanager
+async def blocking_each(url: str) -> AsyncGenerator[PrefixTable, None]:
+    """A connection for each shard, each of which wakes the gateway: what a Redis Cluster would need."""
+    mirror = _mirror()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_block(url, mirror, [shard])) for shard in range(NUM_SHARDS)]
+        yield mirror.table
+        for task in tasks:
+            task.cancel()
+
+
+@asynccontextmanager
+async def blocking_all(url: str) -> AsyncGenerator[PrefixTable, None]:
+    """One connection, one command of all keys: no Redis Cluster takes it."""
+    mirror = _mirror()
+    task = asyncio.create_task(_block(url, mirror, list(range(NUM_SHARDS))))
+    yield mirror.table
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _mirror() -> KVIndexer:
+    mirror = KVIndexer(PrefixTable())
+    mirror.expect(IndexedWorkers().workers())
+    return mirror
+
+
+async def _block(url: str, mirror: KVIndexer, shards: list[int]) -> None:
+    after = {f"{{{NAMESPACE}:index:{shard}}}".encode(): b"0-0" for shard in shards}
+    redis: Any = Redis.from_url(url)
+    async with redis:
+        while True:
+            for stream, found in await redis.xread(after, count=READ_ENTRIES, block=BLOCK_MS) or ():
+                after[stream] = found[-1][0]
+                for _, fields in found:
+                    mirror.take(unpack_entry(fields[b"f"]))

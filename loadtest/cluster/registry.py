@@ -1,0 +1,133 @@
+"""What the worker registry costs Redis as a cluster grows: one command of a worker, one of a gateway; starts no worker.
+
+    python -m loadtest.cluster.registry [--workers 10 100 1000 10000]
+
+Each worker publishes its record every few seconds, each gateway lists all records every second. Redis runs its commands
+one after another, so what they take of one second is what a cluster can have of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import NamedTuple
+
+from redis.asyncio import Redis
+
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.gateway.workers.worker_pool import DISCOVERY_PERIOD_S
+from tandem.stores.embedded_redis import EmbeddedServer
+from tandem.stores.registry_heartbeat import BEATS_PER_TTL
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import DEFAULT_TTL_S, WorkerRegistry
+
+REPEATS = 15
+
+
+class Cost(NamedTuple):
+    """Seconds of Redis's processor for one call, medians: of a list where nothing has changed, and of one that sends
+    all `list_bytes` again."""
+
+    num_workers: int
+    publish_s: float
+    list_s: float
+    full_s: float
+    list_bytes: int
+
+    def busy(self, num_gateways: int) -> float:
+        """The share of Redis's one thread while no worker comes or goes."""
+        beats = self.num_workers * BEATS_PER_TTL / DEFAULT_TTL_S
+        return beats * self.publish_s + num_gateways / DISCOVERY_PERIOD_S * self.list_s
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="loadtest.cluster.registry", description="What the registry costs Redis.")
+    parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--gateways", type=int, nargs="+", default=[2, 20, 100])
+    args = parser.parse_args(argv)
+    costs = asyncio.run(_measure(args.workers))
+    heads = "".join(f" busy with {number} gateways |" for number in args.gateways)
+    sys.stdout.write(
+        f"| workers | publish us | list us | list after a change ms | KB |{heads}\n|---:|---:|---:|---:|---:|"
+    )
+    sys.stdout.write("---:|" * len(args.gateways) + "\n")
+    for cost in costs:
+        row = [f"{cost.num_workers:,}", f"{cost.publish_s * 1e6:.0f}", f"{cost.list_s * 1e6:.0f}"]
+        row += [f"{cost.full_s * 1e3:.2f}", f"{cost.list_bytes / 1e3:,.0f}"]
+        row += [f"{cost.busy(number):.1%}" for number in args.gateways]
+        sys.stdout.write("| " + " | ".join(row) + " |\n")
+    return 0
+
+
+async def _measure(sizes: Sequence[int]) -> list[Cost]:
+    server = await asyncio.to_thread(EmbeddedServer.start)
+    try:
+        return [await _cost(server.url, size) for size in sizes]
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def _cost(url: str, num_workers: int) -> Cost:
+    """A registry of its own namespace, whose entries outlive the measurement."""
+    registry = WorkerRegistry(url, f"size-{num_workers}", ttl_s=600.0)
+    redis = Redis.from_url(url)
+    records = [_record(number) for number in range(num_workers)]
+    try:
+        for record in records:
+            await registry.publish(record)
+        publish_s = await _processor(redis, REPEATS * 20, lambda: registry.publish(records[0]))
+        list_s = await _processor(redis, REPEATS * 20, registry.list)
+        full_s = await _processor(redis, REPEATS, _list_after_change(registry, records[0])) - publish_s
+    finally:
+        await registry.close()
+        await redis.aclose()
+    return Cost(num_workers, publish_s, list_s, full_s, sum(len(record.to_json()) for record in records))
+
+
+def _list_after_change(registry: WorkerRegistry, record: WorkerRecord) -> Callable[[], Awaitable[object]]:
+    pools = cycle(("mixed", "decode"))
+
+    async def call() -> None:
+        await registry.publish(replace(record, pool=next(pools)))
+        await registry.list()
+
+    return call
+
+
+async def _processor(redis: Redis, repeats: int, call: Callable[[], Awaitable[object]]) -> float:
+    """Redis's own processor seconds for one call, as it counts them: what the network and this client take is not in
+    it. The median of `REPEATS` groups."""
+    found = []
+    for _ in range(REPEATS):
+        before = await _used(redis)
+        for _ in range(max(1, repeats // REPEATS)):
+            await call()
+        found.append((await _used(redis) - before) / max(1, repeats // REPEATS))
+    return statistics.median(found)
+
+
+async def _used(redis: Redis) -> float:
+    told = await redis.info("cpu")
+    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+
+
+def _record(number: int) -> WorkerRecord:
+    worker = WorkerRef(WorkerId(f"tandem-decode-{number:05d}"), Incarnation(1_795 * 10**15), "10.0.0.1:50051")
+    return WorkerRecord(
+        worker=worker,
+        pool="decode",
+        model="llama-3.1-8b",
+        fingerprint="0" * 64,
+        layout="32 layers, 8 heads of 128, bfloat16, blocks of 16",
+        max_model_len=131_072,
+        bundle_digest="0" * 64,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

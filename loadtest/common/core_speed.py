@@ -1,0 +1,78 @@
+"""How fast one core is, by a small piece of work that is always the same; measures no program.
+
+    python -m loadtest.common.core_speed --core N
+
+Does the piece every few milliseconds, beside whatever else runs there, and says what one takes. Machines that are lent
+share cores with strangers, whose work makes ours take half as long again, and twice as long, within seconds. A line of
+stdin is answered with the number of pieces so far and the processor time that they took; it ends with stdin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import sys
+import time
+from random import Random
+
+PAUSE_S = 0.004
+_NUM_OBJECTS = 20_000
+"""Some megabytes, which no core keeps to itself: what a gateway does waits for memory too."""
+_PIECE = 300
+"""Objects that a piece touches: a quarter of a millisecond, six hundredths of the core."""
+
+
+class Piece:
+    """What an interpreter does all day: calls, attributes, small objects that come and go."""
+
+    def __init__(self) -> None:
+        self._objects = [_Object(number, str(number)) for number in range(_NUM_OBJECTS)]
+        Random(1).shuffle(self._objects)
+        self._at = 0
+
+    def do(self) -> int:
+        found: dict[int, tuple[str, int]] = {}
+        for each in self._objects[self._at : self._at + _PIECE]:
+            key = each.plus(self._at) & 1023
+            found[key] = each.name, key
+        self._at = (self._at + _PIECE) % (_NUM_OBJECTS - _PIECE)
+        return len(found)
+
+
+class _Object:
+    __slots__ = ("name", "number")
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+
+    def plus(self, number: int) -> int:
+        return self.number + number
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="loadtest.common.core_speed")
+    parser.add_argument("--core", type=int, required=True)
+    os.sched_setaffinity(0, {parser.parse_args().core})
+    piece, count, seconds = Piece(), 0, 0.0
+    _say(count, seconds)
+    while True:
+        if select.select([sys.stdin], [], [], PAUSE_S)[0]:
+            if not sys.stdin.readline():
+                return 0
+            _say(count, seconds)
+        began = time.thread_time()
+        piece.do()
+        seconds += time.thread_time() - began
+        count += 1
+
+
+def _say(count: int, seconds: float) -> None:
+    sys.stdout.write(json.dumps({"pieces": count, "seconds": seconds}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

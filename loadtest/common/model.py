@@ -1,0 +1,25 @@
+"""Finds the model to be measured and its tokenizer; never loads its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from loadtest.client.workloads import Encode
+from tandem.runtime.model_store import cache_root, resolve_model
+
+
+def model_directory(model: str) -> Path:
+    """Made where there is none yet. Raises TandemError."""
+    return resolve_model(model, cache_root(""))
+
+
+def encoder(directory: Path) -> Encode:
+    """Text to token ids, without any token that a template would add."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return encode

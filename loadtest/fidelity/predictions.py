@@ -1,0 +1,161 @@
+"""What the simulator says of a run that was measured: profiles of it, predictions, replays; measures nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from loadtest.client.records import Record
+from loadtest.common.stats import percentile
+from loadtest.fidelity.recorded_runs import StoredRun
+from tandem.cli.fit_cost import fit_all, profile_of
+from tandem.core.config import GatewayConfig
+from tandem.core.ids import RequestId
+from tandem.core.request import Request, SamplingParams
+from tandem.engine.step_log import LoggedStep
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.cost.replay import Replay
+from tandem.sim.cost.residuals import NONE
+from tandem.sim.machines.profile import Profile, pool_named
+from tandem.workload import seeded_random
+from tandem.workload.ask import MODEL, ScheduledRequest
+
+NUM_DELIVERIES = 200
+SHM_BANDWIDTH = 5e9
+"""Bytes/s between two workers of one machine, about what `loadtest.kv.transfer` measures."""
+
+
+class Seen(NamedTuple):
+    """One request, in seconds from when it was due."""
+
+    group: str
+    due_s: float
+    ttft_s: float
+    last_s: float
+
+
+class Times(NamedTuple):
+    """What the clients of one run saw, by request; the gaps between tokens of all. `unlike`: of a replay, the share of
+    steps for which the log had no like one."""
+
+    seen: dict[str, Seen]
+    gaps: list[float]
+    num_tokens: int
+    unlike: float = 0.0
+
+    @property
+    def ttft(self) -> list[float]:
+        return [one.ttft_s for one in self.seen.values()]
+
+    @property
+    def output_rate(self) -> float:
+        """Tokens per second from the first due time to the last token."""
+        first = min(one.due_s for one in self.seen.values())
+        return self.num_tokens / (max(one.due_s + one.last_s for one in self.seen.values()) - first)
+
+
+def times_of(records: Sequence[Record]) -> Times:
+    """What the client measured."""
+    seen = {r.name: Seen(r.group, r.due_s, r.ttft_s, r.stamps_s[-1] - r.due_s) for r in records}
+    return Times(seen, [gap for r in records for gap in r.gaps_s], sum(r.num_output_tokens for r in records))
+
+
+def traced(traces: Sequence[ClientTrace]) -> Times:
+    """What simulated clients saw; tokens that came together are one arrival, as for real ones."""
+    seen: dict[str, Seen] = {t.id: Seen(t.group, t.due_s, t.ttft_s, t.ended_at - t.due_s) for t in traces}
+    gaps = [gap for trace in traces for gap in trace.gaps_s if gap > 0]
+    return Times(seen, gaps, sum(len(trace.token_times) for trace in traces))
+
+
+def profile_from(kept: StoredRun, note: str) -> Profile:
+    """Of the workers of one run, and of the link between them and the client."""
+    deliveries = _deliveries(kept)
+    latency_s = _latency(kept)
+    profile = profile_of(kept.logs, fit_all(kept.logs), latency_s, SHM_BANDWIDTH, note)
+    late = sorted(max(0.0, seconds - latency_s) for seconds in deliveries)
+    count = min(NUM_DELIVERIES, len(late))
+    return replace(profile, delivery_s=tuple(late[int((i + 0.5) * len(late) / count)] for i in range(count)))
+
+
+def predicted(profile: Profile, kept: StoredRun, seed: int) -> Times:
+    """The same requests, from nothing but the profile and what each request is."""
+    pools = Counter(log.head.pool for log in kept.logs)
+    workers = tuple((profile.worker(pool_named(pool)), number) for pool, number in sorted(pools.items()))
+    return _simulated(workers, kept, profile.latency_s, profile.delivery_s, seed)
+
+
+def replayed(kept: StoredRun) -> Times:
+    """The same requests, each step taking the time that it took."""
+    own = profile_from(kept, "")
+    workers, replays = [], []
+    for log in kept.logs:
+        spec = own.worker(pool_named(log.head.pool))
+        replays.append(Replay(log, own.workers[spec.pool].cost))
+        workers.append((replace(spec, step_time=replays[-1].seconds, residuals=NONE, max_run=1), 1))
+    times = _simulated(tuple(workers), kept, own.latency_s, own.delivery_s, 0)
+    num_steps = sum(replay.num_like + replay.num_unlike for replay in replays)
+    return times._replace(unlike=sum(replay.num_unlike for replay in replays) / num_steps)
+
+
+def _simulated(
+    workers: tuple[tuple[WorkerSpec, int], ...],
+    kept: StoredRun,
+    latency_s: float,
+    delivery_s: tuple[float, ...],
+    seed: int,
+) -> Times:
+    spec = ClusterSpec(workers=workers, gateway=GatewayConfig(), latency_s=latency_s, delivery_s=delivery_s, seed=seed)
+    return simulated(spec, _asks(kept.run.records))
+
+
+def simulated(spec: ClusterSpec, asks: Iterable[ScheduledRequest]) -> Times:
+    """Of requests that all end well. Raises AssertionError when one does not, or a book is off."""
+    cluster, traces = SimCluster(spec), list[ClientTrace]()
+    cluster.run(asks, traces.append)
+    cluster.check()
+    assert all(trace.is_complete for trace in traces), "a request failed"
+    return traced(traces)
+
+
+def _asks(records: Sequence[Record]) -> Iterator[ScheduledRequest]:
+    """Prompts share no block, as those of the mix."""
+    for number, record in enumerate(sorted(records, key=lambda record: record.due_s)):
+        request = Request(
+            id=RequestId(record.name),
+            model=MODEL,
+            prompt_tokens=seeded_random.tokens(record.num_prompt_tokens, "prompt", number),
+            sampling=SamplingParams(max_tokens=record.num_asked_tokens, seed=number),
+        )
+        yield ScheduledRequest(request, record.group, record.due_s)
+
+
+def _latency(kept: StoredRun) -> float:
+    """From a request's sending to the step that begins for it, where no step was running: the median."""
+    began = kept.run.began_unix_s
+    steps = sorted((step for log in kept.logs for step in log.steps), key=lambda step: step.at)
+    ends = [step.at for step in steps]
+    found = []
+    for record in kept.run.records:
+        place = bisect_right(ends, began + record.sent_s)
+        if place < len(steps):
+            wait = _begin(steps[place]) - (began + record.sent_s)
+            if wait > 0:
+                found.append(wait)
+    return percentile(found, 0.5) if found else 0.0
+
+
+def _deliveries(kept: StoredRun) -> list[float]:
+    """From the end of the step that drew a token to its arrival."""
+    ends = sorted(step.at for log in kept.logs for step in log.steps)
+    stamps = (kept.run.began_unix_s + stamp for record in kept.run.records for stamp in record.stamps_s)
+    places = ((stamp, bisect_right(ends, stamp) - 1) for stamp in stamps)
+    return [stamp - ends[place] for stamp, place in places if place >= 0]
+
+
+def _begin(step: LoggedStep) -> float:
+    return step.at - step.record.measured_s

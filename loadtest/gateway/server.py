@@ -1,0 +1,169 @@
+"""One server of the door's benchmark in a process of its own, on one core: the gateway's, or one to compare with.
+
+    python -m loadtest.gateway.server FRONT [--core N]
+
+`tandem` is the gateway's app and server over an instant backend, `link` the same over the whole way from a worker,
+`bare` an ASGI endpoint that answers at once on the same server, `fastapi` an empty FastAPI endpoint on uvicorn. Says
+its URL on stdout and serves until stdin ends. Measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from loadtest.gateway.instant_backend import NEVER, InstantDispatch
+from tandem.core.clock import SystemClock
+from tandem.core.config import Bytes, GatewayConfig
+from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
+from tandem.gateway.app import create_app
+from tandem.gateway.context.interfaces import AllowAll, RequestDispatcher
+from tandem.gateway.http.exchange import Exchange
+from tandem.gateway.http.server import HttpServer
+from tandem.gateway.orchestration.dispatcher import Dispatcher
+from tandem.gateway.tenants.quota_reservation import NoQuotas
+from tandem.gateway.text.text_models import TextModels
+from tandem.gateway.workers.worker_pool import WorkerPool
+from tandem.wire.peer_auth import PeerAuth
+
+FRONTS = ("tandem", "link", "bare", "fastapi")
+MAX_BODY = Bytes(4 << 20)
+_CHUNK = (
+    b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
+    b'"model":"by-step","choices":[{"index":0,"delta":{"content":" river"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+_BODY = b'{"choices":[{"message":{"role":"assistant","content":" river"}}]}'
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="loadtest.gateway.server")
+    parser.add_argument("front", choices=FRONTS)
+    parser.add_argument("--core", type=int, help="the only one to run on")
+    parser.add_argument("--worker", default="", help="id@address of the worker of `link`")
+    args = parser.parse_args(argv)
+    if args.core is not None:
+        os.sched_setaffinity(0, {args.core})
+    uvloop.run(_serve(args))
+    return 0
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    async with AsyncExitStack() as stack:
+        port = await _start(args, stack)
+        gc.collect()
+        gc.freeze()
+        sys.stdout.write(json.dumps({"url": f"http://127.0.0.1:{port}"}) + "\n")
+        sys.stdout.flush()
+        await asyncio.to_thread(sys.stdin.read)
+
+
+async def _start(args: argparse.Namespace, stack: AsyncExitStack) -> int:
+    """The port of a server that ends with the stack."""
+    if args.front == "fastapi":
+        return await _start_fastapi(stack)
+    if args.front == "bare":
+        app: Any = bare
+    else:
+        config = GatewayConfig(max_body=MAX_BODY)
+        dispatch = InstantDispatch() if args.front == "tandem" else await _linked(args.worker, config, stack)
+        app = create_app(dispatch, AllowAll(), config)
+    server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
+    await server.start()
+    stack.push_async_callback(server.stop)
+    return server.port
+
+
+async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> RequestDispatcher:
+    name, _, address = worker.partition("@")
+    clock, ref = SystemClock(), WorkerRef(WorkerId(name), Incarnation(1), address)
+
+    async def discover() -> Mapping[WorkerRef, str]:
+        return {ref: ""}
+
+    fleet = WorkerPool(GatewayId("door"), discover, TextModels(), clock, config, PeerAuth("door"))
+    dispatcher = Dispatcher(fleet, config, clock, NoQuotas())
+    await dispatcher.start()
+    stack.push_async_callback(dispatcher.stop)
+    await fleet.start(dispatcher)
+    stack.push_async_callback(fleet.stop)
+    async with asyncio.timeout(30):
+        while fleet.ready() is not None:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    return dispatcher
+
+
+async def bare(scope: Any, receive: Any, send: Any) -> None:
+    """Reads what is asked and answers as many chunks as the body's `max_tokens`, one a turn of the loop; 1: JSON."""
+    if scope["type"] == "lifespan":
+        while True:
+            kind = (await receive())["type"]
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+    exchange = Exchange(scope, receive, send)
+    body = json.loads(await exchange.read_body(MAX_BODY))
+    if not body.get("stream"):
+        await exchange.send_json(200, _BODY)
+        return
+    await exchange.start(200, [(b"content-type", b"text/event-stream")])
+    async for chunk in _chunks(body):
+        await exchange.write(chunk, more=True)
+    await exchange.write(b"data: [DONE]\n\n", more=False)
+
+
+async def _chunks(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    for _ in range(body["max_tokens"]):
+        yield _CHUNK
+        if body["model"] == NEVER:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+
+
+async def _start_fastapi(stack: AsyncExitStack) -> int:
+    from fastapi import FastAPI, Request
+    from fastapi.responses import Response, StreamingResponse
+
+    app = FastAPI()
+
+    async def answer(request: Request) -> Response:
+        body = json.loads(await request.body())
+        if not body.get("stream"):
+            return Response(_BODY, media_type="application/json")
+        return StreamingResponse(_with_end(body), media_type="text/event-stream")
+
+    # The annotations are local names, which FastAPI would look for among the module's.
+    answer.__annotations__ = {"request": Request, "return": Response}
+    app.post("/v1/chat/completions", response_model=None)(answer)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, http="httptools", access_log=False, log_level="warning")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(0.01)
+
+    async def stop() -> None:
+        server.should_exit = True
+        await serving
+
+    stack.push_async_callback(stop)
+    port: int = server.servers[0].sockets[0].getsockname()[1]
+    return port
+
+
+async def _with_end(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async for chunk in _chunks(body):
+        yield chunk
+    yield b"data: [DONE]\n\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What moving KV costs: hand-offs, remote prefixes, drains and bare transfers."""

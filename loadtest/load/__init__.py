@@ -1,0 +1,1 @@
+"""`python -m loadtest load` and `compare`: a load test of a running endpoint, its report and its comparison."""

@@ -1,0 +1,1 @@
+"""Servers and workers that measurements start, pause and end."""

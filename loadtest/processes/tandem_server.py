@@ -1,0 +1,66 @@
+"""Tandem as a user would run it, but without Ray: a Redis, workers and a gateway until told to end; measures nothing.
+
+python -m loadtest.processes.tandem_server --port N [--prefill N] [--decode N] [--mixed N] [any flag of `tandem serve`]
+
+Without Ray the start takes seconds and nothing idles beside what is measured; the programs are the same."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from loadtest.processes.workers import MeasurementError, running_worker
+from tandem.cli.thread_assignment import threads_by_pool
+from tandem.stores.embedded_redis import EmbeddedServer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="loadtest.processes.tandem_server")
+    parser.add_argument("--port", type=int, required=True)
+    for pool, default in (("prefill", 0), ("decode", 0), ("mixed", 1)):
+        parser.add_argument(f"--{pool}", type=int, default=default, help="workers of this pool (default: %(default)s)")
+    args, flags = parser.parse_known_args(argv)
+    try:
+        asyncio.run(_serve(args, flags))
+    except MeasurementError as error:
+        sys.stderr.write(f"loadtest.processes.tandem_server: {error}\n")
+        return 1
+    return 0
+
+
+async def _serve(args: argparse.Namespace, flags: list[str]) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    pools = [pool for pool in ("prefill", "decode", "mixed") for _ in range(getattr(args, pool))]
+    threads = {} if "--num-threads" in flags else threads_by_pool(Counter(pools))
+    async with AsyncExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
+        redis = await asyncio.to_thread(EmbeddedServer.start)
+        stack.callback(redis.stop)
+        flags = [*flags, "--redis-url", redis.url]
+        own = {pool: [*flags, "--num-threads", str(count)] for pool, count in threads.items()}
+        workers = [running_worker(pool, own.get(pool, flags), logs / f"{pool}-{i}") for i, pool in enumerate(pools)]
+        for entering in asyncio.as_completed([stack.enter_async_context(worker) for worker in workers]):
+            await entering
+        command = (sys.executable, "-m", "tandem.cli", "gateway", "--auth", "off", "--port", str(args.port), *flags)
+        gateway = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+        ended = asyncio.create_task(gateway.wait())
+        told = asyncio.create_task(stopped.wait())
+        await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not ended.done():
+            gateway.terminate()
+        await ended
+
+
+if __name__ == "__main__":
+    sys.exit(main())

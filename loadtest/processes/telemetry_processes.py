@@ -1,0 +1,134 @@
+"""The processes of the benchmark of telemetry: what is measured with it and without it, and who it is sent to; decides
+nothing about rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PATIENCE_S = 60.0
+TURNS = (0, 1, 1, 0, 1, 0, 0, 1)
+"""Of the two sides in one round: short ones, each side as often first, because a noisy machine changes within seconds.
+The second side is looked at once, so in as much time as its turns take together."""
+NUM_TURNS = TURNS.count(0)
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Child:
+    """A program of the benchmark that speaks JSON, a line each way. It ends with the stack, when its stdin does."""
+
+    def __init__(self, stack: ExitStack, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._name, pipe = " ".join(command), subprocess.PIPE
+        self._process = subprocess.Popen(command, env=dict(environment), stdin=pipe, stdout=pipe, text=True)
+        stack.callback(self._end)
+        self.said: dict[str, Any] = self._read()
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def last_words(self) -> dict[str, Any]:
+        """What it says when it is told to end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._read()
+
+    def cpu_s(self) -> float:
+        """Of all its threads so far; one that ended takes its part along."""
+        tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._name} has ended")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+class CoreSpeed:
+    """Of the core where sides run; of no use where that may be any."""
+
+    def __init__(self, place: ProcessPlacement, stack: ExitStack) -> None:
+        command = [sys.executable, "-m", "loadtest.common.core_speed", "--core", str(place.core)]
+        self._child = None if place.core < 0 else Child(stack, command, os.environ)
+        self._pieces, self._seconds = 0, 0.0
+
+    def lap(self) -> float:
+        """What its piece of work took on average since the last lap, in seconds."""
+        if self._child is None:
+            return 1.0
+        told = self._child.ask({})
+        if told["pieces"] == self._pieces:
+            raise RuntimeError("the yardstick had no time for a single piece of work")
+        pieces, seconds = told["pieces"] - self._pieces, told["seconds"] - self._seconds
+        self._pieces, self._seconds = told["pieces"], told["seconds"]
+        return float(seconds / pieces)
+
+
+def get(url: str) -> bytes:
+    """Not through a proxy that the environment names."""
+    with _DIRECT.open(url, timeout=PATIENCE_S) as response:
+        body: bytes = response.read()
+        return body
+
+
+class ProcessPlacement(NamedTuple):
+    """Where sides run: on one core, both on the same; -1: anywhere. `before`: a checkout of an older commit, which is
+    then the side without telemetry; None: it is this one."""
+
+    core: int
+    before: Path | None
+
+    def command(self, module: str, *arguments: str, is_off: bool = False) -> list[str]:
+        core = [] if self.core < 0 else ["--core", str(self.core)]
+        if is_off and self.before is not None:
+            # The program of this commit, on the packages of the other.
+            return [sys.executable, "-P", str(Path(__file__).with_name(f"{module}.py")), *arguments, *core]
+        return [sys.executable, "-m", f"loadtest.{module}", *arguments, *core]
+
+    def environment(self, *, is_off: bool = False) -> dict[str, str]:
+        """Equal in hashes, so that two processes have their dictionaries in one order."""
+        chosen = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+        chosen["PYTHONHASHSEED"] = "0"
+        if is_off and self.before is not None:
+            chosen["PYTHONPATH"] = os.pathsep.join(str(self.before / part) for part in ("services", "kernels", ""))
+        return chosen
+
+
+def sink(stack: ExitStack) -> Child:
+    """Whoever takes what is pushed."""
+    return Child(stack, [sys.executable, "-m", "loadtest.processes.otlp_sink"], os.environ)
+
+
+def pushing(endpoint: str, ratio: float = 1.0) -> dict[str, str]:
+    """OpenTelemetry's variables: so large a share of all traces, and metrics as often as by default."""
+    return {
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_METRICS_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(ratio),
+    }

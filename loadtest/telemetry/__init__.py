@@ -1,0 +1,1 @@
+"""What telemetry costs an engine's step and a streamed token."""

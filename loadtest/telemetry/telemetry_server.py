@@ -1,0 +1,144 @@
+"""A gateway program before the door's worker, in a process of its own, with all telemetry or with none; measures
+nothing.
+
+    python -m loadtest.telemetry.telemetry_server off|on --worker ID@ADDRESS --redis URL [--log FILE] [--core N]
+
+`on` is the program as it is, with a JSON line for each request in `--log` and whatever OpenTelemetry's variables ask
+for. Says its URL on stdout and serves until stdin ends. A line of stdin, as `{"telemetry": false}`, has it go on
+without telemetry, or with it again; it is answered when what was being sent has gone, and all that waits to be sent
+where `flush` is true.
+`off` stays off, and needs nothing that an older commit lacks, so that this file can be run with the packages of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import uvloop
+
+from tandem.core.config import Config, GatewayConfig, RedisConfig
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.gateway import main as program
+from tandem.gateway.main import Gateway
+
+_SENDING_S = 0.1
+"""More than the thread of spans takes to send as many as go at once: it would go on in a turn without telemetry."""
+_MEASURES = ("responded", "admitted", "refused", "begun", "answered")
+
+
+class DoorGateway(Gateway):
+    """Its only worker is known from the start, and in no registry."""
+
+    worker = WorkerRef(WorkerId(""), Incarnation(1), "")
+
+    async def _discover(self) -> Mapping[WorkerRef, str]:
+        return {self.worker: ""}
+
+
+async def _serve(config: Config, switch: Switch | None) -> None:
+    gateway = DoorGateway(config)
+    await gateway.start()
+    async with asyncio.timeout(30):
+        while gateway._dispatcher.ready() is not None:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    gc.collect()
+    getattr(program, "settle", gc.freeze)()  # an older one had no name for it
+    _say({"url": gateway.url})
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        asked = json.loads(line)
+        if switch is not None:
+            switch.turn(on=asked["telemetry"])
+        if asked["flush"]:
+            await _flush(gateway)
+        await asyncio.sleep(_SENDING_S)
+        _say({})
+    await gateway.stop()
+
+
+class Switch:
+    """Of what counts, traces and tells, as far as this commit has it. What a request's ledger and record cost stays."""
+
+    def __init__(self) -> None:
+        try:
+            from tandem.gateway.console.routes import Console
+            from tandem.gateway.telemetry.request_log import RequestLog
+            from tandem.gateway.telemetry.request_metrics import RequestMetrics
+            from tandem.gateway.telemetry.request_recorder import RequestRecorder
+            from tandem.gateway.telemetry.token_timing import TokenTiming
+            from tandem.obs.tracing.tracing import OFF, Tracing
+        except ImportError:
+            self._parts: list[tuple[type, str, Callable[..., Any], Callable[..., Any]]] = []
+            return
+        begin = Tracing.begin
+        self._parts = [
+            (Tracing, "begin", begin, lambda _, *headers: begin(OFF, *headers)),
+            *((RequestMetrics, each, getattr(RequestMetrics, each), _nothing) for each in _MEASURES),
+            *((each, "answered", each.answered, _nothing) for each in (RequestLog, Console)),
+            (TokenTiming, "left", TokenTiming.on_token_sent, _nothing),
+        ]
+        if hasattr(RequestRecorder, "admitted"):
+            self._parts.append((RequestRecorder, "admitted", RequestRecorder.admitted, _nothing))
+
+    def turn(self, *, on: bool) -> None:
+        for owner, name, real, nothing in self._parts:
+            setattr(owner, name, real if on else nothing)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+async def _flush(gateway: Gateway) -> None:
+    """Have the spans sent that wait for more."""
+    sender = gateway._telemetry._spans
+    if sender is not None:
+        sender._is_due.set()
+        while sender._waiting:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+
+
+def _say(facts: object) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="loadtest.telemetry.telemetry_server")
+    parser.add_argument("side", choices=("off", "on"))
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--log", default="")
+    parser.add_argument("--core", type=int, help="the only one to run on")
+    args = parser.parse_args()
+    if args.core is not None:
+        os.sched_setaffinity(0, {args.core})
+    name, _, address = args.worker.partition("@")
+    DoorGateway.worker = WorkerRef(WorkerId(name), Incarnation(1), address)
+    config = Config(gateway=GatewayConfig(port=0, auth="off"), redis=RedisConfig(url=args.redis))
+    if args.side == "off":
+        Switch().turn(on=False)
+        uvloop.run(_serve(config, None))
+    else:
+        uvloop.run(_serve(_told(config, args.log), Switch()))
+    return 0
+
+
+def _told(config: Config, log: str) -> Config:
+    from tandem.obs.logs.log_handler import LineHandler
+    from tandem.obs.logs.logging_setup import set_up_logging
+
+    telemetry: Any = replace(config.telemetry, log_format="json", log_requests="all")
+    set_up_logging(telemetry, "tandem-gateway", handlers=[LineHandler(open(log, "a"))])  # noqa: SIM115
+    return replace(config, telemetry=telemetry)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Turns of an engine's steps with telemetry and without, and what each step took; decides nothing."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import msgspec
+
+from loadtest.common.paired_comparison import Timed
+from loadtest.processes.telemetry_processes import (
+    NUM_TURNS,
+    TURNS,
+    Child,
+    CoreSpeed,
+    ProcessPlacement,
+    get,
+    pushing,
+    sink,
+)
+
+BATCHES = (1, 8, 32)
+"""Sequences that decode at once."""
+
+
+class StepTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """`cpu_s`: of the whole process, in which no model computes, with its share of what the turns of its round left to
+    be sent and of a scrape."""
+
+    steps: int
+    cpu_s: float
+    yardstick_s: float
+    """What a piece of work that is always the same took on that core in that turn."""
+
+    @property
+    def step(self) -> Timed:
+        """Processor time, in seconds."""
+        return Timed(self.cpu_s / self.steps, self.yardstick_s)
+
+
+def measure_steps(
+    place: ProcessPlacement, num_rounds: int, seconds: float
+) -> dict[int, list[tuple[StepTurn, StepTurn]]]:
+    """Turns (without, with) of fresh processes, by batch; each side has its turns for so many seconds in a round. One
+    process turns telemetry off and on, because no two have their memory laid out alike; where the side without is
+    another commit there are two."""
+    with ExitStack() as stack:
+        yardstick = CoreSpeed(place, stack)
+        # What one side leaves to be sent is not sent in the other's turn.
+        pushed = pushing(sink(stack).said["endpoint"]) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+        sides = [Child(stack, place.command("telemetry_engine", "on"), place.environment() | pushed)] * 2
+        if place.before is not None:
+            command = place.command("telemetry_engine", "off", is_off=True)
+            sides[0] = Child(stack, command, place.environment(is_off=True))
+        found: dict[int, list[tuple[StepTurn, StepTurn]]] = {}
+        for batch in BATCHES:
+            _round(sides, yardstick, batch, seconds)  # warms up
+            found[batch] = [pair for _ in range(num_rounds) for pair in _round(sides, yardstick, batch, seconds)]
+    return found
+
+
+def _round(sides: list[Child], yardstick: CoreSpeed, batch: int, seconds: float) -> list[tuple[StepTurn, StepTurn]]:
+    """In pairs of neighbours."""
+    asked = {"batch": batch, "seconds": seconds / NUM_TURNS}
+    turns: tuple[list[StepTurn], list[StepTurn]] = ([], [])
+    yardstick.lap()
+    for side in TURNS:
+        said = sides[side].ask({**asked, "telemetry": side == 1})
+        turns[side].append(StepTurn(steps=said["steps"], cpu_s=said["cpu_s"], yardstick_s=yardstick.lap()))
+    told = sides[1]
+    before_s = told.cpu_s()
+    get(f"http://{told.said['metrics']}/metrics")
+    told.ask({"flush": True})
+    shared_s = (told.cpu_s() - before_s) / NUM_TURNS
+    return [(off, msgspec.structs.replace(on, cpu_s=on.cpu_s + shared_s)) for off, on in zip(*turns, strict=True)]

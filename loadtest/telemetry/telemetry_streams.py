@@ -1,0 +1,199 @@
+"""Rounds of streams through gateways with and without telemetry, and what each token of them took; decides nothing.
+
+In a turn as many connections as there are streams ask a few times, one a little after the other. The worker makes a
+step every so often, as an engine does, and so its messages carry the tokens of all that run. One that waits for nothing
+carries a few of whoever came first, the fewer the later the others come: then whatever a request costs more makes all
+tokens of all others cost more, and it is the worker that is measured.
+
+Who looks at the gateway with telemetry does so after the turns of a round: a scrape, of which a turn bears as much as
+of its seconds are in those between two, and a console's poll, which brings what all turns left and is borne by them
+alike, as is sending their spans. Neighbouring turns of the two sides are compared, because a noisy machine changes
+within seconds, and a yardstick runs beside them because seconds are not short enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from itertools import starmap
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import uvloop
+
+from loadtest.common.paired_comparison import Timed
+from loadtest.gateway.instant_backend import BY_STEP
+from loadtest.gateway.raw_client import Connection, ask
+from loadtest.processes.telemetry_processes import TURNS, Child, CoreSpeed, ProcessPlacement, get, pushing, sink
+from tandem.core.clock import SystemClock
+from tandem.stores.embedded_redis import EmbeddedServer
+
+NUM_TOKENS = 128
+"""Of an answer. What a request costs once is borne by so many."""
+NUM_STREAMS = 32
+STEP_S = 0.005
+"""Between two messages of a worker. The gateway is busy for half of it: where tokens wait, several leave at once."""
+IDLE_S = 0.5
+SCRAPE_S = 10.0
+"""As deploy/prometheus/prometheus.yml and the chart have it."""
+NUM_ANSWERS = 3
+"""Of a stream in a turn: what answers leave is done among the tokens of others, not only when all have ended."""
+_STREAM_TURNS = TURNS[: len(TURNS) // 2]
+"""As many answers in a round as a console that looks every few seconds has to be told of."""
+_STAGGER_S = STEP_S * NUM_TOKENS / NUM_STREAMS
+"""Between the beginnings of two streams of a turn, so that answers begin and end all the time."""
+
+
+class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """`cpu_s`: processor time of the gateway's process in one turn, with its share of what the turns of its round left
+    to be sent and of who looked. Less what it takes in as much time when it has nothing to do: a gateway that does no
+    more than its worker's steps has more such time than one that is as busy as can be."""
+
+    num_tokens: int
+    cpu_s: float
+    yardstick_s: float
+    """What a piece of work that is always the same took on that core in that turn."""
+
+    @property
+    def token(self) -> Timed:
+        """Processor time, in seconds."""
+        return Timed(self.cpu_s / self.num_tokens, self.yardstick_s)
+
+
+class Gateways:
+    """Without telemetry and with it: one process that turns it off and on, because no two have their memory laid out
+    alike, which makes 5% easily. Where the side without is another commit there are two, on one core."""
+
+    def __init__(self, place: ProcessPlacement, stack: ExitStack, step_s: float, ratio: float) -> None:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-telemetry-")))
+        redis = stack.enter_context(EmbeddedServer.start())
+        self.sink = sink(stack)
+        self.log = directory / "gateway.log"
+        # What one side leaves to be sent is not sent in the other's turn.
+        pushed = pushing(self.sink.said["endpoint"], ratio) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+
+        def start(*arguments: str, **more: str) -> Child:
+            is_off = arguments[0] == "off"
+            stepping = [sys.executable, "-m", "loadtest.gateway.fake_worker", "--step-ms", str(1e3 * step_s)]
+            worker = Child(stack, stepping, place.environment()).said["worker"]
+            shared = ("--worker", worker, "--redis", redis.url)
+            command = place.command("telemetry_server", *arguments, *shared, is_off=is_off)
+            return Child(stack, command, place.environment(is_off=is_off) | more)
+
+        told = start("on", "--log", str(self.log), **pushed)
+        self.sides = [told if place.before is None else start("off"), told]
+        self.yardstick = CoreSpeed(place, stack)
+
+
+class Looker:
+    """A Prometheus and a console."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._seen = "life=&since=0"
+
+    def scrape(self) -> None:
+        get(f"{self._url}/metrics")
+
+    def poll(self) -> None:
+        state = json.loads(get(f"{self._url}/console/state?{self._seen}"))
+        self._seen = f"life={state['gateway']['life']}&since={state['number']}"
+
+
+class Streams:
+    """The connections to both, and their rounds."""
+
+    def __init__(self, sides: Sequence[Child], yardstick: CoreSpeed) -> None:
+        self._sides = sides
+        self._yardstick = yardstick
+        self._clock = SystemClock()
+        self._request = ask(BY_STEP, NUM_TOKENS, stream=True)
+        self._connections: list[list[Connection]] = []
+        self._looker = Looker(sides[1].said["url"])
+
+    async def open(self) -> None:
+        for side in self._sides:
+            url = side.said["url"]
+            self._connections.append([await Connection.open(url, self._clock) for _ in range(NUM_STREAMS)])
+
+    def close(self) -> None:
+        for side in self._connections:
+            for connection in side:
+                connection.close()
+
+    async def round(self) -> list[tuple[StreamTurn, StreamTurn]]:
+        """Turns without and with, in pairs of neighbours."""
+        idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
+        turns: tuple[list[StreamTurn], list[StreamTurn]] = ([], [])
+        seconds = 0.0
+        for side in _STREAM_TURNS:
+            child = self._sides[side]
+            child.ask({"telemetry": side == 1, "flush": False})
+            self._yardstick.lap()
+            turn = await self._spent(child, self._turn(side))
+            seconds += turn.wall_s
+            turns[side].append(_stream_turn(turn.beyond(idle[side]), self._yardstick.lap()))
+        told = self._sides[1]
+        scrape = await self._spent(told, asyncio.to_thread(self._looker.scrape))
+        poll = await self._spent(told, asyncio.to_thread(self._looker.poll))
+        flush = await self._spent(told, asyncio.to_thread(told.ask, {"telemetry": True, "flush": True}))
+        turn_s = seconds / len(_STREAM_TURNS)
+        looked_s = scrape.beyond(idle[1]) * turn_s / SCRAPE_S
+        shared_s = looked_s + (poll.beyond(idle[1]) + flush.beyond(idle[1])) / _STREAM_TURNS.count(1)
+        return [(off, _stream_turn(on.cpu_s + shared_s, on.yardstick_s)) for off, on in zip(*turns, strict=True)]
+
+    async def _spent(self, child: Child, work: Awaitable[object]) -> _Spent:
+        began, cpu_s = self._clock.now(), child.cpu_s()
+        await work
+        return _Spent(self._clock.now() - began, child.cpu_s() - cpu_s)
+
+    async def _turn(self, side: int) -> None:
+        async def use(number: int, connection: Connection) -> None:
+            await asyncio.sleep(number * _STAGGER_S)
+            for _ in range(NUM_ANSWERS):
+                await connection.send(self._request)
+
+        await asyncio.gather(*starmap(use, enumerate(self._connections[side])))
+        # What the last answers left is done behind their last bytes, and before this has its answer.
+        self._sides[side].ask({"telemetry": side == 1, "flush": False})
+
+
+class _Spent(NamedTuple):
+    wall_s: float
+    cpu_s: float
+
+    def beyond(self, idle: _Spent) -> float:
+        """Processor time, less what as much time takes in which nothing is asked."""
+        return self.cpu_s - self.wall_s * idle.cpu_s / idle.wall_s
+
+
+def _stream_turn(cpu_s: float, yardstick_s: float) -> StreamTurn:
+    return StreamTurn(num_tokens=NUM_STREAMS * NUM_ANSWERS * NUM_TOKENS, cpu_s=cpu_s, yardstick_s=yardstick_s)
+
+
+def measure_streams(
+    place: ProcessPlacement, num_rounds: int, step_s: float, ratio: float
+) -> list[tuple[StreamTurn, StreamTurn]]:
+    """Turns (without, with) of fresh processes. A worker makes a step each `step_s`; 0: whenever there is room. Of the
+    requests a share of `ratio` is traced."""
+    with ExitStack() as stack:
+        gateways = Gateways(place, stack, step_s, ratio)
+        rounds = uvloop.run(_rounds(gateways, num_rounds))
+        # What was to be on was on.
+        assert json.loads(gateways.log.read_text().splitlines()[-1])["outcome"] == "finished"
+        assert ratio < 1 or gateways.sink.last_words()["traces"][0] > 0
+    return rounds
+
+
+async def _rounds(gateways: Gateways, num_rounds: int) -> list[tuple[StreamTurn, StreamTurn]]:
+    streams = Streams(gateways.sides, gateways.yardstick)
+    async with AsyncExitStack() as stack:
+        await streams.open()
+        stack.callback(streams.close)
+        await streams.round()  # warms up
+        return [pair for _ in range(num_rounds) for pair in await streams.round()]

@@ -1,0 +1,249 @@
+"""What the console remembers of answers that have ended: the last ones whole, of the last minutes figures by lane and
+by tenant; never reads a clock, and never grows beyond its bounds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from operator import attrgetter
+from typing import NamedTuple
+
+from tandem.core.groups import group_by
+from tandem.core.quantile_sketch import QuantileSketch
+from tandem.gateway.telemetry.request_record import RequestRecord
+
+NUM_RECORDS = 200
+SLICE_S = 5.0
+NUM_SLICES = 60
+"""Five minutes."""
+TENANT_SLICE_S = 60.0
+NUM_TENANT_SLICES = 5
+MAX_TENANTS = 100
+"""Of a slice; those beyond are added up as `OTHER`, which is no tenant's name."""
+OTHER = "(others)"
+_NUM_EXACT = 128
+_BATCH = 256
+_NUM_MERGED = 4096
+_SHARES = (0.5, 0.99)
+_whose = attrgetter("lane", "tenant")
+
+
+class Numbered(NamedTuple):
+    """`number` counts the answers of this gateway from 1 on."""
+
+    number: int
+    record: RequestRecord
+
+
+class BatchedHistogram:
+    """A histogram that takes values in by the batch: one by one they would cost several times as much."""
+
+    __slots__ = ("_fresh", "_known")
+
+    def __init__(self, num_exact: int = _NUM_EXACT) -> None:
+        self._known = QuantileSketch(exact=num_exact)
+        self._fresh: list[float] = []
+
+    def extend(self, values: Iterable[float]) -> None:
+        self._fresh.extend(values)
+        if len(self._fresh) >= _BATCH:
+            self.histogram()
+
+    def histogram(self) -> QuantileSketch:
+        """Of all so far."""
+        self._known.extend(self._fresh)
+        self._fresh.clear()
+        return self._known
+
+
+class EndedBatch(NamedTuple):
+    """Answers that ended together, added up. Seconds: `first_s` to the first token of each that had one, `token_s`
+    between tokens, as the mean of each answer that had two."""
+
+    num_answers: int
+    num_failed: int
+    num_prompt: int
+    num_cached: int
+    num_output: int
+    longest_gap_s: float
+    first_s: Sequence[float]
+    token_s: Sequence[float]
+
+    @staticmethod
+    def of(records: Sequence[RequestRecord]) -> EndedBatch:
+        """At least one."""
+        usages = [record.usage for record in records]
+        return EndedBatch(
+            len(records),
+            sum(map(has_failed, records)),
+            sum(usage.num_prompt for usage in usages),
+            sum(usage.num_cached or 0 for usage in usages),
+            sum(usage.num_output for usage in usages),
+            max(record.longest_gap_s for record in records),
+            [record.first_token_s for record in records if record.first_token_s is not None],
+            [record.token_s for record in records if record.token_s is not None],
+        )
+
+
+@dataclass(slots=True)
+class LaneSlice:
+    """Answers of one lane that ended within one slice of time; as `EndedBatch`."""
+
+    num_answers: int = 0
+    num_failed: int = 0
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_output: int = 0
+    longest_gap_s: float = 0.0
+    first_s: BatchedHistogram = field(default_factory=BatchedHistogram)
+    token_s: BatchedHistogram = field(default_factory=BatchedHistogram)
+
+    def add(self, ended: EndedBatch) -> None:
+        self.num_answers += ended.num_answers
+        self.num_failed += ended.num_failed
+        self.num_prompt += ended.num_prompt
+        self.num_cached += ended.num_cached
+        self.num_output += ended.num_output
+        self.longest_gap_s = max(self.longest_gap_s, ended.longest_gap_s)
+        self.first_s.extend(ended.first_s)
+        self.token_s.extend(ended.token_s)
+
+
+@dataclass(slots=True)
+class Slice:
+    """`[index * SLICE_S, (index + 1) * SLICE_S)` of the gateway's clock. `number` is that of its last answer."""
+
+    index: int
+    number: int = 0
+    lanes: dict[str, LaneSlice] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TenantFigures:
+    """Of one tenant's answers that ended in the last minutes. Sums are in seconds, over as many as have them."""
+
+    num_answers: int = 0
+    num_failed: int = 0
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_output: int = 0
+    first_sum_s: float = 0.0
+    num_first: int = 0
+
+    def add(self, ended: EndedBatch) -> None:
+        self.num_answers += ended.num_answers
+        self.num_failed += ended.num_failed
+        self.num_prompt += ended.num_prompt
+        self.num_cached += ended.num_cached
+        self.num_output += ended.num_output
+        self.first_sum_s += sum(ended.first_s)
+        self.num_first += len(ended.first_s)
+
+    def take(self, other: TenantFigures) -> None:
+        self.num_answers += other.num_answers
+        self.num_failed += other.num_failed
+        self.num_prompt += other.num_prompt
+        self.num_cached += other.num_cached
+        self.num_output += other.num_output
+        self.first_sum_s += other.first_sum_s
+        self.num_first += other.num_first
+
+
+class ConsoleState:
+    """`number` is that of the last answer; 0: none has ended. Times are seconds of the gateway's clock."""
+
+    __slots__ = ("_recent", "_records", "_slices", "_tenants", "number")
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._records: deque[Numbered] = deque(maxlen=NUM_RECORDS)
+        self._slices: deque[Slice] = deque(maxlen=NUM_SLICES)
+        self._tenants: deque[tuple[int, dict[str, TenantFigures]]] = deque(maxlen=NUM_TENANT_SLICES)
+        self._recent: tuple[tuple[int, int], LaneSlice] | None = None
+
+    def add(self, records: Sequence[RequestRecord], now: float) -> None:
+        """Answers have ended."""
+        self._records.extend(map(Numbered, count(self.number + 1), records))
+        self.number += len(records)
+        current, tenants = self._current(now), self._current_tenants(now)
+        current.number = self.number
+        for (lane, tenant), some in group_by(records, _whose).items():
+            ended = EndedBatch.of(some)
+            current.lanes.setdefault(lane, LaneSlice()).add(ended)
+            name = tenant if tenant in tenants or len(tenants) < MAX_TENANTS else OTHER
+            tenants.setdefault(name, TenantFigures()).add(ended)
+
+    def records(self, since: int, tenant: str | None) -> list[Numbered]:
+        """Those after number `since`, the last first; of one tenant, or of all."""
+        num_new = max(0, self.number - since)
+        found = islice(reversed(self._records), num_new)
+        return [each for each in found if tenant is None or each.record.tenant == tenant]
+
+    def slices(self, since: int, now: float) -> Iterator[Slice]:
+        """Those of the last minutes in which anything ended after answer `since`, the first first."""
+        first = int(now // SLICE_S) - NUM_SLICES + 1
+        return (each for each in self._slices if each.index >= first and each.number > since)
+
+    def recent(self, num_slices: int, now: float) -> LaneSlice:
+        """All lanes together, over the last `num_slices`; up to a second old."""
+        first = int(now // SLICE_S) - num_slices + 1
+        key = (int(now), first)
+        if self._recent is None or self._recent[0] != key:
+            total = LaneSlice(first_s=BatchedHistogram(_NUM_MERGED), token_s=BatchedHistogram(_NUM_MERGED))
+            for each in (lane for part in self._slices if part.index >= first for lane in part.lanes.values()):
+                _take(total, each)
+            self._recent = key, total
+        return self._recent[1]
+
+    def tenants(self, now: float) -> dict[str, TenantFigures]:
+        """By name, those who asked something in the last minutes."""
+        first = int(now // TENANT_SLICE_S) - NUM_TENANT_SLICES + 1
+        found: dict[str, TenantFigures] = {}
+        for index, slice_ in self._tenants:
+            for name, figures in slice_.items() if index >= first else ():
+                found.setdefault(name, TenantFigures()).take(figures)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<console state of {self.number} answers, {len(self._records)} of them whole>"
+
+    # ---- inside
+
+    def _current(self, now: float) -> Slice:
+        index = int(now // SLICE_S)
+        if not self._slices or self._slices[-1].index < index:
+            self._slices.append(Slice(index))
+        return self._slices[-1]
+
+    def _current_tenants(self, now: float) -> dict[str, TenantFigures]:
+        index = int(now // TENANT_SLICE_S)
+        if not self._tenants or self._tenants[-1][0] < index:
+            self._tenants.append((index, {}))
+        return self._tenants[-1][1]
+
+
+def percentiles(values: BatchedHistogram) -> tuple[float, float] | None:
+    """p50 and p99; None of no values."""
+    histogram = values.histogram()
+    if not histogram.count:
+        return None
+    p50, p99 = histogram.percentiles(_SHARES)
+    return p50, p99
+
+
+def has_failed(record: RequestRecord) -> bool:
+    """Refused, or broken off by other than its client."""
+    return record.outcome not in ("finished", "cancelled")
+
+
+def _take(total: LaneSlice, other: LaneSlice) -> None:
+    total.num_answers += other.num_answers
+    total.num_failed += other.num_failed
+    total.num_prompt += other.num_prompt
+    total.num_cached += other.num_cached
+    total.num_output += other.num_output
+    total.longest_gap_s = max(total.longest_gap_s, other.longest_gap_s)
+    total.first_s.histogram().merge(other.first_s.histogram())
+    total.token_s.histogram().merge(other.token_s.histogram())

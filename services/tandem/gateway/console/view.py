@@ -1,0 +1,209 @@
+"""What one viewer of the console may see at one moment, put together from plain values; never asks anybody and never
+remembers anything.
+
+A tenant sees workers and figures without names of other tenants, or of models that it may not use, and its own answers;
+an operator sees all. Nobody sees a prompt, an answer, or where a worker can be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.admission.tenant import Tenant
+from tandem.core.ids import OPEN_TENANT, TenantId, WorkerId, WorkerRef
+from tandem.core.request_stages import Stage
+from tandem.gateway.console import schema as reply
+from tandem.gateway.console.history import (
+    NUM_SLICES,
+    NUM_TENANT_SLICES,
+    SLICE_S,
+    TENANT_SLICE_S,
+    ConsoleState,
+    LaneSlice,
+    Numbered,
+    TenantFigures,
+    percentiles,
+)
+from tandem.gateway.context.interfaces import ServedModel
+from tandem.gateway.telemetry.kv_flows import Flow
+from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.worker_view import WorkerView
+
+MAX_WORKERS = 512
+MAX_ERROR_CHARS = 300
+_RECENT_SLICES = 12
+"""A minute."""
+_STAGES = tuple(stage.value for stage in Stage)
+_NO_FIGURES = TenantFigures()
+_BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySnapshot:
+    """A gateway and its workers at one moment. `known` are all workers that it has a link to, `live` those that answer.
+    `num_open`: requests that were admitted and have not ended, by tenant and whether they wait. `wall_s` in seconds
+    since the epoch, `now` and `began_at` of the gateway's clock."""
+
+    life: str
+    version: str
+    wall_s: float
+    now: float
+    began_at: float
+    missing: str | None
+    models: Sequence[ServedModel]
+    known: Sequence[WorkerRef]
+    live: Sequence[WorkerView]
+    breakers: Mapping[WorkerId, BreakerState]
+    flows: Sequence[Flow]
+    num_open: Mapping[tuple[TenantId, bool], int]
+
+
+def view(glance: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
+    """What there is to see, of answers those that ended after number `since`."""
+    own = None if viewer.operator else viewer.id
+    return reply.StateReply(
+        number=state.number,
+        gateway=_gateway(glance),
+        viewer=reply.Viewer("" if viewer.id == OPEN_TENANT else viewer.id, viewer.operator),
+        models=tuple(name for model in glance.models if viewer.may_use(*model.names) for name in model.names),
+        stages=_STAGES,
+        num_workers=len(glance.known),
+        workers=_workers(glance, viewer),
+        flows=[
+            reply.FlowRow(flow.source, flow.target, flow.kind, flow.num_moves, flow.num_bytes) for flow in glance.flows
+        ],
+        recent=_figures(state.recent(_RECENT_SLICES, glance.now)),
+        slice_s=SLICE_S,
+        slice_now=int(glance.now // SLICE_S),
+        num_slices=NUM_SLICES,
+        slices=[
+            reply.SliceRow(index=each.index, lanes={lane: _figures(figures) for lane, figures in each.lanes.items()})
+            for each in state.slices(since, glance.now)
+        ],
+        tenants=_tenants(glance, state, own),
+        tenants_s=TENANT_SLICE_S * NUM_TENANT_SLICES,
+        answers=[_answer(each) for each in state.records(since, own)],
+    )
+
+
+def _gateway(glance: GatewaySnapshot) -> reply.GatewayRow:
+    waiting = sum(number for (_, waits), number in glance.num_open.items() if waits)
+    return reply.GatewayRow(
+        life=glance.life,
+        version=glance.version,
+        now=round(glance.wall_s, 3),
+        up_s=round(glance.now - glance.began_at, 1),
+        missing=glance.missing,
+        num_running=sum(glance.num_open.values()) - waiting,
+        num_waiting=waiting,
+    )
+
+
+def _workers(glance: GatewaySnapshot, viewer: Tenant) -> list[reply.WorkerRow]:
+    usable = {model.name for model in glance.models if viewer.may_use(*model.names)}
+    live = {worker.ref: worker for worker in glance.live}
+    rows: list[reply.WorkerRow] = []
+    for ref in sorted(glance.known)[:MAX_WORKERS]:
+        worker = live.get(ref)
+        if worker is None:
+            rows.append(reply.WorkerRow(id=ref.id, life=str(ref.incarnation), state="away"))
+        else:
+            rows.append(_worker(worker, glance.breakers.get(ref.id), worker.model if worker.model in usable else ""))
+    return rows
+
+
+def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> reply.WorkerRow:
+    load = worker.load
+    state = "draining" if load.draining else _BREAKERS.get(breaker or BreakerState.CLOSED, "live")
+    return reply.WorkerRow(
+        id=worker.ref.id,
+        life=str(worker.ref.incarnation),
+        state=state,
+        pool=worker.pool,
+        model=model,
+        zone=worker.topology.zone,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_queued_tokens=worker.queued_tokens,
+        num_blocks=load.num_blocks,
+        num_free_blocks=load.num_free_blocks,
+        num_leased_blocks=load.num_leased_blocks,
+        num_reserved_blocks=load.num_reserved_blocks,
+        block_size=worker.block_size,
+        num_prefill_tokens=load.num_prefill_tokens,
+        num_decode_tokens=load.num_decode_tokens,
+        num_remote_hit_tokens=load.num_remote_hit_tokens,
+    )
+
+
+def _figures(lane: LaneSlice) -> reply.ConsoleFigures:
+    first, token = percentiles(lane.first_s), percentiles(lane.token_s)
+    return reply.ConsoleFigures(
+        num_answers=lane.num_answers,
+        num_failed=lane.num_failed,
+        num_prompt=lane.num_prompt,
+        num_cached=lane.num_cached,
+        num_output=lane.num_output,
+        gap=_ms(lane.longest_gap_s),
+        ttft=None if first is None else reply.Percentiles(*map(_ms, first)),
+        itl=None if token is None else reply.Percentiles(*map(_ms, token)),
+    )
+
+
+def _tenants(glance: GatewaySnapshot, state: ConsoleState, own: str | None) -> list[reply.TenantRow]:
+    """Those with anything to tell, by name."""
+    figures = state.tenants(glance.now)
+    names = {*figures, *(str(tenant) for tenant, _ in glance.num_open)} if own is None else {own}
+    return [_tenant(name, figures.get(name, _NO_FIGURES), glance) for name in sorted(names)]
+
+
+def _tenant(name: str, figures: TenantFigures, glance: GatewaySnapshot) -> reply.TenantRow:
+    return reply.TenantRow(
+        name=name,
+        num_running=glance.num_open.get((TenantId(name), False), 0),
+        num_waiting=glance.num_open.get((TenantId(name), True), 0),
+        num_answers=figures.num_answers,
+        num_failed=figures.num_failed,
+        num_prompt=figures.num_prompt,
+        num_cached=figures.num_cached,
+        num_output=figures.num_output,
+        ttft=_ms(figures.first_sum_s / figures.num_first) if figures.num_first else None,
+    )
+
+
+def _answer(numbered: Numbered) -> reply.AnswerRow:
+    """By place: by name takes longer than all the rest of it."""
+    number, record = numbered
+    usage = record.usage
+    return reply.AnswerRow(
+        number,
+        record.id,
+        record.label,
+        record.trace,
+        record.endpoint,
+        record.model,
+        "" if record.tenant == OPEN_TENANT else record.tenant,
+        record.lane,
+        record.outcome,
+        record.error[:MAX_ERROR_CHARS],
+        record.path,
+        record.reason,
+        record.num_attempts,
+        record.workers,
+        record.is_streamed,
+        usage.num_prompt,
+        usage.num_cached,
+        usage.num_output,
+        round(record.received_at, 3),
+        _ms(record.total_s),
+        None if record.first_token_s is None else _ms(record.first_token_s),
+        None if record.token_s is None else _ms(record.token_s),
+        _ms(record.longest_gap_s),
+        tuple(map(_ms, record.stages)),
+    )
+
+
+def _ms(seconds: float) -> float:
+    """To microseconds."""
+    return round(1e6 * seconds) / 1e3

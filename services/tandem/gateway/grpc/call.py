@@ -1,0 +1,152 @@
+"""Owns the edges of one gRPC call: who calls, the metadata both ways, how it fails; never knows what is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.context.interfaces import Authenticator
+from tandem.gateway.context.rate_limit_status import refused_headers, standing_headers
+from tandem.gateway.context.request_context import (
+    EXPLAIN_HEADER,
+    LANE_HEADER,
+    SESSION_HEADER,
+    TIMING_HEADER,
+    TRACEPARENT_HEADER,
+    TRACESTATE_HEADER,
+    RequestContext,
+    is_asked,
+    label_of,
+    lane_of,
+)
+from tandem.gateway.http.exchange import header_value, refusal
+from tandem.gateway.serving.completions import CompletionStream
+from tandem.gateway.tenants.authenticator import api_key_from_headers
+from tandem.wire.gen import inference_pb2 as pb
+
+MAX_MESSAGE, MAX_PATH = 1000, 200
+"""Bytes of a message and of a path that an error quotes from a request. Metadata has 8 KiB, beyond which clients refuse
+it at random; a byte of a message takes up to three as `grpc-message`, and both are in the details again."""
+DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
+
+_log = logging.getLogger(__name__)
+
+
+class GrpcCall:
+    """An async context around a handler: what is raised inside ends the call with its status and typed details."""
+
+    __slots__ = ("_context", "_metadata", "_opened", "request_id")
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+        self._opened = False
+        # Of several with one name the first counts, as over HTTP.
+        self._metadata = dict(reversed(list(context.invocation_metadata() or ())))
+        self.request_id = label_of((self._text("x-request-id") or "").encode())
+
+    async def __aenter__(self) -> GrpcCall:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, TandemError):
+            await self._abort(error)
+        elif isinstance(error, Exception):
+            _log.error("request %s failed", self.request_id, exc_info=error)
+            await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
+
+    def caller(self, doorkeeper: Authenticator, received_at: float) -> RequestContext:
+        """Raises UNAUTHENTICATED, or INVALID_REQUEST for what its metadata may not hold."""
+        return RequestContext(
+            request_id=self.request_id,
+            received_at=received_at,
+            tenant=doorkeeper.identify(api_key_from_headers(self._text("authorization"), self._text("x-api-key"))),
+            lane=lane_of(self._text(LANE_HEADER)),
+            timeout_s=self._context.time_remaining(),
+            session=self._text(SESSION_HEADER) or "",
+            wants_explanation=is_asked(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
+            wants_timing=is_asked(TIMING_HEADER, self._text(TIMING_HEADER)),
+            traceparent=self._text(TRACEPARENT_HEADER) or "",
+            tracestate=self._text(TRACESTATE_HEADER) or "",
+        )
+
+    async def write(self, reply: Message, stalled_client_s: float) -> None:
+        """Send one message of a stream. Raises CANCELLED when the client takes nothing for so long; the status then
+        waits behind what the client did not take, and holds nothing but itself."""
+        try:
+            async with asyncio.timeout(stalled_client_s):
+                await self._context.write(reply)
+        except TimeoutError:
+            message = f"the client took nothing of its answer for {stalled_client_s:g} s"
+            raise TandemError(ErrorKind.CANCELLED, message, reason="stalled_client") from None
+
+    async def open(self, answer: CompletionStream) -> None:
+        """Send the initial metadata, once; the answer's path is final."""
+        if self._opened:
+            return
+        self._opened = True
+        path = header_value(answer.path).decode()
+        standing = [(name.decode(), value.decode()) for name, value in standing_headers(answer.standing)]
+        reasons = () if answer.reasons is None else (("x-tandem-reasons", json.dumps(answer.reasons)),)
+        told = (("x-request-id", self.request_id), ("x-tandem-path", path), *reasons, *standing)
+        await self._context.send_initial_metadata(told)
+
+    def _text(self, name: str) -> str | None:
+        value = self._metadata.get(name)
+        return value if isinstance(value, str) else None
+
+    async def _abort(self, error: TandemError) -> None:
+        code = grpc.StatusCode[error.facts.grpc]
+        message = _cut(error.message, MAX_MESSAGE)
+        try:
+            await self._context.abort(code, message, _trailers(error, code, message, self.request_id))
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            if not self._context.done():
+                raise
+            # The client left before it took the status.
+            raise asyncio.CancelledError from None
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    """Its first characters, in so many bytes."""
+    return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
+
+
+def _trailers(
+    error: TandemError, code: grpc.StatusCode, message: str, request_id: str
+) -> tuple[tuple[str, str | bytes], ...]:
+    retry_after_s, reject_reason = refusal(error)
+    detail = pb.ErrorDetail(
+        kind=error.kind.value,
+        param=None if error.param is None else _cut(error.param, MAX_PATH),
+        retry_after_s=retry_after_s,
+        reason=reject_reason or error.reason,
+        type=error.facts.openai_type,
+    ).SerializeToString()
+    status = pb.RichStatus(code=code.value[0], message=message)
+    status.details.add(type_url=DETAIL_TYPE, value=detail)
+    trailers: list[tuple[str, str | bytes]] = [
+        ("x-request-id", request_id),
+        ("tandem-error-bin", detail),
+        ("grpc-status-details-bin", status.SerializeToString()),
+    ]
+    if retry_after_s is not None:
+        wait_s = max(0.0, retry_after_s)
+        trailers.append(("retry-after", str(math.ceil(wait_s))))
+        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1e3))))
+    if reject_reason is not None:
+        trailers.append(("x-tandem-reject-reason", header_value(reject_reason).decode()))
+    trailers += [(name.decode(), value.decode()) for name, value in refused_headers(error)]
+    return tuple(trailers)

@@ -1,0 +1,73 @@
+"""Runs the gateway's gRPC services on one port; never handles a call."""
+
+from __future__ import annotations
+
+import grpc.aio
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
+from tandem.gateway.grpc.health import HealthService
+from tandem.gateway.grpc.service import SERVICE, InferenceService
+from tandem.gateway.serving.completions import CompletionService
+from tandem.wire.gen.inference_pb2_grpc import add_InferenceServicer_to_server
+
+
+class GrpcServer:
+    """To be made inside the event loop that it serves in."""
+
+    __slots__ = ("_health", "_server", "port")
+
+    def __init__(
+        self,
+        dispatch: RequestDispatcher,
+        answers: CompletionService,
+        doorkeeper: Authenticator,
+        *,
+        max_message: int = 4 << 20,
+        max_calls: int = 4096,
+        stalled_client_s: float = 60.0,
+    ) -> None:
+        """`max_message`: bytes of a request; gRPC itself refuses a larger one, as RESOURCE_EXHAUSTED, and bytes that
+        are no message, as INTERNAL: neither has an ErrorDetail. `max_calls` at once, health and reflection aside; more
+        of one connection wait at their client."""
+        self._health = HealthService(dispatch, (SERVICE,))
+        self._server = grpc.aio.server(options=_options(max_message, max_calls))
+        self.port = 0
+        service = InferenceService(answers, doorkeeper, max_calls, stalled_client_s)
+        add_InferenceServicer_to_server(service, self._server)
+        add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    async def start(self, host: str, port: int) -> None:
+        """Accepts calls when this returns. `port` 0: any free one. Raises INVALID_REQUEST for one that is taken."""
+        try:
+            self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as error:
+            message = f"cannot listen on {host}:{port}; choose another --grpc-port"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.grpc_port") from error
+        await self._server.start()
+
+    async def stop(self, graceful_s: float) -> None:
+        """Refuse new calls with UNAVAILABLE, let those under way end, cut those that take longer than `graceful_s`."""
+        self._health.close()
+        await self._server.stop(graceful_s)
+
+
+def _options(max_message: int, max_calls: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_message),
+        # Room beside the calls for a probe of the health over the same connection.
+        ("grpc.max_concurrent_streams", max_calls + 16),
+        # A client whose link is cut says nothing: pings find out within 30 s, and its requests end.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Clients may ping as often as balancers are known to, with or without calls.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # Two servers on one port would each get half of the calls; the second must fail to bind.
+        ("grpc.so_reuseport", 0),
+    ]

@@ -1,0 +1,165 @@
+"""The public gRPC service as a translator over one dispatch; never decides where or whether a request runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from tandem.core.clock import wall_ns
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.context.interfaces import Authenticator
+from tandem.gateway.grpc.call import GrpcCall
+from tandem.gateway.grpc.requests import chat_body, completion_body, detokenize_body, tokenize_body
+from tandem.gateway.grpc.responses import GrpcChatFormatter, GrpcTextFormatter, ReplyFormatter
+from tandem.gateway.serving.completions import CompletionService, CompletionStream, Part
+from tandem.obs.logs.log_context import InRequest
+from tandem.wire.gen import inference_pb2 as pb
+from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+
+MAX_HELD = 256
+"""Parts in one message."""
+
+_Reply = TypeVar("_Reply", bound=pb.ChatReply | pb.CompleteReply)
+
+
+class InferenceService(InferenceServicer):
+    """One handler per rpc. Streams are coroutines that write, so that a cancel ends them at once. Of more than
+    `max_calls` at once the others are refused; a stream that its client takes nothing of ends after
+    `stalled_client_s`."""
+
+    def __init__(
+        self, answers: CompletionService, doorkeeper: Authenticator, max_calls: int, stalled_client_s: float
+    ) -> None:
+        self._answers = answers
+        self._doorkeeper = doorkeeper
+        self._max_calls = max_calls
+        self._num_calls = 0
+        self._stalled_client_s = stalled_client_s
+
+    async def Chat(
+        self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
+    ) -> pb.ChatReply:
+        async with self._call(context) as call, await self._chat(call, request) as answer:
+            return await _whole(call, answer, GrpcChatFormatter(answer, _now_s()))
+
+    async def StreamChat(  # type: ignore[override]
+        self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
+    ) -> None:
+        async with self._call(context) as call, await self._chat(call, request, stream=True) as answer:
+            await _stream(call, answer, GrpcChatFormatter(answer, _now_s()), self._stalled_client_s)
+
+    async def Complete(
+        self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
+    ) -> pb.CompleteReply:
+        async with self._call(context) as call, await self._complete(call, request) as answer:
+            return await _whole(call, answer, GrpcTextFormatter(answer, _now_s()))
+
+    async def StreamComplete(  # type: ignore[override]
+        self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
+    ) -> None:
+        async with self._call(context) as call, await self._complete(call, request, stream=True) as answer:
+            await _stream(call, answer, GrpcTextFormatter(answer, _now_s()), self._stalled_client_s)
+
+    async def ListModels(
+        self,
+        request: pb.ListModelsRequest,
+        context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
+    ) -> pb.ListModelsReply:
+        async with self._call(context) as call:
+            caller = call.caller(self._doorkeeper, self._answers.now())
+            reply = pb.ListModelsReply()
+            for model in self._answers.models(caller.tenant):
+                for name in model.names:
+                    card = reply.data.add(id=name, created=model.created, owned_by="tandem", root=model.name)
+                    card.max_model_len = model.max_model_len
+            return reply
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
+    ) -> pb.TokenizeReply:
+        async with self._call(context) as call:
+            caller = call.caller(self._doorkeeper, self._answers.now())
+            body = tokenize_body(request)
+            served, ids = await self._answers.tokenize(body, caller.tenant)
+            reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
+            if body.return_token_strs:
+                reply.token_strs.extend(await self._answers.token_strings(served, ids))
+            return reply
+
+    async def Detokenize(
+        self,
+        request: pb.DetokenizeRequest,
+        context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
+    ) -> pb.DetokenizeReply:
+        async with self._call(context) as call:
+            caller = call.caller(self._doorkeeper, self._answers.now())
+            text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
+            return pb.DetokenizeReply(prompt=text)
+
+    @asynccontextmanager
+    async def _call(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[GrpcCall]:
+        call = GrpcCall(context)
+        with InRequest(call.request_id):
+            async with call:
+                if self._num_calls >= self._max_calls:
+                    message = f"{self._max_calls} calls are open already"
+                    raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
+                self._num_calls += 1
+                try:
+                    yield call
+                finally:
+                    self._num_calls -= 1
+
+    async def _chat(self, call: GrpcCall, request: pb.ChatRequest, *, stream: bool = False) -> CompletionStream:
+        """Who asks comes first, so that a stranger costs nothing."""
+        caller = call.caller(self._doorkeeper, self._answers.now())
+        return await self._answers.chat(chat_body(request, stream=stream), caller)
+
+    async def _complete(self, call: GrpcCall, request: pb.CompleteRequest, *, stream: bool = False) -> CompletionStream:
+        caller = call.caller(self._doorkeeper, self._answers.now())
+        return await self._answers.complete(completion_body(request, stream=stream), caller)
+
+
+async def _whole(call: GrpcCall, answer: CompletionStream, form: ReplyFormatter[_Reply]) -> _Reply:
+    async with aclosing(answer.parts()) as parts:
+        found = [part async for part in parts]
+    await call.open(answer)
+    reply = form.reply(found)
+    if reply is None:
+        raise TandemError(ErrorKind.INTERNAL, "an answer came to nothing")
+    return reply
+
+
+async def _stream(
+    call: GrpcCall, answer: CompletionStream, form: ReplyFormatter[_Reply], stalled_client_s: float
+) -> None:
+    """Parts that are here at once leave in one message: most of what a token costs is its message. A client that does
+    not read holds up the write, and so this stream alone."""
+    held: list[Part] = []
+
+    async def send() -> None:
+        reply = form.reply(held)
+        held.clear()
+        if reply is not None:
+            await call.open(answer)
+            await call.write(reply, stalled_client_s)
+
+    async with aclosing(answer.parts()) as parts:
+        try:
+            async for part in parts:
+                held.append(part)
+                if not answer.has_more or len(held) >= MAX_HELD:
+                    await send()
+        except TandemError:
+            await send()
+            raise
+        await send()
+
+
+def _now_s() -> int:
+    return wall_ns() // 10**9

@@ -1,0 +1,179 @@
+"""Owns one HTTP exchange over plain ASGI: body in, answers and errors out, disconnects; knows no route."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.context.rate_limit_status import refused_headers
+from tandem.gateway.context.request_context import label_of
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+_REFUSALS = (429, 503)
+DEFAULT_RETRY_S = 1.0
+"""For refusals that do not say when."""
+_UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
+
+
+class ClientDisconnected(Exception):
+    """The client hung up before its request was complete."""
+
+
+class Exchange:
+    """One request and its one response.
+
+    `request_id` is the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
+    response carries it. It labels, and is never used as an identity, because clients repeat theirs.
+    """
+
+    __slots__ = (
+        "_headers", "_receive", "_send", "complete", "is_counted", "late_error", "request_id", "scope", "started",
+        "status",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._headers: dict[bytes, bytes] = dict(reversed(list(scope["headers"])))
+        self._receive = receive
+        self._send = send
+        self.started = False
+        self.complete = False
+        self.status = 0
+        """Of the response that was started; 0 before."""
+        self.is_counted = True
+        """What people watch with is no traffic."""
+        self.late_error: Callable[[TandemError], bytes] | None = None
+        """How an error is written into a response that has begun; None where that cannot be."""
+        self.request_id = label_of(self.header(b"x-request-id"))
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this lower-case name."""
+        return self._headers.get(name)
+
+    async def read_body(self, limit: int) -> bytes:
+        """The whole body, of at most `limit` bytes. Raises BODY_TOO_LARGE as soon as that is known, UNSUPPORTED where
+        it is compressed, because a small one could become any size, or ClientGone.
+
+        What the client still sends then is dropped by the HTTP server, so the connection can be used again.
+        """
+        encoding = self.header(b"content-encoding") or b"identity"
+        if encoding.strip().lower() != b"identity":
+            told = encoding.decode("latin-1")
+            reason = f"content-encoding {told!r} is not supported; send the body as it is"
+            raise TandemError(ErrorKind.UNSUPPORTED, reason, param="content-encoding")
+        announced = self.header(b"content-length") or b"0"
+        if announced.isdigit() and int(announced) > limit:
+            raise _too_large(limit)
+        body = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what answers this request; when the client hangs up before the answer is complete, cancel it.
+
+        Call this after the body was read: it takes all further messages of the client.
+        """
+        task = asyncio.ensure_future(work)
+        watcher = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if watcher.done() and not self.complete:
+                task.cancel()
+            # A server reports a disconnect also after a complete response; the work may still be tidying up then.
+            await asyncio.wait({task})
+        finally:
+            watcher.cancel()
+            task.cancel()
+            await asyncio.wait({task, watcher})
+        try:
+            if not task.cancelled():
+                task.result()
+        finally:
+            del task  # what it failed of leads here: a circle, which only the garbage collector would find
+
+    async def _disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        self.started = True
+        self.status = status
+        labelled = [*headers, (b"x-request-id", self.request_id.encode("ascii"))]
+        await self._send({"type": "http.response.start", "status": status, "headers": labelled})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        self.complete = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def send_json(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+        await self._send_whole(status, b"application/json", body, headers)
+
+    async def send_body(self, content_type: str, body: bytes) -> None:
+        await self._send_whole(200, content_type.encode(), body, ())
+
+    async def _send_whole(self, status: int, content_type: bytes, body: bytes, headers: Iterable[Header]) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self.start(status, [(b"content-type", content_type), length, *headers])
+        await self.write(body, more=False)
+
+    async def send_error(self, error: TandemError, headers: Iterable[Header] = ()) -> None:
+        """OpenAI's error body with the status of the error table. Who is refused for lack of room learns when to come
+        back and, for machines, which limit it met."""
+        status = error.facts.http
+        extra = [*headers, *refused_headers(error)]
+        retry_after_s, reject_reason = refusal(error)
+        if reject_reason is not None:
+            extra.append((b"x-tandem-reject-reason", header_value(reject_reason)))
+        if retry_after_s is not None:
+            extra.append((b"retry-after", str(max(0, math.ceil(retry_after_s))).encode()))
+        if status == 401:
+            extra.append((b"www-authenticate", b"Bearer"))
+        await self.send_json(status, error_body(error), extra)
+
+
+def refusal(error: TandemError) -> tuple[float | None, str | None]:
+    """After how many seconds to try again, and which limit was met; the latter None unless it is one."""
+    if error.facts.http not in _REFUSALS:
+        return error.retry_after_s, None
+    retry_after_s = DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
+    return retry_after_s, error.reason or error.kind.value
+
+
+def error_body(error: TandemError) -> bytes:
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.facts.openai_type,
+                "param": error.param,
+                "code": error.kind.value,
+            }
+        }
+    )
+
+
+def header_value(text: str) -> bytes:
+    """`text` with everything that a header cannot carry replaced."""
+    return _UNPRINTABLE.sub(b"?", text.encode("utf-8"))
+
+
+def _too_large(limit: int) -> TandemError:
+    return TandemError(ErrorKind.BODY_TOO_LARGE, f"the request body is larger than {limit} bytes")

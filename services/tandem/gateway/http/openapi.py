@@ -1,0 +1,202 @@
+"""Writes down all routes as an OpenAPI 3.1 document and as a page to read; never lists one that is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from tandem.core.errors import ERROR_TABLE
+from tandem.core.lane import Lane
+from tandem.gateway.context.request_context import (
+    EXPLAIN_HEADER,
+    LANE_HEADER,
+    MAX_TIMEOUT_MS,
+    SESSION_HEADER,
+    TIMEOUT_HEADER,
+    TIMING_HEADER,
+    TRACEPARENT_HEADER,
+)
+from tandem.gateway.http.exchange import Exchange
+from tandem.gateway.http.openai_schema import ErrorReply
+from tandem.gateway.http.openapi_ranges import narrowed
+from tandem.gateway.http.routes import Route
+from tandem.gateway.openai.request_schema import ChatMessage
+
+_REF = "#/components/schemas/{name}"
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Tandem</title><style>
+body {{ font: 15px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+code {{ font-size: 14px; }} td, th {{ text-align: left; vertical-align: top; padding: .1rem 1rem .1rem 0; }}
+</style></head><body><h1>Tandem</h1><p>As a document for machines: <a href="openapi.json">openapi.json</a></p>
+{body}</body></html>
+"""
+
+
+class OpenApiDocs:
+    """`/openapi.json` and `/docs` of the routes it is given, its own included."""
+
+    __slots__ = ("_document", "_page")
+
+    def __init__(self) -> None:
+        self._document = b""
+        self._page = ""
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(
+                method="GET",
+                path="/openapi.json",
+                handler=self._show_document,
+                summary="This document",
+                text="application/json",
+            ),
+            Route(
+                method="GET", path="/docs", handler=self._show_page, summary="This document to read", text="text/html"
+            ),
+        ]
+
+    def write(self, routes: Sequence[Route]) -> None:
+        document = describe(routes)
+        self._document = msgspec.json.encode(document)
+        self._page = _PAGE.format(body="".join([*map(_section, routes), _schema_tables(document)]))
+
+    async def _show_document(self, exchange: Exchange) -> None:
+        await exchange.send_json(200, self._document)
+
+    async def _show_page(self, exchange: Exchange) -> None:
+        await exchange.send_body("text/html; charset=utf-8", self._page.encode())
+
+
+def describe(routes: Sequence[Route]) -> dict[str, Any]:
+    """The document. Its schemas are those of the structs that bodies are parsed into and replies are made of."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    kinds = {kind: None for route in routes for kind in (route.body, route.reply, route.chunk, route.not_ready) if kind}
+    _, schemas = msgspec.json.schema_components([*kinds, ErrorReply], ref_template=_REF)
+    asked = {*(route.body.__name__ for route in routes if route.body), ChatMessage.__name__}
+    schemas = {name: narrowed(schema) if name in asked else schema for name, schema in schemas.items()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Tandem", "version": version("tandem"), "summary": "OpenAI's API over split LLM workers"},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        # Without a key there is service only where none is asked for.
+        "security": [{"key": []}, {}],
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "operationId": f"{route.method.lower()}{route.path.translate(str.maketrans('/.{}', '____'))}",
+        "summary": route.summary,
+        "parameters": _parameters(route),
+        "responses": _responses(route),
+    }
+    if route.body is not None:
+        found["requestBody"] = {"required": True, "content": _json(route.body)}
+    return found
+
+
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if route.prefix is not None:
+        name = route.path.removeprefix(route.prefix).strip("{}")
+        schema = {"type": "string", "minLength": 1}
+        found.append({"name": name, "in": "path", "required": True, "schema": schema})
+    if route.chunk is not None:
+        schema = {"type": "string", "enum": [lane.label for lane in Lane]}
+        meaning = "The lane to travel in, of those that the key allows."
+        found.append({"name": LANE_HEADER, "in": "header", "description": meaning, "schema": schema})
+        schema = {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS}
+        meaning = "The client's deadline: what would miss it is refused at once, what does is ended."
+        found.append({"name": TIMEOUT_HEADER, "in": "header", "description": meaning, "schema": schema})
+        meaning = "Requests of one session go to the same workers where that costs nothing; else `user` names it."
+        found.append({"name": SESSION_HEADER, "in": "header", "description": meaning, "schema": {"type": "string"}})
+        meaning = "1: the answer's `tandem` tells why it went where it did, with the predicted costs."
+        schema = {"type": "string", "enum": ["0", "1"]}
+        found.append({"name": EXPLAIN_HEADER, "in": "header", "description": meaning, "schema": schema})
+        meaning = (
+            "1: the answer's `tandem` tells where its time went, stage by stage, and so does a header of whole ones."
+        )
+        found.append({"name": TIMING_HEADER, "in": "header", "description": meaning, "schema": schema})
+        meaning = "The client's trace, of which the answer becomes a part where the gateway traces."
+        found.append({"name": TRACEPARENT_HEADER, "in": "header", "description": meaning, "schema": {"type": "string"}})
+    return found
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    content = {route.text: {"schema": {"type": "string"}}} if route.reply is None else _json(route.reply)
+    if route.reply is not None and route.is_list:
+        content = {"application/json": {"schema": {"type": "array", "items": _schema(route.reply)}}}
+    if route.text == "application/json":
+        content = {route.text: {"schema": {"type": "object"}}}
+    if route.chunk is not None:
+        content["text/event-stream"] = {"schema": _event(route.chunk)}
+    responses: dict[str, Any] = {"200": {"description": "As asked.", "content": content}}
+    by_status: dict[int, list[str]] = {}
+    for kind in route.errors:
+        by_status.setdefault(ERROR_TABLE[kind].http, []).append(kind.value)
+    for status, codes in sorted(by_status.items()):
+        responses[str(status)] = {"description": f"code: {', '.join(codes)}", "content": _json(ErrorReply)}
+    if route.not_ready is not None:
+        responses["503"] = {"description": "Says what is missing.", "content": _json(route.not_ready)}
+    for refusal in responses.keys() & {"429", "503"}:
+        responses[refusal]["headers"] = {"retry-after": {"schema": {"type": "integer"}, "description": "seconds"}}
+    return responses
+
+
+def _event(chunk: type[msgspec.Struct]) -> dict[str, Any]:
+    """Of one server-sent event."""
+    said = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in (chunk, ErrorReply)]}
+    data = {"anyOf": [{"const": "[DONE]"}, {"contentMediaType": "application/json", "contentSchema": said}]}
+    meaning = "A server-sent event. The data of the last one is [DONE], unless an error ends the stream."
+    return {"type": "object", "description": meaning, "properties": {"data": data}}
+
+
+def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"application/json": {"schema": _schema(kind)}}
+
+
+def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+# ---- the page
+
+
+def _section(route: Route) -> str:
+    lines = [f"<h3><code>{escape(f'{route.method} {route.path}')}</code></h3><p>{escape(route.summary)}</p>"]
+    named = (("body", route.body), ("reply", route.reply), ("streamed", route.chunk))
+    links = [f'{what} <a href="#{kind.__name__}">{kind.__name__}</a>' for what, kind in named if kind is not None]
+    codes = [f"{ERROR_TABLE[kind].http} {kind.value}" for kind in route.errors]
+    return "".join([*lines, f"<p>{', '.join(links)}</p>", f"<p>{escape(', '.join(codes))}</p>"])
+
+
+def _schema_tables(document: Mapping[str, Any]) -> str:
+    tables = []
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        rows = "".join(
+            f"<tr><td><code>{escape(field)}</code></td><td><code>{escape(_kind(facts))}</code></td></tr>"
+            for field, facts in schema.get("properties", {}).items()
+        )
+        meaning = escape(schema.get("description", ""))
+        tables.append(f'<h3 id="{escape(name)}">{escape(name)}</h3><p>{meaning}</p><table>{rows}</table>')
+    return "".join(tables)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """A type in a few words."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "anyOf" in schema:
+        return " | ".join(_kind(each) for each in schema["anyOf"])
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if schema.get("type") == "array":
+        return f"[{_kind(schema.get('items', {}))}]"
+    return str(schema.get("type", "any"))

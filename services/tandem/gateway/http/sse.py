@@ -1,0 +1,66 @@
+"""Writes server-sent events over one exchange, as OpenAI frames them; never knows what an event says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tandem.gateway.http.exchange import Exchange, Header, error_body
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Asks nginx and its kin not to collect events.
+    (b"x-accel-buffering", b"no"),
+)
+_FULL_BYTES = 16 << 10
+"""Events of more than this are not held back for others."""
+
+
+class EventStream:
+    """One event-stream response: `open`, any number of `send` and `heartbeat`, then `close`.
+
+    An error after the first byte is one event, and no mark of completeness follows it.
+    """
+
+    __slots__ = ("_exchange", "_held", "_num_held_bytes")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._held: list[bytes] = []
+        self._num_held_bytes = 0
+
+    async def open(self, headers: Iterable[Header]) -> None:
+        self._exchange.late_error = lambda error: b"".join([*self._held, _frame(error_body(error))])
+        await self._exchange.start(200, [*_HEADERS, *headers])
+
+    async def heartbeat(self, headers: Iterable[Header]) -> None:
+        """A comment, which clients skip, so that nothing on the way takes the connection for dead. Opens the stream
+        with `headers` where it is not open yet."""
+        if not self._exchange.started:
+            await self.open(headers)
+        await self._exchange.write(b": heartbeat\n\n", more=True)
+
+    async def send(self, *events: bytes, more_follow: bool = False) -> None:
+        """Each event is one line of JSON. Those after which `more_follow` at once leave with these in one write: a
+        write is half of what a token costs."""
+        for event in events:
+            frame = _frame(event)
+            self._held.append(frame)
+            self._num_held_bytes += len(frame)
+        if self._held and (not more_follow or self._num_held_bytes >= _FULL_BYTES):
+            await self._exchange.write(self._take_held(), more=True)
+
+    async def close(self, *events: bytes) -> None:
+        """The last events and the mark of a complete stream."""
+        last = b"".join(map(_frame, (*events, b"[DONE]")))
+        await self._exchange.write(self._take_held() + last, more=False)
+
+    def _take_held(self) -> bytes:
+        held = b"".join(self._held)
+        self._held.clear()
+        self._num_held_bytes = 0
+        return held
+
+
+def _frame(event: bytes) -> bytes:
+    return b"data: %b\n\n" % event

@@ -1,0 +1,312 @@
+"""Translates a parsed OpenAI body into a Request and how to answer it; never admits or runs one."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import RequestId
+from tandem.core.lane import Lane
+from tandem.core.request import MAX_CHOICES, MAX_TOP_LOGPROBS, Request, SamplingParams
+from tandem.gateway.context.interfaces import ServedModel
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.openai.request_schema import ChatBody, ChatMessage, CompletionBody, SharedBody
+from tandem.gateway.output.tools import parse_message_calls
+from tandem.gateway.text.chat_template import GenerationPrompt
+
+MAX_NAMED_TOKENS = 4096
+"""In `logit_bias` or `stop_token_ids`."""
+MAX_MESSAGES = 2048
+"""As OpenAI's. Templates may take time that grows with the square of it."""
+MAX_STOPS = 16
+MAX_STOP_CHARS = 512
+MAX_SALT_CHARS = 256
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_UNSERVED_IN_MESSAGES = ("function_call", "audio")
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERACTIVE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParams:
+    """All of a body but the prompt, checked. `max_tokens` is None for as many as there is room for. `logprobs` is the
+    number of alternatives to tell, None for no log probabilities; `num_choices` is for each prompt."""
+
+    body: SharedBody
+    prompt_param: str
+    max_tokens: int | None
+    logprobs: int | None
+    num_choices: int
+    stops: tuple[str, ...]
+    echo: bool = False
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.stream)
+
+    @property
+    def include_usage(self) -> bool:
+        options = self.body.stream_options
+        return options is not None and bool(options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.body.stream_options
+        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
+
+    @property
+    def skip_special_tokens(self) -> bool:
+        return self.body.skip_special_tokens is not False
+
+    @property
+    def include_stop(self) -> bool:
+        return bool(self.body.include_stop_str_in_output)
+
+    @property
+    def prompt_scores(self) -> int | None:
+        """How many alternatives the prompt's tokens are scored with; None: they are not."""
+        wanted = [self.body.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
+
+
+def chat_ask(body: ChatBody) -> GenerationParams:
+    """Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
+    limit, param = body.max_completion_tokens, "max_completion_tokens"
+    if limit is None:
+        limit, param = body.max_tokens, "max_tokens"
+    if body.top_logprobs and not body.logprobs:
+        raise _invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    logprobs = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
+    return _ask(body, "messages", _max_tokens(limit, param, least=1), logprobs)
+
+
+def completion_ask(body: CompletionBody) -> GenerationParams:
+    """Raises INVALID_REQUEST or UNSUPPORTED, naming the field. `max_tokens` may be 0, to score or warm up a prompt."""
+    logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
+    best_of = (body.n or 1) if body.best_of is None else body.best_of
+    if best_of != (body.n or 1):
+        message = f"best_of={best_of} is not supported unless it equals n: every choice drawn is given back"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="best_of")
+    limit = _max_tokens(body.max_tokens, "max_tokens", least=0)
+    return _ask(body, "prompt", limit, logprobs, echo=bool(body.echo))
+
+
+def _ask(
+    body: SharedBody, prompt_param: str, max_tokens: int | None, logprobs: int | None, *, echo: bool = False
+) -> GenerationParams:
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= MAX_CHOICES:
+        raise _invalid(f"n must be in [1, {MAX_CHOICES}], got {n}", "n")
+    if body.stream_options is not None and not body.stream:
+        raise _invalid("stream_options is only allowed when stream is true", "stream_options")
+    if body.prompt_logprobs is not None:
+        _logprobs(body.prompt_logprobs, "prompt_logprobs")
+        if body.stream:
+            raise _invalid("prompt_logprobs is not allowed when stream is true", "prompt_logprobs")
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
+        raise _invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
+    return GenerationParams(
+        body=body,
+        prompt_param=prompt_param,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        num_choices=n,
+        stops=_stops(body.stop),
+        echo=echo,
+    )
+
+
+def chat_ending(
+    messages: Sequence[ChatMessage], add_header: bool | None, continue_last: bool | None
+) -> GenerationPrompt:
+    """Raises INVALID_REQUEST where the two contradict each other."""
+    if not continue_last:
+        return GenerationPrompt.CLOSED if add_header is False else GenerationPrompt.HEADER
+    if add_header:
+        raise _invalid("continue_final_message excludes add_generation_prompt", "continue_final_message")
+    if messages and messages[-1].content is None:
+        raise _invalid("continue_final_message needs a final message with content", "continue_final_message")
+    return GenerationPrompt.OPEN
+
+
+def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as templates know them: the text parts of one message are joined by line breaks."""
+    if not messages:
+        raise _invalid("messages must hold at least one message", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise _invalid(f"messages must hold at most {MAX_MESSAGES} messages, got {len(messages)}", "messages")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise _invalid(f"{where}.role must be one of {sorted(ROLES)}, got {message.role!r}", f"{where}.role")
+    for name in _UNSERVED_IN_MESSAGES:
+        if getattr(message, name):
+            param = f"{where}.{name}"
+            raise TandemError(ErrorKind.UNSUPPORTED, f"{param} is not supported", param=param)
+    content = message.content
+    if content is None and message.role == "assistant":
+        content = ""  # it called tools, thought or refused
+    if content is None:
+        raise _invalid(f"{where}.content must be a string or a list of text parts", f"{where}.content")
+    if not isinstance(content, str):
+        texts = []
+        for index, part in enumerate(content):
+            param = f"{where}.content[{index}]"
+            if part.type != "text":
+                text = f"{param} is of type {part.type!r}; only text is supported"
+                raise TandemError(ErrorKind.UNSUPPORTED, text, param=param)
+            if part.text is None:
+                raise _invalid(f"{param}.text is missing", f"{param}.text")
+            texts.append(part.text)
+        content = "\n".join(texts)
+    facts = {
+        "role": message.role,
+        "content": content,
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": parse_message_calls(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else None,
+        "reasoning_content": message.reasoning_content,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid4().hex
+
+
+def request(
+    ask: GenerationParams,
+    served: ServedModel,
+    prompt: tuple[int, ...],
+    identity: str,
+    caller: RequestContext,
+    traceparent: str = "",
+) -> Request:
+    """The request, as part of a trace. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
+    if not prompt:
+        raise _invalid(f"{ask.prompt_param} must hold at least one token", ask.prompt_param)
+    body = ask.body
+    return Request(
+        id=RequestId(identity),
+        model=served.name,
+        prompt_tokens=prompt,
+        sampling=_sampling(ask, served, _output_room(ask, served, len(prompt))),
+        tenant=caller.tenant.id,
+        lane=asked_lane(body, caller),
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        num_choices=ask.num_choices,
+        prompt_logprobs=ask.prompt_scores,
+        traceparent=traceparent,
+    )
+
+
+def asked_lane(body: SharedBody, caller: RequestContext) -> Lane:
+    """The caller's own word goes before the body's, and neither above what the tenant may have."""
+    asked = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
+    return caller.tenant.lane if asked is None else max(asked, caller.tenant.lane)
+
+
+def _output_room(ask: GenerationParams, served: ServedModel, num_prompt_tokens: int) -> int:
+    room = served.max_model_len - num_prompt_tokens
+    limit = f"this model's maximum context length is {served.max_model_len} tokens"
+    if room < 0 or (room == 0 and ask.max_tokens != 0):
+        message = f"{limit}, and the prompt alone has {num_prompt_tokens}"
+        raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=ask.prompt_param)
+    if ask.max_tokens is None:
+        return room
+    if ask.max_tokens > room:
+        total = num_prompt_tokens + ask.max_tokens
+        message = f"{limit}, but {total} were requested: {num_prompt_tokens} of prompt and {ask.max_tokens} of output"
+        raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=ask.prompt_param)
+    return ask.max_tokens
+
+
+def _sampling(ask: GenerationParams, served: ServedModel, max_tokens: int) -> SamplingParams:
+    body, text = ask.body, served.text
+    defaults = text.defaults
+    top_k = int(_first(body.top_k, defaults.top_k, 0))
+    ends = frozenset[int]() if body.ignore_eos else text.eos_token_ids
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_first(body.temperature, defaults.temperature, 1.0),
+        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        top_k=0 if top_k == -1 else top_k,  # other servers write -1 for off
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        seed=_seed(body.seed),
+        stop_token_ids=ends | _stop_token_ids(body.stop_token_ids or [], text.vocab_size),
+        logprobs=ask.logprobs,
+        presence_penalty=_first(body.presence_penalty, None, 0.0),
+        frequency_penalty=_first(body.frequency_penalty, None, 0.0),
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, text.vocab_size),
+        min_tokens=body.min_tokens or 0,
+    )
+
+
+def _stop_token_ids(tokens: Sequence[int], vocab_size: int) -> frozenset[int]:
+    if len(tokens) > MAX_NAMED_TOKENS:
+        raise _invalid(
+            f"stop_token_ids holds {len(tokens)} tokens, at most {MAX_NAMED_TOKENS} are taken", "stop_token_ids"
+        )
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            message = f"stop_token_ids holds {token}, outside of [0, {vocab_size})"
+            raise _invalid(message, "stop_token_ids")
+    return frozenset(tokens)
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """By rising id. Keys are ids in their one decimal form, so that no token is there twice."""
+    if len(bias) > MAX_NAMED_TOKENS:
+        raise _invalid(f"logit_bias holds {len(bias)} tokens, at most {MAX_NAMED_TOKENS} are taken", "logit_bias")
+    for key in bias:
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
+            message = f"logit_bias.{key} must be a token id in [0, {vocab_size}) in decimal"
+            raise _invalid(message, f"logit_bias.{key}")
+    return tuple(sorted((int(key), value) for key, value in bias.items()))
+
+
+def _first(asked: float | None, recommended: float | None, otherwise: float) -> float:
+    return next(value for value in (asked, recommended, otherwise) if value is not None)
+
+
+def _seed(seed: int | None) -> int:
+    """A client's seed is a signed or an unsigned 64-bit number; a request without one gets one here."""
+    if seed is None:
+        return secrets.randbits(64)
+    if not -(2**63) <= seed < 2**64:
+        raise _invalid(f"seed must fit in 64 bits, got {seed}", "seed")
+    return seed % 2**64
+
+
+def _max_tokens(limit: int | None, param: str, *, least: int) -> int | None:
+    if limit is not None and limit < least:
+        raise _invalid(f"{param} must be at least {least}, got {limit}", param)
+    return limit
+
+
+def _logprobs(count: int, param: str) -> int:
+    if not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise _invalid(f"{param} must be in [0, {MAX_TOP_LOGPROBS}], got {count}", param)
+    return count
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS:
+        raise _invalid(f"stop must hold at most {MAX_STOPS} strings, got {len(stops)}", "stop")
+    if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stops):
+        raise _invalid(f"each stop string must have 1 to {MAX_STOP_CHARS} characters", "stop")
+    return tuple(dict.fromkeys(stops))
+
+
+def _invalid(message: str, param: str) -> TandemError:
+    return TandemError(ErrorKind.INVALID_REQUEST, message, param=param)

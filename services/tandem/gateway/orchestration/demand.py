@@ -1,0 +1,79 @@
+"""Adds up what a gateway was asked for and how it was answered, by model, for planners; never tells anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tandem.core.errors import ErrorKind
+from tandem.core.ids import RequestId
+from tandem.core.lane import Lane
+from tandem.core.request import Request
+from tandem.flow.job_group import JobGroupPhase
+from tandem.gateway.orchestration.active_request import ActiveRequest
+from tandem.gateway.telemetry.request_record import CANCELLED, RequestRecord
+from tandem.sched.state.slo_targets import LatencyTargets
+from tandem.stores.demand_store import DemandTotals, QueueBacklog
+
+_NO_ROOM = frozenset(
+    kind.value for kind in (ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DEADLINE)
+)
+"""Requests that ended so would have been served by more workers."""
+
+
+class DemandCounter:
+    """An AnswerObserver, told of requests too as they come and as their first token is drawn. `active` are those that
+    run or wait. All on the event loop."""
+
+    def __init__(self, targets: LatencyTargets, active: Mapping[RequestId, ActiveRequest]) -> None:
+        self._active = active
+        self._totals: dict[str, DemandTotals] = {}
+        self._slos = {lane.label: targets.lane(lane).slo for lane in Lane}
+
+    def totals(self) -> Mapping[str, DemandTotals]:
+        """Since the beginning; the caller's own."""
+        return {model: replace(totals) for model, totals in self._totals.items()}
+
+    def backlog(self) -> Mapping[str, QueueBacklog]:
+        """Those that wait for a place, by model."""
+        found: dict[str, list[int]] = {}
+        for life in (active.life for active in self._active.values()):
+            if life.phase is JobGroupPhase.QUEUED:
+                found.setdefault(life.request.model, []).append(len(life.request.prompt_tokens))
+        return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
+
+    def on_admitted(self, request: Request) -> None:
+        """It was admitted, or refused because there is no room for it."""
+        totals = self._of(request.model)
+        totals.num_requests += 1
+        totals.num_input_tokens += len(request.prompt_tokens)
+
+    def on_first_token(self, request: Request, num_cached: int) -> None:
+        """The first token of it was drawn, and so many tokens of its prompt were in a cache."""
+        num_new = len(request.prompt_tokens) - num_cached
+        totals = self._of(request.model)
+        totals.num_served += 1
+        totals.num_cached_tokens += num_cached
+        totals.num_prefill_pairs += num_new * num_cached + num_new * (num_new + 1) // 2
+
+    def answered(self, records: Sequence[RequestRecord]) -> None:
+        for record in records:
+            self._count(record)
+
+    def _count(self, record: RequestRecord) -> None:
+        totals = self._totals.get(record.model)
+        if totals is None:
+            return  # refused before it was known what it asks for
+        totals.num_output_tokens += record.usage.num_output
+        totals.num_gaps += record.num_gaps
+        totals.num_late_gaps += record.num_late_gaps
+        if record.outcome in _NO_ROOM:
+            totals.num_failed += 1
+        elif record.outcome != CANCELLED and record.first_token_s is not None:
+            totals.num_late_ttft += self._slos[record.lane].violates_ttft(record.first_token_s)
+
+    def _of(self, model: str) -> DemandTotals:
+        totals = self._totals.get(model)
+        if totals is None:
+            totals = self._totals[model] = DemandTotals()
+        return totals

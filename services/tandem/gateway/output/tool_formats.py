@@ -1,0 +1,69 @@
+"""How families of models write tool calls, and which family a model is of; never reads or makes a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.gateway.text.chat_template import ChatTemplate
+
+ToolParser = Literal["auto", "hermes", "llama3", "mistral", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallFormat:
+    """A call is a JSON object with a `name` and an `arguments_key`. It comes behind `opening`; without one
+    (`is_bare`) if the answer begins with it. `opening` may be one token of the model. `separator` is between calls,
+    `closing` behind each (Hermes) or behind all (Mistral's list). With `names_first` a call is a name, `arguments_mark`
+    and the object of its arguments (Mistral since its tokenizer of version 11)."""
+
+    name: Literal["hermes", "llama3", "mistral"]
+    opening: str
+    closing: str
+    separator: str
+    arguments_key: str
+    is_bare: bool = False
+    is_list: bool = False
+    names_first: bool = False
+    arguments_mark: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What of this may be special tokens, whose text must then not vanish."""
+        return tuple(mark for mark in (self.opening, self.closing, self.arguments_mark) if mark and mark != "]")
+
+
+HERMES = ToolCallFormat(
+    name="hermes", opening="<tool_call>", closing="</tool_call>", separator="\n", arguments_key="arguments"
+)
+LLAMA3 = ToolCallFormat(
+    name="llama3", opening="<|python_tag|>", closing="", separator="; ", arguments_key="parameters", is_bare=True
+)
+MISTRAL = ToolCallFormat(
+    name="mistral", opening="[TOOL_CALLS]", closing="]", separator=", ", arguments_key="arguments", is_list=True
+)
+MISTRAL_V11 = ToolCallFormat(
+    name="mistral",
+    opening="[TOOL_CALLS]",
+    closing="",
+    separator="",
+    arguments_key="arguments",
+    names_first=True,
+    arguments_mark="[ARGS]",
+)
+
+
+def tool_family(parser: ToolParser, template: ChatTemplate, knows: Callable[[str], bool]) -> ToolCallFormat | None:
+    """`knows` says whether a text is one token of the vocabulary. A model whose template has no place for tools, or of
+    which nothing says more, is asked to write as Hermes does (see `tool_prompt`)."""
+    mistral = MISTRAL_V11 if knows("[ARGS]") else MISTRAL
+    if parser != "auto":
+        return {"none": None, "hermes": HERMES, "llama3": LLAMA3, "mistral": mistral}[parser]
+    if not template.takes_tools or HERMES.opening in template.source:
+        return HERMES
+    if MISTRAL.opening in template.source or knows(MISTRAL.opening):
+        return mistral
+    if LLAMA3.opening in template.source or knows(LLAMA3.opening):
+        return LLAMA3
+    return HERMES

@@ -1,0 +1,157 @@
+"""The tools of a chat body and what of them may or must be called, checked; never writes a prompt or a grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.output.json_depth import check_depth
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+
+class FunctionTool(msgspec.Struct, omit_defaults=True):
+    """`parameters` is the JSON schema of an object. Unless `strict`, keywords of it that nothing here can enforce are
+    ignored."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, omit_defaults=True):
+    """Only `type` "function" is served."""
+
+    type: str
+    function: FunctionTool
+
+
+class FunctionName(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    """The tool that must be called."""
+
+    type: str
+    function: FunctionName
+
+
+class CalledFunction(msgspec.Struct):
+    """`arguments` is JSON text, an object; some clients send the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class MessageCall(msgspec.Struct):
+    """A call that an assistant's message made."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: str = "function"
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSet:
+    """`shown` is what the chat template gets. `callable_tools` may be called, one of them must be if `is_required`;
+    several at once unless `max_calls` says otherwise."""
+
+    shown: tuple[dict[str, Any], ...]
+    callable_tools: tuple[FunctionTool, ...]
+    is_required: bool
+    max_calls: int | None
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.callable_tools)
+
+    def parameter(self, tool: FunctionTool) -> str:
+        """The name of the field that holds this tool's schema."""
+        index = next(i for i, shown in enumerate(self.shown) if shown["function"]["name"] == tool.name)
+        return f"tools[{index}].function.parameters"
+
+
+def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolSet | None:
+    """None where there are no tools. Raises INVALID_REQUEST or UNSUPPORTED naming the field."""
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise _invalid("tool_choice asks for a call, but there are no tools", "tool_choice")
+        return None
+    _check(tools)
+    functions = tuple(tool.function for tool in tools)
+    shown = tuple(msgspec.to_builtins(tool) for tool in tools)
+    max_calls = 1 if parallel is False else None
+    if isinstance(choice, NamedTool):
+        named = tuple(function for function in functions if function.name == choice.function.name)
+        if choice.type != "function" or not named:
+            raise _invalid(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+        return ToolSet(shown, named, is_required=True, max_calls=1)
+    if choice == "none":
+        return ToolSet((), (), is_required=False, max_calls=None)
+    return ToolSet(shown, functions, is_required=choice == "required", max_calls=max_calls)
+
+
+def parse_message_calls(calls: Sequence[MessageCall], where: str) -> list[dict[str, Any]]:
+    """The calls of the conversation so far as templates expect them: with arguments as objects. `where` is their field.
+    Raises INVALID_REQUEST naming it."""
+    return [
+        {
+            "type": "function",
+            **({"id": call.id} if call.id else {}),
+            "function": {
+                "name": call.function.name,
+                "arguments": _object(call.function.arguments, f"{where}[{index}].function.arguments"),
+            },
+        }
+        for index, call in enumerate(calls)
+    ]
+
+
+def _object(arguments: str | dict[str, Any], param: str) -> dict[str, Any]:
+    if isinstance(arguments, dict):
+        check_depth(arguments, param)
+        return arguments
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"{param} is not valid JSON: {error}", param) from None
+    if not isinstance(value, dict):
+        raise _invalid(f"{param} must be a JSON object", param)
+    check_depth(value, param)
+    return value
+
+
+def _check(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise _invalid(f"tools must hold at most {MAX_TOOLS} tools, got {len(tools)}", "tools")
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.type != "function":
+            message = f"{where}.type is {tool.type!r}; only function is supported"
+            raise TandemError(ErrorKind.UNSUPPORTED, message, param=f"{where}.type")
+        name = tool.function.name
+        if not _NAME.fullmatch(name):
+            message = (
+                f"{where}.function.name must have 1 to 64 letters, digits, dots, dashes or underscores, got {name!r}"
+            )
+            raise _invalid(message, f"{where}.function.name")
+        if name in seen:
+            raise _invalid(f"{where}.function.name {name!r} is there twice", f"{where}.function.name")
+        seen.add(name)
+        check_depth(tool.function.parameters, f"{where}.function.parameters")
+
+
+def _invalid(message: str, param: str) -> TandemError:
+    return TandemError(ErrorKind.INVALID_REQUEST, message, param=param)

@@ -1,0 +1,76 @@
+"""Tells metrics how a gateway's parts stand; never counts anything itself.
+
+Read on any thread, while the event loop goes on: each look takes a copy before it goes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from tandem.gateway.context.interfaces import RequestDispatcher
+from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
+from tandem.gateway.telemetry.request_recorder import RequestRecorder
+from tandem.gateway.tenants.quotas import TenantQuotas
+from tandem.obs.metrics import instruments as have
+from tandem.obs.metrics.metrics import Metrics, Values
+from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.pd_pairs import PairRegistry
+from tandem.stores.redis_health import RedisHealth
+
+_BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.TRIAL: 0.5, BreakerState.OPEN: 1.0}
+
+
+def watch_answers(metrics: Metrics, recorder: RequestRecorder) -> None:
+    metrics.watch(have.OPEN_REQUESTS, _one(lambda: recorder.num_open))
+    metrics.watch(have.TENANT_OPEN_REQUESTS, lambda: {(tenant,): n for tenant, n in recorder.num_open_of().items()})
+
+
+def watch_dispatch(metrics: Metrics, dispatch: RequestDispatcher) -> None:
+    metrics.watch(have.QUEUED_REQUESTS, lambda: {(lane.label,): n for lane, n in dispatch.num_queued().items()})
+    metrics.watch(have.SERVED_MODELS, _one(lambda: len(dispatch.models())))
+    metrics.watch(have.READY, _one(lambda: dispatch.ready() is None))
+    metrics.watch(have.LIVE_WORKERS, lambda: {(pool,): n for pool, n in dispatch.num_live().items()})
+    metrics.watch(
+        have.WORKER_BREAKER, lambda: {(worker,): _BREAKER[state] for worker, state in dispatch.breakers().items()}
+    )
+
+
+def watch_prefixes(metrics: Metrics, prefixes: PrefixIndexClient) -> None:
+    table, hits = prefixes.table, prefixes.false_hits
+    for instrument, read in (
+        (have.PREFIX_INDEX_REACHABLE, lambda: prefixes.is_reachable),
+        (have.PREFIX_INDEX_WORKERS, lambda: table.num_workers),
+        (have.PREFIX_INDEX_WORKERS_WANTED, lambda: prefixes.num_wanted),
+        (have.PREFIX_INDEX_BLOCKS, lambda: table.num_blocks),
+        (have.PREFIX_INDEX_BYTES, lambda: table.num_bytes),
+        (have.PREFIX_PREDICTED_TOKENS, lambda: hits.num_predicted),
+        (have.PREFIX_STALE_HIT_TOKENS, lambda: hits.num_missed),
+    ):
+        metrics.watch(instrument, _one(read))
+
+
+def watch_links(metrics: Metrics, pairs: PairRegistry) -> None:
+    metrics.watch(
+        have.TRANSFER_LINKS,
+        lambda: {(link, "true" if is_ok else "false"): n for (link, is_ok), n in pairs.links().items()},
+    )
+
+
+def watch_redis(metrics: Metrics, health: RedisHealth) -> None:
+    metrics.watch(have.REDIS_UP, _one(lambda: health.is_up))
+    metrics.watch(have.REDIS_ERRORS, lambda: {(store,): n for store, n in health.num_errors.copy().items()})
+
+
+def watch_quotas(metrics: Metrics, quotas: TenantQuotas) -> None:
+    metrics.watch(have.QUOTAS_SHARED, _one(lambda: quotas.is_reachable))
+    metrics.watch(have.TENANT_QUOTA_LEFT, quotas.left)
+
+
+def _one(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
+    """A series without attributes."""
+    return partial(_alone, read)
+
+
+def _alone(read: Callable[[], float]) -> Mapping[Values, float]:
+    return {(): float(read())}

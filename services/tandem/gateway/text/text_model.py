@@ -1,0 +1,231 @@
+"""Owns the way from messages and text to a model's token ids and back, from its bundle; never touches a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from tokenizers import Tokenizer
+
+from tandem.core.bundle import TokenizerBundle
+from tandem.core.clock import wall_ns
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.text.chat_template import ChatTemplate, GenerationPrompt
+from tandem.gateway.text.detokenizer import Detokenizer
+from tandem.gateway.text.vocabulary import TokenText, Vocabulary
+
+_UNSERVED_DEFAULTS = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0}
+"""Sampling settings of generation configs that no sampler here implements, with the values that switch them off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What the model's makers recommend where a request says nothing; None where they say nothing either."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @classmethod
+    def parse(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
+        def number(name: str) -> float | None:
+            value = generation_config.get(name)
+            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+        top_k = number("top_k")
+        return cls(
+            temperature=number("temperature"),
+            top_p=number("top_p"),
+            top_k=None if top_k is None else int(top_k),
+            min_p=number("min_p"),
+            repetition_penalty=number("repetition_penalty"),
+        )
+
+
+class Encoded(NamedTuple):
+    """Token ids of a text, and the character of it at which each token begins."""
+
+    ids: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+class TextModel:
+    """The text side of one model. Immutable, so it may be used from several threads at once.
+
+    A chat is rendered to one string, which is tokenized whole and without the tokenizer's own additions, because the
+    template writes them: token ids equal those of transformers' `apply_chat_template`. So, as there, a control token
+    that a *user* writes into a message is that control token.
+    """
+
+    __slots__ = (
+        "_special",
+        "_special_tokens",
+        "_template",
+        "_tokenizer",
+        "_vocabulary",
+        "defaults",
+        "digest",
+        "eos_token_ids",
+        "unserved_defaults",
+        "vocab_size",
+    )
+
+    def __init__(
+        self,
+        bundle: TokenizerBundle,
+        *,
+        digest: str = "",
+        generation_config: Literal["auto", "none"] = "auto",
+        now_ns: Callable[[], int] = wall_ns,
+    ) -> None:
+        """Raises INTERNAL for a bundle that cannot be read. `digest` is the bundle's name, if it has one already."""
+        self.digest = digest or bundle.digest
+        self._tokenizer = _tokenizer(bundle.tokenizer_json)
+        config = _json_object(bundle.generation_config_json, "generation config")
+        self._special_tokens = _json_object(bundle.special_tokens_json, "special tokens")
+        self._template = ChatTemplate(bundle.chat_template, _token_strings(self._special_tokens), now_ns=now_ns)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, facts in added.items() if facts.special)
+        self._vocabulary = Vocabulary(self._tokenizer)
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.eos_token_ids = _token_ids(self._special_tokens.get("eos_token_ids")) | _token_ids(
+            config.get("eos_token_id")
+        )
+        used = config if generation_config == "auto" else {}
+        self.defaults = SamplingDefaults.parse(used)
+        self.unserved_defaults = tuple(
+            name for name, off in _UNSERVED_DEFAULTS.items() if used.get(name) not in (None, off)
+        )
+        """Recommendations of the generation config that requests will not follow."""
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        ending: GenerationPrompt = GenerationPrompt.HEADER,
+        add_special_tokens: bool = False,
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation. `messages` hold `role` and `content` as strings."""
+        prompt = self._template.render(messages, variables or {}, ending, tools)
+        if add_special_tokens:
+            return self.encode_text(prompt)
+        return self._encode(prompt, add_special_tokens=False, with_places=False).ids
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a plain prompt, with BOS where the model wants one, and never two where the text has one."""
+        return self.place_text(text, add_special_tokens=add_special_tokens, with_places=False).ids
+
+    def place_text(self, text: str, *, add_special_tokens: bool = True, with_places: bool = True) -> Encoded:
+        """As `encode_text`, with the tokens' places in the text if these are wanted."""
+        special = self._special_tokens
+        bos = special.get("bos_token_id")
+        if not add_special_tokens:
+            return self._encode(text, add_special_tokens=False, with_places=with_places)
+        if special.get("add_bos_token") is None and special.get("add_eos_token") is None:
+            found = self._encode(text, add_special_tokens=True, with_places=with_places)
+            doubled = bos is not None and found.ids[:2] == (bos, bos)
+            return Encoded(found.ids[1:], found.offsets[1:]) if doubled else found
+        ids, offsets = self._encode(text, add_special_tokens=False, with_places=with_places)
+        if special.get("add_bos_token") and bos is not None and ids[:1] != (bos,):
+            ids, offsets = (bos, *ids), (0, *offsets)
+        eos = special.get("eos_token")
+        if special.get("add_eos_token") and isinstance(eos, str):
+            ending = self._encode(eos, add_special_tokens=False, with_places=False).ids
+            ids, offsets = (*ids, *ending), (*offsets, *[len(text)] * len(ending))
+        return Encoded(ids, offsets)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens, with U+FFFD for bytes that are no character."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def detokenizer(
+        self,
+        stops: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        shown: frozenset[int] = frozenset(),
+    ) -> Detokenizer:
+        """`shown` are special tokens whose text is to be seen all the same."""
+        special = self._special - shown if skip_special_tokens else frozenset[int]()
+        return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop, min_tokens=min_tokens)
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._template
+
+    def knows(self, text: str) -> bool:
+        """It is one token of the vocabulary."""
+        return self._tokenizer.token_to_id(text) is not None
+
+    def special_token(self, text: str) -> int | None:
+        """The id of a special token; None for a text that is none."""
+        token = self._tokenizer.token_to_id(text)
+        return token if token in self._special else None
+
+    def ends_with(self, tokens: Sequence[int], text: str) -> bool:
+        """Whether `tokens`, blanks at their end aside, end with this text, of at most 16 tokens."""
+        return self.decode(tokens[-16:]).rstrip().endswith(text)
+
+    def _encode(self, text: str, *, add_special_tokens: bool, with_places: bool) -> Encoded:
+        """A batch of one text, because `encode` keeps the interpreter's lock all the while: a megabyte in another
+        thread would stop the event loop for a second. Without places it is also four times as fast."""
+        encode = self._tokenizer.encode_batch if with_places else self._tokenizer.encode_batch_fast
+        [found] = encode([text], add_special_tokens=add_special_tokens)
+        return Encoded(tuple(found.ids), _starts(found.offsets, len(text)) if with_places else ())
+
+    def token_text(self, token: int) -> TokenText:
+        return self._vocabulary.token(token)
+
+    def token_strings(self, tokens: Sequence[int]) -> list[str]:
+        return [self._vocabulary.token(token).text for token in tokens]
+
+    def __repr__(self) -> str:
+        return f"TextModel({self.digest[:12]}, {self.vocab_size} tokens, eos {sorted(self.eos_token_ids)})"
+
+
+def _starts(spans: Sequence[tuple[int, int]], num_chars: int) -> tuple[int, ...]:
+    """Where tokens begin. What the tokenizer adds has the span (0, 0), also at the end of the text."""
+    starts: list[int] = []
+    for start, end in spans:
+        added_at_the_end = end == 0 and bool(starts) and starts[-1] > 0
+        starts.append(num_chars if added_at_the_end else start)
+    return tuple(starts)
+
+
+def _tokenizer(source: bytes) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(source)
+    except Exception as error:  # the library raises plain Exception
+        raise TandemError(ErrorKind.INTERNAL, f"the tokenizer cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _json_object(source: str, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(source or "{}")
+    except ValueError as error:
+        raise TandemError(ErrorKind.INTERNAL, f"the {what} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise TandemError(ErrorKind.INTERNAL, f"the {what} are not a JSON object")
+    return value
+
+
+def _token_strings(special: Mapping[str, Any]) -> dict[str, str]:
+    """Names and texts of the special tokens; tokenizer configurations write one as a string or as an object."""
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in special.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _token_ids(value: object) -> frozenset[int]:
+    values = value if isinstance(value, list) else [value]
+    return frozenset(token for token in values if isinstance(token, int) and not isinstance(token, bool))

@@ -1,0 +1,37 @@
+"""The text models of the bundles that workers hand out, one per digest; never asks a worker for one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Literal
+
+from tandem.core.bundle import TokenizerBundle
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.text.text_model import TextModel
+
+log = logging.getLogger(__name__)
+
+
+class TextModels:
+    """Loading one takes a second or so; it happens in a thread, once per bundle."""
+
+    def __init__(self, generation_config: Literal["auto", "none"] = "auto") -> None:
+        self._generation_config = generation_config
+        self._loaded: dict[str, TextModel] = {}
+        self._lock = asyncio.Lock()
+
+    async def load(self, digest: str, bundle: TokenizerBundle) -> TextModel:
+        """Raises INTERNAL when the bundle cannot be read or is not the one that `digest` names."""
+        async with self._lock:
+            if digest not in self._loaded:
+                self._loaded[digest] = await asyncio.to_thread(self._read, digest, bundle)
+            return self._loaded[digest]
+
+    def _read(self, digest: str, bundle: TokenizerBundle) -> TextModel:
+        if bundle.digest != digest:
+            raise TandemError(ErrorKind.INTERNAL, f"the tokenizer bundle is not the announced one ({digest})")
+        model = TextModel(bundle, digest=digest, generation_config=self._generation_config)
+        if model.unserved_defaults:
+            log.info("the model recommends %s, which is not served", ", ".join(model.unserved_defaults))
+        return model

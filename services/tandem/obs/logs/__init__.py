@@ -1,0 +1,1 @@
+"""How a program logs: format, context, rate limit and set-up."""

@@ -1,0 +1,70 @@
+"""Sends at intervals what was counted, on a thread of its own; never counts, and never keeps anybody waiting.
+
+OpenTelemetry's name for it is a periodic exporting metric reader. What cannot be sent is not kept: the next message
+says all that it said, because figures are sums since the start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from threading import Event, Lock, Thread
+
+from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.resources import Resource
+
+from tandem.core.clock import wall_ns
+from tandem.obs.metrics.metrics import Metrics
+from tandem.obs.metrics.otlp_metrics import metrics_data
+
+_log = logging.getLogger(__name__)
+
+
+class MetricSender:
+    def __init__(
+        self, metrics: Metrics, resource: Resource, exporters: Sequence[MetricExporter], interval_s: float
+    ) -> None:
+        self._metrics = metrics
+        self._resource = resource
+        self._exporters = exporters
+        self._interval_s = interval_s
+        self._began_ns = wall_ns()
+        self._is_over = Event()
+        self._closing = Lock()
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name="telemetry-metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send once more, and then no longer; does not wait."""
+        self._is_over.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Until the last message has gone. A receiver that has not taken it by then is left alone: the thread ends with
+        the call that it is in."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning("telemetry: metrics could not be sent in the time that stopping may take")
+        self._close()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._interval_s):
+            self._send()
+        self._send()
+        self._close()
+
+    def _send(self) -> None:
+        try:
+            told = metrics_data(self._resource, self._metrics.collect(), self._began_ns, wall_ns())
+            for exporter in self._exporters:
+                if not self._is_closed:
+                    exporter.export(told)
+        except Exception:
+            _log.exception("telemetry: metrics could not be sent")
+
+    def _close(self) -> None:
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                for exporter in self._exporters:
+                    exporter.shutdown()

@@ -1,0 +1,112 @@
+"""Tells some of what was counted also under the names that vLLM has for it; never counts by itself.
+
+Autoscalers and ready-made boards ask for these names, and OpenTelemetry has no colon in a name, so they exist in
+Prometheus only. No name comes from gateways and from workers too: sums over a cluster stay right. Names and meanings
+are those of vLLM 0.32 (https://docs.vllm.ai/en/stable/usage/metrics.html), where Tandem has the figure. It has no
+`vllm:request_inference_time_seconds`: of a request that is split there is no such stretch of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tandem.core.request_stages import Stage
+from tandem.obs.metrics import instruments as on
+from tandem.obs.metrics.instrument import Instrument, Kind
+from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily, Values, total
+from tandem.obs.metrics.prometheus import Exposed
+
+_MODEL = "gen_ai.request.model"
+_INFO_MODEL = on.WORKER_INFO.attributes.index("model")
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """`where`: only those series of `source` that have these attribute values. `is_rest`: of a ratio, what it leaves of
+    1. A histogram under a counter's name is told as how many values it has."""
+
+    name: str
+    kind: Kind
+    source: Instrument
+    where: Mapping[str, str] = field(default_factory=dict)
+    is_rest: bool = False
+
+
+def _gauge(name: str, source: Instrument, *, is_rest: bool = False, **where: str) -> Alias:
+    return Alias(f"vllm:{name}", Kind.GAUGE, source, where, is_rest)
+
+
+def _counter(name: str, source: Instrument, where: Mapping[str, str] | None = None) -> Alias:
+    return Alias(f"vllm:{name}", Kind.COUNTER, source, where or {})
+
+
+def _histogram(name: str, source: Instrument, where: Mapping[str, str] | None = None) -> Alias:
+    return Alias(f"vllm:{name}", Kind.HISTOGRAM, source, where or {})
+
+
+ALIASES = (
+    # workers
+    _gauge("num_requests_running", on.SEQUENCES, state="running"),
+    _gauge("num_requests_waiting", on.SEQUENCES, state="waiting"),
+    _gauge("kv_cache_usage_perc", on.KV_UNUSED, is_rest=True),
+    _counter("num_preemptions", on.PREEMPTIONS),
+    _counter("prompt_tokens", on.STEP_PREFILL_TOKENS),
+    _counter("generation_tokens", on.GENERATED_TOKENS),
+    _counter("prefix_cache_queries", on.PREFIX_QUERIED_TOKENS),
+    _counter("prefix_cache_hits", on.PREFIX_HIT_TOKENS),
+    # gateways
+    _histogram("time_to_first_token_seconds", on.TIME_TO_FIRST_TOKEN),
+    _histogram("inter_token_latency_seconds", on.INTER_TOKEN_LATENCY),
+    _histogram("request_time_per_output_token_seconds", on.TIME_PER_OUTPUT_TOKEN),
+    _histogram("e2e_request_latency_seconds", on.REQUEST_DURATION),
+    _histogram("request_queue_time_seconds", on.STAGE_DURATION, {"stage": Stage.QUEUE.value}),
+    _histogram("request_prefill_time_seconds", on.STAGE_DURATION, {"stage": Stage.PREFILL.value}),
+    _histogram("request_decode_time_seconds", on.STAGE_DURATION, {"stage": Stage.DECODE.value}),
+    _histogram("request_prompt_tokens", on.TOKEN_USAGE, {"gen_ai.token.type": "input"}),
+    _histogram("request_generation_tokens", on.TOKEN_USAGE, {"gen_ai.token.type": "output"}),
+    _counter("request_success", on.REQUEST_DURATION, {"error.type": ""}),
+)
+
+
+def vllm_aliases(families: Sequence[MetricFamily]) -> list[Exposed]:
+    """Of all families of a process, those that have an alias, by model: that of the request, else the worker's."""
+    by_name = {family.instrument.name: family for family in families}
+    info = by_name.get(on.WORKER_INFO.name)
+    served = next((values[_INFO_MODEL] for values in info.points), "") if info is not None else ""
+    return [
+        _exposed(alias, points)
+        for alias in ALIASES
+        if alias.source.name in by_name and (points := _points(alias, by_name[alias.source.name], served))
+    ]
+
+
+def _exposed(alias: Alias, points: Mapping[Values, float | HistogramSnapshot]) -> Exposed:
+    unit = "seconds" if alias.name.endswith("_seconds") else ""
+    which = "".join(f", {name} {value!r}" for name, value in alias.where.items())
+    meaning = f"vLLM's name for what {alias.source.name}{which} tells."
+    return Exposed(alias.name, alias.kind, unit, meaning, ("model_name",), alias.source.bounds, points)
+
+
+def _points(alias: Alias, family: MetricFamily, served: str) -> dict[Values, float | HistogramSnapshot]:
+    attributes = alias.source.attributes
+    points: dict[str, list[float | HistogramSnapshot]] = {}
+    for values, point in family.points.items():
+        told = dict(zip(attributes, values, strict=True))
+        if told.items() >= alias.where.items():
+            points.setdefault(told.get(_MODEL, served), []).append(point)
+    return {(model,): _merged(alias, found) for model, found in points.items()}
+
+
+def _merged(alias: Alias, points: Sequence[float | HistogramSnapshot]) -> float | HistogramSnapshot:
+    spreads = [point for point in points if isinstance(point, HistogramSnapshot)]
+    if spreads and alias.kind is Kind.HISTOGRAM:
+        return _sum(spreads)
+    return 1 - total(points) if alias.is_rest else total(points)
+
+
+def _sum(spreads: Sequence[HistogramSnapshot]) -> HistogramSnapshot:
+    """Of several exemplars of a bucket the last is kept."""
+    counts = tuple(map(sum, zip(*(spread.counts for spread in spreads), strict=True)))
+    every = sorted((item for spread in spreads for item in spread.exemplars.items()), key=lambda item: item[1].at)
+    return HistogramSnapshot(counts, sum(spread.sum for spread in spreads), dict(every))

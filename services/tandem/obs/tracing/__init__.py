@@ -1,0 +1,1 @@
+"""Spans: trace context, sampling, encoding and sending."""

@@ -1,0 +1,72 @@
+"""One rank but the first: carries out what it is told, in order; decides nothing and never talks to the leader."""
+
+from __future__ import annotations
+
+import torch
+
+from tandem.engine.rank_messages import (
+    ClearBlocks,
+    CopyBlocks,
+    DigestBlocks,
+    FillBlocks,
+    Forward,
+    Logits,
+    RankCommand,
+    SpillBlocks,
+)
+from tandem.runtime.device_stream import DeviceStream, HostStream
+from tandem.runtime.kv_cache import KVCache
+from tandem.runtime.models.causal import CausalModel
+from tandem.runtime.parallel.communicator import Communicator
+from tandem.runtime.ranks.packed_batch import num_packed, unpack
+
+
+class Follower:
+    """A rank's part of a model and of its KV; what it does belongs to `stream`. One thread."""
+
+    def __init__(
+        self, model: CausalModel, cache: KVCache, communicator: Communicator, stream: DeviceStream | None = None
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.communicator = communicator
+        self._stream = stream or HostStream()
+
+    def carry_out(self, command: RankCommand) -> None:
+        """Whatever it raises, the leader must not go on: this rank may have done less than it was told."""
+        with self._stream.running():
+            self._carry_out(command)
+
+    def _carry_out(self, command: RankCommand) -> None:
+        match command:
+            case ClearBlocks(blocks):
+                self.cache.clear(blocks)
+            case CopyBlocks(copies):
+                self.cache.copy(copies)
+            case SpillBlocks(spills):
+                self.cache.offload(spills)
+            case FillBlocks(fills):
+                self.cache.onload(fills)
+            case DigestBlocks(num_blocks):
+                self._digest(num_blocks)
+            case Forward():
+                self._forward(command)
+            case Logits(num_rows):
+                self._logits(num_rows)
+
+    def _forward(self, shape: Forward) -> None:
+        numbers = torch.empty(num_packed(shape), dtype=torch.int64, device=self.cache.pool.device)
+        self.model.forward(unpack(self.communicator.broadcast(numbers), shape), self.cache)
+
+    def _digest(self, num_blocks: int) -> None:
+        places = torch.empty((2, num_blocks), dtype=torch.int64, device=self.cache.pool.device)
+        blocks, indices = self.communicator.broadcast(places)
+        self.communicator.gather(self.cache.digest_own_on_device(blocks, indices))
+
+    def _logits(self, num_rows: int) -> None:
+        """The rows of `forward` would do, but only the leader knows which are drawn from."""
+        shape = (num_rows, self.model.config.hidden_size)
+        self.model.logits(torch.empty(shape, dtype=self.model.dtype, device=self.cache.pool.device))
+
+    def __repr__(self) -> str:
+        return f"Follower({self.model!r}, {self.cache!r})"

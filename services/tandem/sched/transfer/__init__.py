@@ -1,0 +1,1 @@
+"""Sequences whose KV moves between workers: migration, prefixes fetched from others, and prefixes served to them."""

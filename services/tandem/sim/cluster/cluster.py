@@ -1,0 +1,209 @@
+"""A simulated cluster: workers in pools, gateways, a network; composes them, runs a workload and adds up the books,
+never decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from tandem.core.config import GatewayConfig
+from tandem.core.events import Token
+from tandem.core.ids import RequestId
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.clients import Clients
+from tandem.sim.cluster.fabric import Fabric
+from tandem.sim.cluster.faults import Fault, Faults
+from tandem.sim.cluster.gateway import SimGateway, ignore
+from tandem.sim.cluster.network import Network
+from tandem.sim.cluster.prefix_index import SimIndex
+from tandem.sim.cluster.quotas import Terms
+from tandem.sim.cluster.token_delivery import Delivery
+from tandem.sim.cluster.worker import SimWorker, WorkerSpec
+from tandem.sim.cluster.worker_lifecycle import SimClusterState, WorkerLifecycle
+from tandem.sim.kernel.event_digest import EventDigest, combined
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+from tandem.workload import seeded_random
+from tandem.workload.ask import ScheduledRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """`workers`: each kind and how many of it. Seconds are one way: between any two processes, and before the first
+    byte of a read. `delivery_s`: times that a token takes from the gateway to its client, each as likely as any other.
+    `seed` draws those and the residuals. `terms` are those of the tenants; each of several gateways grants them all.
+    `index_delay_s`: after so long a gateway knows what a worker's prefix cache got or lost."""
+
+    workers: tuple[tuple[WorkerSpec, int], ...]
+    gateway: GatewayConfig
+    latency_s: float = 2e-4
+    read_latency_s: float = 5e-5
+    delivery_s: tuple[float, ...] = (0.0,)
+    seed: int = 0
+    num_gateways: int = 1
+    terms: Terms = field(default_factory=Terms)
+    index_delay_s: float = 0.05
+
+
+class SimCluster:
+    """Built once, run once. Equal specs and workloads give equal digests, however many steps workers take at once."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self._agenda = SimEventQueue()
+        self._clients = Actor(0, EventDigest())
+        self._fabric = Fabric(self._agenda, spec.read_latency_s)
+        self._network = Network(self._agenda, self._fabric, spec.latency_s, SimIndex(self._agenda, spec.index_delay_s))
+        first = 1 + spec.num_gateways
+        kinds = [kind for kind, number in spec.workers for _ in range(number)]
+        self.workers = [
+            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed, Actor(first + i, EventDigest()))
+            for i, kind in enumerate(kinds)
+        ]
+        delivery = Delivery(spec.delivery_s, spec.seed)
+        self._gateways = [
+            SimGateway(
+                self._agenda,
+                self._network,
+                self.workers,
+                spec.gateway,
+                delivery,
+                Actor(1 + i, EventDigest()),
+                spec.terms,
+            )
+            for i in range(spec.num_gateways)
+        ]
+        self._network.attach(self.workers, self._gateways)
+        self.gone: list[SimWorker] = []
+        """Those that were drained, in the order of their ends."""
+        self._num_named = len(kinds)
+        self._asking: Clients | None = None
+        self._num_lives = first + len(kinds)
+        self._seed = spec.seed
+        stage = SimClusterState(
+            agenda=self._agenda,
+            fabric=self._fabric,
+            network=self._network,
+            workers=self.workers,
+            gateways=self._gateways,
+        )
+        self._lives = WorkerLifecycle(stage)
+        self._faults = Faults(stage, self._lives, spec.gateway, self._gateway_of, self._revive)
+
+    @property
+    def now(self) -> float:
+        return self._agenda.now
+
+    @property
+    def digest(self) -> str:
+        """Of what each party did and met, in its own order."""
+        parties = (
+            self._clients, *(gateway.party for gateway in self._gateways), *(worker.party for worker in self.workers),
+            *(worker.party for worker in self.gone),
+        )  # fmt: skip
+        return combined(party.log for party in parties)
+
+    @property
+    def num_events(self) -> int:
+        return self._agenda.num_run
+
+    @property
+    def num_read_bytes(self) -> int:
+        """KV that moved between workers."""
+        return self._fabric.num_bytes
+
+    @property
+    def num_remote_hit_tokens(self) -> int:
+        """Of prompts: their KV was read from other workers' prefix caches."""
+        return sum(worker.engine.load().num_remote_hit_tokens for worker in self.workers)
+
+    @property
+    def busiest_link_s(self) -> float:
+        """The least time in which the busiest worker's link could have carried what it did, one way."""
+        return self._fabric.busiest_s
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait at the gateways for a place."""
+        return sum(gateway.num_queued for gateway in self._gateways)
+
+    def run(
+        self,
+        asks: Iterable[ScheduledRequest],
+        ended: Callable[[ClientTrace], None],
+        closed_at: Iterable[tuple[float, RequestId]] = (),
+        faults: Sequence[Fault] = (),
+        delivered: Callable[[Token], None] = ignore,
+        sent: Callable[[ScheduledRequest], None] = ignore,
+    ) -> None:
+        """Send `asks`, which are in the order of their time, and what follows on answers, until nothing is left to
+        happen. `sent` is told each request as it comes, `ended` each trace, `delivered` each token that comes alone, as
+        all do where `max_run` is 1."""
+        self._asking = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
+        for gateway in self._gateways:
+            gateway.delivered = delivered
+        self._close(closed_at)
+        self._faults.schedule(faults, self._clients)
+        self._asking.begin(asks)
+        self._agenda.run()
+
+    # ---- who comes and goes
+
+    def every(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something at once and again and again, as long as a request is open or to come."""
+
+        def look() -> None:
+            action()
+            if self._asking is not None and self._asking.num_open:
+                self.after(seconds, look)
+
+        self.after(0.0, look)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._agenda.after(seconds, "", action, by=self._clients)
+
+    def start(self, kind: WorkerSpec) -> SimWorker:
+        """A worker that takes requests as soon as gateways have found it."""
+        self._num_lives, name = self._num_lives + 1, f"{kind.pool}-{self._num_named}"
+        self._num_named += 1
+        worker = SimWorker(self._agenda, kind, name, self._network, self._seed, Actor(self._num_lives, EventDigest()))
+        self.workers.append(worker)
+        self._lives.begin(worker, self._clients)
+        return worker
+
+    def drain(self, worker: SimWorker, within_s: float, ended: Callable[[], None]) -> None:
+        """It leaves when what it has has ended or gone on elsewhere, or after so long whatever it has."""
+
+        def left() -> None:
+            self.workers.remove(worker)
+            self.gone.append(worker)
+            ended()
+
+        self._lives.drain(worker, self.now + within_s, self._clients, left)
+
+    def _close(self, closed_at: Iterable[tuple[float, RequestId]]) -> None:
+        for time, request in closed_at:
+            gateway = self._gateway_of(request)
+            action = partial(gateway.close, request)
+            self._agenda.at(time, f"close {request}", action, by=self._clients, to=gateway.party)
+
+    def check(self) -> None:
+        """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""
+        for gateway in self._gateways:
+            gateway.check()
+        assert self._fabric.num_reads == 0, f"{self._fabric.num_reads} reads have no end"
+        for worker in self.workers:
+            worker.engine.check()
+            books = worker.engine.books()
+            assert worker.is_idle, f"{worker!r} is not idle"
+            assert books.num_free_blocks == books.num_blocks, f"{worker!r} holds blocks: {books}"
+            assert not (books.num_sequences or books.num_leases or books.num_pulls), f"{worker!r}: {books}"
+
+    def _gateway_of(self, request: RequestId) -> SimGateway:
+        """The same for all that concerns a request."""
+        return self._gateways[seeded_random.integer(0, len(self._gateways) - 1, self._seed, "gateway", request)]
+
+    def _revive(self, worker: SimWorker) -> SimWorker:
+        """A new life of one that has ended; it has nothing of the old one but its name."""
+        self._num_lives += 1
+        party, life = Actor(self._num_lives, EventDigest()), worker.ref.incarnation + 1
+        return SimWorker(self._agenda, worker.spec, worker.ref.id, self._network, self._seed, party, life)

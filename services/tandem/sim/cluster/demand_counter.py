@@ -1,0 +1,60 @@
+"""Counts what gateways tell a planner of their demand: requests as they come, all else as they end; never decides."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tandem.core.events import Finished
+from tandem.core.slo import Slo
+from tandem.scaling.cluster_state import Demand
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.workload.ask import ScheduledRequest
+
+_COUNTS = (
+    "num_requests", "num_input_tokens", "num_served", "num_cached_tokens", "num_output_tokens", "num_prefill_pairs",
+    "num_late_ttft", "num_late_itl", "num_late_gaps", "num_gaps", "num_failed",
+)  # fmt: skip
+
+
+class Meter:
+    """Of all gateways together."""
+
+    def __init__(self, slo: Slo) -> None:
+        self._slo = slo
+        self._taken_at = 0.0
+        self._counts: Counter[str] = Counter()
+        self._num_sent = self._num_sent_tokens = 0
+
+    @property
+    def mean_input(self) -> float:
+        """Tokens of a prompt, of all so far."""
+        return self._num_sent_tokens / max(1, self._num_sent)
+
+    def sent(self, ask: ScheduledRequest) -> None:
+        num_tokens = len(ask.request.prompt_tokens)
+        self._num_sent, self._num_sent_tokens = self._num_sent + 1, self._num_sent_tokens + num_tokens
+        self._counts["num_requests"] += 1
+        self._counts["num_input_tokens"] += num_tokens
+
+    def ended(self, trace: ClientTrace) -> None:
+        counts, outcome = self._counts, trace.outcome
+        counts["num_served"] += bool(trace.token_times)
+        counts["num_output_tokens"] += len(trace.token_times)
+        if not isinstance(outcome, Finished):
+            counts["num_failed"] += 1
+            return
+        gaps, cached = trace.gaps_s, outcome.num_cached_tokens
+        fresh = trace.num_prompt - cached
+        counts["num_cached_tokens"] += cached
+        counts["num_prefill_pairs"] += fresh * cached + fresh * (fresh + 1) // 2
+        counts["num_late_ttft"] += self._slo.violates_ttft(trace.ttft_s)
+        num_late = self._slo.num_late(gaps)
+        counts["num_late_itl"] += not self._slo.is_met(0.0, num_late, len(gaps))
+        counts["num_late_gaps"] += num_late
+        counts["num_gaps"] += len(gaps)
+
+    def take(self, now: float) -> Demand:
+        """Since it was last taken."""
+        counts, self._counts = self._counts, Counter()
+        seconds, self._taken_at = now - self._taken_at, now
+        return Demand(seconds=seconds, **{name: counts[name] for name in _COUNTS})

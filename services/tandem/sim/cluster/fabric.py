@@ -1,0 +1,155 @@
+"""How long bytes take between workers that share their links; never moves any.
+
+Each worker has a link with so many bytes per second out and as many in. A read gets an equal part of its source's way
+out and of its consumer's way in, and goes at the smaller of the two; what it leaves unused is not given to others,
+which makes contention rather too strong than too weak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from tandem.core.ids import WorkerRef
+from tandem.sim.kernel.event_queue import Action, Actor, SimEvent, SimEventQueue
+
+
+@dataclass(eq=False, slots=True)
+class _Read:
+    source: WorkerRef
+    consumer: WorkerRef
+    num_left: float
+    on_done: Action
+    on_lost: Action
+    rate: float = 0.0
+    since: float = 0.0
+    next: SimEvent | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """Dictionaries, because they keep an order. Bytes are of reads that have ended."""
+
+    bandwidth: float
+    party: Actor
+    num_bytes_out: int = 0
+    num_bytes_in: int = 0
+    out: dict[_Read, None] = field(default_factory=dict)
+    into: dict[_Read, None] = field(default_factory=dict)
+
+
+class Fabric:
+    """`latency_s` passes before the first byte of a read. `num_bytes` counts those of all reads that have ended."""
+
+    def __init__(self, agenda: SimEventQueue, latency_s: float) -> None:
+        self._agenda = agenda
+        self._latency_s = latency_s
+        self._links: dict[WorkerRef, _Link] = {}
+        self._reads: dict[_Read, None] = {}
+        self._cut: set[tuple[WorkerRef, WorkerRef]] = set()
+        self.num_bytes = 0
+
+    def add(self, worker: WorkerRef, bandwidth: float, party: Actor) -> None:
+        """A worker whose link carries so many bytes per second, each way."""
+        if bandwidth <= 0:
+            raise ValueError(f"{worker} has a link of {bandwidth} bytes per second")
+        self._links[worker] = _Link(bandwidth, party)
+
+    def read(
+        self, source: WorkerRef, consumer: WorkerRef, num_bytes: int, on_done: Action, on_lost: Action = lambda: None
+    ) -> None:
+        """Call `on_done` when the bytes have arrived, or `on_lost` when the source is gone; both are the consumer's
+        events."""
+
+        def done() -> None:
+            self.num_bytes += num_bytes
+            self._links[source].num_bytes_out += num_bytes
+            self._links[consumer].num_bytes_in += num_bytes
+            on_done()
+
+        read = _Read(source, consumer, num_bytes, done, on_lost)
+        self._reads[read] = None
+        label = f"read {source.id} > {consumer.id} {num_bytes}"
+        party = self._links[consumer].party
+        read.next = self._agenda.after(self._latency_s, label, lambda: self._begin(read), by=party)
+
+    def cut(self, source: WorkerRef, consumer: WorkerRef) -> None:
+        """Forget all reads between the two; their `on_done` is never called."""
+        for read in [r for r in self._reads if (r.source, r.consumer) == (source, consumer)]:
+            if read.next is not None:
+                self._agenda.cancel(read.next)
+            self._remove(read)
+
+    def lose(self, worker: WorkerRef) -> None:
+        """A worker is gone with all reads of its own; those of others from it fail."""
+        for read in [r for r in self._reads if worker in (r.source, r.consumer)]:
+            if read.next is not None:
+                self._agenda.cancel(read.next)
+            self._remove(read)
+            if read.source == worker:
+                self._agenda.after(0.0, "", read.on_lost, by=self._links[read.consumer].party)
+
+    def stop(self, source: WorkerRef, consumer: WorkerRef) -> None:
+        """Bytes between the two stand still until `resume`, which nobody is told."""
+        self._cut.add((source, consumer))
+        self._share_pair(source, consumer)
+
+    def resume(self, source: WorkerRef, consumer: WorkerRef) -> None:
+        self._cut.discard((source, consumer))
+        self._share_pair(source, consumer)
+
+    def set_bandwidth(self, worker: WorkerRef, bandwidth: float) -> None:
+        """Of a worker's link from now on, in bytes per second each way."""
+        self._links[worker].bandwidth = bandwidth
+        for read in [r for r in self._reads if worker in (r.source, r.consumer)]:
+            self._share(read)
+
+    @property
+    def busiest_s(self) -> float:
+        """The least time in which the busiest link could have carried what it did, one way."""
+        return max(
+            (max(link.num_bytes_out, link.num_bytes_in) / link.bandwidth for link in self._links.values()), default=0.0
+        )
+
+    @property
+    def num_reads(self) -> int:
+        return len(self._reads)
+
+    def _begin(self, read: _Read) -> None:
+        read.since, read.next = self._agenda.now, None
+        self._links[read.source].out[read] = None
+        self._links[read.consumer].into[read] = None
+        self._share(read)
+
+    def _end(self, read: _Read) -> None:
+        self._remove(read)
+        read.on_done()
+
+    def _remove(self, read: _Read) -> None:
+        del self._reads[read]
+        self._links[read.source].out.pop(read, None)
+        self._links[read.consumer].into.pop(read, None)
+        self._share(read)
+
+    def _share_pair(self, source: WorkerRef, consumer: WorkerRef) -> None:
+        for read in [r for r in self._links[source].out if r.consumer == consumer]:
+            self._share(read)
+
+    def _share(self, changed: _Read) -> None:
+        """Give those beside a read that came or went their new rate; others keep the end that they have."""
+        beside = {**self._links[changed.source].out, **self._links[changed.consumer].into}
+        now = self._agenda.now
+        for read in beside:
+            source, consumer = self._links[read.source], self._links[read.consumer]
+            is_cut = (read.source, read.consumer) in self._cut
+            rate = 0.0 if is_cut else min(source.bandwidth / len(source.out), consumer.bandwidth / len(consumer.into))
+            if rate == read.rate:
+                continue
+            if read.next is not None:
+                self._agenda.cancel(read.next)
+            read.num_left = max(0.0, read.num_left - read.rate * (now - read.since))
+            read.rate, read.since, read.next = rate, now, None
+            if rate == 0.0:
+                continue
+            label = f"read {read.source.id} > {read.consumer.id} ends"
+            read.next = self._agenda.after(read.num_left / rate, label, partial(self._end, read), by=consumer.party)

@@ -1,0 +1,93 @@
+"""Tenants' terms and quotas at a simulated gateway, as `gateway.quotas` and a Redis keep them; never places anything.
+
+Reservations do not lapse, because no simulated gateway dies, and are settled when a request ends: that a heartbeat
+takes at once what a request used beyond its estimate is not simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tandem.admission.quota import Reservation, TenantQuota
+from tandem.admission.quota_errors import exceeds_limit_error, rate_limited_error
+from tandem.admission.tenant import Tenant
+from tandem.admission.tenant_policy import apply_tenant_policy
+from tandem.admission.usage_estimator import OutputLengthEstimator, TokenUsage
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import RequestId, TenantId
+from tandem.core.request import Request
+from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
+
+_FOR_EVER_MS = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
+    promised."""
+
+    tenants: Mapping[TenantId, Tenant] | None = None
+    targets: LatencyTargets = NO_TARGETS
+
+
+@dataclass(slots=True)
+class _Account:
+    tenant: Tenant
+    book: TenantQuota = field(default_factory=TenantQuota)
+    guess: OutputLengthEstimator = field(default_factory=OutputLengthEstimator)
+
+
+class SimQuotas:
+    """`tenants`: None asks nobody who he is, and nobody has limits."""
+
+    def __init__(self, tenants: Mapping[TenantId, Tenant] | None) -> None:
+        self._is_open = tenants is None
+        self._accounts = {name: _Account(tenant) for name, tenant in (tenants or {}).items()}
+
+    def tenant(self, name: TenantId) -> Tenant:
+        """Raises TandemError(UNAUTHENTICATED) for one that has no key."""
+        account = self._accounts.get(name)
+        if account is not None:
+            return account.tenant
+        if self._is_open:
+            return Tenant(id=name)
+        raise TandemError(ErrorKind.UNAUTHENTICATED, f"{name or 'a request without a tenant'} has no key")
+
+    def enter(self, request: Request, now: float) -> Request:
+        """Reserve what a request will probably use, and return it as its tenant may have it. Raises TandemError for
+        what is refused, of which nothing is kept."""
+        tenant = self.tenant(request.tenant)
+        if self._is_open:
+            return request
+        request, limits = apply_tenant_policy(request, tenant), tenant.limits
+        if any(limits):
+            account, num_prompt = self._accounts[tenant.id], len(request.prompt_tokens)
+            if 0 < limits.tokens_per_minute < num_prompt:
+                raise exceeds_limit_error(limits, num_prompt)
+            most = request.sampling.max_tokens * request.num_choices
+            tokens = account.guess.estimate(num_prompt, most, limits.tokens_per_minute)
+            verdict = account.book.reserve(Reservation(request.id, 1, tokens), limits, _ms(now), _FOR_EVER_MS)
+            if verdict.refused:
+                raise rate_limited_error(verdict, limits)
+        return request
+
+    def settle(self, request: RequestId, tenant: TenantId, spent: TokenUsage | None, now: float) -> None:
+        """It has ended; `spent`: None when no worker began it. Nothing where nothing was reserved."""
+        account = self._accounts.get(tenant)
+        if account is None or request not in account.book.open:
+            return
+        if spent is not None:
+            account.guess.learn(spent.output)
+        used = None if spent is None else spent.total
+        account.book.settle(request, used, account.tenant.limits, _ms(now), _FOR_EVER_MS)
+
+    def check(self) -> None:
+        """Nothing is reserved. Raises AssertionError naming what is."""
+        for name, account in self._accounts.items():
+            account.book.check()
+            assert not account.book.open, f"{name} has {len(account.book.open)} reservations without a request"
+
+
+def _ms(now: float) -> int:
+    return int(now * 1000)

@@ -1,0 +1,330 @@
+"""One simulated worker: the real engine, and a driver that takes the time of each step from a model; decides nothing.
+
+It does what `worker.driver` does with a thread: what comes in while a step runs waits for its end.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from tandem.core.config import Config, SloConfig
+from tandem.core.device_defaults import with_device_defaults
+from tandem.core.errors import TandemError
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.request import Job
+from tandem.core.step_cost import StepCost, StepFeatures
+from tandem.core.worker_load import WorkerLoad
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.engine.factory import build_engine
+from tandem.kv.layout import KVLayout
+from tandem.routing.worker_view import Pool
+from tandem.sched.budget.step_time_model import features
+from tandem.sched.phases.decode_run import DecodeRun
+from tandem.sched.state.step_plan import StepPlan
+from tandem.sim.cluster.lookahead import Lookahead, StepRun
+from tandem.sim.cost.executor import SimExecutor, SimHostMemory, StepTime
+from tandem.sim.cost.residuals import NONE, Residuals
+from tandem.sim.cost.roofline import Roofline
+from tandem.sim.kernel.event_queue import Actor, SimEvent, SimEventQueue
+
+TICK_S = 0.05
+"""As the real driver's."""
+LEAST_REACH = 4
+"""Steps that are looked at ahead at least, if so many are alike: twice as many as went well last time."""
+FINGERPRINT = "simulated"
+"""All workers serve one model."""
+
+Command = Callable[[Engine, float], Sequence[Effect]]
+Answer = Callable[[TandemError | None, WorkerLoad], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What one kind of worker is. `bandwidth` of its link in bytes per second, each way; `calibration` is what its
+    scheduler believes of its steps before it has seen any; `residuals` are factors on `step_time`, drawn by seed;
+    `price_per_hour` is of one worker, 0: not set. `host_bandwidth`: bytes per second between its memory and the host's,
+    which has room as the settings say. Up to `max_run` steps are looked at ahead, which changes no event; 1: each step
+    is planned by itself."""
+
+    pool: Pool
+    layout: KVLayout
+    num_blocks: int
+    step_time: StepTime
+    bandwidth: float
+    config: Config
+    calibration: StepCost | None = None
+    residuals: Residuals = NONE
+    price_per_hour: float = 0.0
+    host_bandwidth: float = math.inf
+    max_run: int = 64
+
+    @classmethod
+    def of(cls, pool: Pool, roofline: Roofline, config: Config) -> WorkerSpec:
+        """As large and as fast as the roofline says, with KV going to other machines."""
+        block_size = with_device_defaults(config).engine.block_size
+        return cls(
+            pool=pool,
+            layout=roofline.layout(block_size),
+            num_blocks=roofline.num_blocks(block_size),
+            step_time=roofline.timer(),
+            bandwidth=roofline.degree * roofline.hardware.network_bandwidth * roofline.efficiency.link,
+            calibration=roofline.cost(),
+            config=config,
+            price_per_hour=roofline.degree * roofline.hardware.price_per_hour,
+            host_bandwidth=roofline.degree * roofline.hardware.host_bandwidth * roofline.efficiency.link,
+        )
+
+
+class Outlet(Protocol):
+    """Carries out what the engine wants done, and tells the gateway how full it is; `load` is None when it has not
+    changed."""
+
+    def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: WorkerLoad | None) -> None: ...
+
+    def stream(self, worker: SimWorker, stretch: StepRun) -> None:
+        """Steps that have ended some time ago, at their `ends`."""
+        ...
+
+
+class SimWorker:
+    """`busy_s` and the counters are of steps that have ended. `step_cost`: what it says of them, told anew at the end
+    of each that computes prompts; between those it may have looked ahead, or not.
+
+    Where the engine says that its next steps are all alike (`Engine.run`), they are looked at ahead and taken in when
+    the last of them ends, when the step ends during which something comes, or when somebody looks (`settle`).
+    """
+
+    def __init__(
+        self, agenda: SimEventQueue, spec: WorkerSpec, name: str, outlet: Outlet, seed: int, party: Actor, life: int = 1
+    ) -> None:
+        self.ref = WorkerRef(WorkerId(name), Incarnation(life), name)
+        self.spec = spec
+        self.party = party
+        self.busy_s = 0.0
+        self.num_steps = 0
+        self.num_prefill_tokens = 0
+        self.num_decode_tokens = 0
+        block_bytes = spec.layout.block_bytes
+        self._executor = SimExecutor(
+            spec.layout,
+            spec.num_blocks,
+            spec.step_time,
+            seed=seed,
+            worker=name,
+            residuals=spec.residuals,
+            host=SimHostMemory(
+                spec.config.engine.host_cache_memory // block_bytes, copy_s=block_bytes / spec.host_bandwidth
+            ),
+        )
+        max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
+        self.engine = build_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
+        if spec.calibration is not None:
+            self.engine.pacer.calibrated(spec.calibration)
+        self.step_cost = self.engine.pacer.model.published
+        self._agenda = agenda
+        self._outlet = outlet
+        self._inbox: deque[Command] = deque()
+        self._is_stepping = False
+        self._ahead: Lookahead | None = None
+        self._reach = LEAST_REACH
+        self._end: SimEvent | None = None
+        self._num_looks = 0
+        self._wake: SimEvent | None = None
+        self._wakes_at = math.inf
+        self._load = self.engine.load()
+
+    def post(self, command: Command) -> None:
+        """Run a command between two steps."""
+        self._inbox.append(command)
+        if self._ahead is not None:
+            self._end_after_step(self._ahead)
+        elif not self._is_stepping:
+            self._turn()
+
+    def submit(self, job: Job, answer: Answer) -> None:
+        """`answer` is called between two steps, with the refusal if there is one."""
+
+        def run(engine: Engine, now: float) -> Sequence[Effect]:
+            refusal: TandemError | None = None
+            effects: Sequence[Effect] = ()
+            try:
+                effects = engine.submit(job, now)
+            except TandemError as error:
+                refusal = error
+            answer(refusal, engine.load())
+            return effects
+
+        self.post(run)
+
+    def settle(self) -> None:
+        """Take in all steps that have ended by now."""
+        ahead = self._ahead
+        num_ended = 0 if ahead is None else bisect_right(ahead.ends, self._agenda.now)
+        if ahead is None or num_ended == 0:
+            return
+        self._take_in(ahead, num_ended)
+        run = self.engine.run(len(ahead.ends) - num_ended)
+        assert run is not None, f"{self!r} was to go on"
+        self._ahead = ahead.rest(run, num_ended)
+
+    def num_free_seen(self, delay_s: float) -> int | None:
+        """Blocks that are free after the last step that ended at least so long ago; None when none of those ahead
+        did."""
+        ends = () if self._ahead is None else self._ahead.ends
+        agenda, party = self._agenda, self.party
+        num_seen = bisect_left(ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
+        return None if self._ahead is None or num_seen == 0 else self._ahead.num_free[num_seen - 1]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.engine.is_idle and not self._is_stepping and self._ahead is None and not self._inbox
+
+    def __repr__(self) -> str:
+        return f"<worker {self.ref.id} {self.spec.pool}, {self.num_steps} steps, {self.engine!r}>"
+
+    # ---- inside
+
+    def _turn(self) -> None:
+        """Inbox, deadlines, plan: until a step runs or there is nothing to compute."""
+        now = self._agenda.now
+        while self._inbox:
+            self._dispatch(self._inbox.popleft()(self.engine, now))
+        if now >= self._next_look():
+            self._num_looks = max(self._num_looks + 1, math.floor(now / TICK_S) + 1)
+            self._dispatch(self.engine.tick(now))
+        run = self.engine.run(min(self.spec.max_run, self._reach)) if self.spec.max_run > 1 else None
+        if run is not None:
+            self._look_ahead(run)
+            return
+        plan, effects = self.engine.begin(now)
+        if plan is None:
+            self._dispatch(effects)
+            self._rest()
+        else:
+            if effects:
+                self._dispatch(effects)
+            self._step(plan)
+
+    # ---- one step
+
+    def _step(self, plan: StepPlan) -> None:
+        self._is_stepping = True
+        step = features(plan.slices)
+        seconds = self._executor.seconds(plan)
+        end = partial(self._finish, plan, step, seconds)
+        self._agenda.at(self._agenda.now + seconds, "", end, by=self.party, is_end=True)
+
+    def _finish(self, plan: StepPlan, step: StepFeatures, seconds: float) -> None:
+        self._is_stepping = False
+        result = self._executor.execute(plan)
+        now = self._agenda.now
+        self._dispatch(self.engine.finish(result, now))
+        self.party.log.step(now, plan.number, plan.num_tokens, self._load.num_free_blocks)
+        if self._is_paced:
+            self.engine.pacer.measured(result, seconds)
+        if step.num_prefill_tokens:
+            self.step_cost = self.engine.pacer.model.published
+        self._count(step, seconds)
+        self._turn()
+
+    def _count(self, step: StepFeatures, seconds: float) -> None:
+        self.busy_s += seconds
+        self.num_steps += 1
+        self.num_prefill_tokens += step.num_prefill_tokens
+        self.num_decode_tokens += step.num_decode_seqs
+
+    # ---- steps ahead
+
+    def _look_ahead(self, run: DecodeRun) -> None:
+        """Up to the step at whose end deadlines are to be looked at."""
+        ahead, now, look_at = Lookahead(run, [], [], []), self._agenda.now, self._next_look()
+        num_free, grown_at, num_grown = self._load.num_free_blocks, run.grown_at, 0
+        for i in range(run.num_steps):
+            seconds = self._executor.step_seconds(run.number + i, run.features(i))
+            now += seconds
+            while num_grown < len(grown_at) and grown_at[num_grown] <= i:
+                num_grown += 1
+            ahead.ends.append(now)
+            ahead.seconds.append(seconds)
+            ahead.num_free.append(num_free - num_grown)
+            if now >= look_at:
+                break
+        self._ahead = ahead
+        self._end = self._agenda.at(now, "", self._end_run, by=self.party, is_end=True)
+
+    def _end_after_step(self, ahead: Lookahead) -> None:
+        """Something has come, which waits for the end of the step that is under way."""
+        num_steps = bisect_right(ahead.ends, self._agenda.now) + 1
+        if num_steps < len(ahead.ends):
+            assert self._end is not None
+            self._agenda.cancel(self._end)
+            ahead.cut(num_steps)
+            self._end = self._agenda.at(ahead.ends[-1], "", self._end_run, by=self.party, is_end=True)
+
+    def _end_run(self) -> None:
+        assert self._ahead is not None
+        # What is cut off was looked at in vain.
+        self._reach = max(LEAST_REACH, 2 * (self._ahead.num_before + len(self._ahead.ends)))
+        self._take_in(self._ahead, len(self._ahead.ends))
+        self._ahead = self._end = None
+        self._turn()
+
+    def _take_in(self, ahead: Lookahead, num_steps: int) -> None:
+        run = ahead.run
+        tokens = self.engine.finish_run(run, self._executor.draw(run, num_steps))
+        for i in range(num_steps):
+            step = run.features(i)
+            self._count(step, ahead.seconds[i])
+            self.party.log.step(ahead.ends[i], run.number + i, len(run.seqs), ahead.num_free[i])
+            if self._is_paced:
+                self.engine.pacer.model.observe(step, ahead.seconds[i])
+        if ahead.num_free[num_steps - 1] != self._load.num_free_blocks:
+            self._load = replace(self._load, num_free_blocks=ahead.num_free[num_steps - 1])
+        stretch = StepRun(ahead.ends[:num_steps], tokens, self._load, ahead.num_free[:num_steps])
+        self._outlet.stream(self, stretch)
+
+    # ---- deadlines
+
+    def _next_look(self) -> float:
+        """When the engine's deadlines are looked at next: at multiples of `TICK_S`, those left out at which nothing
+        would be found."""
+        due = self.engine.next_deadline()
+        if due == math.inf:
+            return math.inf
+        return TICK_S * max(math.ceil(max(0.0, due) / TICK_S), self._num_looks)
+
+    def _rest(self) -> None:
+        """An idle engine needs no look; one that waits for others has deadlines."""
+        look_at = math.inf if self.engine.is_idle else self._next_look()
+        if look_at == self._wakes_at:
+            return
+        if self._wake is not None:
+            self._agenda.cancel(self._wake)
+        self._wake, self._wakes_at = None, look_at
+        if look_at < math.inf:
+            self._wake = self._agenda.at(max(look_at, self._agenda.now), "", self._look, by=self.party)
+
+    def _look(self) -> None:
+        self._wake, self._wakes_at = None, math.inf
+        if not self._is_stepping and self._ahead is None:
+            self._turn()
+
+    @property
+    def _is_paced(self) -> bool:
+        """Without latency targets how long a step took changes no later one: the pacer need not learn, and routers
+        reckon with the calibration."""
+        return self.spec.config.slo != SloConfig()
+
+    def _dispatch(self, effects: Sequence[Effect]) -> None:
+        load = self.engine.load()
+        has_changed = load != self._load
+        if effects or has_changed:
+            self._load = load
+            self._outlet.dispatch(self, effects, load if has_changed else None)

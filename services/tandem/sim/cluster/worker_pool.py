@@ -1,0 +1,154 @@
+"""The workers that a simulated gateway knows, and what it has heard of each by now; never places or sends anything."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
+
+from tandem.core.config import GatewayConfig
+from tandem.core.events import KVReceived
+from tandem.core.ids import BlockHash, RequestId, WorkerRef
+from tandem.core.request import Job, PrefillJob, Request
+from tandem.kv.hashing import prompt_hashes, root_hash
+from tandem.routing.link_bandwidth import LinkBandwidth
+from tandem.routing.placement import Placement
+from tandem.routing.worker_ranking import WorkerRanking
+from tandem.routing.worker_view import Pair, WorkerView
+from tandem.sim.cluster.lookahead import StepRun
+from tandem.sim.cluster.network import Network
+from tandem.sim.cluster.worker import FINGERPRINT, SimWorker
+from tandem.sim.cluster.worker_view import GatewayLink, pairs
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+
+PROBE_S = 1.0
+"""Until a pair that is doubted has been tested, as in the real fleet, which looks for what to test once a second."""
+PROBE_RETRY_S = 5.0
+"""As the real fleet's."""
+
+
+class SimWorkerPool:
+    """`roster` has those that live. Every pair of these counts as tried, as it is some seconds after a real start.
+    `party` is the gateway's, and `proven` is called when a pair is used again that was doubted."""
+
+    def __init__(
+        self, agenda: SimEventQueue, network: Network, config: GatewayConfig, party: Actor, proven: Callable[[], None]
+    ) -> None:
+        self._agenda = agenda
+        self._network = network
+        self._latency_s = network.latency_s
+        self._config = config
+        self._party = party
+        self._proven = proven
+        self._links: dict[WorkerRef, GatewayLink] = {}
+        self._pairs: set[Pair] = set()
+        self._doubted: set[Pair] = set()
+        self.kv_links = LinkBandwidth()
+        self.roster = WorkerRanking(self._pairs, self._doubted)
+
+    def find(self, worker: WorkerRef) -> GatewayLink | None:
+        return self._links.get(worker)
+
+    def links(self) -> Iterable[GatewayLink]:
+        return self._links.values()
+
+    # ---- who comes and goes
+
+    def met(self, worker: SimWorker) -> None:
+        """Nothing for one that is known and lives."""
+        known = self._links.get(worker.ref)
+        if known is not None and known.is_live:
+            return
+        others = [link.worker for link in self._links.values() if link.is_live]
+        self._links[worker.ref] = link = GatewayLink(worker, worker.engine.load())
+        self._pairs |= pairs(worker, others, self._config)
+        self.changed(link)
+
+    def missed(self, worker: WorkerRef) -> None:
+        """Its stream ended: it gets nothing new. Nothing for one that was not met yet."""
+        if worker in self._links:
+            self._links[worker].is_live = False
+            self.roster.remove(worker)
+
+    def lost(self, worker: WorkerRef) -> GatewayLink | None:
+        """What was known of it; None when it was not met yet."""
+        self.missed(worker)
+        for pair in [pair for pair in self._doubted if worker in pair]:
+            self._doubted.discard(pair)
+        return self._links.pop(worker, None)
+
+    def suspect(self, workers: Set[WorkerRef]) -> None:
+        """KV may have been lost between two of these: they are not used together until a test has passed."""
+        for pair in sorted(pair for pair in self._pairs if workers >= set(pair)):
+            self._pairs.discard(pair)
+            self._doubted.add(pair)
+            self._agenda.after(PROBE_S, "", partial(self._probe, pair), by=self._party)
+
+    def _probe(self, pair: Pair) -> None:
+        """Nothing for one that was lost meanwhile: it begins anew when it is met again."""
+        producer, consumer = (self._links.get(ref) for ref in pair)
+        if pair not in self._doubted or producer is None or consumer is None:
+            return
+        if self._network.is_cut(producer.worker.party, consumer.worker.party):
+            self._agenda.after(PROBE_RETRY_S, "", partial(self._probe, pair), by=self._party)
+            return
+        self._doubted.discard(pair)
+        self._pairs.add(pair)
+        self._proven()
+
+    # ---- what is known
+
+    def changed(self, link: GatewayLink) -> None:
+        """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
+        if link.is_live:
+            self.roster.put(partial(self.view, link))
+
+    def num_come(self, link: GatewayLink, stretch: StepRun) -> int:
+        """How many of its steps the gateway has heard of."""
+        agenda, delay_s, party = self._agenda, self._latency_s, link.worker.party
+        if agenda.now > stretch.ends[-1] + delay_s:
+            return len(stretch.ends)
+        return bisect_left(stretch.ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
+
+    def view(self, link: GatewayLink) -> WorkerView:
+        """As of now, without taking anything in: while a worker only decodes, blocks become fewer."""
+        num_free = link.worker.num_free_seen(self._latency_s)
+        if num_free is None:
+            num_free = link.load.num_free_blocks
+            for stretch in reversed(link.coming):
+                num_come = self.num_come(link, stretch)
+                if num_come:
+                    num_free = stretch.num_free[num_come - 1]
+                    break
+        return link.view(num_free)
+
+    def names(self, request: Request) -> Sequence[BlockHash]:
+        """Of its prompt's blocks. All workers have blocks of one size."""
+        block_size = next(iter(self._links.values())).worker.spec.layout.block_size
+        return prompt_hashes(root_hash(FINGERPRINT, block_size, request.cache_salt), request, block_size)
+
+    def measured(self, placement: Placement, event: KVReceived) -> None:
+        """How fast a pull was; as `gateway.fleet`'s."""
+        producer, consumer = self.find(placement.prefill), self.find(placement.decode)
+        if event.source is None and producer is not None and consumer is not None:
+            self.kv_links.observe(self.view(producer), self.view(consumer), event.num_bytes, event.busy_s)
+
+    # ---- what is on its way
+
+    def expect(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
+        """A request goes there, with so many tokens of its prompt to compute."""
+        link = self._links[worker]
+        link.placed[request] = num_tokens
+        self.changed(link)
+
+    def unexpect(self, placement: Placement | None, request: RequestId) -> None:
+        """It does not go where it was to."""
+        producer = None if placement is None else self.find(placement.prefill)
+        if producer is not None and producer.placed.pop(request, 0):
+            self.changed(producer)
+
+    def coming(self, link: GatewayLink, job: Job) -> None:
+        """A job is about to be sent: what it decodes counts there until its worker has answered."""
+        if not isinstance(job, PrefillJob):
+            link.decoding.add(job.request.id)
+            self.changed(link)

@@ -1,0 +1,62 @@
+"""What a simulated gateway knows of one worker, and which pairs of workers it uses; never sends anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tandem.core.config import GatewayConfig
+from tandem.core.ids import RequestId
+from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.core.worker_load import WorkerLoad
+from tandem.routing.worker_view import Pair, WorkerView
+from tandem.sim.cluster.lookahead import StepRun
+from tandem.sim.cluster.worker import FINGERPRINT, SimWorker
+from tandem.workload.ask import MODEL
+
+
+@dataclass(slots=True)
+class GatewayLink:
+    """`placed`: prompt tokens to compute of requests that were placed there and not taken yet, `decoding`: requests
+    sent there to decode of which it has not answered; `coming` are steps that the worker has taken, some of which the
+    gateway has not heard of yet. `is_live`: its stream is up."""
+
+    worker: SimWorker
+    load: WorkerLoad
+    placed: dict[RequestId, int] = field(default_factory=dict)
+    decoding: set[RequestId] = field(default_factory=set)
+    coming: deque[StepRun] = field(default_factory=deque)
+    is_live: bool = True
+
+    def answered(self, job: Job) -> None:
+        """The worker has said whether it takes a job."""
+        if not isinstance(job, ResumeJob):
+            self.placed.pop(job.request.id, None)
+        if not isinstance(job, PrefillJob):
+            self.decoding.discard(job.request.id)
+
+    def view(self, num_free: int) -> WorkerView:
+        worker, load = self.worker, self.load
+        if num_free != load.num_free_blocks:
+            load = replace(load, num_free_blocks=num_free)
+        layout = worker.spec.layout
+        return WorkerView(
+            worker.ref, worker.spec.pool, MODEL, FINGERPRINT, load, tuple(self.placed.values()), worker.step_cost,
+            num_inflight=len(self.decoding), block_size=layout.block_size, block_bytes=layout.block_bytes,
+        )  # fmt: skip
+
+
+def pairs(worker: SimWorker, others: Sequence[SimWorker], config: GatewayConfig) -> set[Pair]:
+    """Those of a worker that a gateway tries: none without a split, and two mixed workers only where every request is
+    split."""
+    if config.disaggregation == "off":
+        return set()
+    both = [pair for other in others for pair in ((worker, other), (other, worker))]
+    return {
+        (producer.ref, consumer.ref)
+        for producer, consumer in both
+        if producer.spec.pool != "decode"
+        and consumer.spec.pool != "prefill"
+        and (producer.spec.pool != consumer.spec.pool or config.disaggregation == "strict")
+    }

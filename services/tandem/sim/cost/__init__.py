@@ -1,0 +1,1 @@
+"""How long a simulated step takes: rooflines, hardware, model shapes, measured residuals and replayed steps."""

@@ -1,0 +1,1 @@
+"""What can be deployed: accelerators, measured profiles and pools of workers that become a cluster."""

@@ -1,0 +1,126 @@
+"""What one might buy: a model on accelerators, in pools of workers; becomes a cluster to simulate, never runs one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from tandem.admission.tenant import Tenant
+from tandem.core.config import Config
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import TenantId
+from tandem.routing.worker_view import POOLS, Pool
+from tandem.sched.state.slo_targets import LatencyTargets
+from tandem.sim.cluster.cluster import ClusterSpec
+from tandem.sim.cluster.quotas import Terms
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.machines.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """`number` workers of `degree` accelerators each."""
+
+    pool: Pool
+    number: int
+    degree: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """`link_bandwidth`: bytes per second between workers for each of a worker's accelerators, None: its machine's.
+    `kv_bytes` per worker, None: what fits beside the weights. `tenants`: None asks nobody for a key."""
+
+    machine: Machine
+    pools: tuple[PoolSize, ...]
+    config: Config
+    link_bandwidth: float | None = None
+    kv_bytes: int | None = None
+    tenants: Mapping[TenantId, Tenant] | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(pool.number * pool.degree for pool in self.pools)
+
+    @property
+    def price_per_hour(self) -> float:
+        return self.num_gpus * self.machine.price_per_hour
+
+    def __str__(self) -> str:
+        told = " + ".join(_told(pool) for pool in self.pools)
+        return f"{told} on {self.num_gpus} x {self.machine.name}"
+
+    def cluster(self, seed: int) -> ClusterSpec:
+        """Raises TandemError(INVALID_REQUEST) for what cannot be built or could not serve."""
+        return ClusterSpec(
+            workers=tuple((self._worker(pool), pool.number) for pool in self._serving()),
+            gateway=self.config.gateway,
+            latency_s=self.machine.latency_s,
+            delivery_s=self.machine.delivery_s,
+            seed=seed,
+            terms=Terms(tenants=self.tenants, targets=LatencyTargets.of(self.config.slo)),
+        )
+
+    def _serving(self) -> tuple[PoolSize, ...]:
+        has = {pool.pool for pool in self.pools if pool.number > 0}
+        if not has:
+            raise _refuse("--pools has no worker")
+        if has in ({"prefill"}, {"decode"}):
+            (only,) = has
+            other = "decode" if only == "prefill" else "prefill"
+            raise _refuse(f"--pools has {only} workers alone: add {other} or mixed ones")
+        if self.config.gateway.disaggregation == "strict" and sum(pool.number for pool in self.pools) < 2:
+            raise _refuse("gateway.disaggregation = strict needs two workers")
+        return self.pools
+
+    def _worker(self, pool: PoolSize) -> WorkerSpec:
+        try:
+            spec = self.machine.worker(pool.pool, pool.degree, self.config)
+        except ValueError as error:
+            raise _refuse(f"{pool.pool} workers: {error}") from error
+        if self.link_bandwidth is not None:
+            spec = replace(spec, bandwidth=pool.degree * self.link_bandwidth)
+        if self.kv_bytes is not None:
+            spec = replace(spec, num_blocks=self._asked_blocks(spec, pool, self.kv_bytes))
+        return spec
+
+    def _asked_blocks(self, spec: WorkerSpec, pool: PoolSize, kv_bytes: int) -> int:
+        number = kv_bytes // spec.layout.block_bytes
+        if not 1 <= number <= spec.num_blocks:
+            most = spec.num_blocks * spec.layout.block_bytes / 2**30
+            raise _refuse(f"engine.kv_cache_memory: {pool.pool} workers have room for one block to {most:.1f} GiB")
+        return number
+
+
+def parse_pools(sizes: str, degrees: str = "") -> tuple[PoolSize, ...]:
+    """Of `prefill=4,decode=8` and `decode=2` or `2` for all. Raises TandemError(INVALID_REQUEST)."""
+    numbers = _numbers("--pools", sizes)
+    one = degrees.strip()
+    ways = dict.fromkeys(numbers, int(one)) if one.isascii() and one.isdecimal() else _numbers("--tp", degrees)
+    for pool in ways:
+        if pool not in numbers:
+            raise _refuse(f"--tp names {pool}, which --pools does not")
+    if 0 in ways.values():
+        raise _refuse("--tp must be at least 1")
+    return tuple(PoolSize(pool, number, ways.get(pool, 1)) for pool, number in numbers.items())
+
+
+def _numbers(flag: str, text: str) -> dict[Pool, int]:
+    found: dict[Pool, int] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.strip().partition("=")
+        pool = cast(Pool, name)
+        if pool not in POOLS or pool in found or not (value.isascii() and value.isdecimal()):
+            raise _refuse(f"{flag} {text}: {part!r} is not POOL=NUMBER, each of {', '.join(POOLS)} once")
+        found[pool] = int(value)
+    return found
+
+
+def _told(pool: PoolSize) -> str:
+    ways = f" of {pool.degree}" if pool.degree > 1 else ""
+    return f"{pool.number} {pool.pool}{ways}"
+
+
+def _refuse(message: str) -> TandemError:
+    return TandemError(ErrorKind.INVALID_REQUEST, message)

@@ -1,0 +1,176 @@
+"""Finds the cheapest deployment of each kind that keeps a promise, by bounds and then simulation; never prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tandem.sim.machines.deployment import Deployment
+from tandem.sim.planner.deployment_kind import DeploymentKind, Kind
+from tandem.sim.planner.search import cheapest_pair, least
+from tandem.sim.planner.slo_check import SloResult, SloTarget
+from tandem.sim.planner.workload_demand import WorkloadDemand
+
+KINDS: tuple[Kind, ...] = ("mixed", "split")
+Try = Callable[[Deployment], SloResult]
+MOST_REPAIRS = 2
+MOST_TIMES = 4
+"""The kind that is searched second may cost so many times as much as the first; beyond, nobody cares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The cheapest deployment of one kind that holds. `second` is what another seed and more requests say of it;
+    `num_added` workers were added for that."""
+
+    recipe: DeploymentKind
+    numbers: tuple[int, ...]
+    first: SloResult
+    second: SloResult
+    num_added: int
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.recipe.deployment(self.numbers)
+
+    @property
+    def cost(self) -> float:
+        return self.recipe.cost(self.numbers)
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.second.holds
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """A recipe that no number of workers can mend, or that would take more than there may be."""
+
+    recipe: DeploymentKind
+    reason: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """`best` of each kind, if any holds; all that was simulated with the first seed, in order, and what was not."""
+
+    best: dict[Kind, Found] = field(default_factory=dict)
+    tried: list[tuple[DeploymentKind, tuple[int, ...], SloResult]] = field(default_factory=list)
+    never: list[Never] = field(default_factory=list)
+
+    @property
+    def winner(self) -> Found | None:
+        """Of equal costs the mixed one, which has fewer parts; one that another seed confirms before one that it does
+        not."""
+        return min(
+            self.best.values(), key=lambda f: (not f.is_confirmed, f.cost, KINDS.index(f.recipe.kind)), default=None
+        )
+
+    @property
+    def runner_up(self) -> Found | None:
+        """The best of the other kind."""
+        winner = self.winner
+        return next((f for f in self.best.values() if winner is not None and f.recipe.kind != winner.recipe.kind), None)
+
+    @property
+    def nearest(self) -> SloResult | None:
+        """What came nearest, where nothing holds: the run with the least margin of those that were not given up."""
+        whole = [verdict for *_, verdict in self.tried if verdict.margin is not None]
+        return min(whole, key=lambda verdict: verdict.margin or 0.0, default=None)
+
+
+class CapacityPlanner:
+    """`found` is the demand of the promise's workload. `confirmation`: another seed and more requests. `told` hears
+    what is tried next."""
+
+    def __init__(
+        self,
+        promise: SloTarget,
+        confirmation: SloTarget,
+        found: WorkloadDemand,
+        max_gpus: int,
+        told: Callable[[str], None],
+    ) -> None:
+        self._promise = promise
+        self._confirmation = confirmation
+        self._demand = found
+        self._max_gpus = max_gpus
+        self._told = told
+        self._verdicts: dict[tuple[DeploymentKind, tuple[int, ...]], SloResult] = {}
+        self.plan = Plan()
+
+    def find(self, recipes: Iterable[DeploymentKind]) -> Plan:
+        """Both kinds, the cheaper bounds first, so that what costs more than what is known need not be tried."""
+        bounded = self._bounded(recipes)
+        other = math.inf
+        for kind in KINDS:
+            known: tuple[DeploymentKind, tuple[int, ...]] | None = None
+            below = MOST_TIMES * other
+            for recipe, low in bounded:
+                if recipe.kind == kind:
+                    known = self.cheapest(recipe, low, below) or known
+                    below = below if known is None else known[0].cost(known[1])
+            if known is not None:
+                self.plan.best[kind] = self._confirmed(*known)
+                other = self.plan.best[kind].cost
+        return self.plan
+
+    def cheapest(
+        self, recipe: DeploymentKind, low: tuple[int, ...], below: float = math.inf
+    ) -> tuple[DeploymentKind, tuple[int, ...]] | None:
+        """The cheapest numbers that hold; None when none does within the accelerators and for less than `below`."""
+        limit = min(self._max_gpus * recipe.prices[0] / recipe.degrees[0], below * (1 - 1e-9))
+        if recipe.cost(low) > limit:
+            return None
+        if recipe.kind == "mixed":
+            high = int(limit / recipe.prices[0] + 1e-9)
+            number = least(low[0], high, lambda n: self._try(recipe, (n,)).holds)
+            return None if number is None else (recipe, (number,))
+        pair = cheapest_pair(
+            (low[0], low[1]), (recipe.prices[0], recipe.prices[1]), limit, lambda p, d: self._try(recipe, (p, d)).holds
+        )
+        return None if pair is None else (recipe, pair)
+
+    # ---- inside
+
+    def _bounded(self, recipes: Iterable[DeploymentKind]) -> list[tuple[DeploymentKind, tuple[int, ...]]]:
+        found: list[tuple[DeploymentKind, tuple[int, ...]]] = []
+        for recipe in recipes:
+            low = recipe.least(self._demand, self._promise.slo, self._promise.percentile)
+            if isinstance(low, str):
+                self.plan.never.append(Never(recipe, low))
+            elif recipe.num_gpus(low) > self._max_gpus:
+                self.plan.never.append(Never(recipe, f"takes more than {self._max_gpus} accelerators"))
+            else:
+                found.append((recipe, low))
+        return sorted(found, key=lambda one: one[0].cost(one[1]))
+
+    def _try(self, recipe: DeploymentKind, numbers: tuple[int, ...]) -> SloResult:
+        key = (recipe, numbers)
+        if key not in self._verdicts:
+            deployment = recipe.deployment(numbers)
+            self._told(str(deployment) + f", budget {recipe.budget}" + (", paced" if recipe.itl_ms else ""))
+            self._verdicts[key] = self._promise.tried(deployment)
+            self.plan.tried.append((recipe, numbers, self._verdicts[key]))
+        return self._verdicts[key]
+
+    def _confirmed(self, recipe: DeploymentKind, numbers: tuple[int, ...]) -> Found:
+        """Add a worker where another seed says that there is one too few, within the accelerators."""
+        first = self._try(recipe, numbers)
+        for num_added in range(MOST_REPAIRS + 1):
+            self._told(f"{recipe.deployment(numbers)} with another seed")
+            second = self._confirmation.tried(recipe.deployment(numbers))
+            more = _one_more(recipe, numbers, second)
+            if second.holds or num_added == MOST_REPAIRS or recipe.num_gpus(more) > self._max_gpus:
+                return Found(recipe, numbers, first, second, num_added)
+            numbers = more
+        raise AssertionError("the loop returns")
+
+
+def _one_more(recipe: DeploymentKind, numbers: Sequence[int], verdict: SloResult) -> tuple[int, ...]:
+    """Of a split, a worker of the pool whose measure is missed."""
+    if recipe.kind == "mixed":
+        return (numbers[0] + 1,)
+    is_late = any(miss.measure == "TTFT" for miss in verdict.misses)
+    return (numbers[0] + is_late, numbers[1] + (not is_late))

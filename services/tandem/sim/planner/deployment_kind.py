@@ -1,0 +1,103 @@
+"""A kind of deployment without its numbers: machine, split or not, degrees, budget; never counts workers or tries
+one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tandem.core.config import Config
+from tandem.core.slo import Slo
+from tandem.sim.cluster.worker import WorkerSpec
+from tandem.sim.machines.deployment import Deployment, PoolSize
+from tandem.sim.machines.machine import Machine
+from tandem.sim.planner.workload_demand import WorkloadDemand, least_workers, why_never
+
+Kind = Literal["mixed", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentKind:
+    """`degrees` of a mixed worker, or of a prefill and a decode worker. `itl_ms`: the target by which schedulers limit
+    their steps, 0: none."""
+
+    machine: Machine
+    degrees: tuple[int, ...]
+    budget: int
+    itl_ms: float
+    config: Config
+    link_bandwidth: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return "mixed" if len(self.degrees) == 1 else "split"
+
+    @property
+    def prices(self) -> tuple[float, ...]:
+        """Of one worker of each pool, per hour; in accelerators where no price is set."""
+        return tuple(degree * (self.machine.price_per_hour or 1.0) for degree in self.degrees)
+
+    def cost(self, numbers: Sequence[int]) -> float:
+        return sum(number * price for number, price in zip(numbers, self.prices, strict=True))
+
+    def num_gpus(self, numbers: Sequence[int]) -> int:
+        return sum(number * degree for number, degree in zip(numbers, self.degrees, strict=True))
+
+    def deployment(self, numbers: Sequence[int]) -> Deployment:
+        pools = ("mixed",) if self.kind == "mixed" else ("prefill", "decode")
+        sizes = tuple(
+            PoolSize(pool, number, degree)  # type: ignore[arg-type]
+            for pool, number, degree in zip(pools, numbers, self.degrees, strict=True)
+        )
+        return Deployment(machine=self.machine, pools=sizes, config=self._config(), link_bandwidth=self.link_bandwidth)
+
+    def least(self, found: WorkloadDemand, slo: Slo, percentile: float) -> tuple[int, ...] | str:
+        """Fewer workers than these cannot hold the targets, or why no number of them can."""
+        try:
+            specs = [self._spec(degree) for degree in self.degrees]
+        except ValueError as error:
+            return str(error)
+        if (reason := why_never(specs[0], specs[-1], found, slo, percentile)) is not None:
+            return reason
+        if self.kind == "mixed":
+            return (least_workers(specs[0], specs[0], found, slo),)
+        return least_workers(specs[0], None, found, slo), least_workers(None, specs[1], found, slo)
+
+    def __str__(self) -> str:
+        ways = "+".join(map(str, self.degrees))
+        paced = f", paced to {self.itl_ms:g} ms" if self.itl_ms else ""
+        return f"{self.kind}, tp {ways}, {self.machine.name}, budget {self.budget}{paced}"
+
+    def _config(self) -> Config:
+        engine = replace(
+            self.config.engine,
+            max_num_batched_tokens=self.budget,
+            max_num_seqs=min(self.config.engine.max_num_seqs, self.budget),
+        )
+        return replace(self.config, engine=engine, slo=replace(self.config.slo, itl_ms=self.itl_ms))
+
+    def _spec(self, degree: int) -> WorkerSpec:
+        return self.machine.worker("mixed", degree, self._config())
+
+
+def recipes(
+    machine: Machine,
+    degrees: Sequence[int],
+    budgets: Sequence[int],
+    config: Config,
+    slo: Slo,
+    link_bandwidth: float | None = None,
+) -> Iterator[DeploymentKind]:
+    """All that is worth a look. Mixed workers come with every budget, and with the largest one limited by the ITL
+    target too; prefill workers with all but the least budget, which makes prompts slow and spares nobody."""
+    paced = 1e3 * slo.itl_s if slo.itl_s is not None else 0.0
+    ordered = sorted(budgets)
+    for degree in sorted(degrees):
+        for budget in ordered:
+            yield DeploymentKind(machine, (degree,), budget, 0.0, config, link_bandwidth)
+        if paced:
+            yield DeploymentKind(machine, (degree,), ordered[-1], paced, config, link_bandwidth)
+        for other in sorted(degrees):
+            for budget in ordered[1:] or ordered:
+                yield DeploymentKind(machine, (degree, other), budget, 0.0, config, link_bandwidth)

@@ -1,0 +1,132 @@
+"""Whether a deployment holds its targets under a workload, found out by simulating it once; never chooses one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tandem.core.slo import Slo
+from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.machines.deployment import Deployment
+from tandem.sim.report.latency_stats import GroupTally, LatencyStats
+from tandem.sim.report.report import SimulationReport
+from tandem.sim.simulate import simulate
+from tandem.workload.ask import ScheduledRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A class whose percentile of `measure` is above its target; `share` of its requests or gaps are. `value_s` is the
+    percentile, None where a run was given up before it was known or requests were not served."""
+
+    group: str
+    measure: str
+    value_s: float | None
+    target_s: float | None
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SloResult:
+    """`report` is None where the run was given up, because it could not hold any more. `margin`: the worst percentile
+    by its target, 1: exactly kept; None where it is not known."""
+
+    deployment: Deployment
+    misses: tuple[Miss, ...]
+    report: SimulationReport | None
+    margin: float | None
+    ttft_s: float | None
+    itl_s: float | None
+
+    @property
+    def holds(self) -> bool:
+        return not self.misses
+
+
+class _GivenUpError(Exception):
+    """The targets can no longer be held."""
+
+
+@dataclass(frozen=True)
+class SloTarget:
+    """A workload and what its clients were promised: `percentile` of each class, in (0, 100)."""
+
+    asks: Sequence[ScheduledRequest]
+    slo: Slo
+    percentile: float
+    seed: int
+
+    def tried(
+        self, deployment: Deployment, look: Callable[[SimCluster, LatencyStats], None] | None = None
+    ) -> SloResult:
+        """Simulate. The same seed for every deployment: what differs then comes from the deployment."""
+        tallies: list[LatencyStats] = []
+
+        def watch(cluster: SimCluster, tally: LatencyStats) -> None:
+            tallies[:] = [tally]
+            if look is not None:
+                look(cluster, tally)
+            if self._is_lost(tally):
+                raise _GivenUpError
+
+        try:
+            report, tally = simulate(deployment.cluster(self.seed), self.asks, self.slo, look=watch)
+        except _GivenUpError:
+            return SloResult(deployment, self._misses(tallies[0], is_whole=False), None, None, None, None)
+        ttft, itl = self._worst(tally, "ttft"), self._worst(tally, "itl")
+        pairs = ((ttft, self.slo.ttft_s), (itl, self.slo.itl_s))
+        parts = [value / target for value, target in pairs if value is not None and target is not None]
+        return SloResult(deployment, self._misses(tally, is_whole=True), report, max(parts, default=None), ttft, itl)
+
+    # ---- inside
+
+    @property
+    def _tolerated(self) -> float:
+        return 1 - self.percentile / 100
+
+    @cached_property
+    def _most(self) -> dict[str, tuple[float, float]]:
+        """How many late requests and gaps each class may have; unknown, and so none here, where answers are followed by
+        further requests."""
+        if any(ask.follow is not None for ask in self.asks):
+            return {}
+        requests = Counter(ask.group for ask in self.asks)
+        gaps: Counter[str] = Counter()
+        for ask in self.asks:
+            gaps[ask.group] += ask.request.sampling.max_tokens - 1
+        return {group: (self._tolerated * requests[group], self._tolerated * gaps[group]) for group in requests}
+
+    def _is_lost(self, tally: LatencyStats) -> bool:
+        most = self._most
+        for name, group in tally.groups.items():
+            late, late_gaps = most.get(name, (float("inf"), float("inf")))
+            if group.num_late > late + 1e-9 or group.num_late_gaps > late_gaps + 1e-9:
+                return True
+        return False
+
+    def _misses(self, tally: LatencyStats, *, is_whole: bool) -> tuple[Miss, ...]:
+        most = {} if is_whole else self._most
+        found: list[Miss] = []
+        for name in sorted(tally.groups):
+            group = tally.groups[name]
+            late, late_gaps = most.get(name, self._allowed(group))
+            if group.num_late > late + 1e-9:
+                value = self._percentile(group, "ttft") if is_whole and not group.errors else None
+                found.append(Miss(name, "TTFT", value, self.slo.ttft_s, group.num_late / group.num_requests))
+            if group.num_late_gaps > late_gaps + 1e-9:
+                value = self._percentile(group, "itl") if is_whole else None
+                found.append(Miss(name, "ITL", value, self.slo.itl_s, group.num_late_gaps / group.itl.count))
+        return tuple(found)
+
+    def _allowed(self, group: GroupTally) -> tuple[float, float]:
+        return self._tolerated * group.num_requests, self._tolerated * group.itl.count
+
+    def _percentile(self, group: GroupTally, measure: str) -> float | None:
+        histogram = group.ttft if measure == "ttft" else group.itl
+        return histogram.percentile(self.percentile / 100) if histogram.count else None
+
+    def _worst(self, tally: LatencyStats, measure: str) -> float | None:
+        values = [self._percentile(group, measure) for group in tally.groups.values()]
+        return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,106 @@
+"""Adds requests up as they end, class by class, in memory that does not grow with them; never keeps a trace."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished
+from tandem.core.quantile_sketch import QuantileSketch
+from tandem.core.slo import Slo
+from tandem.sim.cluster.client_trace import ClientTrace
+
+
+@dataclass(slots=True)
+class GroupTally:
+    """Of one class. Times are of requests that ended well, from when they were due. `num_late`: failed, or their first
+    token came after the target; `num_late_gaps`: gaps beyond theirs. `num_cached` of the `num_prompt` tokens came from
+    prefix caches, both of requests that ended well; `num_output`: tokens that clients got, of failed requests too."""
+
+    num_requests: int = 0
+    num_complete: int = 0
+    num_good: int = 0
+    num_late: int = 0
+    num_late_gaps: int = 0
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_output: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    ttft: QuantileSketch = field(default_factory=QuantileSketch)
+    itl: QuantileSketch = field(default_factory=QuantileSketch)
+    tpot: QuantileSketch = field(default_factory=QuantileSketch)
+    e2e: QuantileSketch = field(default_factory=QuantileSketch)
+
+    def add(self, trace: ClientTrace, slo: Slo) -> None:
+        self.num_requests += 1
+        self.num_output += len(trace.token_times)
+        ttft_s = trace.ttft_s if trace.is_complete else None
+        self.num_late += slo.violates_ttft(ttft_s)
+        outcome = trace.outcome
+        if not isinstance(outcome, Finished):
+            assert outcome is not None, f"{trace.id} has no end"
+            self.errors[_named(outcome)] += 1
+        if ttft_s is None:
+            return
+        assert isinstance(outcome, Finished)
+        gaps = trace.gaps_s
+        num_late_gaps = slo.num_late(gaps)
+        self.num_complete += 1
+        self.num_good += slo.is_met(ttft_s, num_late_gaps, len(gaps))
+        self.num_late_gaps += num_late_gaps
+        self.num_prompt += trace.num_prompt
+        self.num_cached += outcome.num_cached_tokens
+        self.ttft.add(ttft_s)
+        self.e2e.add(trace.token_times[-1] - trace.due_s)
+        if gaps:
+            self.itl.extend(gaps)
+            self.tpot.add((trace.token_times[-1] - trace.token_times[0]) / len(gaps))
+
+    def merge(self, other: GroupTally) -> None:
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.errors.update(other.errors)
+        for mine, theirs in zip(self._histograms, other._histograms, strict=True):
+            mine.merge(theirs)
+
+    @property
+    def _histograms(self) -> tuple[QuantileSketch, ...]:
+        return (self.ttft, self.itl, self.tpot, self.e2e)
+
+
+def _named(error: TandemError) -> str:
+    """A kind, and which limit was met: `quota_exceeded (tokens_per_minute)`."""
+    return f"{error.kind.value} ({error.reason})" if error.reason else error.kind.value
+
+
+_COUNTS = (
+    "num_requests", "num_complete", "num_good", "num_late", "num_late_gaps", "num_prompt", "num_cached", "num_output",
+)  # fmt: skip
+
+
+class LatencyStats:
+    """`began_s` is the first due time of all, `ended_s` the last end."""
+
+    def __init__(self, slo: Slo) -> None:
+        self.slo = slo
+        self.groups: dict[str, GroupTally] = {}
+        self.began_s = math.inf
+        self.ended_s = -math.inf
+
+    def add(self, trace: ClientTrace) -> None:
+        """Take a request that has ended."""
+        self.began_s = min(self.began_s, trace.due_s)
+        self.ended_s = max(self.ended_s, trace.ended_at)
+        group = self.groups.get(trace.group)
+        if group is None:
+            group = self.groups[trace.group] = GroupTally()
+        group.add(trace, self.slo)
+
+    def all(self) -> GroupTally:
+        """Of all classes together."""
+        whole = GroupTally()
+        for name in sorted(self.groups):
+            whole.merge(self.groups[name])
+        return whole

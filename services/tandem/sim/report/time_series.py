@@ -1,0 +1,126 @@
+"""How a run went over time: tokens and the worst gaps of each window, how busy each pool was; bounded like a tally, and
+never adds an event to what it watches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.core.quantile_sketch import QuantileSketch
+from tandem.routing.worker_view import Pool
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.cluster import SimCluster
+
+MAX_POINTS = 240
+_EXACT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SimWindow:
+    """From `begin_s` on: output tokens per second, and the 99th percentile of the gaps that ended in it; None: none."""
+
+    begin_s: float
+    output_rate: float
+    itl_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """`utilisation` since the sample before; the rest at `time_s`: requests that wait in the pool's workers, those that
+    run, and the least share of KV blocks that is free in one of them."""
+
+    time_s: float
+    utilisation: float
+    num_waiting: int
+    num_running: int
+    free_share: float
+
+
+@dataclass(slots=True)
+class _Count:
+    num_tokens: int = 0
+    gaps: QuantileSketch = field(default_factory=lambda: QuantileSketch(exact=_EXACT))
+
+    def merge(self, other: _Count) -> None:
+        self.num_tokens += other.num_tokens
+        self.gaps.merge(other.gaps)
+
+
+class Series:
+    """Windows begin at `width_s`; where a run lasts for more than `MAX_POINTS` of them, each two become one. Samples
+    are taken when somebody looks, so an idle cluster has fewer."""
+
+    def __init__(self, width_s: float = 0.25) -> None:
+        self._width_s = width_s
+        self._counts: dict[int, _Count] = {}
+        self._sample_s = width_s
+        self._next_s = 0.0
+        self.queued: list[tuple[float, int]] = []
+        """(virtual time, requests that wait at the gateway)"""
+        self._pools: dict[Pool, list[tuple[float, float, int, int, float]]] = {}
+        self._sizes: dict[Pool, int] = {}
+
+    def add(self, trace: ClientTrace) -> None:
+        """Take a request that has ended."""
+        before = None
+        for time in trace.token_times:
+            count = self._at(time)
+            count.num_tokens += 1
+            if before is not None:
+                count.gaps.add(time - before)
+            before = time
+
+    def look(self, cluster: SimCluster) -> None:
+        """Sample the cluster as it is now, unless that was done a moment ago."""
+        if cluster.now < self._next_s:
+            return
+        self._next_s = cluster.now + self._sample_s
+        self.queued.append((cluster.now, cluster.num_queued))
+        for pool in sorted({worker.spec.pool for worker in cluster.workers}):
+            workers = [worker for worker in cluster.workers if worker.spec.pool == pool]
+            loads = [worker.engine.load() for worker in workers]
+            self._sizes[pool] = len(workers)
+            self._pools.setdefault(pool, []).append((
+                cluster.now,
+                sum(worker.busy_s for worker in workers),
+                sum(load.num_waiting for load in loads),
+                sum(load.num_running for load in loads),
+                min(load.num_free_blocks / load.num_blocks for load in loads),
+            ))  # fmt: skip
+        if len(self.queued) > MAX_POINTS:
+            self._sample_s *= 2
+            self.queued = self.queued[::2]
+            self._pools = {pool: samples[::2] for pool, samples in self._pools.items()}
+
+    def windows(self) -> list[SimWindow]:
+        return [
+            SimWindow(
+                index * self._width_s,
+                count.num_tokens / self._width_s,
+                count.gaps.percentile(0.99) if count.gaps.count else None,
+            )
+            for index, count in sorted(self._counts.items())
+        ]
+
+    def pools(self) -> dict[Pool, list[PoolSample]]:
+        return {pool: _differences(samples, self._sizes[pool]) for pool, samples in self._pools.items()}
+
+    def _at(self, time: float) -> _Count:
+        while time >= MAX_POINTS * self._width_s:
+            self._width_s *= 2
+            halved: dict[int, _Count] = {}
+            for index, count in self._counts.items():
+                halved.setdefault(index // 2, _Count()).merge(count)
+            self._counts = halved
+        return self._counts.setdefault(int(time / self._width_s), _Count())
+
+
+def _differences(samples: Sequence[tuple[float, float, int, int, float]], num_workers: int) -> list[PoolSample]:
+    """Busy seconds are of steps that have ended, so one long step may show a window late."""
+    out: list[PoolSample] = []
+    time_before = busy_before = 0.0
+    for time, busy, *rest in samples:
+        lasted = (time - time_before) * num_workers
+        out.append(PoolSample(time, min(1.0, (busy - busy_before) / lasted) if lasted else 0.0, *rest))  # type: ignore[arg-type]
+        time_before, busy_before = time, busy
+    return out

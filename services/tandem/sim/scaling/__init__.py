@@ -1,0 +1,1 @@
+"""Simulated runs in which an autoscaler changes the number of workers."""

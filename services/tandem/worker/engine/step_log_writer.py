@@ -1,0 +1,71 @@
+"""Writes a worker's steps to a file from a thread of its own; never makes the engine wait and never fails a step.
+
+A full disk must not end a worker: the first step that cannot be written is the last that is tried, with a warning, so
+that a log has no gap and no line in the middle of another.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from pathlib import Path
+
+from tandem.core.clock import wall_ns
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.engine.step_log import LoggedStep, StepLogHead, encode_head, encode_step
+from tandem.sched.state.schedule_result import StepRecord
+
+FLUSH_S = 0.5
+MAX_WAITING = 100_000
+"""Steps that wait to be written; older ones are lost when a disk stands still for longer."""
+
+_log = logging.getLogger(__name__)
+
+
+class StepWriter:
+    """A `StepObserver`. `observe` is called on the engine's thread, all else on the owner's."""
+
+    def __init__(self, directory: Path, head: StepLogHead) -> None:
+        """Makes `directory/WORKER.jsonl`, anew for each life. Raises TandemError when it cannot be made."""
+        self.path = directory / f"{head.worker}.jsonl"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(encode_head(head) + "\n")
+        except OSError as error:
+            raise TandemError(
+                ErrorKind.INVALID_REQUEST, f"cannot write steps to {self.path}: {error}", param="worker.step_log"
+            ) from error
+        self._waiting: deque[LoggedStep] = deque(maxlen=MAX_WAITING)
+        self._has_stopped = threading.Event()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="tandem-step-log", daemon=True)
+        self._thread.start()
+
+    def observe(self, record: StepRecord) -> None:
+        if not self._has_failed:
+            self._waiting.append(LoggedStep(wall_ns() / 1e9, record))
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what is left; nothing when it was closed before. False when the disk has not taken it in time."""
+        self._has_stopped.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._has_stopped.wait(FLUSH_S):
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        lines: list[str] = []
+        while self._waiting:
+            lines.append(encode_step(self._waiting.popleft()) + "\n")
+        if not lines or self._has_failed:
+            return
+        try:
+            with self.path.open("a") as file:
+                file.writelines(lines)
+        except OSError as error:
+            self._has_failed = True
+            _log.warning("no more steps are logged: cannot write to %s: %s", self.path, error)

@@ -1,0 +1,324 @@
+"""Speaks worker.proto for one worker: messages to commands, events to messages; decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.grammar import Grammar
+from tandem.core.ids import GatewayId, JobKey
+from tandem.core.request import Job
+from tandem.core.step_cost import StepCost
+from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.wire.gen import kv_pb2, worker_pb2
+from tandem.wire.gen.worker_pb2_grpc import WorkerServicer
+from tandem.wire.idle_timeout import IdleTimeout
+from tandem.wire.job_codec import Submission, decode_key, decode_submission
+from tandem.wire.kv_codec import decode_handoff_key, decode_worker
+from tandem.wire.link_codec import encode_link
+from tandem.wire.worker_codec import encode_books, encode_load, encode_refusal, encode_step_cost, encode_update
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
+from tandem.worker.gateways.effect_dispatcher import EffectDispatcher
+from tandem.worker.gateways.watch_sessions import Watch as WatchStream
+from tandem.worker.gateways.watch_sessions import WatchSessions
+from tandem.worker.grpc_status import status_of
+from tandem.worker.kv.handoff_service import HandoffService
+from tandem.worker.links.link_monitor import LinkMonitor
+from tandem.worker.model.worker_descriptor import WorkerDescriptor
+
+BOOKS_S = 0.5
+"""How long Describe waits for a running step before it answers without books."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Peers(NamedTuple):
+    """What this worker has to do with other workers."""
+
+    follows: HandoffService
+    link_monitor: LinkMonitor
+
+
+class WorkerService(WorkerServicer):
+    """All methods on the event loop. `prepare` compiles a grammar ahead, on any thread."""
+
+    def __init__(
+        self,
+        introduction: WorkerDescriptor,
+        driver: EngineDriver,
+        router: EffectDispatcher,
+        gateways: WatchSessions,
+        peers: Peers,
+        clock: Clock,
+        prepare: Callable[[Grammar], None],
+    ) -> None:
+        self._prepare = prepare
+        self._introduction = introduction
+        self._identity = introduction.identity
+        self._driver = driver
+        self._router = router
+        self._gateways = gateways
+        self._follows, self._link_monitor = peers
+        self._clock = clock
+
+    # ---- jobs
+
+    async def Submit(
+        self,
+        request: worker_pb2.SubmitRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.SubmitRequest, worker_pb2.SubmitReply],
+    ) -> worker_pb2.SubmitReply:
+        reply = worker_pb2.SubmitReply()
+        try:
+            submission = self._read_submission(request)
+            grammar = submission.job.request.sampling.grammar
+            if grammar is not None:
+                await asyncio.to_thread(self._prepare, grammar)
+            await self._accept(submission)
+        except TandemError as refusal:
+            reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
+        reply.load.CopyFrom(encode_load(self._router.snapshot.load))
+        return reply
+
+    async def Cancel(
+        self,
+        request: worker_pb2.CancelRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CancelRequest, worker_pb2.CancelReply],
+    ) -> worker_pb2.CancelReply:
+        try:
+            keys = [decode_key(key) for key in request.keys]
+        except TandemError as error:
+            await context.abort(status_of(error), error.message)
+        await self._run(lambda engine, now: (None, _cancel(engine, keys, now)), context)
+        return worker_pb2.CancelReply()
+
+    async def Release(
+        self,
+        request: worker_pb2.ReleaseRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ReleaseRequest, worker_pb2.ReleaseReply],
+    ) -> worker_pb2.ReleaseReply:
+        try:
+            key = decode_handoff_key(request.key)
+        except TandemError as error:
+            await context.abort(status_of(error), error.message)
+        await self._run(lambda engine, now: (None, engine.revoke_lease(key, now)), context)
+        return worker_pb2.ReleaseReply()
+
+    # ---- streams; coroutines that write, so that a cancel ends them at once
+
+    async def Watch(  # type: ignore[override]
+        self,
+        request: worker_pb2.WatchRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate],
+    ) -> None:
+        try:
+            positions = {decode_key(position.key): position.next_index for position in request.positions}
+        except TandemError as error:
+            await context.abort(status_of(error), error.message)
+        if not request.gateway:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a watch names no gateway")
+        watch, unwanted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
+        self.cancel(unwanted)
+        try:
+            await self._stream_updates(watch, context)
+        finally:
+            self._gateways.detach(watch, self._clock.now())
+
+    async def StreamHandoff(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[kv_pb2.StreamHandoffRequest],
+        context: grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate],
+    ) -> None:
+        await self._follows.serve(request_iterator, context)
+
+    # ---- the worker itself
+
+    async def Describe(
+        self,
+        request: worker_pb2.DescribeRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeReply],
+    ) -> worker_pb2.DescribeReply:
+        """Without books when a step takes long: who wants to follow must not wait for it."""
+        metadata = context.invocation_metadata()
+        reply = self._introduction.describe(with_bundle=request.with_bundle, metadata=metadata)
+        try:
+            async with asyncio.timeout(BOOKS_S):
+                books = await asyncio.wrap_future(self._driver.call(_count))
+            reply.books.CopyFrom(encode_books(books))
+        except (TimeoutError, TandemError):
+            pass
+        reply.links.extend(map(encode_link, self._link_monitor.book.since(0)))
+        snapshot = self._router.snapshot
+        reply.load.CopyFrom(encode_load(snapshot.load))
+        if snapshot.step_cost is not None:
+            reply.step_cost.CopyFrom(encode_step_cost(snapshot.step_cost))
+        return reply
+
+    async def ProbeLink(
+        self,
+        request: worker_pb2.ProbeLinkRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ProbeLinkRequest, worker_pb2.ProbeLinkReply],
+    ) -> worker_pb2.ProbeLinkReply:
+        """A measurement that was begun is finished, whether or not the caller waits for it."""
+        reply = worker_pb2.ProbeLinkReply()
+        try:
+            report = await self._link_monitor.measure(decode_worker(request.source), request.num_bytes)
+            reply.report.CopyFrom(encode_link(report))
+        except TandemError as refusal:
+            reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
+        return reply
+
+    async def Drain(
+        self,
+        request: worker_pb2.DrainRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DrainRequest, worker_pb2.DrainReply],
+    ) -> worker_pb2.DrainReply:
+        done = await self.drain(request.timeout_ms / 1e3)
+        return worker_pb2.DrainReply(
+            num_left=done.num_left, num_moved=done.num_moved, num_given_back=done.num_given_back
+        )
+
+    async def drain(self, timeout_s: float) -> DrainResult:
+        """Take no new work, and let what runs go on elsewhere, until nothing is left or the time is over."""
+        try:
+            await asyncio.wrap_future(self._driver.call(_start_drain))
+            # Those that have no job here hear of it at once too.
+            self._gateways.wake()
+            await self._until_empty(timeout_s)
+            done = await asyncio.wrap_future(self._driver.call(lambda engine, now: (engine.drained(), [])))
+        except TandemError:
+            return DrainResult(0)
+        _log.info(
+            "drain finished: %d migrated, %d requeued, %d unfinished",
+            done.num_moved,
+            done.num_given_back,
+            done.num_left,
+        )
+        return done
+
+    async def _until_empty(self, timeout_s: float) -> None:
+        num_left = self._router.snapshot.num_live
+        until = self._clock.now() + timeout_s
+        while num_left and (left_s := until - self._clock.now()) > 0:
+            self._router.changed.clear()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._router.changed.wait()
+            except TimeoutError:
+                break
+            num_left = self._router.snapshot.num_live
+
+    def cancel(self, keys: Iterable[JobKey]) -> None:
+        """End jobs, without waiting for it."""
+        doomed = list(keys)
+        if doomed:
+            self._driver.post(lambda engine, now: _cancel(engine, doomed, now))
+
+    # ---- inside
+
+    def _read_submission(self, request: worker_pb2.SubmitRequest) -> Submission:
+        submission = decode_submission(request)
+        me = self._identity.me
+        if submission.incarnation != me.incarnation:
+            raise TandemError(ErrorKind.WORKER_LOST, f"{me} has restarted: it is incarnation {me.incarnation} now")
+        model = submission.job.request.model
+        if model != self._identity.model:
+            raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{me} serves {self._identity.model!r}, not {model!r}")
+        return submission
+
+    async def _accept(self, submission: Submission) -> None:
+        """The outbox expects the job before the engine has it: the first token may come before the reply."""
+        job = submission.job
+        expected = self._gateways.expect(submission.gateway, job.keys, len(job.output_tokens), self._clock.now())
+        try:
+            is_live = await asyncio.wrap_future(self._driver.call(_submit(job)))
+            if expected and not is_live:
+                raise TandemError(ErrorKind.WORKER_LOST, f"job {job.key} has ended, and what it told is forgotten")
+        except asyncio.CancelledError:
+            # Whoever asked is gone and will never know that the job is here.
+            self.cancel(job.keys)
+            if expected:
+                self._gateways.discard(job.keys)
+            raise
+        except TandemError:
+            if expected:
+                self._gateways.discard(job.keys)
+            raise
+
+    async def _run(
+        self,
+        command: Callable[[Engine, float], tuple[_T, list[Effect]]],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        try:
+            await asyncio.wrap_future(self._driver.call(command))
+        except TandemError as error:
+            await context.abort(status_of(error), error.message)
+
+    async def _stream_updates(
+        self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
+    ) -> None:
+        """At once, then whenever the stream is woken. Load, step cost and links go along when they have changed."""
+        told: EngineSnapshot | None = None
+        book, num_told = self._link_monitor.book, 0
+        try:
+            async with IdleTimeout(self._gateways.grace_s) as patience:
+                while not watch.is_over:
+                    watch.wake.clear()
+                    snapshot = self._router.snapshot
+                    events = watch.box.take(self._clock.now())
+                    update = encode_update(events, *_news(snapshot, told))
+                    if book.number > num_told:
+                        update.links.extend(map(encode_link, book.since(num_told)))
+                    told, num_told = snapshot, book.number
+                    patience.wait()
+                    await context.write(update)
+                    patience.rest()
+                    if watch.box.has_more:
+                        continue
+                    if watch.is_closing and not watch.wake.is_set():
+                        return
+                    await watch.wake.wait()
+        except TimeoutError:
+            return
+
+
+def _news(snapshot: EngineSnapshot, told: EngineSnapshot | None) -> tuple[WorkerLoad | None, StepCost | None]:
+    """What has changed since a stream was told the last time; a worker that decodes seldom has any."""
+    if told is None:
+        return snapshot.load, snapshot.step_cost
+    # By number: a load that is as before once more is news to whoever heard in between, in an answer to Submit.
+    load = None if snapshot.load.number == told.load.number else snapshot.load
+    return load, None if snapshot.step_cost == told.step_cost else snapshot.step_cost
+
+
+def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:
+    """Whether the job is live now; the same job again may have ended."""
+
+    def submit(engine: Engine, now: float) -> tuple[bool, list[Effect]]:
+        effects = engine.submit(job, now)
+        return not set(job.keys).isdisjoint(engine.live_jobs()), effects
+
+    return submit
+
+
+def _cancel(engine: Engine, keys: Iterable[JobKey], now: float) -> list[Effect]:
+    return [effect for key in keys for effect in engine.cancel(key, now)]
+
+
+def _count(engine: Engine, now: float) -> tuple[EngineStats, list[Effect]]:
+    return engine.books(), []
+
+
+def _start_drain(engine: Engine, now: float) -> tuple[None, list[Effect]]:
+    return None, engine.start_drain(now)

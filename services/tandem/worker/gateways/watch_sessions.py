@@ -1,0 +1,123 @@
+"""Which gateway waits for which job, over which stream, and since when it has none; never talks to a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from tandem.core.events import JobEvent
+from tandem.core.ids import GatewayId, JobKey
+from tandem.worker.gateways.outbox import Outbox
+
+
+class Watch:
+    """One stream of one gateway. `is_over`: a newer one took its place. `is_closing`: it ends once all was sent."""
+
+    def __init__(self, box: Outbox) -> None:
+        self.box = box
+        self.wake = asyncio.Event()
+        self.is_over = False
+        self.is_closing = False
+
+    def end(self) -> None:
+        self.is_over = True
+        self.wake.set()
+
+    def close(self) -> None:
+        self.is_closing = True
+        self.wake.set()
+
+
+class WatchSessions:
+    """All calls on the event loop. Times are seconds of the caller's clock."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self._boxes: dict[GatewayId, Outbox] = {}
+        self._watches: dict[GatewayId, Watch] = {}
+        self._absent_since: dict[GatewayId, float] = {}
+        self._is_closing = False
+
+    def __repr__(self) -> str:
+        return f"<gateways {list(self._boxes.values())}, {len(self._absent_since)} absent>"
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def expect(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
+        """A job of these choices is about to be submitted. False, and nothing changed, when it is expected already."""
+        if any(self._box_of(key) is not None for key in keys):
+            return False
+        box = self._open(gateway, now)
+        for key in keys:
+            box.expect(key, first_index)
+        return True
+
+    def discard(self, keys: Iterable[JobKey]) -> None:
+        """An expected job was refused."""
+        for key in keys:
+            box = self._box_of(key)
+            if box is not None:
+                box.discard(key)
+
+    def deliver(self, events: Iterable[JobEvent]) -> None:
+        """Take events in and wake the streams that are to carry them; those of jobs nobody expects are dropped."""
+        touched: set[GatewayId] = set()
+        for event in events:
+            box = self._box_of(event.key)
+            if box is not None:
+                box.push(event)
+                touched.add(box.gateway)
+        for gateway in touched:
+            if gateway in self._watches:
+                self._watches[gateway].wake.set()
+
+    def wake(self) -> None:
+        """Let every stream say something, if only that the worker lives."""
+        for watch in self._watches.values():
+            watch.wake.set()
+
+    def attach(self, gateway: GatewayId, positions: Mapping[JobKey, int], now: float) -> tuple[Watch, list[JobKey]]:
+        """Open a stream in place of any older one. Returns it with the live jobs that nobody waits for."""
+        box = self._open(gateway, now)
+        unwanted = box.resume(positions)
+        old = self._watches.pop(gateway, None)
+        if old is not None:
+            old.end()
+        watch = self._watches[gateway] = Watch(box)
+        self._absent_since.pop(gateway, None)
+        if self._is_closing:
+            watch.close()
+        return watch, unwanted
+
+    def detach(self, watch: Watch, now: float) -> None:
+        """A stream has ended; from now on its gateway is absent, unless a newer one took its place."""
+        gateway = watch.box.gateway
+        if self._watches.get(gateway) is watch:
+            del self._watches[gateway]
+            self._absent_since[gateway] = now
+
+    def sweep(self, now: float) -> list[JobKey]:
+        """Forget jobs that ended long ago and gateways gone for too long; returns the live jobs of the latter."""
+        lost: list[JobKey] = []
+        for box in self._boxes.values():
+            box.forget(now)
+        for gateway in [g for g, since in self._absent_since.items() if now - since >= self.grace_s]:
+            del self._absent_since[gateway]
+            lost += self._boxes.pop(gateway).live()
+        return lost
+
+    def close(self) -> None:
+        """Let every stream, those yet to come included, send what is there and end."""
+        self._is_closing = True
+        for watch in self._watches.values():
+            watch.close()
+
+    def _open(self, gateway: GatewayId, now: float) -> Outbox:
+        if gateway not in self._boxes:
+            self._boxes[gateway] = Outbox(gateway, self.grace_s)
+            self._absent_since[gateway] = now
+        return self._boxes[gateway]
+
+    def _box_of(self, key: JobKey) -> Outbox | None:
+        return next((box for box in self._boxes.values() if key in box), None)

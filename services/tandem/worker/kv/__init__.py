@@ -1,0 +1,4 @@
+"""The KV hand-off between workers: the producer's service, the consumer's streams to producers, and the reads.
+
+The producer side is `handoff_service` and `consumer_streams`; the consumer side is `producer_sessions`,
+`producer_session` and `transfer_client`."""

@@ -1,0 +1,309 @@
+"""The consumer's end of one StreamHandoff stream: connects to a source and keeps it told; never decides whether a pull
+goes on.
+
+A session is: ask the source who it is, make it readable, open the stream, follow everything that is wanted. When a
+session breaks, another one follows as long as something is wanted; meanwhile the engine's leases run. A source that no
+session reaches for as long as a lease lasts has given its offers up by then, and is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.core.ids import HandoffKey, WorkerRef
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.engine.ports import PeerError, TransportPeer
+from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, RemotePrefixRequest
+from tandem.wire.gen import kv_pb2
+from tandem.wire.kv_codec import (
+    decode_announcement,
+    decode_handoff_key,
+    encode_handoff_key,
+    encode_prefix_request,
+    encode_take,
+    encode_worker,
+)
+from tandem.wire.peer_auth import PeerAuth, reason_of
+from tandem.wire.worker_codec import decode_kind
+from tandem.worker.engine.driver import Command
+from tandem.worker.kv.handshake import ANSWER_S, SourceGone, handshake
+
+NUM_FIRST_TRIES = 4
+BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.0
+IDLE_S = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """What all links of a worker share. `post` runs a command on the engine's thread; `connect` makes a source
+    readable or raises PeerError in its future, `let_go` is told of one that is lost. `lease_s`: how long an offer lasts
+    that nobody renews."""
+
+    me: WorkerRef
+    fingerprint: str
+    transport_kind: str
+    trust: PeerAuth
+    clock: Clock
+    post: Callable[[Command], None]
+    connect: Callable[[TransportPeer], Future[None]]
+    let_go: Callable[[WorkerRef], None]
+    lease_s: float
+
+
+class _Broken(Exception):
+    """A session ended that should have gone on."""
+
+
+_Call = grpc.aio.StreamStreamCall[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
+
+
+class ProducerSession:
+    """`wanted` are the hand-offs followed now, those of cached prefixes with what is to be lent. All on the event
+    loop."""
+
+    def __init__(self, source: WorkerRef, context: SessionContext) -> None:
+        self.source = source
+        self._context = context
+        self._wanted: dict[HandoffKey, RemotePrefixRequest | None] = {}
+        self._to_follow: dict[HandoffKey, RemotePrefixRequest | None] = {}
+        self._to_renew: dict[HandoffKey, None] = {}
+        self._to_take: dict[HandoffKey, int] = {}
+        # True: because all that was offered is here.
+        self._to_release: dict[HandoffKey, bool] = {}
+        self._wake = asyncio.Event()
+        self._is_lost = False
+        self._was_connected = False
+        self._num_failures = 0
+        self._broke_at = 0.0
+        self._sequence = 0
+        self._unanswered: dict[int, tuple[float, tuple[HandoffKey, ...]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<link to {self.source}, {len(self._wanted)} followed, {self._num_failures} failures in a row>"
+
+    def follow(self, key: HandoffKey, prefix_request: RemotePrefixRequest | None = None) -> None:
+        self._wanted[key] = self._to_follow[key] = prefix_request
+        self._wake.set()
+
+    def renew(self, keys: tuple[HandoffKey, ...]) -> None:
+        self._to_renew.update(dict.fromkeys(key for key in keys if key in self._wanted))
+        self._wake.set()
+
+    def take(self, key: HandoffKey, num_output_tokens: int) -> None:
+        self._to_take[key] = num_output_tokens
+        self._wake.set()
+
+    def release(self, key: HandoffKey, *, is_taken: bool) -> None:
+        self._wanted.pop(key, None)
+        self._to_follow.pop(key, None)
+        self._to_renew.pop(key, None)
+        self._to_take.pop(key, None)
+        self._to_release[key] = is_taken
+        self._wake.set()
+
+    def reconnect(self) -> None:
+        """The transport has lost the source: begin a new session."""
+        self._is_lost = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until nothing has been wanted for a while, or the source is gone.
+
+        Nothing is awaited between the last look at what is wanted and the end, so that nothing said is lost.
+        """
+        while True:
+            is_broken = True
+            try:
+                await self._session()
+                reason, is_broken = "the stream ended", False
+            except SourceGone as gone:
+                self._give_up(str(gone))
+                return
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                reason = "the source cancelled the call"
+            except (grpc.aio.AioRpcError, PeerError, TandemError, TimeoutError, _Broken) as failure:
+                reason = _reason(failure)
+            if self._is_hopeless():
+                self._give_up(reason)
+                return
+            # A lease that cannot be released now lapses by itself.
+            self._to_release.clear()
+            if not self._wanted:
+                # Likely gone. Whoever is not is soon connected again.
+                if is_broken:
+                    self._context.let_go(self.source)
+                return
+            _log.info("link to %s broke: %s", self.source, reason)
+            await self._pause(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._num_failures - 1)))
+
+    def _is_hopeless(self) -> bool:
+        """One more session has failed."""
+        now = self._context.clock.now()
+        self._broke_at = self._broke_at if self._num_failures else now
+        self._num_failures += 1
+        if not self._was_connected:
+            return self._num_failures >= NUM_FIRST_TRIES
+        return now - self._broke_at >= self._context.lease_s
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter when there is something new to say."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    async def _session(self) -> None:
+        """Returns when the link is idle."""
+        context, trust = self._context, self._context.trust
+        async with trust.open_channel(self.source.address) as channel:
+            stub = trust.stub(channel, self.source.incarnation)
+            met = await handshake(stub, self.source, context.fingerprint, context.transport_kind)
+            self._is_lost = False
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.wrap_future(context.connect(met.peer))
+            self._was_connected = True
+            call: _Call = stub.StreamHandoff()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
+            try:
+                await self._converse(call)
+            finally:
+                call.cancel()
+
+    async def _converse(self, call: _Call) -> None:
+        """Returns when the link is idle; raises when the stream ends otherwise."""
+        self._unanswered.clear()
+        tasks = [asyncio.create_task(self._speak(call)), asyncio.create_task(self._listen(call))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in results:
+            if isinstance(error, Exception):
+                raise error
+
+    # ---- what we say
+
+    async def _speak(self, call: _Call) -> None:
+        self._to_follow = dict(self._wanted)
+        self._to_renew.clear()
+        # It is asked again once the source has repeated what it announced.
+        self._to_take.clear()
+        message = self._next_message()
+        message.consumer.CopyFrom(encode_worker(self._context.me))
+        message.fingerprint = self._context.fingerprint
+        await _write(call, message)
+        while True:
+            self._wake.clear()
+            if self._is_lost:
+                raise _Broken("the transport lost the source")
+            if self._to_follow or self._to_renew or self._to_take or self._to_release:
+                await _write(call, self._next_message())
+                continue
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                if not self._wanted:
+                    return
+
+    def _next_message(self) -> kv_pb2.StreamHandoffRequest:
+        """All that is to be said, or as much as one message may hold; the lease that it asks for counts from now."""
+        self._sequence += 1
+        follow = self._some_to_follow()
+        self._unanswered[self._sequence] = (self._context.clock.now(), (*follow, *self._to_renew))
+        message = kv_pb2.StreamHandoffRequest(
+            follow=[encode_handoff_key(key) for key, prefix_request in follow.items() if prefix_request is None],
+            prefix_request=[
+                encode_prefix_request(key, prefix_request)
+                for key, prefix_request in follow.items()
+                if prefix_request is not None
+            ],
+            renew=map(encode_handoff_key, self._to_renew),
+            take=[encode_take(key, num_known) for key, num_known in self._to_take.items()],
+            release=[encode_handoff_key(key) for key, is_taken in self._to_release.items() if not is_taken],
+            taken=[encode_handoff_key(key) for key, is_taken in self._to_release.items() if is_taken],
+            sequence=self._sequence,
+        )
+        self._to_renew.clear()
+        self._to_take.clear()
+        self._to_release.clear()
+        return message
+
+    def _some_to_follow(self) -> dict[HandoffKey, RemotePrefixRequest | None]:
+        """Take out hand-offs in their order, while the blocks that are named with them fit one message."""
+        taken: dict[HandoffKey, RemotePrefixRequest | None] = {}
+        room = MAX_REMOTE_PREFIX_BLOCKS
+        for key, prefix_request in list(self._to_follow.items()):
+            room -= 0 if prefix_request is None else len(prefix_request.hashes)
+            if room < 0:
+                break
+            taken[key] = self._to_follow.pop(key)
+        return taken
+
+    # ---- what the source says
+
+    async def _listen(self, call: _Call) -> None:
+        async for update in call:
+            self._num_failures = 0
+            self._context.post(self._commands(update))
+        raise _Broken("the source ended the stream")
+
+    def _commands(self, update: kv_pb2.StreamHandoffUpdate) -> Command:
+        """One command for a whole message. Raises TandemError when it is malformed."""
+        announced = [decode_announcement(message) for message in update.announcements]
+        ended = [(decode_handoff_key(end.key), decode_kind(end.kind), end.message) for end in update.ended]
+        granted = [self._unanswered.pop(s) for s in sorted(self._unanswered) if s <= update.renewed_sequence]
+        lease_s = update.lease_ms / 1e3
+
+        def apply(engine: Engine, now: float) -> list[Effect]:
+            effects: list[Effect] = []
+            for announcement in announced:
+                effects += engine.announced(announcement, now)
+            for key, kind, message in ended:
+                effects += engine.handoff_ended(key, kind, message, now)
+            for sent_at, keys in granted:
+                engine.renewed(keys, sent_at, lease_s)
+            return effects
+
+        return apply
+
+    def _give_up(self, reason: str) -> None:
+        _log.warning("%s is lost: %s", self.source, reason)
+        source = self.source
+        self._context.post(lambda engine, now: engine.source_lost(source, reason, now))
+        self._context.let_go(source)
+
+
+async def _write(call: _Call, message: kv_pb2.StreamHandoffRequest) -> None:
+    """Raises _Broken for a call that ended a moment ago, which gRPC takes for a mistake of ours."""
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError as ended:
+        raise _Broken("the stream has ended") from ended
+
+
+def _is_cancelled() -> bool:
+    """Whether this very task was cancelled: a call that its server cancels raises CancelledError too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _reason(failure: Exception) -> str:
+    if isinstance(failure, grpc.aio.AioRpcError):
+        return reason_of(failure)
+    return str(failure) or type(failure).__name__

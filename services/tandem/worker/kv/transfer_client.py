@@ -1,0 +1,264 @@
+"""Turns the engine's reads into the mover's orders and the mover's events into engine commands; never moves a byte."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Set
+from concurrent.futures import Future
+from dataclasses import replace
+
+from tandem.core.ids import WorkerRef
+from tandem.engine.effects import Effect
+from tandem.engine.engine import Engine
+from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
+from tandem.engine.transfer_messages import (
+    Connected,
+    ConnectFailed,
+    Event,
+    PeerDrained,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+    ReadRequest,
+    SelfTestDone,
+    TransferStopped,
+)
+from tandem.kv.pull_actions import StartRead, TearDownProducer
+from tandem.transfer.interfaces import KVTransfer
+from tandem.worker.engine.driver import Command
+from tandem.worker.kv.probe_reads import ProbeRead, ProbeReads
+from tandem.worker.kv.read_stats import ReadStats
+
+_log = logging.getLogger(__name__)
+
+_GONE = "it is gone, and nothing is read of it any more"
+
+
+class TransferClient:
+    """Methods are called by the engine's thread (reads), the event loop (connections, trials) and the mover's thread
+    (events). `traffic`: what reads for the engine have brought; `trials`: those that it knows nothing of.
+
+    `post` runs a command on the engine's thread. `on_peer_lost` is told of a lost source before the engine is, so that
+    whoever follows sources knows it when the engine's answer comes. `on_self_test` gets None or what went wrong.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[Command], None],
+        on_peer_lost: Callable[[WorkerRef], None],
+        on_self_test: Callable[[str | None], None],
+        on_stopped: Callable[[str | None], None],
+        *,
+        digests: bool,
+    ) -> None:
+        self._post = post
+        self._on_peer_lost = on_peer_lost
+        self._on_self_test = on_self_test
+        self._on_stopped = on_stopped
+        self._digests = digests
+        self._mover: KVTransfer | None = None
+        self._lock = threading.Lock()
+        self._peers: dict[WorkerRef, TransportPeer] = {}
+        self._lingering: set[WorkerRef] = set()
+        self._leaving: set[WorkerRef] = set()
+        self._connecting: dict[WorkerRef, list[Future[None]]] = {}
+        self.trials = ProbeReads()
+        self.traffic = ReadStats()
+
+    def __repr__(self) -> str:
+        return f"ReadDesk({len(self._peers)} peers, {len(self._lingering)} lingering)"
+
+    def attach(self, mover: KVTransfer) -> None:
+        """The mover whose events come here; before anything else."""
+        self._mover = mover
+
+    def connect(self, peer: TransportPeer) -> Future[None]:
+        """Make a source readable. The future raises PeerError when that fails."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if peer.worker in self._lingering:
+                future.set_exception(PeerError(f"a read of {peer.worker} is not proven to have ended"))
+                return future
+            self._leaving.discard(peer.worker)
+            self._connecting.setdefault(peer.worker, []).append(future)
+        try:
+            self._attached.connect(peer)
+        except RuntimeError as error:
+            self._answer(peer.worker, PeerError(str(error)))
+        return future
+
+    def canonical_peer(self, peer: TransportPeer) -> TransportPeer:
+        """The peer as it is connected, where that is the same but for the spelling of its address: to connect it under
+        another one would cost the reads that go on."""
+        with self._lock:
+            others = [known for known in self._peers.values() if known.life == peer.life]
+        return next((known for known in others if replace(peer, worker=known.worker) == known), peer)
+
+    def start_read(self, read: StartRead) -> None:
+        """Order a read of a connected source; any other fails at once, with nothing to drain."""
+        with self._lock:
+            peer = self._peers.get(read.source)
+        if peer is None:
+            self._refuse(read, f"{read.source} is not connected")
+            return
+        heads = peer.layout.group.heads
+        if self._digests and any(len(offered.heads) != heads for offered in read.offered):
+            wanted = f"one for each of {heads} KV heads is what handoff.digests asks for here"
+            self._refuse(read, f"{read.source} offers blocks without digests: {wanted}")
+            return
+        order = ReadRequest(
+            id=read.read,
+            peer=peer,
+            copies=tuple(BlockCopy(o.block, mine) for o, mine in zip(read.offered, read.local, strict=True)),
+            logical=tuple(range(read.first_index, read.first_index + len(read.local))),
+            digests=tuple(offered.heads for offered in read.offered) if self._digests else None,
+        )
+        self.traffic.begin(order.id, read.source)
+        try:
+            self._attached.read(order)
+        except RuntimeError as error:
+            self.traffic.end(order.id)
+            self._refuse(read, str(error))
+
+    def try_read(self, source: WorkerRef, trial: ProbeRead) -> Future[ReadDone]:
+        """Order a read that the engine knows nothing of. Its future raises PeerError when it fails."""
+        with self._lock:
+            peer = self._peers.get(source)
+        if peer is None:
+            missing: Future[ReadDone] = Future()
+            missing.set_exception(PeerError(f"{source} is not connected"))
+            return missing
+        order, future = self.trials.begin(peer, trial)
+        try:
+            self._attached.read(order)
+        except RuntimeError as error:
+            self.trials.refuse(order, str(error))
+        return future
+
+    def tear_down(self, teardown: TearDownProducer) -> None:
+        """Give a source up. One that is not connected was given up before, and the engine was told."""
+        self._tear_down(teardown.source, "a read does not end")
+
+    def disconnect_when_idle(self, source: WorkerRef) -> None:
+        """Give up a source that is gone, once no read of it is under way: until then its memory stays mapped here, and
+        that of a GPU is free for nobody. To connect it takes that back."""
+        with self._lock:
+            if source not in self._peers:
+                return
+            self._leaving.add(source)
+        self._leave(source)
+
+    def keep(self, sources: Set[WorkerRef]) -> None:
+        """Let go of all that are connected but these, however their addresses are written."""
+        lives = {(source.id, source.incarnation) for source in sources}
+        with self._lock:
+            others = [source for source, peer in self._peers.items() if peer.life not in lives]
+        for source in others:
+            self.disconnect_when_idle(source)
+
+    def on_event(self, event: Event) -> None:
+        """On the mover's thread."""
+        match event:
+            case ReadDone() | ReadFailed():
+                if not self.trials.end(event):
+                    self._end_read(event)
+            case Connected(peer):
+                with self._lock:
+                    self._peers[peer.worker] = peer
+                self._answer(peer.worker, None)
+            case ConnectFailed(peer, reason):
+                self._answer(peer.worker, PeerError(reason))
+            case PeerLost(peer, proven, reason):
+                level = logging.INFO if reason == _GONE and proven else logging.WARNING
+                _log.log(level, "lost %s%s: %s", peer.worker, "" if proven else " (reads may go on)", reason)
+                self._lose(peer, reason, proven)
+            case PeerDrained(peer):
+                with self._lock:
+                    self._lingering.discard(peer.worker)
+                self.trials.drained(peer.worker)
+                self._tell_engine(peer.worker, "its last read has ended", proven=True)
+            case SelfTestDone(error):
+                self._on_self_test(error)
+            case TransferStopped(error):
+                self._stop(error)
+
+    @property
+    def _attached(self) -> KVTransfer:
+        assert self._mover is not None, "no mover was attached"
+        return self._mover
+
+    def _refuse(self, read: StartRead, reason: str) -> None:
+        id = read.read
+        self._post(lambda engine, now: engine.read_failed(id, reason, drained=True, now=now))
+
+    def _end_read(self, event: ReadDone | ReadFailed) -> None:
+        match event:
+            case ReadDone(id, num_bytes, seconds):
+                self._leave(self.traffic.end(id, num_bytes, seconds))
+                self._post(lambda engine, now: engine.read_done(id, now))
+            case ReadFailed():
+                self._leave(self.traffic.end(event.id))
+                self._post(lambda engine, now: _fail(engine, event, now))
+
+    def _leave(self, source: WorkerRef) -> None:
+        """Where it was let go of, and nothing is under way any more."""
+        if self.traffic.is_open(source) or self.trials.is_open(source):
+            return
+        with self._lock:
+            if source not in self._leaving:
+                return
+            self._leaving.discard(source)
+        self._tear_down(source, _GONE)
+
+    def _tear_down(self, source: WorkerRef, reason: str) -> None:
+        with self._lock:
+            peer = self._peers.get(source)
+        if peer is None:
+            return
+        try:
+            self._attached.teardown(peer, reason)
+        except RuntimeError as error:
+            _log.warning("%s cannot be torn down: %s", source, error)
+
+    def _answer(self, source: WorkerRef, error: PeerError | None) -> None:
+        with self._lock:
+            waiting = self._connecting.pop(source, [])
+        for future in waiting:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    def _lose(self, peer: TransportPeer, reason: str, proven: bool) -> None:
+        with self._lock:
+            self._peers.pop(peer.worker, None)
+            self._leaving.discard(peer.worker)
+            if not proven:
+                self._lingering.add(peer.worker)
+        self._on_peer_lost(peer.worker)
+        self._tell_engine(peer.worker, reason, proven=proven)
+
+    def _tell_engine(self, source: WorkerRef, reason: str, *, proven: bool) -> None:
+        def tell(engine: Engine, now: float) -> list[Effect]:
+            return engine.peer_lost(source, reason, proven=proven, now=now)
+
+        self._post(tell)
+
+    def _stop(self, error: str | None) -> None:
+        with self._lock:
+            self._peers.clear()
+            waiting = list(self._connecting)
+        for source in waiting:
+            self._answer(source, PeerError(error or "the transfer thread has stopped"))
+        self._on_stopped(error)
+
+
+def _fail(engine: Engine, failed: ReadFailed, now: float) -> list[Effect]:
+    """A worry only where somebody waited for it. Who gives a read up lets its source use the blocks again, so that it
+    may find anything in them."""
+    effects = engine.read_failed(failed.id, failed.reason, drained=failed.drained, now=now)
+    level = logging.WARNING if effects else logging.INFO
+    _log.log(level, "read %d failed (%s): %s", failed.id, failed.kind.value, failed.reason)
+    return effects

@@ -1,0 +1,209 @@
+"""Measures the way to another worker: reads its trial blocks into our own, over and over; never judges what it found.
+
+The blocks belong to nobody's books: those that are read are the same in every pool and never change, those that are
+written hold nothing. What is timed is what the link carries, without digests; before and after it one pass is checked
+against them, with other content each, so that what arrived was read now. The first pass is also for connections to come
+about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.ids import BlockId, WorkerRef
+from tandem.core.link import LinkReport
+from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
+from tandem.engine.transfer_messages import ReadDone
+from tandem.kv.pull_actions import TearDownProducer
+from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type
+from tandem.transfer.memory_pool import MemoryPool
+from tandem.wire.peer_auth import PeerAuth, reason_of
+from tandem.worker.kv.handshake import ANSWER_S, HandshakeResult, handshake
+from tandem.worker.kv.probe_reads import ProbeRead
+from tandem.worker.kv.transfer_client import TransferClient
+
+ENOUGH_BYTES = 64 << 20
+ENOUGH_S = 0.2
+"""Of an ordinary measurement: what comes first ends it."""
+MOST_BYTES = 64 << 30
+MOST_S = 10.0
+"""Of one for which somebody asks for a number of bytes."""
+TICK_S = 1e-6
+"""No read takes less, whatever a coarse clock says."""
+IDLE_S = 0.05
+"""For which traffic of others is watched before."""
+MAX_OPEN = 2
+"""Orders at once: each has a part or two under way, and reads for requests take turns with them."""
+NUM_ALONE = 3
+"""Orders that are timed one after the other, by the transfer thread's clock: a busy event loop slows none of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeContext:
+    """What all measurements of a worker share. `digests`: of each trial block, a number per KV head of the model; None:
+    what arrives is not checked. A read that does not end within `patience_s` costs the whole peer. `counters` is
+    called on a thread."""
+
+    fingerprint: str
+    transport_kind: str
+    machine: str
+    pool: MemoryPool
+    digests: tuple[tuple[int, ...], ...] | None
+    trust: PeerAuth
+    clock: Clock
+    reads: TransferClient
+    patience_s: float
+    counters: Callable[[float], Counters]
+
+
+class ProbeResult(NamedTuple):
+    """What was found, and between which ends."""
+
+    report: LinkReport
+    ends: LinkEndpoints
+
+
+class LinkProbe:
+    """One measurement at a time. All calls on the event loop."""
+
+    def __init__(self, context: ProbeContext) -> None:
+        self._context = context
+        self._turn = asyncio.Lock()
+
+    async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
+        """Read about so many bytes of a source, 0: as many as tell something. Raises TandemError, and SourceGone."""
+        async with self._turn:
+            try:
+                return await self._measure(source, num_bytes)
+            except grpc.aio.AioRpcError as error:
+                is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                kind = ErrorKind.DEADLINE if is_late else ErrorKind.WORKER_LOST
+                raise TandemError(kind, f"{source}: {reason_of(error)}") from error
+            except PeerError as error:
+                raise TandemError(ErrorKind.KV_LOST, f"{source} cannot be read: {error}") from error
+            except TimeoutError as error:
+                raise TandemError(ErrorKind.DEADLINE, f"{source} does not answer, or cannot be read") from error
+
+    async def _measure(self, source: WorkerRef, num_bytes: int) -> ProbeResult:
+        context = self._context
+        if (other := context.reads.trials.undrained()) is not None:
+            message = (
+                f"{source} is not measured: a read of {other}, which was given up, may still write the same blocks"
+            )
+            raise TandemError(ErrorKind.OVERLOADED, message)
+        async with context.trust.open_channel(source.address) as channel:
+            stub = context.trust.stub(channel, source.incarnation)
+            met = await handshake(stub, source, context.fingerprint, context.transport_kind)
+        peer = context.reads.canonical_peer(met.peer)
+        async with asyncio.timeout(ANSWER_S):
+            await asyncio.wrap_future(context.reads.connect(peer))
+        passes = _ProbePasses(context, peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
+        limit_s = MOST_S if num_bytes else ENOUGH_S
+        await passes.run(0, 1, limit_s)
+        idle = await self._count()
+        await asyncio.sleep(IDLE_S)
+        before = await self._count()
+        together = await passes.run(1, passes.num_rounds, limit_s, checked=False)
+        alone = await passes.run(1, NUM_ALONE, limit_s, checked=False, most_open=1)
+        after = await self._count()
+        await passes.run(1, 1, limit_s)
+        ends, num_read = self._ends(met), together.num_bytes + alone.num_bytes
+        link_type, evidence = detect_link_type(TransferSample(num_read, idle, before, after), ends)
+        seconds = num_read / max(together.pace, alone.pace)
+        report = LinkReport(source=source, link_type=link_type, evidence=evidence, num_bytes=num_read, seconds=seconds)
+        return ProbeResult(report, ends)
+
+    async def _count(self) -> Counters:
+        return await asyncio.to_thread(self._context.counters, self._context.clock.now())
+
+    def _ends(self, met: HandshakeResult) -> LinkEndpoints:
+        context = self._context
+        is_same = bool(context.machine) and met.machine == context.machine
+        return LinkEndpoints(context.transport_kind, is_same, context.pool.device, met.peer.ranks[0].region.device)
+
+
+class _Run(NamedTuple):
+    """`pace`: bytes per second at its best, which is that of one order where the event loop was late for the others."""
+
+    num_bytes: int
+    pace: float
+
+
+class _ProbePasses:
+    """All orders of one measurement. Raises TandemError where one of both has no trial blocks."""
+
+    def __init__(self, context: ProbeContext, peer: TransportPeer, num_bytes: int) -> None:
+        self._context = context
+        self._peer = peer
+        theirs, ours = peer.ranks[0].region, context.pool
+        num = min(theirs.num_trial_blocks, ours.num_trial_blocks)
+        if num < 1:
+            message = f"{peer.worker} and this worker cannot measure: one has no trial blocks, being of another version"
+            raise TandemError(ErrorKind.UNSUPPORTED, message)
+        block_bytes = peer.layout.block_bytes
+        self._num_blocks = min(num, -(-num_bytes // block_bytes))
+        self._num_sources = num
+        self.num_rounds = -(-num_bytes // (self._num_blocks * block_bytes))
+
+    async def run(
+        self, shift: int, num_rounds: int, limit_s: float, *, checked: bool = True, most_open: int = MAX_OPEN
+    ) -> _Run:
+        """Read the block that is `shift` further into each of ours, so many times or until the time is over. Whatever
+        happens, no order is open after it, unless the transfer thread hangs."""
+        reads, clock = self._context.reads, self._context.clock
+        trial, started = self._trial(shift, checked=checked), clock.now()
+        opened: deque[asyncio.Future[ReadDone]] = deque()
+        num_bytes, pace = 0, 0.0
+        try:
+            while num_rounds or opened:
+                while num_rounds and len(opened) < most_open:
+                    opened.append(asyncio.wrap_future(reads.try_read(self._peer.worker, trial)))
+                    num_rounds -= 1
+                try:
+                    await self._wait(opened[0])
+                except TimeoutError:
+                    # Then the others would be waited for in vain.
+                    opened.clear()
+                    raise
+                done = opened.popleft().result()
+                num_bytes += done.num_bytes
+                pace = max(pace, done.num_bytes / max(done.seconds, TICK_S))
+                if clock.now() - started >= limit_s:
+                    num_rounds = 0
+        finally:
+            with contextlib.suppress(TimeoutError):
+                for order in opened:
+                    await self._wait(order)
+                    order.exception()
+        return _Run(num_bytes, max(pace, num_bytes / max(clock.now() - started, TICK_S)))
+
+    async def _wait(self, order: asyncio.Future[ReadDone]) -> None:
+        """Raises TimeoutError when not even giving the peer up ends it."""
+        patience_s = self._context.patience_s
+        done, _ = await asyncio.wait([order], timeout=patience_s)
+        if not done:
+            self._context.reads.tear_down(TearDownProducer(self._peer.worker))
+            done, _ = await asyncio.wait([order], timeout=patience_s)
+        if not done:
+            raise TimeoutError
+
+    def _trial(self, shift: int, *, checked: bool) -> ProbeRead:
+        theirs, ours = self._peer.ranks[0].region, self._context.pool
+        first_target = ours.num_blocks + ours.num_trial_blocks
+        sources = [(place + shift) % self._num_sources for place in range(self._num_blocks)]
+        copies = (
+            BlockCopy(BlockId(theirs.num_blocks + source), BlockId(first_target + place))
+            for place, source in enumerate(sources)
+        )
+        digests = self._context.digests
+        expected = None if digests is None or not checked else tuple(digests[source] for source in sources)
+        return ProbeRead(tuple(copies), tuple(sources), expected)

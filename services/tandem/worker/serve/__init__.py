@@ -1,0 +1,1 @@
+"""Workers as Ray Serve applications: pool specification, deployment, and the application of one pool."""

@@ -1,0 +1,110 @@
+"""What a worker holds at the moment in which somebody asks, from any thread; never makes an engine wait for that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.core.lane import Lane
+from tandem.core.worker_load import EngineStats
+from tandem.obs.metrics import instruments as on
+from tandem.obs.metrics.instrument import Instrument
+from tandem.obs.metrics.metrics import Metrics, Values
+from tandem.worker.engine.driver import EngineSnapshot
+
+MOMENT_S = 0.25
+"""How long a reader waits for the step that runs; then it tells the books of the last time."""
+FRESH_S = 0.1
+"""One look at the books is good for all gauges of a collection."""
+
+
+class StatsReader:
+    """`ask` has the engine count between two steps."""
+
+    def __init__(self, ask: Callable[[], Future[EngineStats]], clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._books = EngineStats()
+        self._good_until = -1.0
+
+    def read(self) -> EngineStats:
+        """The newest that can be had in a moment."""
+        with self._lock:
+            if self._clock.now() >= self._good_until:
+                with suppress(TimeoutError, TandemError):
+                    self._books = self._ask().result(MOMENT_S)
+                self._good_until = self._clock.now() + FRESH_S
+            return self._books
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSources:
+    """Where the figures come from. All may be called on any thread; only `books` may take a moment."""
+
+    snapshot: Callable[[], EngineSnapshot]
+    books: Callable[[], EngineStats]
+    is_healthy: Callable[[], bool]
+    num_gateways: Callable[[], int]
+
+
+def watch_worker(metrics: Metrics, told: MetricSources, info: Values) -> None:
+    """`info`: the values of WORKER_INFO."""
+    metrics.watch(on.WORKER_INFO, lambda: {info: 1})
+    metrics.watch(on.SEQUENCES, lambda: _sequences(told.snapshot()))
+    metrics.watch(on.QUEUED_TOKENS, lambda: _queued_tokens(told.snapshot().load.lane_tokens))
+    metrics.watch(on.KV_CAPACITY, lambda: {(): told.books().num_blocks})
+    metrics.watch(on.KV_BLOCKS, lambda: _blocks(told.books(), told.snapshot().load.num_reserved_blocks))
+    metrics.watch(on.KV_UNUSED, lambda: _unused(told.snapshot()))
+    single: dict[Instrument, Callable[[], float]] = {
+        on.LEASES: lambda: told.books().num_leases,
+        on.PULLS: lambda: told.books().num_pulls,
+        on.WORKER_HEALTHY: told.is_healthy,
+        on.WORKER_DRAINING: lambda: told.snapshot().load.draining,
+        on.WORKER_GATEWAYS: told.num_gateways,
+        on.DRAFTED_TOKENS: lambda: told.snapshot().load.num_drafted_tokens,
+        on.ACCEPTED_TOKENS: lambda: told.snapshot().load.num_accepted_tokens,
+        on.PREFIX_REMOTE_HIT_TOKENS: lambda: told.snapshot().load.num_remote_hit_tokens,
+        on.GENERATED_TOKENS: lambda: told.snapshot().num_generated,
+    }
+    for instrument, read in single.items():
+        metrics.watch(instrument, _alone(read))
+
+
+def _alone(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
+    return lambda: {(): float(read())}
+
+
+def _sequences(snapshot: EngineSnapshot) -> Mapping[Values, float]:
+    return {("running",): snapshot.load.num_running, ("waiting",): snapshot.load.num_waiting}
+
+
+def _queued_tokens(up_to: tuple[int, ...]) -> Mapping[Values, float]:
+    """`up_to`: of each lane, with those of all more urgent ones."""
+    own = [more - less for less, more in pairwise((0, *up_to))]
+    return {(lane.label,): num_tokens for lane, num_tokens in zip(Lane, own, strict=False)}
+
+
+def _blocks(books: EngineStats, num_reserved: int) -> Mapping[Values, float]:
+    """`used` and `free` ones are all; the other states are told beside that."""
+    return {
+        ("used",): books.num_blocks - books.num_free_blocks,
+        ("free",): books.num_free_blocks,
+        ("cached",): books.num_cached_blocks,
+        ("leased",): books.num_leased_blocks,
+        ("promised",): num_reserved,
+        ("reading",): books.num_reading_blocks,
+        ("quarantined",): books.num_quarantined_blocks,
+        ("host",): books.num_host_blocks,
+    }
+
+
+def _unused(snapshot: EngineSnapshot) -> Mapping[Values, float]:
+    load = snapshot.load
+    return {(): max(0, load.num_free_blocks - load.num_reserved_blocks) / load.num_blocks} if load.num_blocks else {}
