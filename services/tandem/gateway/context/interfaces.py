@@ -12,13 +12,12 @@ from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.phase_ledger import PhaseLedger
-from tandem.flow.request_queue import Prefixes
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
+from tandem.orchestration.phase_ledger import PhaseLedger
+from tandem.orchestration.request_queue import Prefixes
 from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import Pool
@@ -172,15 +171,6 @@ class KnownPrefixes(Prefixes, Protocol):
         """What the prompt's full blocks are called; nothing where no worker serves the model."""
         ...
 
-    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
-        """What the worker that computes a prompt has of it, which are so many leading blocks, and what it is to read
-        from another beyond these."""
-        ...
-
-    def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """How many tokens of a prompt were not computed, against those that were predicted."""
-        ...
-
 
 class _NoPrefixes:
     """A KnownPrefixes that knows of none; prompts are not even hashed."""
@@ -189,9 +179,6 @@ class _NoPrefixes:
         return {}
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        return ()
-
-    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
         return ()
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
