@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator
-from tandem.gateway.context.rate_limit_status import refused_headers, standing_headers
+from tandem.gateway.context.rate_limit_status import refusal_headers, rate_limit_headers
 from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
@@ -24,7 +24,7 @@ from tandem.gateway.context.request_context import (
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
     RequestContext,
-    is_asked,
+    is_flag_set,
     label_of,
     lane_of,
 )
@@ -74,8 +74,8 @@ class GrpcCall:
             lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),
             session=self._text(SESSION_HEADER) or "",
-            wants_explanation=is_asked(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
-            wants_timing=is_asked(TIMING_HEADER, self._text(TIMING_HEADER)),
+            wants_explanation=is_flag_set(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
+            wants_timing=is_flag_set(TIMING_HEADER, self._text(TIMING_HEADER)),
             traceparent=self._text(TRACEPARENT_HEADER) or "",
             tracestate=self._text(TRACESTATE_HEADER) or "",
         )
@@ -96,7 +96,7 @@ class GrpcCall:
             return
         self._opened = True
         path = header_value(answer.path).decode()
-        standing = [(name.decode(), value.decode()) for name, value in standing_headers(answer.standing)]
+        standing = [(name.decode(), value.decode()) for name, value in rate_limit_headers(answer.standing)]
         reasons = () if answer.reasons is None else (("x-tandem-reasons", json.dumps(answer.reasons)),)
         told = (("x-request-id", self.request_id), ("x-tandem-path", path), *reasons, *standing)
         await self._context.send_initial_metadata(told)
@@ -148,5 +148,5 @@ def _trailers(
         trailers.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1e3))))
     if reject_reason is not None:
         trailers.append(("x-tandem-reject-reason", header_value(reject_reason).decode()))
-    trailers += [(name.decode(), value.decode()) for name, value in refused_headers(error)]
+    trailers += [(name.decode(), value.decode()) for name, value in refusal_headers(error)]
     return tuple(trailers)

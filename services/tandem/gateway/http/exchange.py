@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.rate_limit_status import refused_headers
+from tandem.gateway.context.rate_limit_status import refusal_headers
 from tandem.gateway.context.request_context import label_of
 
 Scope = MutableMapping[str, Any]
@@ -138,7 +138,7 @@ class Exchange:
         """OpenAI's error body with the status of the error table. Who is refused for lack of room learns when to come
         back and, for machines, which limit it met."""
         status = error.facts.http
-        extra = [*headers, *refused_headers(error)]
+        extra = [*headers, *refusal_headers(error)]
         retry_after_s, reject_reason = refusal(error)
         if reject_reason is not None:
             extra.append((b"x-tandem-reject-reason", header_value(reject_reason)))

@@ -16,7 +16,7 @@ from tandem.gateway.context.request_context import (
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
     RequestContext,
-    is_asked,
+    is_flag_set,
     lane_of,
     timeout_of,
 )
@@ -103,8 +103,8 @@ class OpenAIRoutes:
             lane=lane_of(_text(exchange, LANE_HEADER)),
             timeout_s=timeout_of(_text(exchange, TIMEOUT_HEADER)),
             session=_text(exchange, SESSION_HEADER) or "",
-            wants_explanation=is_asked(EXPLAIN_HEADER, _text(exchange, EXPLAIN_HEADER)),
-            wants_timing=is_asked(TIMING_HEADER, _text(exchange, TIMING_HEADER)),
+            wants_explanation=is_flag_set(EXPLAIN_HEADER, _text(exchange, EXPLAIN_HEADER)),
+            wants_timing=is_flag_set(TIMING_HEADER, _text(exchange, TIMING_HEADER)),
             traceparent=_text(exchange, TRACEPARENT_HEADER) or "",
             tracestate=_text(exchange, TRACESTATE_HEADER) or "",
         )

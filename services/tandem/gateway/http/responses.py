@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from msgspec import UNSET
 
-from tandem.gateway.context.rate_limit_status import standing_headers
+from tandem.gateway.context.rate_limit_status import rate_limit_headers
 from tandem.gateway.context.request_context import TIMING_HEADER
 from tandem.gateway.http.exchange import Exchange, Header, header_value
 from tandem.gateway.http.openai_response import ResponseFormatter
@@ -43,7 +43,7 @@ async def _stream(
     sse = EventStream(exchange)
     part = await _first(sse, answer, parts, heartbeat_s)
     if not exchange.started:
-        await sse.open([*standing_headers(answer.standing), _path_header(answer)])
+        await sse.open([*rate_limit_headers(answer.standing), _path_header(answer)])
     opened: set[int] = set()
     num_open = answer.num_choices
     while True:
@@ -70,7 +70,7 @@ async def _first(
     coming = asyncio.ensure_future(anext(parts))
     try:
         while not (await asyncio.wait({coming}, timeout=heartbeat_s))[0]:
-            await sse.heartbeat(standing_headers(answer.standing))
+            await sse.heartbeat(rate_limit_headers(answer.standing))
     finally:
         # A generator that still runs cannot be closed.
         if not coming.done():
@@ -83,7 +83,7 @@ async def _collect(
     exchange: Exchange, form: ResponseFormatter, answer: CompletionStream, parts: AsyncGenerator[Part, None]
 ) -> None:
     gathered = [part async for part in parts]
-    headers = [*standing_headers(answer.standing), _path_header(answer)]
+    headers = [*rate_limit_headers(answer.standing), _path_header(answer)]
     timing = answer.timing
     if timing is not None:
         headers.append((TIMING_HEADER.encode(), server_timing(timing)))
