@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator
-from tandem.gateway.context.rate_limit_status import refusal_headers, rate_limit_headers
+from tandem.gateway.context.rate_limit_status import rate_limit_headers, refusal_headers
 from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
