@@ -143,7 +143,7 @@ class GatewayApp:
 
 def create_app(
     dispatch: RequestDispatcher,
-    doorkeeper: Authenticator,
+    authenticator: Authenticator,
     config: GatewayConfig,
     *,
     telemetry: Telemetry | None = None,
@@ -159,11 +159,11 @@ def create_app(
     output_specs = OutputSpecFactory(config.tool_parser, config.reasoning_parser)
     recorder = RequestRecorder(clock or SystemClock(), measures, telemetry.tracing, observers, targets)
     answers = CompletionService(dispatch, encoders, recorder, output_specs)
-    openai = OpenAIRoutes(answers, doorkeeper, config.max_body, config.heartbeat_s)
+    openai = OpenAIRoutes(answers, authenticator, config.max_body, config.heartbeat_s)
     reference = OpenApiDocs()
     watch_answers(telemetry.metrics, recorder)
     watch_dispatch(telemetry.metrics, dispatch)
-    health = HealthRoutes(dispatch, doorkeeper, telemetry)
+    health = HealthRoutes(dispatch, authenticator, telemetry)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
     return GatewayApp(routes, answers, encoders, measures)

@@ -26,11 +26,11 @@ _MAX_QUERY = 256
 class Console:
     """An AnswerObserver with a page. `look` tells how its gateway is."""
 
-    __slots__ = ("_assets", "_clock", "_doorkeeper", "_look", "_state")
+    __slots__ = ("_assets", "_authenticator", "_clock", "_look", "_state")
 
-    def __init__(self, look: Callable[[], GatewaySnapshot], doorkeeper: Authenticator, clock: Clock) -> None:
+    def __init__(self, look: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
         self._look = look
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._clock = clock
         self._state = ConsoleState()
         self._assets = load_assets()
@@ -79,7 +79,7 @@ class Console:
             None if (given := exchange.header(name)) is None else given.decode("latin-1")
             for name in (b"authorization", b"x-api-key")
         )
-        viewer = self._doorkeeper.identify(api_key_from_headers(authorization, x_api_key))
+        viewer = self._authenticator.identify(api_key_from_headers(authorization, x_api_key))
         glance = self._look()
         body = msgspec.json.encode(view(glance, self._state, viewer, _since(exchange, glance.life)))
         await exchange.send_json(200, body, [(b"cache-control", b"no-store"), *GUARDS])

@@ -65,12 +65,12 @@ class GrpcCall:
             _log.error("request %s failed", self.request_id, exc_info=error)
             await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
 
-    def caller(self, doorkeeper: Authenticator, received_at: float) -> RequestContext:
+    def caller(self, authenticator: Authenticator, received_at: float) -> RequestContext:
         """Raises UNAUTHENTICATED, or INVALID_REQUEST for what its metadata may not hold."""
         return RequestContext(
             request_id=self.request_id,
             received_at=received_at,
-            tenant=doorkeeper.identify(api_key_from_headers(self._text("authorization"), self._text("x-api-key"))),
+            tenant=authenticator.identify(api_key_from_headers(self._text("authorization"), self._text("x-api-key"))),
             lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),
             session=self._text(SESSION_HEADER) or "",

@@ -24,7 +24,7 @@ class GrpcServer:
         self,
         dispatch: RequestDispatcher,
         answers: CompletionService,
-        doorkeeper: Authenticator,
+        authenticator: Authenticator,
         *,
         max_message: int = 4 << 20,
         max_calls: int = 4096,
@@ -36,7 +36,7 @@ class GrpcServer:
         self._health = HealthService(dispatch, (SERVICE,))
         self._server = grpc.aio.server(options=_options(max_message, max_calls))
         self.port = 0
-        service = InferenceService(answers, doorkeeper, max_calls, stalled_client_s)
+        service = InferenceService(answers, authenticator, max_calls, stalled_client_s)
         add_InferenceServicer_to_server(service, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)

@@ -33,10 +33,10 @@ class InferenceService(InferenceServicer):
     `stalled_client_s`."""
 
     def __init__(
-        self, answers: CompletionService, doorkeeper: Authenticator, max_calls: int, stalled_client_s: float
+        self, answers: CompletionService, authenticator: Authenticator, max_calls: int, stalled_client_s: float
     ) -> None:
         self._answers = answers
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._max_calls = max_calls
         self._num_calls = 0
         self._stalled_client_s = stalled_client_s
@@ -71,7 +71,7 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
     ) -> pb.ListModelsReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper, self._answers.now())
+            caller = call.caller(self._authenticator, self._answers.now())
             reply = pb.ListModelsReply()
             for model in self._answers.models(caller.tenant):
                 for name in model.names:
@@ -83,7 +83,7 @@ class InferenceService(InferenceServicer):
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
     ) -> pb.TokenizeReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper, self._answers.now())
+            caller = call.caller(self._authenticator, self._answers.now())
             body = tokenize_body(request)
             served, ids = await self._answers.tokenize(body, caller.tenant)
             reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
@@ -97,7 +97,7 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
     ) -> pb.DetokenizeReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper, self._answers.now())
+            caller = call.caller(self._authenticator, self._answers.now())
             text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
             return pb.DetokenizeReply(prompt=text)
 
@@ -117,11 +117,11 @@ class InferenceService(InferenceServicer):
 
     async def _chat(self, call: GrpcCall, request: pb.ChatRequest, *, stream: bool = False) -> CompletionStream:
         """Who asks comes first, so that a stranger costs nothing."""
-        caller = call.caller(self._doorkeeper, self._answers.now())
+        caller = call.caller(self._authenticator, self._answers.now())
         return await self._answers.chat(chat_body(request, stream=stream), caller)
 
     async def _complete(self, call: GrpcCall, request: pb.CompleteRequest, *, stream: bool = False) -> CompletionStream:
-        caller = call.caller(self._doorkeeper, self._answers.now())
+        caller = call.caller(self._authenticator, self._answers.now())
         return await self._answers.complete(completion_body(request, stream=stream), caller)
 
 

@@ -210,7 +210,7 @@ def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
     seen: set[str] = set()
     for name, _ in json.loads(body, object_pairs_hook=list):
         if name in seen:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} is there more than once", param=name)
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} occurs more than once", param=name)
         seen.add(name)
 
 
