@@ -86,7 +86,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "Tandem",
             "version": version("tandem"),
-            "summary": "OpenAI-compatible API, disaggregated workers",
+            "summary": "OpenAI-compatible LLM serving",
         },
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
