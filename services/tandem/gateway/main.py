@@ -104,7 +104,7 @@ class Gateway:
     def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
         """Make the console; an empty list where `gateway.console` is off."""
         snapshot_source = SnapshotSource(name, self._dispatcher, self._fleet, clock)
-        return [Console(snapshot_source.look, self._tenancy.authenticator, clock)] if config.console else []
+        return [Console(snapshot_source.snapshot, self._tenancy.authenticator, clock)] if config.console else []
 
     @property
     def url(self) -> str:
@@ -135,7 +135,7 @@ class Gateway:
         all parts."""
         cut = await self._dispatcher.drain(self._config.drain_s)
         if cut:
-            log.warning("%d requests were cut off after %g s", cut, self._config.drain_s)
+            log.warning("drain timed out: %d requests aborted after %g s", cut, self._config.drain_s)
         await self._grpc.stop(FLUSH_S)
         await self._server.stop()  # after gRPC, because its lifespan ends the tokenizer threads of both front ends
         await self._fleet.stop()

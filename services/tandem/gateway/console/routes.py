@@ -25,12 +25,12 @@ _MAX_QUERY = 256
 
 
 class Console:
-    """RequestObserver that shows its history on a page. `look` returns the current state of the gateway."""
+    """RequestObserver that shows its history on a page. `snapshot` returns the current state of the gateway."""
 
-    __slots__ = ("_assets", "_authenticator", "_clock", "_look", "_state")
+    __slots__ = ("_assets", "_authenticator", "_clock", "_snapshot", "_state")
 
-    def __init__(self, look: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
-        self._look = look
+    def __init__(self, snapshot: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
+        self._snapshot = snapshot
         self._authenticator = authenticator
         self._clock = clock
         self._state = ConsoleState()
@@ -81,7 +81,7 @@ class Console:
             for name in (b"authorization", b"x-api-key")
         )
         viewer = self._authenticator.identify(api_key_from_headers(authorization, x_api_key))
-        snapshot = self._look()
+        snapshot = self._snapshot()
         body = msgspec.json.encode(view(snapshot, self._state, viewer, _since(exchange, snapshot.life)))
         await exchange.send_json(200, body, [(b"cache-control", b"no-store"), *GUARDS])
 

@@ -27,7 +27,7 @@ class SnapshotSource:
         self._began_at = clock.now()
         self._version = version("tandem")
 
-    def look(self) -> GatewaySnapshot:
+    def snapshot(self) -> GatewaySnapshot:
         dispatcher = self._dispatcher
         return GatewaySnapshot(
             life=self._life,

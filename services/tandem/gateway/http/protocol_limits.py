@@ -68,7 +68,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._has_begun = False  # a request has begun to arrive and its last byte has not arrived yet
         self._in_head = True  # the arriving or next request has no cycle yet: `cycle` belongs to the request before it
         self._cycles: deque[RequestResponseCycle] = deque()  # of requests without a complete response, in order
-        self._num_head_bytes = self._num_headers = 0
+        self._num_head_bytes = 0
+        self._num_headers = 0
         self._num_kept_bytes = 0  # fed to the parser since its last callback; it buffers incomplete elements
 
     # ---- the transport's calls
@@ -133,7 +134,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # ---- the parser's callbacks; `feed_data` raises their exceptions as HttpParserError
 
     def on_message_begin(self) -> None:
-        self._num_kept_bytes = self._num_head_bytes = self._num_headers = 0
+        self._num_kept_bytes = 0
+        self._num_head_bytes = 0
+        self._num_headers = 0
         self._has_begun = True
         self._unset_keepalive_if_required()
         if self._request_timer is None:
@@ -169,7 +172,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._num_kept_bytes = 0
-        self._has_begun, self._in_head = False, True
+        self._has_begun = False
+        self._in_head = True
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None

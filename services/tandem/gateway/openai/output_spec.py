@@ -123,7 +123,7 @@ class OutputSpecFactory:
         box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
         family = tool_family(self._tool_parser, text.template, text.knows) if box is not None else None
         if box is not None and box.is_required and family is None:
-            message = "tool_choice asks for a call, but this gateway has gateway.tool_parser=none"
+            message = "tool_choice requires a call, but this gateway has gateway.tool_parser=none"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="tool_choice")
         return OutputSpec(
             text=text,

@@ -36,8 +36,8 @@ def given_prompts(
     INVALID_REQUEST, also where the prompts with `num_choices` choices each have more than MAX_CHOICES_OF_ALL."""
     given = _read_prompts(prompt, vocab_size)
     if len(given) * num_choices > MAX_CHOICES_OF_ALL:
-        message = f"{len(given)} prompts with n={num_choices} have {len(given) * num_choices} answers"
-        message += f", at most {MAX_CHOICES_OF_ALL} are given at once"
+        message = f"{len(given)} prompts with n={num_choices} have {len(given) * num_choices} choices"
+        message += f", at most {MAX_CHOICES_OF_ALL} are allowed in one request"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="n")
     return given
 

@@ -233,7 +233,7 @@ def _misfit(message: str) -> TandemError:
     path = [where["path"]] if where else []
     path += [missing["name"]] if missing else []
     if not path:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body does not fit: {message}")
+        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body does not match the schema: {message}")
     param = ".".join(path)
     what = message[: where.start()] if where else message
     return TandemError(ErrorKind.INVALID_REQUEST, f"{param}: {what}", param=param)

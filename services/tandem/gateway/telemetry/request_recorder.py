@@ -112,7 +112,8 @@ class RequestRecorder:
         self.measures = measures
         self.tracing = tracing
         self._deferred = DeferredBatches(clock.now)
-        self._conclude_each, self._trace = for_each(_conclude), for_each(_trace)
+        self._conclude_each = for_each(_conclude)
+        self._trace = for_each(_trace)
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
         self._targets = targets
