@@ -32,7 +32,7 @@ def refusal(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
 def test_the_answers_of_all_prompts_together_are_bounded(front: Front, http: httpx.Client, stub: Any) -> None:
     opened = front.instant("P")
     error = refusal(http, TEXT, prompt=["a"] * 256, n=128)
-    assert error["param"] == "n" and "32768 answers" in error["message"] and "at most 1024" in error["message"]
+    assert error["param"] == "n" and "32768 choices" in error["message"] and "at most 1024" in error["message"]
     asked = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="a")] * 9, n=114)
     with pytest.raises(grpc.RpcError) as refused:
         stub.Complete(asked)
