@@ -36,7 +36,7 @@ def test_the_answers_of_all_prompts_together_are_bounded(front: Front, http: htt
     asked = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="a")] * 9, n=114)
     with pytest.raises(grpc.RpcError) as refused:
         stub.Complete(asked)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "1026 answers" in refused.value.details()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "1026 choices" in refused.value.details()
     assert not front.dispatch.requests
     answer = http.post(TEXT, json={"model": "tiny", "prompt": ["a"] * 8, "n": 128, "max_tokens": 1})
     assert len(answer.json()["choices"]) == MAX_CHOICES_OF_ALL
