@@ -15,12 +15,12 @@ from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledTo
 from tandem.core.ids import JobKey, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.phase_ledger import PhaseLedger
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration.event_queue import EventQueue
 from tandem.gateway.text.text_model import TextModel
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import Pool
 

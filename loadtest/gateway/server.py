@@ -30,7 +30,7 @@ from tandem.gateway.app import create_app
 from tandem.gateway.context.interfaces import AllowAll, RequestDispatcher
 from tandem.gateway.http.exchange import Exchange
 from tandem.gateway.http.server import HttpServer
-from tandem.gateway.orchestration.dispatcher import Dispatcher
+from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.tenants.quota_reservation import NoQuotas
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.worker_pool import WorkerPool
@@ -91,7 +91,7 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
         return {ref: ""}
 
     fleet = WorkerPool(GatewayId("door"), discover, TextModels(), clock, config, PeerAuth("door"))
-    dispatcher = Dispatcher(fleet, config, clock, NoQuotas())
+    dispatcher = RequestDriver(fleet, config, clock, NoQuotas())
     await dispatcher.start()
     stack.push_async_callback(dispatcher.stop)
     await fleet.start(dispatcher)

@@ -68,7 +68,7 @@ def rows_of_errors() -> list[list[str]]:
 def test_every_reason_is_in_the_table() -> None:
     told = {name for row in rows(HTTP, "Errors") if len(row) == 3 for name in names(row[0])}
     written = set[str]()
-    for room in ("gateway", "admission", "flow"):
+    for room in ("gateway", "admission", "orchestration"):
         for path in (ROOT / "services/tandem" / room).glob("*.py"):
             for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
                 if isinstance(call.func, ast.Name) and call.func.id == "TandemError":

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PURE = {"core", "kv", "sched", "admission", "routing", "scaling", "engine", "flow"}
+PURE = {"core", "kv", "sched", "admission", "routing", "scaling", "engine", "orchestration"}
 
 
 def lint_imports(directory: Path, places: list[Path]) -> subprocess.CompletedProcess[str]:

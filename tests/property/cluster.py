@@ -23,23 +23,20 @@ from tandem.engine.effects import (
     SendHandoffEnded,
     SendRemainderRequest,
 )
-from tandem.flow.commands import (
+from tandem.kv.handoff import RemotePrefixRequest
+from tandem.kv.pull_actions import StartRead, TearDownProducer
+from tandem.orchestration.commands import (
     CancelJob,
-    Command,
-    Deliver,
-    DeliverPromptLogprobs,
-    EndChoice,
     EndRequest,
     FindConsumer,
     ReleaseLease,
     ReportWorkerFailure,
     Requeue,
-    Submit,
+    StateCommand,
+    SubmitJob,
 )
-from tandem.flow.job_group import JobGroupPhase
-from tandem.flow.request_state import RequestState
-from tandem.kv.handoff import RemotePrefixRequest
-from tandem.kv.pull_actions import StartRead, TearDownProducer
+from tandem.orchestration.job_group import JobGroupPhase
+from tandem.orchestration.request_state import RequestState
 from tandem.routing.placement import Placement
 from tests.property.model import expected_output, expected_scores
 from tests.property.workers import Action, Agenda, Knobs, Link, Worker
@@ -94,14 +91,14 @@ class Cluster:
             prefill, decode = (self.workers[i].ref for i in self.placements[life.request.id])
             self.obey(life, life.placed(Placement(prefill, decode)))
 
-    def obey(self, life: RequestState, commands: Sequence[Command]) -> None:
+    def obey(self, life: RequestState, commands: Sequence[StateCommand]) -> None:
         for command in commands:
             match command:
                 case Requeue() | FindConsumer():
                     self.find_place(life, command)
-                case Submit() | CancelJob() | ReleaseLease():
+                case SubmitJob() | CancelJob() | ReleaseLease():
                     self.tell_worker(life, command)
-                case DeliverPromptLogprobs() | Deliver() | EndChoice() | EndRequest():
+                case PromptLogprobs() | Token() | Finished() | EndRequest():
                     self.tell_client(life, command)
                 case ReportWorkerFailure(workers):
                     assert workers, "nobody is to blame"
@@ -115,27 +112,25 @@ class Cluster:
             self.placements[life.request.id] = (self.any_worker(), self.any_worker())
         self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
 
-    def tell_worker(self, life: RequestState, command: Submit | CancelJob | ReleaseLease) -> None:
+    def tell_worker(self, life: RequestState, command: SubmitJob | CancelJob | ReleaseLease) -> None:
         match command:
-            case Submit(worker, job):
+            case SubmitJob(worker, job):
                 self.submit(life, worker, job)
             case CancelJob(worker, keys):
                 self.call(worker, lambda w: self.cancel(w, keys))
             case ReleaseLease(worker, handoff):
                 self.call(worker, lambda w: self.effects(w, w.engine.release(handoff, self.agenda.now)))
 
-    def tell_client(
-        self, life: RequestState, command: DeliverPromptLogprobs | Deliver | EndChoice | EndRequest
-    ) -> None:
+    def tell_client(self, life: RequestState, command: PromptLogprobs | Token | Finished | EndRequest) -> None:
         match command:
-            case DeliverPromptLogprobs(scores):
-                self.take_scores(life, scores)
-            case Deliver(token):
-                assert (life.request.id, token.key.choice) not in self.choice_ends, f"{token} after its end"
-                self.delivered[life.request.id, token.key.choice].append(token.token.id)
-            case EndChoice(outcome):
-                self.end_choice(life, outcome)
-            case EndRequest(outcome):
+            case PromptLogprobs():
+                self.take_scores(life, command)
+            case Token():
+                assert (life.request.id, command.key.choice) not in self.choice_ends, f"{command} after its end"
+                self.delivered[life.request.id, command.key.choice].append(command.token.id)
+            case Finished():
+                self.end_choice(life, command)
+            case EndRequest(_, outcome):
                 self.end(life, outcome)
 
     def any_worker(self) -> int:

@@ -9,9 +9,7 @@ import pytest
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished
-from tandem.gateway.orchestration import dispatcher
 from tandem.routing.router import Disaggregation
-from tandem.sim.cluster import gateway as sim_gateway
 from tandem.sim.cluster import worker as sim_worker
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.worker import WorkerSpec
@@ -184,7 +182,6 @@ def test_a_cluster_says_what_is_still_open() -> None:
 
 def test_it_looks_and_backs_off_as_often_as_the_real_programs() -> None:
     assert sim_worker.TICK_S == driver.TICK_S
-    assert sim_gateway.TICK_S == dispatcher.TICK_S
 
 
 def test_a_second_end_is_an_error() -> None:

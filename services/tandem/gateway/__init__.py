@@ -2,7 +2,7 @@
 
 A request enters by `http` or `grpc`, is parsed in `openai`, authenticated in `tenants`, answered by `serving`, and run
 by `orchestration` on the workers of `workers`. `main` composes the program, `app` the ASGI application. Read
-`http.openai_routes`, `serving.completions` and `orchestration.dispatcher` first, in this order."""
+`http.openai_routes`, `serving.completions` and `orchestration.driver` first, in this order."""
 
 import os
 

@@ -27,7 +27,7 @@ from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.demand_publisher import DemandPublisher
-from tandem.gateway.orchestration.dispatcher import Dispatcher
+from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.gateway.telemetry.gauges import watch_links, watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.telemetry.request_log import RequestLog
@@ -69,7 +69,9 @@ class Gateway:
         targets = LatencyTargets.of(config.slo)
         reader = IndexReader(redis.url, redis.namespace, health=health)
         self._prefixes = PrefixIndexClient(reader, self._fleet, redis.index_stride, clock)
-        self._dispatcher = Dispatcher(self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes)
+        self._dispatcher = RequestDriver(
+            self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes
+        )
         self._fairness = FairnessSync(
             self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health)
         )

@@ -18,16 +18,19 @@ def metrics(gateway: Gateway) -> dict[str, float]:
 
 def test_gateways_know_what_workers_hold_and_prompts_are_found_there(calm: Pair) -> None:
     """How many blocks workers hold in all is no test here: of one name they may hold several copies."""
-    started = metrics(calm.gateway)["tandem_prefix_index_blocks"]
-    calm.ask(5 * BLOCK_TOKENS + 1, 7001, 1)
-    until(lambda: metrics(calm.gateway)["tandem_prefix_index_blocks"] != started, "new blocks at the gateway")
+    predicted, stale = "tandem_prefix_predicted_tokens_total", "tandem_prefix_stale_hit_tokens_total"
     before = metrics(calm.gateway)
+
+    def is_predicted_whole() -> bool:
+        """Ask again: its blocks reach the index one after the other."""
+        nonlocal before
+        before = metrics(calm.gateway)
+        calm.ask(5 * BLOCK_TOKENS + 1, 7001, 1)
+        return metrics(calm.gateway)[predicted] == before[predicted] + 5 * BLOCK_TOKENS
+
+    until(is_predicted_whole, "all blocks of a prompt in the gateway's index")
     assert before["tandem_prefix_index_reachable"] == 1 and before["tandem_prefix_index_size_bytes"] > 0
-    calm.ask(5 * BLOCK_TOKENS + 1, 7001, 1)
-    after = metrics(calm.gateway)
-    predicted = "tandem_prefix_predicted_tokens_total"
-    assert after[predicted] == before[predicted] + 5 * BLOCK_TOKENS
-    assert after["tandem_prefix_stale_hit_tokens_total"] == before["tandem_prefix_stale_hit_tokens_total"]
+    assert metrics(calm.gateway)[stale] == before[stale]
     late = calm.cluster.gateway("late")
     late.wait_ready()
     late.wait_serving()

@@ -24,7 +24,6 @@ from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledTo
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.phase_ledger import PhaseLedger
 from tandem.gateway.app import create_app
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, ScrapeTarget, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
@@ -32,6 +31,7 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.text.text_model import TextModel
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import Pool
 from tandem.wire.channels import channel_options

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tandem.flow.phase_ledger import StageSeconds
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.usage import Usage
+from tandem.orchestration.phase_ledger import StageSeconds
 
 _RECORD = RequestRecord(
     id="chatcmpl-1",

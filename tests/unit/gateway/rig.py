@@ -1,4 +1,4 @@
-"""A dispatcher and its fleet over scripted workers, with short waits; never a real worker."""
+"""A request driver and its fleet over scripted workers, with short waits; never a real worker."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tandem.core.events import Finished, FinishReason, JobEvent, KVReceived, Sam
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.core.worker_load import WorkerLoad
-from tandem.flow import request_queue
-from tandem.flow.phase_ledger import PhaseLedger
 from tandem.gateway.context.interfaces import NO_PREFIXES, KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.orchestration import dispatcher
+from tandem.gateway.orchestration import driver
 from tandem.gateway.orchestration.active_request import ActiveRequest
-from tandem.gateway.orchestration.dispatcher import Dispatcher
+from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.telemetry import deferred
 from tandem.gateway.tenants.quota_reservation import NoQuotas
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers import worker_link, worker_pool
 from tandem.gateway.workers.worker_pool import WorkerPool
+from tandem.orchestration import request_queue
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.wire.peer_auth import PeerAuth
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
@@ -37,7 +37,7 @@ _numbers = itertools.count(1)
 
 
 class Rig:
-    """`workers` is what the registry lists, unless `registry_fails`. `left_over` says what the dispatcher forgot."""
+    """`workers` is what the registry lists, unless `registry_fails`. `left_over` says what the driver forgot."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Rig:
         self.clock = clock = SystemClock()
         trust, promised = trust or PeerAuth("g"), promised or TransferConfig()
         self.fleet = WorkerPool(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust, promised)
-        self.dispatch = Dispatcher(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
+        self.dispatch = RequestDriver(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
 
     async def start(self) -> None:
         await self.dispatch.start()
@@ -109,11 +109,11 @@ class Rig:
     async def running(self, num_choices: int = 1) -> ActiveRequest:
         """A request that both workers have taken."""
         request = await self.open(num_choices=num_choices)
-        await until(lambda: request.life.phase.name == "RUNNING")
+        await until(lambda: request.state.phase.name == "RUNNING")
         return request
 
     def left_over(self) -> list[object]:
-        return [*self.dispatch._active.values(), *self.dispatch._tasks]
+        return [*self.dispatch.director.requests(), *self.dispatch._submits]
 
     async def _discover(self) -> Mapping[WorkerRef, str]:
         if self.registry_fails:
@@ -123,11 +123,11 @@ class Rig:
 
 @asynccontextmanager
 async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
-    """Makes rigs. At the end no dispatcher has a request or a task left."""
+    """Makes rigs. At the end no driver has a request or a task left."""
     monkeypatch.setattr(worker_pool, "DISCOVERY_PERIOD_S", 0.02)
     monkeypatch.setattr(worker_pool, "SEARCH_PERIOD_S", 0.01)
     monkeypatch.setattr(worker_pool, "PROBE_RETRY_S", 0.05)
-    monkeypatch.setattr(dispatcher, "TICK_S", 0.02)
+    monkeypatch.setattr(driver, "TICK_S", 0.02)
     monkeypatch.setattr(request_queue, "REFUSAL_BACKOFF_S", 0.02)
     monkeypatch.setattr(deferred, "DELAY_S", 0.05)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.02)

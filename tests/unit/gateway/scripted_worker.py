@@ -27,6 +27,9 @@ _incarnations = itertools.count(1)
 
 Answer = tuple[ErrorKind, str] | None
 
+BLOCK_SIZE = 8
+"""Tokens of a KV block, as every scripted worker says."""
+
 
 class ScriptedWorker(WorkerServicer):
     """`on_submit` answers a job: None takes it, else why not. `tell` sends events to whoever watches.
@@ -96,6 +99,7 @@ class ScriptedWorker(WorkerServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         reply = pb.DescribeReply(pool=self.pool, model="tiny", fingerprint="f", max_model_len=self.max_model_len)
+        reply.transport.layout.block_size = BLOCK_SIZE
         reply.worker.CopyFrom(encode_worker(self.ref))
         reply.role = self.role
         reply.metrics_address = self.metrics_address

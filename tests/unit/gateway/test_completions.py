@@ -16,7 +16,6 @@ from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledTo
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.phase_ledger import PhaseLedger
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
@@ -33,6 +32,7 @@ from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import UsageCounter
 from tandem.gateway.text.text_model import TextModel
 from tandem.obs.metrics.metrics import HistogramSeries, Metrics
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import Pool
 from tests.unit.gateway.instant import instant_events

@@ -13,7 +13,6 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import SloConfig
 from tandem.core.ids import GatewayId, RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.flow.job_group import JobGroupPhase
 from tandem.gateway.orchestration import demand_publisher
 from tandem.gateway.orchestration.demand import DemandCounter
 from tandem.gateway.orchestration.demand_publisher import DemandPublisher
@@ -31,9 +30,9 @@ def request(num_tokens: int, model: str = "tiny") -> Request:
     )
 
 
-def tally() -> tuple[DemandCounter, dict[RequestId, Any]]:
-    active: dict[RequestId, Any] = {}
-    return DemandCounter(TARGETS, active), active
+def tally() -> tuple[DemandCounter, list[Any]]:
+    open_requests: list[Any] = []
+    return DemandCounter(TARGETS, lambda: open_requests), open_requests
 
 
 def test_requests_count_as_they_come_and_pairs_at_the_first_token() -> None:
@@ -91,11 +90,8 @@ def test_a_model_that_nobody_serves_is_not_counted() -> None:
 
 def test_what_waits_is_told_by_model() -> None:
     told, active = tally()
-    for number, (phase, asked) in enumerate(
-        [(JobGroupPhase.QUEUED, request(5)), (JobGroupPhase.QUEUED, request(6)), (JobGroupPhase.RUNNING, request(9)),
-         (JobGroupPhase.QUEUED, request(2, "b"))]
-    ):  # fmt: skip
-        active[RequestId(str(number))] = SimpleNamespace(life=SimpleNamespace(phase=phase, request=asked))
+    for is_queued, asked in ((True, request(5)), (True, request(6)), (False, request(9)), (True, request(2, "b"))):
+        active.append(SimpleNamespace(is_queued=is_queued, state=SimpleNamespace(request=asked)))
     assert told.backlog() == {
         "tiny": QueueBacklog(num_requests=2, num_tokens=11),
         "b": QueueBacklog(num_requests=1, num_tokens=2),

@@ -9,10 +9,11 @@ import pytest
 from tandem.core.events import SampledToken, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.flow.phase_ledger import PhaseLedger
-from tandem.flow.request_state import RequestState
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.event_queue import EventQueue
+from tandem.orchestration.director import OpenRequest
+from tandem.orchestration.phase_ledger import PhaseLedger
+from tandem.orchestration.request_state import RequestState
 
 KEY = JobKey(RequestId("r"), 1)
 
@@ -51,8 +52,8 @@ async def test_what_a_client_has_enough_of_is_not_more() -> None:
     """What was held back for it would wait with nothing to come."""
     sampling = SamplingParams(max_tokens=4)
     request = Request(id=KEY.request, model="m", prompt_tokens=(1,), sampling=sampling, num_choices=2)
-    life = RequestState(request, HandoffId("h"))
-    active = ActiveRequest(life, PhaseLedger(0.0), 0.0, lambda active: None, lambda active, choice: None)
+    open_request = OpenRequest(RequestState(request, HandoffId("h")), PhaseLedger(0.0), 0.0)
+    active = ActiveRequest(open_request, lambda request: None, lambda request, choice: None)
     assert not active.has_more
     active.push(Token(KEY._replace(choice=1), 0, SampledToken(5)))
     assert active.has_more

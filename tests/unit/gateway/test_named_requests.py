@@ -83,8 +83,9 @@ async def test_a_request_that_is_broken_off_is_not_taken_for_the_one_that_runs(
     await rig.pair()
     request = await rig.running()
     with InRequest("d-1"):
-        rig.dispatch._fail_internal(request, RuntimeError("never thought of"))
-    assert named(said) == [""] and request.life.request.id in said.getvalue()
+        failure = RuntimeError("never thought of")
+        rig.dispatch._execute(rig.dispatch.director.abort(request.state.request.id, failure, rig.clock.now()))
+    assert named(said) == [""] and request.state.request.id in said.getvalue()
     with pytest.raises(TandemError):
         [event async for event in request]
     await request.aclose()

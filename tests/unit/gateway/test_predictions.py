@@ -11,8 +11,8 @@ import pytest
 from tandem.core.events import Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import BlockHash, WorkerRef
 from tandem.core.request import PrefillJob, Request
-from tandem.flow.request_queue import Dispatchable
-from tandem.routing.placement import Placement, RemotePrefixSource
+from tandem.orchestration.request_queue import Dispatchable
+from tandem.routing.placement import RemotePrefixSource
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import Pair
@@ -37,11 +37,6 @@ class Known:
     async def name(self, request: Request) -> Sequence[BlockHash]:
         return NAMES
 
-    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
-        if placement.prefix is not None:
-            return [Prediction(placement.prefix.worker, placement.prefix.num_blocks * 8, 8)]
-        return [Prediction(placement.prefill, num_hit_blocks * 8, 8)] if num_hit_blocks else []
-
     def reported(self, predicted: Prediction, num_cached: int) -> None:
         self.reports.append((predicted, num_cached))
 
@@ -54,14 +49,14 @@ async def test_the_worker_that_computes_is_compared_once(make_rig: Callable[...,
     known.held = {prefill.ref: 2, decode.ref: 1}
     request = await rig.running()
     assert known.matched == [NAMES] and not known.reports
-    key = request.life.key
+    key = request.state.key
     prefill.tell(Token(key, 0, SampledToken(100), num_cached_tokens=5), Finished(key, None, 1, 5))
     await until(lambda: known.reports)
     decode.tell(Token(key, 0, SampledToken(100), num_cached_tokens=5), token(key, 1))
     decode.tell(token(key, 2), Finished(key, FinishReason.LENGTH, 3, 5))
     await collect(request)
-    assert known.reports == [(Prediction(prefill.ref, 16, 8), 5)]
-    assert not rig.dispatch._waiting._claims
+    assert known.reports == [(Prediction(prefill.ref, 8, 8), 5)], "the last token of a prompt is always computed"
+    assert not [*rig.dispatch.director._queue.known()]
 
 
 async def test_what_is_not_predicted_is_not_compared(make_rig: Callable[..., Rig]) -> None:
@@ -71,7 +66,7 @@ async def test_what_is_not_predicted_is_not_compared(make_rig: Callable[..., Rig
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
-    key = request.life.key
+    key = request.state.key
     worker.tell(Token(key, 0, SampledToken(100), num_cached_tokens=0), Finished(key, FinishReason.STOP, 1, 0))
     await collect(request)
     assert known.matched == [NAMES] and not known.reports
@@ -87,22 +82,23 @@ async def test_whether_anything_came_of_a_prefix_fetch_is_told(
     link = (decode.ref, prefill.ref)
     lent: list[tuple[Pair, bool]] = []
     monkeypatch.setattr(
-        rig.dispatch._waiting, "on_prefix_fetch", lambda link, has_come, now: lent.append((link, has_come))
+        rig.dispatch.director._queue, "on_prefix_fetch", lambda link, has_come, now: lent.append((link, has_come))
     )
-    place = rig.dispatch._waiting.next
+    place = rig.dispatch.director._queue.next
 
     def borrowing(now: float) -> Dispatchable | None:
         turn = place(now)
         if turn is None:
             return None
-        return turn._replace(placement=replace(turn.placement, prefix=RemotePrefixSource(decode.ref, 2)))
+        placement = replace(turn.placement, prefix=RemotePrefixSource(decode.ref, 2))
+        return turn._replace(placement=placement, predicted=[Prediction(decode.ref, 16, 8)])
 
-    monkeypatch.setattr(rig.dispatch._waiting, "next", borrowing)
+    monkeypatch.setattr(rig.dispatch.director._queue, "next", borrowing)
     for num_cached in (0, 16):
         request = await rig.running()
         job = prefill.jobs[-1]
         assert isinstance(job, PrefillJob) and job.prefix is not None and job.prefix.source == decode.ref
-        key = request.life.key
+        key = request.state.key
         prefill.tell(Token(key, 0, SampledToken(100), num_cached_tokens=num_cached), Finished(key, None, 1, 0))
         await until(lambda num=num_cached: len(lent) == 1 + (num > 0))
         decode.tell(token(key, 0), pulled(key), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))

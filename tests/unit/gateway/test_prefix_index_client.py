@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from tandem.core.events import BlockEvicted, BlockStored, KVFact
-from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Request, SamplingParams
+from tandem.core.ids import BlockHash, Incarnation, WorkerId, WorkerRef
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.kv.kv_event_codec import DEVICE, short_hash
 from tandem.kv.kv_event_log import KVEventLog
-from tandem.routing.placement import Placement, RemotePrefixSource
+from tandem.routing.prefix_accuracy import Prediction
 from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexUnavailable, IndexWriter, shard_of
 from tandem.stores.redis_client import connect
 from tandem.worker.gateways.kv_event_publisher import BEACON_S, KVEventPublisher
@@ -146,19 +145,9 @@ async def test_a_snapshot_of_the_life_before_is_not_this_ones(cluster: Cluster) 
 
 async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_that_one(cluster: Cluster) -> None:
     other = WorkerRef(WorkerId("other"), Incarnation(1), "host:2")
-    asked = Request(
-        id=RequestId("r"), model="m", prompt_tokens=tuple(range(100)), sampling=SamplingParams(max_tokens=1)
-    )
-    placed = Placement(cluster.ref, cluster.ref, prefix=RemotePrefixSource(other, 30))
-    own, lent = cluster.gateway.predict(asked, placed, 10)
-    assert (own.worker, own.num_tokens) == (cluster.ref, 10)
-    assert (lent.worker, lent.num_before, lent.num_tokens) == (other, 10, 20)
-    for prediction in (own, lent):
-        cluster.gateway.reported(prediction, 10)
+    cluster.gateway.reported(Prediction(cluster.ref, 10, 1), 10)
+    cluster.gateway.reported(Prediction(other, 20, 1, num_before=10), 10)
     assert cluster.gateway.false_hits.num_missed == 20
-    (only,) = cluster.gateway.predict(asked, placed, 0)
-    assert (only.worker, only.num_tokens) == (other, 30)
-    assert not cluster.gateway.predict(asked, Placement(cluster.ref, cluster.ref), 0)
 
 
 @pytest.mark.parametrize("is_seen", [False, True])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tandem.flow.phase_ledger import StageSeconds
 from tandem.gateway.telemetry import request_log
 from tandem.gateway.telemetry.request_log import LOGGER, RequestLog
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.usage import Usage
 from tandem.obs.logs.log_formatters import JsonFormatter, Origin, TextFormatter
 from tandem.obs.logs.log_rate_limit import UNLIMITED
+from tandem.orchestration.phase_ledger import StageSeconds
 from tests.unit.gateway.records import record
 
 RECORD = record(

@@ -9,12 +9,12 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
-from tandem.flow.phase_ledger import StageSeconds
 from tandem.gateway.telemetry.request_metrics import Admitted, FirstToken, RequestMetrics
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import Usage
 from tandem.obs.metrics.metrics import OTHER, HistogramSeries, HistogramSnapshot, Metrics, total
+from tandem.orchestration.phase_ledger import StageSeconds
 from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
 from tests.unit.gateway.records import record
 

@@ -34,7 +34,7 @@ async def test_kv_that_moves_for_a_client_is_a_flow(rig: Rig) -> None:
     request = await rig.running()
     seen = snapshot_source(rig).snapshot()
     assert dict(seen.num_open) == {("open", False): 1} and seen.now >= seen.began_at
-    key = request.life.key
+    key = request.state.key
     prefill.tell(KVReceived(key, 1, 48, 16, 0, 0.1, 0.1, 0.1, source=decode.ref), token(key, 0))
     decode.tell(KVReceived(key, 1, 64, 0, 64, 0.1, 0.1, 0.1), token(key, 0), token(key, 1), token(key, 2))
     decode.tell(Finished(key, FinishReason.LENGTH, 3, 0))

@@ -16,9 +16,9 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, Finished, FinishReason, JobEvent, MigrationOffered, Token
 from tandem.core.ids import HandoffId, HandoffKey, JobKey
 from tandem.core.request_stages import JobStages, Stage
-from tandem.flow.phase_ledger import LedgerPhase
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.obs.metrics.metrics import HistogramSnapshot
+from tandem.orchestration.phase_ledger import LedgerPhase
 from tests.unit.gateway.rig import Rig, pulled, token
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, watched
@@ -26,7 +26,7 @@ from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, 
 ALL = 3.6e6
 """Seconds, of which a phase has fewer."""
 P = LedgerPhase
-IN_GATEWAY = {Stage.RECEIVE, Stage.QUEUE, Stage.DELIVER}
+IN_GATEWAY = {Stage.RECEIVE, Stage.DELIVER}
 
 
 def staged(key: JobKey, index: int, **stages: float) -> Token:
@@ -91,14 +91,14 @@ async def test_two_workers_share_it(rig: Rig) -> None:
         prefill.tell(staged(key, 0, prefill_s=ALL), Finished(key, None, 1, 0))
         await phase_of(rig, P.HANDOVER)
         decode.tell(token(key, 0), pulled(key))
-        await until(lambda: any(active.life.pulled for active in rig.dispatch._active.values()))
-        assert [active.ledger.phase for active in rig.dispatch._active.values()] == [P.HANDOVER]
+        await until(lambda: any(active.state.pulled for active in rig.dispatch.director.requests()))
+        assert [active.ledger.phase for active in rig.dispatch.director.requests()] == [P.HANDOVER]
         decode.tell(staged(key, 1, transfer_s=1e-9, decode_queue_s=ALL))
         await phase_of(rig, P.DECODE)
         decode.tell(token(key, 2), ended(key, 3))
         record = await seen.record(asked)
         the_trace(seen, record)
-    assert stages_of(record) == set(Stage) - {Stage.ROUTE, Stage.PREFILL_QUEUE}
+    assert stages_of(record) == set(Stage) - {Stage.QUEUE, Stage.ROUTE, Stage.PREFILL_QUEUE}
     assert record.stages.transfer == pytest.approx(1e-9) and record.stages.decode_queue > record.stages.transfer
     assert (record.path, record.workers) == ("remote", ("p", "d"))
 
@@ -119,7 +119,7 @@ async def test_what_waits_is_in_the_queue_and_what_asks_on_its_way(rig: Rig) -> 
         record = await seen.record(asked)
         the_trace(seen, record)
         names = [span.name for span in seen.spans]
-    assert names.count("queue") >= 2 and names.count("route") >= 2, "one for each time"
+    assert names.count("queue") >= 1 and names.count("route") >= 2, "one for each time that took any"
     assert stages_of(record) == {Stage.RECEIVE, Stage.QUEUE, Stage.ROUTE, Stage.PREFILL}
     assert (record.outcome, record.error, record.first_token_s, record.token_s) == ("cancelled", "", None, None)
 
@@ -138,7 +138,9 @@ async def test_what_is_lost_begins_again_and_its_time_counts_where_it_was_spent(
         prefill.tell(staged(key, 0, prefill_queue_s=ALL))  # of the attempt that was given up: nobody listens
         prefill.tell(staged(again, 1, prefill_queue_s=0.0, prefill_s=ALL), Finished(again, None, 1, 0))
         await phase_of(rig, P.HANDOVER)
-        decode.tell(pulled(again), token(again, 1), token(again, 2), ended(again, 3))
+        decode.tell(pulled(again), token(again, 1), token(again, 2))
+        await phase_of(rig, P.DECODE)
+        decode.tell(ended(again, 3))
         record = await seen.record(asked)
         the_trace(seen, record)
     assert stages_of(record) == set(Stage) - {Stage.ROUTE, Stage.PREFILL_QUEUE, Stage.DECODE_QUEUE}
@@ -160,10 +162,10 @@ async def test_a_choice_that_moves_while_it_decodes_decodes_all_the_while(rig: R
         await until(lambda: len(rig.fleet.view().workers) == 2)
         old.tell(MigrationOffered(key, HandoffKey(HandoffId("m"), 1)))
         job = await job_at(new)
-        (active,) = rig.dispatch._active.values()
-        assert active.life.phase.name == "RESERVING" and active.ledger.phase is P.DECODE
+        (active,) = rig.dispatch.director.requests()
+        assert active.state.phase.name == "RESERVING" and active.ledger.phase is P.DECODE
         new.hold_submit.set()
-        await until(lambda: active.life.phase.name == "RUNNING")
+        await until(lambda: active.state.phase.name == "RUNNING")
         assert active.ledger.phase is P.DECODE
         new.tell(pulled(job.key), token(job.key, 1), token(job.key, 2), token(job.key, 3), ended(job.key, 4))
         record = await seen.record(asked)
@@ -181,7 +183,7 @@ async def test_choices_decode_until_the_last_of_them_does(rig: Rig) -> None:
         await phase_of(rig, P.FIRST)
         other = one._replace(choice=1)
         worker.tell(staged(one, 0, prefill_queue_s=ALL), staged(other, 0, prefill_s=ALL), ended(one, 1))
-        await until(lambda: [len(active.life._choices) for active in rig.dispatch._active.values()] == [1])
+        await until(lambda: [len(active.state._choices) for active in rig.dispatch.director.requests()] == [1])
         await phase_of(rig, P.DECODE)
         worker.tell(token(other, 1), ended(other, 2))
         record = await seen.record(asked)
@@ -198,8 +200,10 @@ async def test_of_several_prompts_the_last_one_s_time_is_told(rig: Rig) -> None:
         asked = seen.ask(prompt=["a", "b"], max_tokens=1)
         first, second = (await job_at(worker)).key, (await job_at(worker, 2)).key
         worker.tell(staged(second, 0, prefill_queue_s=ALL), ended(second, 1))
-        await until(lambda: len(rig.dispatch._active) == 1)
-        worker.tell(staged(first, 0, prefill_s=ALL), ended(first, 1))
+        await until(lambda: len(rig.dispatch.director.requests()) == 1)
+        worker.tell(staged(first, 0, prefill_s=ALL))
+        await phase_of(rig, P.DECODE)
+        worker.tell(ended(first, 1))
         record = await seen.record(asked)
         the_trace(seen, record)
     assert stages_of(record) - IN_GATEWAY - {Stage.ROUTE} == {Stage.PREFILL, Stage.DECODE}

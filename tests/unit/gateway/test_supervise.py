@@ -13,21 +13,18 @@ import pytest
 from tandem.admission.api_keys import hash_text, key_digest
 from tandem.admission.request_queue import RequestQueue
 from tandem.core.clock import SystemClock
-from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import GatewayId
-from tandem.flow.request_queue import PlacementQueue
 from tandem.gateway.context import supervise
 from tandem.gateway.context.supervise import log_and_continue
-from tandem.gateway.orchestration import dispatcher
-from tandem.gateway.orchestration.active_request import ActiveRequest
-from tandem.gateway.orchestration.deadlines import timeout_error
 from tandem.gateway.tenants import fairness_sync
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.fairness_sync import FairnessSync
 from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
+from tandem.orchestration import director
+from tandem.orchestration.timeouts import deadline_error
 from tandem.wire.worker_codec import decode_update
 from tests.unit.gateway.rig import Rig, collect, token
 from tests.unit.gateway.scripted_worker import until
@@ -86,8 +83,8 @@ async def test_who_is_cancelled_ends(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_the_ticker_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    tick = FailsOnce(rig.dispatch._tick)
-    monkeypatch.setattr(rig.dispatch, "_tick", tick)
+    tick = FailsOnce(rig.dispatch.director.on_timer)
+    monkeypatch.setattr(rig.dispatch.director, "on_timer", tick)
     await until(lambda: tick.num_calls)
     late = await rig.open(timeout_s=0.01)
     with pytest.raises(TandemError) as error:
@@ -99,19 +96,21 @@ async def test_the_ticker_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch, cap
 async def test_one_request_that_cannot_be_seen_to_holds_up_no_other(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = await rig.open()
+    first = await rig.open(timeout_s=60.0)
 
-    def look(active: ActiveRequest, waiting: PlacementQueue, config: GatewayConfig, now: float) -> TandemError | None:
-        if active is first:
+    def look(left_s: float, prefill_s: float) -> TandemError | None:
+        if left_s > 1.0:
             raise Unthought
-        return timeout_error(active, waiting, config, now)
+        return deadline_error(left_s, prefill_s)
 
-    monkeypatch.setattr(dispatcher, "timeout_error", look)
+    monkeypatch.setattr(director, "deadline_error", look)
     late = await rig.open(timeout_s=0.01)
     with pytest.raises(TandemError) as error:
         await collect(late)
     assert error.value.kind is ErrorKind.DEADLINE
-    await until(lambda: f"at request {first.life.request.id}" in caplog.text)
+    with pytest.raises(TandemError, match="the gateway failed at this request"):
+        await collect(first)
+    await until(lambda: f"request {first.state.request.id} aborted" in caplog.text)
     await first.aclose()
 
 
@@ -131,7 +130,7 @@ async def test_a_worker_that_was_not_understood_is_watched_again(
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
-    key, watched = request.life.key, len(worker.positions)
+    key, watched = request.state.key, len(worker.positions)
     monkeypatch.setattr("tandem.gateway.workers.worker_link.decode_update", FailsOnce(decode_update))
     await until(lambda: len(worker.positions) > watched)
     worker.tell(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))

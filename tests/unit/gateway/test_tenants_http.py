@@ -21,9 +21,6 @@ from tandem.core.events import Failed, Finished, FinishReason, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
-from tandem.flow.commands import Deliver, EndChoice, EndRequest
-from tandem.flow.phase_ledger import PhaseLedger
-from tandem.flow.request_state import JobGroupPhase, RequestState
 from tandem.gateway.app import create_app
 from tandem.gateway.context.interfaces import Meter, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
@@ -32,10 +29,14 @@ from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
 from tandem.gateway.text.text_model import TextModel
+from tandem.orchestration.commands import EndRequest
+from tandem.orchestration.director import RequestDirector
+from tandem.orchestration.request_state import JobGroupPhase
 from tandem.routing.placement import Placement
 from tests.unit.gateway.conftest import ScriptedDispatch
 from tests.unit.gateway.rig import Rig, pulled, token
 from tests.unit.gateway.scripted_worker import until
+from tests.unit.orchestration.known_workers import BookedWorkers
 
 KEY, OTHER = "tdm_one", "tdm_other"
 FILE = f"""
@@ -210,7 +211,7 @@ async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas
     prefill, decode = await rig.pair()
     request = await rig.running()
     assert request.standing.limit_requests == 7
-    key = request.life.key
+    key = request.state.key
     prefill.tell(token(key, 0))
     decode.tell(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
     async for _ in request:
@@ -225,7 +226,7 @@ async def test_who_leaves_pays_for_the_prompt_and_what_came(
 ) -> None:
     prefill, _ = await rig.pair()
     request = await rig.running()
-    prefill.tell(replace(token(request.life.key, 0), num_cached_tokens=num_cached))
+    prefill.tell(replace(token(request.state.key, 0), num_cached_tokens=num_cached))
     await anext(aiter(request))
     await request.aclose()
     await request.aclose()
@@ -235,12 +236,12 @@ async def test_who_leaves_pays_for_the_prompt_and_what_came(
 async def test_what_an_earlier_attempt_left_in_a_cache_is_paid_for(rig: Rig, quotas: ScriptedQuotas) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    key = request.life.key
+    key = request.state.key
     prefill.tell(replace(token(key, 0), num_cached_tokens=0))
     await anext(aiter(request))
     decode.tell(Failed(key, ErrorKind.OVERLOADED, "no room for the KV"))
-    await until(lambda: request.life.phase is JobGroupPhase.RUNNING and request.life.key != key)
-    again = request.life.key
+    await until(lambda: request.state.phase is JobGroupPhase.RUNNING and request.state.key != key)
+    again = request.state.key
     decode.tell(pulled(again), replace(token(again, 0), num_cached_tokens=15), token(again, 1))
     decode.tell(Finished(again, FinishReason.LENGTH, 2, 15))
     told = [event async for event in request]
@@ -252,8 +253,8 @@ async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quota
     prefill, decode = await rig.pair()
     prefill.hold_submit = asyncio.Event()
     request = await rig.open()
-    await until(lambda: prefill.verbs(request.life.request.id) == ["prefill"])
-    key = request.life.key
+    await until(lambda: prefill.verbs(request.state.request.id) == ["prefill"])
+    key = request.state.key
     prefill.tell(token(key, 0), Finished(key, None, 1, 0))
     decode.tell(pulled(key), token(key, 0), token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
     async for _ in request:
@@ -266,17 +267,19 @@ def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveReque
     """A request whose prompt has 10 tokens, at its worker, and how that worker tells it something."""
     job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=num_choices)
     worker = WorkerRef(WorkerId("w"), 1, "w:1")
-    life, ledger = RequestState(job, HandoffId("h")), PhaseLedger(0.0)
-    active = ActiveRequest(life, ledger, 0.0, lambda active: None, lambda active, choice: None)
-    active.life.placed(Placement(worker, worker))
-    active.life.accepted(worker, active.life.key)
+    director = RequestDirector(BookedWorkers(), GatewayConfig(), lambda request: HandoffId("h"))
+    director.probe(job, Placement(worker, worker), 0.0)
+    active = ActiveRequest(director.take(job.id), lambda request: None, lambda request, choice: None)
+    assert active.spent() is None, "no worker has begun it"
+    director.on_submit_result(worker, active.state.key, None, 0.0)
 
     def tell(*events: Token | Finished) -> None:
-        for event in events:
-            for command in active.life.reported(worker, event):
-                match command:
-                    case Deliver(each) | EndChoice(each) | EndRequest(each):
-                        active.push(each)
+        for command in director.on_worker_events(worker, events, 0.0):
+            match command:
+                case Token() | Finished():
+                    active.push(command)
+                case EndRequest(_, outcome):
+                    active.push(outcome)
 
     return active, tell
 
@@ -284,7 +287,6 @@ def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveReque
 def test_all_choices_count_and_their_prompt_once() -> None:
     active, tell = running(SamplingParams(max_tokens=4), num_choices=2)
     keys = [JobKey(RequestId("r"), 1, choice) for choice in (0, 1)]
-    assert active.spent() is None
     tell(token(keys[0], 0), token(keys[1], 0), token(keys[1], 1))
     assert active.spent() == TokenUsage(10, 3)
     tell(Finished(keys[0], FinishReason.STOP, 1, 8), Finished(keys[1], FinishReason.STOP, 2, 8))
@@ -293,7 +295,7 @@ def test_all_choices_count_and_their_prompt_once() -> None:
 
 def test_a_prompt_that_was_only_computed_counts() -> None:
     active, tell = running(SamplingParams(max_tokens=0))
-    tell(Finished(active.life.key, FinishReason.LENGTH, 0, 0))
+    tell(Finished(active.state.key, FinishReason.LENGTH, 0, 0))
     assert active.spent() == TokenUsage(10, 0)
 
 
@@ -302,7 +304,7 @@ async def test_who_never_ran_pays_nothing(rig: Rig, quotas: ScriptedQuotas) -> N
     for worker in rig.workers:
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     request = await rig.open()
-    await until(lambda: request.life.key.attempt > 0 and request.life.phase is JobGroupPhase.QUEUED)
+    await until(lambda: request.state.key.attempt > 0 and request.state.phase is JobGroupPhase.QUEUED)
     await request.aclose()
     assert quotas.entries[0].closes == [None]
 
@@ -319,7 +321,7 @@ async def test_what_is_foreseen_is_what_is_asked_for(rig: Rig, quotas: ScriptedQ
     await rig.pair()
     requests = [await rig.open(num_choices=num_choices) for num_choices in (1, 2)]
     rig.dispatch.check_feasible(
-        [request.life.request for request in requests], RequestContext(request_id="r", received_at=0.0)
+        [request.state.request for request in requests], RequestContext(request_id="r", received_at=0.0)
     )
     assert quotas.foreseen == [("open", [(16, 3), (16, 6)])]
     assert quotas.asked == [("open", *size) for size in quotas.foreseen[0][1]]
@@ -346,7 +348,7 @@ async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
         before = [len(worker.jobs) for worker in rig.workers]
         tenant = Tenant(id="t", disaggregation=policy, lane=Lane.BATCH)  # type: ignore[arg-type]
         request = await rig.open(caller=RequestContext(request_id="r", received_at=0.0, tenant=tenant))
-        await until(lambda request=request: request.life.phase.name == "RUNNING")
+        await until(lambda request=request: request.state.phase.name == "RUNNING")
         jobs[name] = [job for worker, n in zip(rig.workers, before, strict=True) for job in worker.jobs[n:]]
         await request.aclose()
     assert [type(job) for job in jobs["off"]] == [GenerateJob] and len(jobs["gateway"]) == 2

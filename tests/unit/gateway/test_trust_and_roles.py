@@ -82,7 +82,7 @@ async def test_a_gateway_comes_back_with_new_certificates(
     await rig.start()
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
-    key = request.life.key
+    key = request.state.key
     worker.tell(token(key, 0))
     for name in ("tls_key_file", "tls_cert_file", "tls_ca_file"):
         shutil.copyfile(getattr(fresh, name), getattr(ours, name))
@@ -115,7 +115,7 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes
     late = await rig.add("e", "decode")
     await until(lambda: (prefill.ref, late.ref) in rig.fleet.view().linked)
     running = await rig.running()
-    key, place = running.life.key, running.life.placement
+    key, place = running.state.key, running.state.placement
     assert place is not None
     source, other = (decode, late) if place.decode == decode.ref else (late, decode)
     source.role = "prefill"
@@ -127,8 +127,8 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes
     assert await collect(running) == [0, 1, 2]
     for _ in range(3):
         request = await rig.running()
-        assert request.life.placement is not None
-        assert request.path == "remote" and request.life.placement.decode == other.ref
+        assert request.state.placement is not None
+        assert request.path == "remote" and request.state.placement.decode == other.ref
         await request.aclose()
     source.role = ""
     await until(lambda: rig.fleet.candidates().pools("tiny") == {"prefill": 1, "decode": 2})

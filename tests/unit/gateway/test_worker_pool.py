@@ -13,9 +13,9 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, FinishReason
 from tandem.core.request import GenerateJob
 from tandem.core.worker_load import WorkerLoad
-from tandem.flow.request_state import JobGroupPhase
-from tandem.gateway.orchestration import dispatcher
+from tandem.gateway.orchestration import driver
 from tandem.gateway.workers import worker_link, worker_pool
+from tandem.orchestration.request_state import JobGroupPhase
 from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
@@ -122,10 +122,10 @@ async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monke
     monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
     prefill, decode = await rig.pair()
     request = await rig.running()
-    key = request.life.key
+    key = request.state.key
     prefill.tell(token(key, 0), Finished(key, None, 1, 0))
     decode.tell(pulled(key), token(key, 0), token(key, 1))
-    await until(lambda: request.life.num_delivered == 2)
+    await until(lambda: request.state.num_delivered == 2)
     watched = len(decode.positions)
     decode.break_streams()
     await until(lambda: len(decode.positions) > watched)
@@ -138,7 +138,7 @@ async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monke
 async def test_what_waits_is_placed_when_a_stream_is_back(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "TICK_S", 3600.0)
+    monkeypatch.setattr(driver, "TICK_S", 3600.0)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.1)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
     rig = make_rig()
@@ -148,8 +148,8 @@ async def test_what_waits_is_placed_when_a_stream_is_back(
     worker.break_streams()
     await until(lambda: rig.dispatch.ready() == "no live worker")
     request = await rig.open()
-    assert request.life.phase.name == "QUEUED"
-    await until(lambda: request.life.phase.name == "RUNNING")
+    assert request.state.phase.name == "QUEUED"
+    await until(lambda: request.state.phase.name == "RUNNING")
     await request.aclose()
 
 
@@ -160,10 +160,10 @@ async def test_a_worker_that_falls_silent_is_lost(
     await rig.start()
     prefill, decode = await rig.pair()
     request = await rig.running()
-    key = request.life.key
+    key = request.state.key
     prefill.tell(token(key, 0), Finished(key, None, 1, 0))
     decode.tell(pulled(key), token(key, 0))
-    await until(lambda: request.life.pulled is not None)
+    await until(lambda: request.state.pulled is not None)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
     decode.mute = True
     with pytest.raises(TandemError, match=r"silent for 0\.5 s") as lost:
@@ -176,14 +176,14 @@ async def test_what_a_prefill_worker_loses_whose_process_ends_goes_on_without_it
 ) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    prefill.tell(token(request.life.key, 0))
-    await until(lambda: request.life.num_delivered == 1)
+    prefill.tell(token(request.state.key, 0))
+    await until(lambda: request.state.num_delivered == 1)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
     await prefill.stop()
     await until(lambda: isinstance(decode.jobs[-1], GenerateJob))
     job = decode.jobs[-1]
-    assert job.output_tokens == (100,) and "cancel" in decode.verbs(str(request.life.request.id))
-    await until(lambda: request.life.phase.name == "RUNNING")
+    assert job.output_tokens == (100,) and "cancel" in decode.verbs(str(request.state.request.id))
+    await until(lambda: request.state.phase.name == "RUNNING")
     decode.tell(token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
     assert await collect(request) == [0, 1]
     assert request.path == "fallback;reason=no_prefill_worker;moves=1"
@@ -200,12 +200,12 @@ async def test_before_all_have_taken_their_jobs_a_loss_costs_only_the_place(
     spare.load = replace(spare.load, num_running=9)
     await until(lambda: len(rig.fleet.view().linked) == 2)
     request = await rig.open()
-    await until(lambda: request.life.phase.name == phase)
+    await until(lambda: request.state.phase.name == phase)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
     await lost.stop()
-    await until(lambda: request.life.phase.name == "RUNNING")
-    assert request.life.placement is not None and request.life.placement.decode == other.ref
-    assert request.life.key.attempt >= 2
+    await until(lambda: request.state.phase.name == "RUNNING")
+    assert request.state.placement is not None and request.state.placement.decode == other.ref
+    assert request.state.key.attempt >= 2
     await request.aclose()
     lost.hold_submit.set()
 
@@ -216,13 +216,13 @@ async def test_an_answer_that_comes_late_does_not_undo_a_newer_report(rig: Rig) 
     prefill, _ = await rig.pair()
     prefill.mute, prefill.hold_submit = True, asyncio.Event()
     request = await rig.open()
-    await until(lambda: prefill.verbs(str(request.life.request.id)) == ["prefill"])
+    await until(lambda: prefill.verbs(str(request.state.request.id)) == ["prefill"])
     prefill.load = replace(prefill.load, num_queued_tokens=0, number=3)
     prefill.tell()
     await until(lambda: rig.look(prefill).number == 3)
     prefill.load = replace(prefill.load, num_queued_tokens=8000, number=2)
     prefill.hold_submit.set()
-    await until(lambda: request.life.phase is JobGroupPhase.RUNNING)
+    await until(lambda: request.state.phase is JobGroupPhase.RUNNING)
     assert rig.look(prefill).num_queued_tokens == 0
     await request.aclose()
 
@@ -233,12 +233,12 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
     rig.workers.remove(decode)
     newer = await rig.add("d", "decode")
     assert newer.ref.incarnation > decode.ref.incarnation
-    await until(lambda: request.num_attempts == 2 and request.life.phase.name == "RUNNING")
-    assert decode.ref not in request.life.workers()
+    await until(lambda: request.num_attempts == 2 and request.state.phase.name == "RUNNING")
+    assert decode.ref not in request.state.workers()
     await request.aclose()
     await until(lambda: rig.fleet.view().linked == {(prefill.ref, newer.ref)})
     again = await rig.running()
-    assert again.life.placement is not None and again.life.placement.decode == newer.ref
+    assert again.state.placement is not None and again.state.placement.decode == newer.ref
     await again.aclose()
     await decode.stop()
 
@@ -257,9 +257,9 @@ async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_re
     await until(lambda: not rig.fleet._links)
     assert [model.name for model in rig.dispatch.models()] == ["tiny"] and rig.dispatch.ready() == "no live worker"
     request = await rig.open()
-    assert request.life.phase is JobGroupPhase.QUEUED
+    assert request.state.phase is JobGroupPhase.QUEUED
     await rig.add("n", "mixed")
-    await until(lambda: request.life.phase is JobGroupPhase.RUNNING)
+    await until(lambda: request.state.phase is JobGroupPhase.RUNNING)
     await request.aclose()
 
 
@@ -294,9 +294,9 @@ async def test_nothing_is_placed_on_an_older_life_whose_submit_had_no_answer(rig
     request = await rig.open()
     await until(lambda: older.jobs)
     newer = await rig.add("m", "mixed")
-    await until(lambda: request.life.phase.name == "RUNNING")
-    assert request.life.placement is not None and request.life.placement.decode == newer.ref
-    await until(lambda: not rig.dispatch._tasks)
+    await until(lambda: request.state.phase.name == "RUNNING")
+    assert request.state.placement is not None and request.state.placement.decode == newer.ref
+    await until(lambda: not rig.dispatch._submits)
     assert rig.fleet.candidates().pools("tiny") == {"mixed": 1}
     assert rig.fleet.candidates().find("tiny", older.ref) is None
     await request.aclose()

@@ -13,7 +13,6 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from tandem.core.request import Job
-from tandem.flow.phase_ledger import LedgerPhase
 from tandem.gateway.context.interfaces import RequestDispatcher
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpecFactory
@@ -28,6 +27,7 @@ from tandem.obs.tracing.readable_spans import readable
 from tandem.obs.tracing.span_limits import SpanLimitSettings
 from tandem.obs.tracing.span_maker import SpanMaker
 from tandem.obs.tracing.tracing import EndedSpan, Tracing
+from tandem.orchestration.phase_ledger import LedgerPhase
 from tests.unit.gateway.rig import Rig, is_probe
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
@@ -98,4 +98,4 @@ async def job_at(worker: ScriptedWorker, count: int = 1) -> Job:
 
 async def phase_of(rig: Rig, phase: LedgerPhase) -> None:
     """Wait until the only request is in this phase."""
-    await until(lambda: [active.ledger.phase for active in rig.dispatch._active.values()] == [phase])
+    await until(lambda: [active.ledger.phase for active in rig.dispatch.director.requests()] == [phase])

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.ids import GatewayId
 from tandem.gateway.console.view import GatewaySnapshot
-from tandem.gateway.orchestration.dispatcher import Dispatcher
+from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.workers.worker_pool import WorkerPool
 
 MAX_FLOWS = 256
@@ -19,7 +19,7 @@ class SnapshotSource:
 
     __slots__ = ("_began_at", "_clock", "_dispatcher", "_fleet", "_life", "_version")
 
-    def __init__(self, life: GatewayId, dispatcher: Dispatcher, fleet: WorkerPool, clock: Clock) -> None:
+    def __init__(self, life: GatewayId, dispatcher: RequestDriver, fleet: WorkerPool, clock: Clock) -> None:
         self._life = life
         self._dispatcher = dispatcher
         self._fleet = fleet

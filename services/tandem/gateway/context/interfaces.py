@@ -14,13 +14,12 @@ from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import BlockHash, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.phase_ledger import PhaseLedger
-from tandem.flow.request_queue import Prefixes
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.text.text_model import TextModel
+from tandem.orchestration.phase_ledger import PhaseLedger
+from tandem.orchestration.request_queue import Prefixes
 from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import Pool
@@ -175,19 +174,10 @@ class Quotas(Protocol):
 
 
 class KnownPrefixes(Prefixes, Protocol):
-    """Know which workers cache which prompt blocks, and compare these predictions with what workers report."""
+    """Know which workers cache which blocks of a prompt."""
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
         """Return the hashes of the prompt's full blocks; empty where no worker serves the model."""
-        ...
-
-    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
-        """Predict what a placement finds in caches: `num_hit_blocks` leading blocks of the prompt at the prefill
-        worker, and the blocks after these that it is to fetch from another worker."""
-        ...
-
-    def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """Compare a prediction with the number of prompt tokens that the worker took from a cache."""
         ...
 
 
@@ -198,9 +188,6 @@ class _NoPrefixes:
         return {}
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        return ()
-
-    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
         return ()
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:

@@ -1,4 +1,4 @@
-"""The life of each request: admission, queueing, placement, attempts, feedback and deadlines.
+"""The gateway's driver of `tandem.orchestration`: it admits requests, carries out commands and feeds back events.
 
-Start with `dispatcher.Dispatcher`. It carries out what `tandem.flow` decides and feeds it the workers' events.
+Start with `driver.RequestDriver`; `active_request` is the stream that a front end reads.
 """

@@ -1,4 +1,4 @@
-"""One request that the dispatch runs, as its front sees it; owns the queue of its tokens, decides nothing."""
+"""The stream of one open request, as a front end reads it."""
 
 from __future__ import annotations
 
@@ -7,117 +7,94 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
-from tandem.flow.phase_ledger import PhaseLedger
-from tandem.flow.request_state import RequestState
+from tandem.core.ids import RequestId
 from tandem.gateway.context.interfaces import QuotaEntry
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.orchestration.event_queue import EventQueue
-from tandem.routing.placement import Placement
-from tandem.routing.prefix_accuracy import Prediction
+from tandem.orchestration.director import OpenRequest
+from tandem.orchestration.phase_ledger import PhaseLedger
+from tandem.orchestration.request_state import RequestState
 
 
 class ActiveRequest:
-    """A TokenStream over a life, with the `ledger` of its time. On its clock: `received_at`, when it was admitted;
-    `moved_at`, when a worker last said something of it; `told_at`, when its client last had something new, first of all
-    its admission.
-
-    `was_begun`: a worker computes it, or has. `deadline` is the client's own, on the same clock; None: it has none.
-    `prefill_s`: the least that its prompt takes. `predicted`: what of its prompt is where, until who computes it has
-    said what was. `fixed_placement` names the workers of a probe, which is not routed. The queue
-    is bounded by the request's choices and `max_tokens`.
-    """
+    """A TokenStream over an open request. Owns the queue between the driver, which pushes, and the front end, which
+    reads; the queue is bounded by the request's choices and `max_tokens`. `quota` is closed by the driver at its
+    end."""
 
     def __init__(
         self,
-        life: RequestState,
-        ledger: PhaseLedger,
-        now: float,
-        on_close: Callable[[ActiveRequest], None],
-        on_finish: Callable[[ActiveRequest, int], None],
+        open_request: OpenRequest,
+        on_close: Callable[[RequestId], None],
+        on_finish: Callable[[RequestId, int], None],
     ) -> None:
-        self.life = life
-        self.ledger = ledger
-        self.received_at = self.moved_at = self.told_at = now
-        self.fixed_placement: Placement | None = None
-        self.deadline: float | None = None
-        self.prefill_s = 0.0
-        self.predicted: Sequence[Prediction] = ()
+        self._open_request = open_request
         self.quota: QuotaEntry | None = None
-        self.was_begun = False
         self._on_close = on_close
         self._on_finish = on_finish
         self._events = EventQueue()
-        self._open = set(range(life.request.num_choices))
+        self._unended = set(range(self.state.request.num_choices))
+
+    @property
+    def state(self) -> RequestState:
+        return self._open_request.state
+
+    @property
+    def ledger(self) -> PhaseLedger:
+        return self._open_request.ledger
 
     @property
     def path(self) -> str:
-        return self.life.path
+        return self.state.path
 
     @property
     def num_attempts(self) -> int:
-        return 1 + self.life.num_moves
+        return 1 + self.state.num_moves
 
     @property
     def workers(self) -> Sequence[str]:
-        placement = self.life.placement
-        return () if placement is None else tuple(dict.fromkeys((placement.prefill.id, placement.decode.id)))
+        return self._open_request.workers
 
     @property
     def reasons(self) -> Mapping[str, object]:
-        return self.life.placement.reasons if self.life.placement is not None else {}
+        return self.state.placement.reasons if self.state.placement is not None else {}
 
     @property
     def has_more(self) -> bool:
-        return any(map(self._is_wanted, self._events))
-
-    def push(self, event: Token | PromptLogprobs | Finished | TandemError) -> None:
-        self.was_begun = self.was_begun or isinstance(event, Token | Finished)
-        self._events.push(event)
-
-    def keep_time(self, now: float) -> None:
-        """Its ledger follows its life."""
-        phase = self.life.attempts.ledger_phase
-        if phase is not self.ledger.phase:
-            self.ledger.move(phase, now)
-
-    def take_predicted(self) -> Sequence[Prediction]:
-        """`predicted`, once."""
-        predicted, self.predicted = self.predicted, ()
-        return predicted
-
-    def spent(self) -> TokenUsage | None:
-        """A Meter. How much of a prompt an end before the first token left uncomputed nobody knows: all of it
-        counts."""
-        if not self.was_begun:
-            return None
-        return TokenUsage(len(self.life.request.prompt_tokens) - (self.life.num_cached or 0), self.life.num_delivered)
+        return any(map(self._is_due, self._events))
 
     @property
     def standing(self) -> RateLimitStatus:
         return RateLimitStatus() if self.quota is None else self.quota.standing
 
+    def push(self, event: Token | PromptLogprobs | Finished | TandemError) -> None:
+        self._events.push(event)
+
+    def spent(self) -> TokenUsage | None:
+        """Return the tokens that count against its quota by now."""
+        return self._open_request.usage()
+
     async def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]:
-        while self._open:
+        while self._unended:
             event = await self._events.next()
             if isinstance(event, TandemError):
-                self._open.clear()
+                self._unended.clear()
                 raise event
-            if not self._is_wanted(event):
+            if not self._is_due(event):
                 continue
             if isinstance(event, Finished):
-                self._open.discard(event.key.choice)
+                self._unended.discard(event.key.choice)
             yield event
 
-    def _is_wanted(self, event: Token | PromptLogprobs | Finished | TandemError) -> bool:
-        """Not of a choice that has ended, or that the client has enough of."""
-        return not isinstance(event, Token | Finished) or event.key.choice in self._open
+    def _is_due(self, event: Token | PromptLogprobs | Finished | TandemError) -> bool:
+        """It is not of a choice that has ended or of which the client has enough."""
+        return not isinstance(event, Token | Finished) or event.key.choice in self._unended
 
     def finish(self, choice: int) -> None:
-        self._open.discard(choice)
-        self._on_finish(self, choice)
+        self._unended.discard(choice)
+        self._on_finish(self.state.request.id, choice)
 
     async def aclose(self) -> None:
-        self._on_close(self)
+        self._on_close(self.state.request.id)
 
     def __repr__(self) -> str:
-        return f"<active {self.life!r}>"
+        return f"<stream of {self._open_request!r}>"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tandem.core.errors import ErrorKind
-from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.job_group import JobGroupPhase
-from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.telemetry.request_record import CANCELLED, RequestRecord
+from tandem.orchestration.director import OpenRequest
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandTotals, QueueBacklog
 
@@ -22,11 +20,11 @@ _NO_ROOM = frozenset(
 
 
 class DemandCounter:
-    """An AnswerObserver, told of requests too as they come and as their first token is drawn. `active` are those that
-    run or wait. All on the event loop."""
+    """An AnswerObserver that also counts requests as they are admitted and as their prompts are computed.
+    `open_requests` returns those that run or wait. All on the event loop."""
 
-    def __init__(self, targets: LatencyTargets, active: Mapping[RequestId, ActiveRequest]) -> None:
-        self._active = active
+    def __init__(self, targets: LatencyTargets, open_requests: Callable[[], Sequence[OpenRequest]]) -> None:
+        self._open_requests = open_requests
         self._totals: dict[str, DemandTotals] = {}
         self._slos = {lane.label: targets.lane(lane).slo for lane in Lane}
 
@@ -37,9 +35,8 @@ class DemandCounter:
     def backlog(self) -> Mapping[str, QueueBacklog]:
         """Those that wait for a place, by model."""
         found: dict[str, list[int]] = {}
-        for life in (active.life for active in self._active.values()):
-            if life.phase is JobGroupPhase.QUEUED:
-                found.setdefault(life.request.model, []).append(len(life.request.prompt_tokens))
+        for request in (one.state.request for one in self._open_requests() if one.is_queued):
+            found.setdefault(request.model, []).append(len(request.prompt_tokens))
         return {model: QueueBacklog(num_requests=len(sizes), num_tokens=sum(sizes)) for model, sizes in found.items()}
 
     def on_admitted(self, request: Request) -> None:

@@ -29,4 +29,4 @@ async def has_moved(active: ActiveRequest) -> bool:
         return False
     finally:
         await active.aclose()
-    return active.life.pulled is not None
+    return active.state.pulled is not None

@@ -19,8 +19,7 @@ from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.prefix.block_hashes import hash_prompt_blocks
 from tandem.kv.compact_block_set import CompactBlockSet
 from tandem.routing.kv_indexer import KVIndexer, WorkerKVEvents
-from tandem.routing.placement import Placement
-from tandem.routing.prefix_accuracy import Prediction, PrefixAccuracy, predict
+from tandem.routing.prefix_accuracy import Prediction, PrefixAccuracy
 from tandem.routing.prefix_index import PrefixHit, PrefixTable
 from tandem.stores.index_format import IndexSnapshot
 from tandem.stores.prefix_index import IndexReader, IndexUnavailable
@@ -83,18 +82,6 @@ class PrefixIndexClient:
         in two builds the names are those of `cache_root`: the other build's workers count as holding nothing."""
         root = self._fleet.cache_root(request.model)
         return () if root is None else await hash_prompt_blocks(request, *root)
-
-    def predict(self, request: Request, placement: Placement, num_hit_blocks: int) -> Sequence[Prediction]:
-        """What the worker that computes a prompt has of it, which are so many leading blocks, and what it is to read
-        from another beyond these."""
-        hits = [(placement.prefill, num_hit_blocks, 0)]
-        if placement.prefix is not None:
-            hits.append((*placement.prefix, num_hit_blocks))
-        root = self._fleet.cache_root(request.model)
-        if root is None:
-            return ()
-        num_prompt = len(request.prompt_tokens)
-        return [predict(worker, num, num_prompt, root[1], before) for worker, num, before in hits if num]
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
         """How many tokens of a prompt were not computed, against those that were predicted."""

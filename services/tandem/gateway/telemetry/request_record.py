@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.flow.phase_ledger import StageSeconds
 from tandem.gateway.telemetry.usage import Usage
+from tandem.orchestration.phase_ledger import StageSeconds
 
 FINISHED, CANCELLED, INTERNAL = "finished", "cancelled", "internal"
 

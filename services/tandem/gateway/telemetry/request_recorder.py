@@ -14,7 +14,6 @@ from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.flow.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.telemetry.deferred import DeferredBatches, for_each
 from tandem.gateway.telemetry.request_metrics import Admitted, FirstToken, RequestMetrics
@@ -25,6 +24,7 @@ from tandem.gateway.telemetry.usage import UsageCounter
 from tandem.obs.logs.log_context import traced
 from tandem.obs.metrics.metrics import HistogramSeries
 from tandem.obs.tracing.tracing import OFF, Trace, Tracing
+from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 

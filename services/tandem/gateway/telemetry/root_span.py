@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tandem.core.request_stages import Stage
-from tandem.flow.phase_ledger import LedgerPhase, PhaseLedger
 from tandem.gateway.telemetry.request_metrics import OPERATIONS
 from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, RequestRecord
 from tandem.obs.tracing.span_attributes import LayeredAttributes, Shared, Value
 from tandem.obs.tracing.tracing import Attributes, SpanRecord
+from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
 
 MAX_REASONS = 4000
 """Largest size in bytes of `tandem.reasons`; most requests have some 600 bytes of reasons."""

@@ -192,7 +192,7 @@ class WorkerPool:
             return
         self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
 
-    def coming(self, worker: WorkerRef, job: Job) -> None:
+    def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
         """A job is about to be sent: until its worker has answered what it is to decode counts there, so that those
         that are placed with it do not all go to one worker."""
         link = self._find(worker)
@@ -287,7 +287,9 @@ class WorkerPool:
         if link.ref not in self._live:
             self._live.add(link.ref)
             for other in self._links.values():
-                self._on_link_reports(other.ref, [report for report in other.links.values() if report.source == link.ref])
+                self._on_link_reports(
+                    other.ref, [report for report in other.links.values() if report.source == link.ref]
+                )
             self._probe_pairs()
 
     def _miss(self, link: WorkerLink) -> None:

@@ -1,40 +1,31 @@
-"""One simulated gateway: runs real lives of requests with the real router; never decides anything about one.
-
-It does what `gateway.dispatch` does on an event loop, with the same line and deadlines.
-"""
+"""Drive a `RequestDirector` under the virtual clock: one simulated gateway."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, KVReceived, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, Request
 from tandem.core.worker_load import WorkerLoad
-from tandem.flow.commands import (
+from tandem.orchestration.commands import (
     CancelJob,
     Command,
-    Deliver,
-    DeliverPromptLogprobs,
-    EndChoice,
     EndRequest,
-    FindConsumer,
+    KVMoved,
+    PromptComputed,
     ReleaseLease,
     ReportWorkerFailure,
-    Requeue,
-    Submit,
+    SubmitJob,
 )
-from tandem.flow.job_group import JobGroupPhase
-from tandem.flow.overdue import queue_timeout_error
-from tandem.flow.request_queue import PlacementQueue
-from tandem.flow.request_state import RequestState
-from tandem.routing.router import Routing
+from tandem.orchestration.director import TICK_S, OpenRequest, RequestDirector
+from tandem.orchestration.request_queue import RequestTerms
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.network import Network
@@ -45,323 +36,239 @@ from tandem.sim.cluster.worker_pool import SimWorkerPool
 from tandem.sim.cluster.worker_rpc import Calls
 from tandem.sim.cluster.worker_view import GatewayLink
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
-from tandem.workload.ask import MODEL, ScheduledRequest
-
-TICK_S = 0.05
-"""As the real dispatch's."""
-
+from tandem.workload.ask import ScheduledRequest
 
 Ended = Callable[[ClientTrace], None]
 
 
 def ignore(_: object) -> None:
-    """Looks at nothing."""
+    """Do nothing with what was delivered."""
 
 
-@dataclass(eq=False, slots=True)
-class _Active:
-    life: RequestState
+@dataclass(slots=True)
+class _Stream:
+    open_request: OpenRequest
     trace: ClientTrace
     ended: Ended
-    received_at: float
-    moved_at: float
 
 
 class SimGateway:
-    """A `Listener`. Every pair of workers counts as tried, as it is some seconds after a real start."""
+    """One simulated gateway: a director, the workers that it knows, and the streams of its open requests.
+
+    Every pair of workers counts as tried, as it is some seconds after a real start. `delivered` gets every token.
+    """
 
     def __init__(
-        self,
-        agenda: SimEventQueue,
-        network: Network,
-        workers: Sequence[SimWorker],
-        config: GatewayConfig,
-        delivery: Delivery,
-        party: Actor,
-        terms: Terms,
-    ) -> None:
+        self, agenda: SimEventQueue, network: Network, workers: Sequence[SimWorker], config: GatewayConfig,
+        delivery: Delivery, party: Actor, terms: Terms,
+    ) -> None:  # fmt: skip
         self.party = party
+        self.delivered: Callable[[Token], None] = ignore
         self._agenda = agenda
         self._network = network
         self._delivery = delivery
-        self._config = config
-        self.delivered: Callable[[Token], None] = ignore
         self._calls = Calls(network, party)
-        self._fleet = SimWorkerPool(agenda, network, config, party, self._place_queued)
-        self._active: dict[RequestId, _Active] = {}
+        self._workers = SimWorkerPool(agenda, network, config, party, self._place_queued)
         self._quotas = SimQuotas(terms.tenants)
-        routing = Routing(config.routing_policy, self._fleet.kv_links, config.remote_prefix)
-        self._waiting = PlacementQueue(self._fleet.roster, config, terms.targets, network.index, routing)
+        self._director = RequestDirector(self._workers, config, _handoff, terms.targets, network.index)
+        self._streams: dict[RequestId, _Stream] = {}
         self._is_ticking = False
         for worker in workers:
             self.met(worker)
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait for a place."""
-        return len(self._waiting.line)
+        return len(self._director.queue)
 
     def check(self) -> None:
-        """Nothing is open. Raises AssertionError naming what is."""
-        self._waiting.line.check()
+        """Raise AssertionError naming what is still open."""
+        self._director.check()
         self._quotas.check()
-        assert not len(self._waiting.line), "a request that has ended waits for a place"
-        assert not self._active, f"{len(self._active)} requests have no end: {list(self._active.values())[:3]}"
-        for link in self._fleet.links():
-            assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never taken"
-            assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never taken"
+        assert not self._streams, f"{len(self._streams)} requests have no end: {list(self._streams.values())[:3]}"
+        assert not self._director.requests(), "a request without a stream is open"
+        self._workers.check()
 
     def open(self, ask: ScheduledRequest, ended: Ended) -> None:
-        """Admit a request now; it waits in line when no worker has room, and ends at once when it is refused.
-        `ended` is called once, at its end."""
+        """Admit a request now. `ended` is called once, at its end, which is now where it is refused."""
         now, trace = self._agenda.now, ClientTrace(ask)
         try:
             request = self._quotas.enter(ask.request, now)
+            tenant = self._quotas.tenant(request.tenant)
+            hashes = self._workers.names(request)
+            terms = RequestTerms(weight=tenant.weight, policy=tenant.disaggregation, hashes=hashes)
+            commands = self._director.submit(request, now, terms)
         except TandemError as error:
-            self._enter(ask.request, trace, ended)
-            self._refuse(trace.id, error)
+            self._end(trace, ended, ask.request, error, None)
             return
-        self._enter(request, trace, ended)
-        tenant = self._quotas.tenant(request.tenant)
-        try:
-            admitted = self._waiting.admit(
-                request, weight=tenant.weight, policy=tenant.disaggregation, hashes=self._fleet.names(request)
-            )
-        except TandemError as error:
-            self._refuse(trace.id, error)
-            return
-        if admitted.leaves is not None and admitted.error is not None:
-            self._refuse(admitted.leaves, admitted.error)
-        self._place_queued()
+        self._streams[trace.id] = _Stream(self._director.take(trace.id), trace, ended)
+        self._execute(commands)
         if not self._is_ticking:
             self._is_ticking = True
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
 
     def close(self, request: RequestId) -> None:
-        """The client is gone; nothing when its request has ended."""
-        active = self._active.get(request)
-        if active is not None:
-            self._catch_up(active)
-            self._carry_out(active, active.life.cancelled())
+        """End a request whose client is gone; nothing when it has ended."""
+        self._catch_up([request])
+        self._execute(self._director.cancel(request, self._agenda.now))
 
-    def streamed(self, worker: WorkerRef, stretch: StepRun) -> None:
-        link = self._fleet.find(worker)
+    # ---- what workers report
+
+    def streamed(self, worker: WorkerRef, steps: StepRun) -> None:
+        link = self._workers.find(worker)
         if link is not None:
-            link.coming.append(stretch)
+            link.coming.append(steps)
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: WorkerLoad | None) -> None:
-        link = self._fleet.find(worker)
+        link = self._workers.find(worker)
         if link is None or not link.is_live:
             return
         self._take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
             link.load = load
-            self._fleet.changed(link)
-        for event in events:
-            active = self._active.get(event.key.request)
-            if isinstance(event, Finished):
-                self._waiting.breaker.on_success(worker)
-            if active is not None:
-                if _may_end(event):
-                    self._catch_up(active, but=worker)
-                active.moved_at = self._agenda.now
-                placement = active.life.placement
-                if isinstance(event, KVReceived) and placement is not None and placement.decode == worker:
-                    self._fleet.measured(placement, event)
-                self._carry_out(active, active.life.reported(worker, event))
-        if has_room and self._waiting.may_go_on(self._fleet.view(link)):
-            self._place_queued()
-
-    # ---- who comes and goes
+            self._workers.changed(link)
+        self._catch_up([event.key.request for event in events if _may_end(event)], but=worker)
+        self._execute(self._director.on_worker_events(worker, events, self._agenda.now))
+        if has_room:
+            self._execute(self._director.on_capacity(self._workers.view(link), self._agenda.now))
 
     def met(self, worker: SimWorker) -> None:
         """A worker is there, another life of one, or one that could not be reached."""
-        self._fleet.met(worker)
+        self._workers.met(worker)
         self._place_queued()
 
     def missed(self, worker: WorkerRef) -> None:
         """As `SimWorkerPool.missed`."""
-        self._fleet.missed(worker)
+        self._workers.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
-        """A worker is gone with all that runs there; what it has said by now has come."""
-        link = self._fleet.lost(worker)
+        """A worker is gone with all that runs there; what it had reported by now has come."""
+        link = self._workers.lost(worker)
         if link is None:
             return
         self._take_in(link)
-        self._waiting.forget(worker)
-        for active in list(self._active.values()):
-            if worker in active.life.workers() or active.life.seeks():
-                self._catch_up(active, but=worker)
-                self._carry_out(active, active.life.worker_lost(worker, reason))
+        states = [one.state for one in self._director.requests()]
+        self._catch_up([s.request.id for s in states if worker in s.workers() or s.seeks()], but=worker)
+        self._execute(self._director.on_worker_lost(worker, reason, self._agenda.now))
         self._place_queued()
 
     def waits_for(self, worker: WorkerRef) -> set[JobKey]:
-        """The jobs there that it wants to hear of; it has no use for others of its own."""
-        return {key for active in self._active.values() for key, _ in active.life.positions(worker)}
-
-    # ---- what has come in the meantime
-
-    def _catch_up(self, active: _Active, but: WorkerRef | None = None) -> None:
-        """What a request's workers have said of steps that they took ahead, as far as it has come; all of `but`'s has
-        been heard."""
-        links = [self._fleet.find(worker) for worker in active.life.workers() if worker != but]
-        for link in [link for link in links if link is not None]:
-            link.worker.settle()
-            self._take_in(link)
-
-    def _take_in(self, link: GatewayLink) -> None:
-        while link.coming and (num_come := self._fleet.num_come(link, link.coming[0])):
-            stretch = link.coming.popleft()
-            if num_come < len(stretch.ends):
-                stretch, rest = stretch.split(num_come)
-                link.coming.appendleft(rest)
-            self._hear_stretch(link, stretch)
-
-    def _hear_stretch(self, link: GatewayLink, stretch: StepRun) -> None:
-        worker, delay_s = link.worker.ref, self._network.latency_s
-        link.load = stretch.load
-        if stretch.num_free[-1] != link.load.num_free_blocks:
-            link.load = replace(link.load, num_free_blocks=stretch.num_free[-1])
-        times = array("d", [end + delay_s for end in stretch.ends])
-        for tokens in stretch.tokens:
-            active = self._active.get(tokens.key.request)
-            if active is None:
-                continue
-            active.moved_at = times[-1]
-            self._waiting.line.charge_output(tokens.key.request, len(tokens.ids))
-            if active.life.streamed(worker, tokens.key, tokens.first_index, tokens.ids):
-                reached = self._delivery.times(tokens.key.request, tokens.first_index, times)
-                active.trace.deliver_all(tokens.ids, reached)
-                continue
-            for i, token in enumerate(tokens.ids):
-                event = Token(tokens.key, tokens.first_index + i, SampledToken(token))
-                self._carry_out(active, active.life.reported(worker, event), times[i])
+        """Return the jobs at a worker that are open here; the worker may drop all others of this gateway."""
+        return {key for key, _ in self._director.positions(worker)}
 
     # ---- inside
 
-    def _enter(self, request: Request, trace: ClientTrace, ended: Ended) -> None:
-        now = self._agenda.now
-        life = RequestState(request, HandoffId(f"h-{request.id}"), self._config.max_retries)
-        self._active[request.id] = _Active(life, trace, ended, now, now)
-
-    def _refuse(self, request: RequestId, error: TandemError) -> None:
-        active = self._active[request]
-        self._carry_out(active, active.life.failed(error))
-
     def _place_queued(self) -> None:
-        """Place what waits, in its turn, until the first finds no place."""
-        while (turn := self._waiting.next(self._agenda.now)) is not None:
-            active = self._active[turn.request]
-            active.trace.path = turn.placement.path
-            self._fleet.expect(turn.placement.prefill, turn.request, self._waiting.line.charged(turn.request))
-            self._carry_out(active, active.life.placed(turn.placement))
+        self._execute(self._director.place_queued(self._agenda.now))
 
-    def _carry_out(self, active: _Active, commands: Sequence[Command], at: float | None = None) -> None:
-        """`at`: when what caused them came, if not now."""
-        now = self._agenda.now if at is None else at
-        for command in commands:
-            match command:
-                case Deliver(token):
+    def _execute(self, commands: Sequence[Command], at: float | None = None) -> None:
+        """Carry out commands. `at`: when what caused them came, if not now."""
+        now, pending = self._agenda.now if at is None else at, deque(commands)
+        while pending:
+            match pending.popleft():
+                case Token() as token:
                     self.delivered(token)
-                    delay = self._delivery.seconds(active.life.request.id, token.index)
-                    active.trace.deliver(token.token.id, now + delay)
-                    self._waiting.line.charge_output(active.life.request.id, 1)
-                case EndRequest(outcome):
-                    self._end(active, outcome)
-                case DeliverPromptLogprobs() | EndChoice():
-                    pass  # nobody reads scores, and a simulated request has one choice
-                case Requeue() | FindConsumer():
-                    self._find(active, command)
-                case ReportWorkerFailure(workers):
-                    self._waiting.breaker.failed(workers, self._agenda.now)
-                    self._fleet.suspect(workers)
-                case Submit(worker, job):
-                    self._submit(active, worker, job)
-                case CancelJob() | ReleaseLease():
+                    delay_s = self._delivery.seconds(token.key.request, token.index)
+                    self._streams[token.key.request].trace.deliver(token.token.id, now + delay_s)
+                case SubmitJob(worker, job):
+                    pending.extend(self._submit(worker, job))
+                case CancelJob() | ReleaseLease() as command:
                     self._calls.tell(command)
+                case ReportWorkerFailure(workers):
+                    self._workers.suspect(workers)
+                case EndRequest(request, outcome, usage):
+                    stream = self._streams.pop(request)
+                    stream.trace.path = stream.open_request.state.path
+                    self._end(stream.trace, stream.ended, stream.open_request.state.request, outcome, usage)
+                case PromptLogprobs() | Finished() | PromptComputed() | KVMoved():
+                    pass  # a simulated request has one choice and no scores, and demand is counted at its end
 
-    def _find(self, active: _Active, command: Requeue | FindConsumer) -> None:
-        request, now = active.life.request.id, self._agenda.now
-        if isinstance(command, FindConsumer):
-            consumer = self._waiting.pick_consumer(MODEL, command, now)
-            self._carry_out(active, active.life.consumer_found(command.choice, consumer))
-            return
-        self._waiting.refused(command.excluded, now)
-        if command.has_failed:
-            self._waiting.failed(request, command)
-        self._fleet.unexpect(active.life.placement, request)
-        self._waiting.line.put_back(request)
-
-    def _end(self, active: _Active, outcome: Finished | TandemError) -> None:
-        now, trace = self._agenda.now, active.trace
-        trace.path = active.life.path
-        self._fleet.unexpect(active.life.placement, trace.id)
-        del self._active[trace.id]
-        self._waiting.leave(trace.id, active.life.num_cached)
-        num_output = len(trace.token_times)
-        spent = TokenUsage(trace.num_prompt - (active.life.num_cached or 0), num_output) if num_output else None
-        self._quotas.settle(trace.id, active.life.request.tenant, spent, now)
+    def _end(
+        self,
+        trace: ClientTrace,
+        ended: Ended,
+        request: Request,
+        outcome: Finished | TandemError,
+        usage: TokenUsage | None,
+    ) -> None:
+        if isinstance(outcome, TandemError) and outcome.kind is ErrorKind.INTERNAL and outcome.__cause__ is not None:
+            raise outcome.__cause__
+        now = self._agenda.now
+        self._quotas.settle(request.id, request.tenant, usage, now)
         trace.end(outcome, now)
         kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
         self.party.log.note(now, f"end {trace.id} {kind} {trace.path}")
         self.party.log.note_bytes(trace.token_times.tobytes())
-        active.ended(trace)
+        ended(trace)
 
-    def _submit(self, active: _Active, ref: WorkerRef, job: Job) -> None:
-        """A call whose answer brings the worker's load along."""
-        link = self._fleet.find(ref)
+    def _submit(self, ref: WorkerRef, job: Job) -> Sequence[Command]:
+        """Send a job; the answer brings the worker's load along."""
+        link = self._workers.find(ref)
         if link is None or not link.is_live:
+            if link is not None:
+                link.answered(job)
             gone = TandemError(ErrorKind.WORKER_LOST, f"worker {ref.id} is gone")
-            self._carry_out(active, active.life.refused(ref, job.key, gone))
-            return
+            return self._director.on_submit_result(ref, job.key, gone, self._agenda.now)
 
         def answered(refusal: TandemError | None, load: WorkerLoad) -> None:
-            if not link.is_live or self._fleet.find(ref) is not link:
+            if not link.is_live or self._workers.find(ref) is not link:
                 return
             link.answered(job)
             self._take_in(link)
             link.load = load
-            self._fleet.changed(link)
-            if refusal is not None:
-                self._carry_out(active, active.life.refused(ref, job.key, refusal))
-                self._place_queued()
-            else:
-                active.moved_at = self._agenda.now
-                self._carry_out(active, active.life.accepted(ref, job.key))
+            self._workers.changed(link)
+            self._execute(self._director.on_submit_result(ref, job.key, refusal, self._agenda.now))
 
-        self._fleet.coming(link, job)
         self._calls.submit(link.worker, job, answered)
+        return ()
 
     def _tick(self) -> None:
-        self._network.index.collect(link.worker for link in self._fleet.links())
-        for active in list(self._active.values()):
-            self._see_to(active)
-        self._place_queued()
-        self._is_ticking = bool(self._active)
+        self._network.index.collect(link.worker for link in self._workers.links())
+        self._catch_up(self._director.overdue(self._agenda.now))
+        self._execute(self._director.on_timer(self._agenda.now))
+        self._is_ticking = bool(self._streams)
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
 
-    def _see_to(self, active: _Active) -> None:
-        now, life = self._agenda.now, active.life
-        if life.phase is JobGroupPhase.QUEUED:
-            told_at = max(active.received_at, active.trace.told_at)
-            why = partial(self._waiting.why, MODEL, now)
-            error = queue_timeout_error(self._config, told_at, self._waiting.hopeless_since(MODEL), now, why)
-            if error is not None:
-                self._catch_up(active)
-                self._carry_out(active, life.failed(error))
-            return
-        if now - active.moved_at >= self._config.progress_timeout_s:
-            self._catch_up(active)
-        if now - active.moved_at >= self._config.progress_timeout_s:
-            active.moved_at = now
-            self._carry_out(active, life.stalled(f"no progress within {self._config.progress_timeout_s:g} s"))
-        for seek in life.seeks():
-            self._find(active, seek)
+    # ---- steps that workers took ahead of the clock
+
+    def _catch_up(self, requests: Iterable[RequestId], but: WorkerRef | None = None) -> None:
+        """Take in what the workers of these requests have reported by now; all of `but`'s has been taken in."""
+        for stream in [self._streams[request] for request in requests if request in self._streams]:
+            for ref in stream.open_request.state.workers():
+                link = self._workers.find(ref)
+                if ref != but and link is not None:
+                    link.worker.settle()
+                    self._take_in(link)
+
+    def _take_in(self, link: GatewayLink) -> None:
+        while link.coming and (num_come := self._workers.num_come(link, link.coming[0])):
+            steps = link.coming.popleft()
+            if num_come < len(steps.ends):
+                steps, rest = steps.split(num_come)
+                link.coming.appendleft(rest)
+            self._take_steps(link, steps)
+
+    def _take_steps(self, link: GatewayLink, steps: StepRun) -> None:
+        link.load = steps.load
+        if steps.num_free[-1] != link.load.num_free_blocks:
+            link.load = replace(link.load, num_free_blocks=steps.num_free[-1])
+        times = array("d", [end + self._network.latency_s for end in steps.ends])
+        for run in steps.tokens:
+            request = run.key.request
+            if self._director.on_tokens(link.worker.ref, run.key, run.first_index, run.ids, times[-1]):
+                reached = self._delivery.times(request, run.first_index, times)
+                self._streams[request].trace.deliver_all(run.ids, reached)
+                continue
+            for i, token in enumerate(run.ids):
+                event = Token(run.key, run.first_index + i, SampledToken(token))
+                self._execute(self._director.on_worker_events(link.worker.ref, [event], times[i]), times[i])
+
+
+def _handoff(request: RequestId) -> HandoffId:
+    return HandoffId(f"h-{request}")
 
 
 def _may_end(event: JobEvent) -> bool:
-    """Whether it may end a request for which another worker has steps ahead."""
+    """Return whether an event may end a request for which another worker has taken steps ahead."""
     return isinstance(event, Failed | Cancelled) or (isinstance(event, Finished) and event.reason is not None)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tandem.core.events import KVFact
 from tandem.core.ids import BlockHash, WorkerRef
+from tandem.routing.prefix_accuracy import Prediction, PrefixAccuracy
 from tandem.routing.prefix_index import PrefixHit, PrefixTable
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.kernel.event_queue import SimEventQueue
@@ -20,6 +21,7 @@ class SimIndex:
         self._agenda = agenda
         self._delay_s = delay_s
         self._table = PrefixTable()
+        self.accuracy = PrefixAccuracy()
         self._coming: deque[tuple[float, WorkerRef, list[KVFact]]] = deque()
 
     def collect(self, workers: Iterable[SimWorker]) -> None:
@@ -35,6 +37,10 @@ class SimIndex:
             _, worker, facts = self._coming.popleft()
             self._table.apply(worker, facts)
         return self._table.match(hashes)
+
+    def reported(self, predicted: Prediction, num_cached: int) -> None:
+        """Count a prediction. The table is late and never wrong, so nothing is loaded again."""
+        self.accuracy.reported(predicted, num_cached)
 
     def __repr__(self) -> str:
         return f"<{self._table!r}, {len(self._coming)} batches on their way>"

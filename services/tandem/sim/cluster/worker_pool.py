@@ -13,6 +13,7 @@ from tandem.core.request import Job, PrefillJob, Request
 from tandem.kv.hashing import prompt_hashes, root_hash
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.placement import Placement
+from tandem.routing.router import Routing
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sim.cluster.lookahead import StepRun
@@ -28,8 +29,8 @@ PROBE_RETRY_S = 5.0
 
 
 class SimWorkerPool:
-    """`roster` has those that live. Every pair of these counts as tried, as it is some seconds after a real start.
-    `party` is the gateway's, and `proven` is called when a pair is used again that was doubted."""
+    """The workers of one simulated gateway. Every pair of live ones counts as tried, as it is some seconds after a real
+    start. `party` is the gateway's, and `proven` is called when a pair is used again that was doubted."""
 
     def __init__(
         self, agenda: SimEventQueue, network: Network, config: GatewayConfig, party: Actor, proven: Callable[[], None]
@@ -43,8 +44,18 @@ class SimWorkerPool:
         self._links: dict[WorkerRef, GatewayLink] = {}
         self._pairs: set[Pair] = set()
         self._doubted: set[Pair] = set()
-        self.kv_links = LinkBandwidth()
-        self.roster = WorkerRanking(self._pairs, self._doubted)
+        self.routing = Routing(config.routing_policy, LinkBandwidth(), config.remote_prefix)
+        self._ranking = WorkerRanking(self._pairs, self._doubted)
+
+    def candidates(self) -> WorkerRanking:
+        """Return the live workers as requests are placed among them."""
+        return self._ranking
+
+    def check(self) -> None:
+        """Raise AssertionError where a request that has ended still counts at a worker."""
+        for link in self._links.values():
+            assert not link.decoding, f"{link.decoding} were to decode at {link.worker!r} and never accepted"
+            assert not link.placed, f"{link.placed} were placed at {link.worker!r} and never accepted"
 
     def find(self, worker: WorkerRef) -> GatewayLink | None:
         return self._links.get(worker)
@@ -68,7 +79,7 @@ class SimWorkerPool:
         """Its stream ended: it gets nothing new. Nothing for one that was not met yet."""
         if worker in self._links:
             self._links[worker].is_live = False
-            self.roster.remove(worker)
+            self._ranking.remove(worker)
 
     def lost(self, worker: WorkerRef) -> GatewayLink | None:
         """What was known of it; None when it was not met yet."""
@@ -101,7 +112,7 @@ class SimWorkerPool:
     def changed(self, link: GatewayLink) -> None:
         """Whatever was heard or sent, and not only that blocks were taken, as each step does."""
         if link.is_live:
-            self.roster.put(partial(self.view, link))
+            self._ranking.put(partial(self.view, link))
 
     def num_come(self, link: GatewayLink, stretch: StepRun) -> int:
         """How many of its steps the gateway has heard of."""
@@ -131,24 +142,24 @@ class SimWorkerPool:
         """How fast a pull was; as `gateway.fleet`'s."""
         producer, consumer = self.find(placement.prefill), self.find(placement.decode)
         if event.source is None and producer is not None and consumer is not None:
-            self.kv_links.observe(self.view(producer), self.view(consumer), event.num_bytes, event.busy_s)
+            self.routing.links.observe(self.view(producer), self.view(consumer), event.num_bytes, event.busy_s)
 
     # ---- what is on its way
 
-    def expect(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """A request goes there, with so many tokens of its prompt to compute."""
-        link = self._links[worker]
-        link.placed[request] = num_tokens
-        self.changed(link)
+    def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
+        """Count prompt tokens of a request at a worker until it has answered; 0 takes them away again."""
+        link = self.find(worker)
+        if link is None:
+            return
+        if num_tokens:
+            link.placed[request] = num_tokens
+            self.changed(link)
+        elif link.placed.pop(request, 0):
+            self.changed(link)
 
-    def unexpect(self, placement: Placement | None, request: RequestId) -> None:
-        """It does not go where it was to."""
-        producer = None if placement is None else self.find(placement.prefill)
-        if producer is not None and producer.placed.pop(request, 0):
-            self.changed(producer)
-
-    def coming(self, link: GatewayLink, job: Job) -> None:
-        """A job is about to be sent: what it decodes counts there until its worker has answered."""
-        if not isinstance(job, PrefillJob):
+    def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
+        """Count what a job decodes at a worker until it has answered."""
+        link = self.find(worker)
+        if link is not None and not isinstance(job, PrefillJob):
             link.decoding.add(job.request.id)
             self.changed(link)

@@ -9,7 +9,7 @@ from tandem.core.request import Job
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.flow.commands import CancelJob, ReleaseLease
+from tandem.orchestration.commands import CancelJob, ReleaseLease
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.kernel.event_queue import Actor

@@ -22,7 +22,7 @@ from enum import Enum, auto
 
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, ResumeJob
-from tandem.flow.phase_ledger import LedgerPhase
+from tandem.orchestration.phase_ledger import LedgerPhase
 
 
 class JobGroupPhase(Enum):

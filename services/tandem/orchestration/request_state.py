@@ -22,21 +22,18 @@ from tandem.core.events import (
 )
 from tandem.core.ids import HandoffId, JobKey, WorkerRef
 from tandem.core.request import PrefillJob, Request
-from tandem.flow.attempt_tracker import Attempts
-from tandem.flow.client_state import ClientState
-from tandem.flow.commands import (
+from tandem.orchestration.attempts import Attempts
+from tandem.orchestration.client_state import ClientState
+from tandem.orchestration.commands import (
     CancelJob,
-    Command,
-    Deliver,
-    DeliverPromptLogprobs,
-    EndChoice,
     EndRequest,
     FindConsumer,
     ReportWorkerFailure,
     Requeue,
+    StateCommand,
 )
-from tandem.flow.job_group import JobGroup, JobGroupPhase, WorkerJob
-from tandem.flow.retry_policy import BLAMED, CAPACITY_ERRORS, RETRYABLE, retries_exhausted_error
+from tandem.orchestration.job_group import JobGroup, JobGroupPhase, WorkerJob
+from tandem.orchestration.retry_policy import BLAMED, CAPACITY_ERRORS, RETRYABLE, retries_exhausted_error
 from tandem.routing.placement import Placement
 
 
@@ -100,7 +97,7 @@ class RequestState:
 
     # ---- placing
 
-    def placed(self, placement: Placement) -> list[Command]:
+    def placed(self, placement: Placement) -> list[StateCommand]:
         """Its turn in the line has come: all that waits goes to the same workers."""
         queued = [job_group for job_group in self.attempts.job_groups if job_group.phase is JobGroupPhase.QUEUED]
         if not queued:
@@ -108,7 +105,7 @@ class RequestState:
         self.placement = placement
         return [command for job_group in queued for command in self.attempts.begin(job_group, placement)]
 
-    def consumer_found(self, choice: int, worker: WorkerRef | None) -> list[Command]:
+    def consumer_found(self, choice: int, worker: WorkerRef | None) -> list[StateCommand]:
         """The answer to a Seek; None: nobody can take over now. What drains goes on meanwhile, and is sought for
         again; what was only prefilled is computed anew."""
         job_group = self.attempts.of(choice)
@@ -118,7 +115,7 @@ class RequestState:
             return self.attempts.take_over(job_group, job_group.source, worker)
         return [] if job_group.source.prefill is None else self._requeue(job_group, Requeue(frozenset()))
 
-    def accepted(self, worker: WorkerRef, key: JobKey) -> list[Command]:
+    def accepted(self, worker: WorkerRef, key: JobKey) -> list[StateCommand]:
         """A worker took the job that `key` names."""
         return (
             self.attempts.accepted(job_group)
@@ -126,13 +123,13 @@ class RequestState:
             else []
         )
 
-    def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[Command]:
+    def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[StateCommand]:
         """A worker did not take it, or cannot be reached: back to the queue. What waiting does not cure ends the
         request, but one that drains only asks another."""
         job_group = self.attempts.awaiting_reply(worker, key)
         if job_group is None or job_group.asked is None:
             return []
-        work, out = job_group.asked, list[Command]()
+        work, out = job_group.asked, list[StateCommand]()
         # Who could not be reached may have the job all the same: it is cancelled there.
         if error.kind is ErrorKind.WORKER_LOST:
             out.append(ReportWorkerFailure(frozenset({worker})))
@@ -152,7 +149,7 @@ class RequestState:
 
     # ---- what workers report
 
-    def reported(self, worker: WorkerRef, event: JobEvent) -> list[Command]:
+    def reported(self, worker: WorkerRef, event: JobEvent) -> list[StateCommand]:
         """A worker's word on a choice of this request. One that has no open job of it here has nothing to say; the
         prompt, and its KV, is that of the other choices too."""
         if isinstance(event, PromptLogprobs):
@@ -190,7 +187,7 @@ class RequestState:
             job_group.streamed(work, first_index + len(ids) - 1)
         return has_them
 
-    def worker_lost(self, worker: WorkerRef, reason: str) -> list[Command]:
+    def worker_lost(self, worker: WorkerRef, reason: str) -> list[StateCommand]:
         """A worker is gone. One that has handed everything over is not missed; before all workers have taken their
         jobs, nothing is lost but the place."""
         error = TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} was lost: {reason}")
@@ -198,9 +195,9 @@ class RequestState:
             command for job_group in list(self.attempts.job_groups) for command in self._lose(job_group, worker, error)
         ]
 
-    def stalled(self, reason: str) -> list[Command]:
+    def stalled(self, reason: str) -> list[StateCommand]:
         """Its workers live and nothing comes of it: whoever works on it is taken for lost."""
-        out: list[Command] = []
+        out: list[StateCommand] = []
         for job_group in list(self.attempts.job_groups):
             workers = frozenset(work.worker for work in job_group.works)
             if workers and not self._has_ended:
@@ -212,17 +209,17 @@ class RequestState:
 
     # ---- what ends it from this side
 
-    def cancelled(self) -> list[Command]:
+    def cancelled(self) -> list[StateCommand]:
         """The client is gone or has enough."""
         return self._end(TandemError(ErrorKind.CANCELLED, "cancelled by the client"))
 
-    def finished(self, index: int) -> list[Command]:
+    def finished(self, index: int) -> list[StateCommand]:
         """The client has enough of one choice; nothing if that has ended."""
         if index not in self._choices:
             return []
         return self._close(index) if len(self._choices) > 1 else self.cancelled()
 
-    def failed(self, error: TandemError) -> list[Command]:
+    def failed(self, error: TandemError) -> list[StateCommand]:
         """A deadline, or an end of this side's own making."""
         return self._end(error)
 
@@ -231,7 +228,7 @@ class RequestState:
 
     # ---- inside: what workers say
 
-    def _take_scores(self, event: PromptLogprobs) -> list[Command]:
+    def _take_scores(self, event: PromptLogprobs) -> list[StateCommand]:
         try:
             scores = self._client_state.take_scores(event)
         except TandemError as error:
@@ -240,11 +237,11 @@ class RequestState:
             return []
         self.attempts.note_scores()
         return [
-            DeliverPromptLogprobs(scores),
+            scores,
             *(command for index in list(self._choices) for command in self._deliver(index)),
         ]
 
-    def _take_finish(self, job_group: JobGroup, work: WorkerJob, event: Finished) -> list[Command]:
+    def _take_finish(self, job_group: JobGroup, work: WorkerJob, event: Finished) -> list[StateCommand]:
         index = event.key.choice
         out = self.attempts.done(job_group, work, index)
         if event.reason is None:
@@ -252,7 +249,7 @@ class RequestState:
         self._choices[index].finish(event)
         return [*out, *self._deliver(index), *self._if_forgotten(job_group, index)]
 
-    def _take_failure(self, job_group: JobGroup, work: WorkerJob, event: Failed) -> list[Command]:
+    def _take_failure(self, job_group: JobGroup, work: WorkerJob, event: Failed) -> list[StateCommand]:
         job_group.leave(work, event.key.choice)
         if not self._is_missed(work):
             return []
@@ -262,7 +259,7 @@ class RequestState:
         blame = [ReportWorkerFailure(frozenset({work.worker, *producer}))] if event.kind in BLAMED else []
         return [*blame, *self._replace_consumer(job_group, work.worker, TandemError(event.kind, event.message))]
 
-    def _take_cancel(self, job_group: JobGroup, work: WorkerJob, index: int) -> list[Command]:
+    def _take_cancel(self, job_group: JobGroup, work: WorkerJob, index: int) -> list[StateCommand]:
         """Nobody on this side asked for it. Who gives may have been released by who takes, whose word is to come."""
         out = self.attempts.done(job_group, work, index)
         if not self._is_missed(work):
@@ -272,7 +269,7 @@ class RequestState:
         error = TandemError(ErrorKind.WORKER_LOST, f"worker {work.worker.id} gave the job up")
         return [*out, *self._replace_consumer(job_group, work.worker, error)]
 
-    def _if_forgotten(self, job_group: JobGroup, index: int) -> list[Command]:
+    def _if_forgotten(self, job_group: JobGroup, index: int) -> list[StateCommand]:
         """Whoever worked on a choice has done its part, and the choice has no end."""
         if self._has_ended or index not in self._choices or job_group.is_worked_on(index):
             return []
@@ -284,7 +281,7 @@ class RequestState:
 
     # ---- inside: what goes on elsewhere
 
-    def _lose(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[Command]:
+    def _lose(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[StateCommand]:
         works = job_group.at(worker)
         is_source = job_group.source is not None and job_group.source.worker == worker
         if self._has_ended or not (works or (is_source and job_group.phase is JobGroupPhase.FINDING_CONSUMER)):
@@ -305,26 +302,28 @@ class RequestState:
             return self._requeue(job_group, Requeue(frozenset({worker})))
         return self._fail(job_group, frozenset({worker}), error)
 
-    def _replace_consumer(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[Command]:
+    def _replace_consumer(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[StateCommand]:
         """A worker gave up: of a move only the consumer, if its source draws on. One that drains has not failed."""
         if job_group.is_source_open:
             return self.attempts.retry_consumer(job_group, worker, error.kind)
         return self._go_on(job_group, worker, error, is_attempt=error.kind is not ErrorKind.DRAINING)
 
-    def _go_on(self, job_group: JobGroup, worker: WorkerRef, error: TandemError, *, is_attempt: bool) -> list[Command]:
+    def _go_on(
+        self, job_group: JobGroup, worker: WorkerRef, error: TandemError, *, is_attempt: bool
+    ) -> list[StateCommand]:
         if error.kind not in RETRYABLE:
             return self._end(error)
         without = frozenset({worker})
         return self._fail(job_group, without, error) if is_attempt else self._requeue(job_group, Requeue(without))
 
-    def _fail(self, job_group: JobGroup, workers: frozenset[WorkerRef], error: TandemError) -> list[Command]:
+    def _fail(self, job_group: JobGroup, workers: frozenset[WorkerRef], error: TandemError) -> list[StateCommand]:
         """An attempt of which something may have come. Where KV is lost twice in a row, nobody hands it over again."""
         end, is_lost = self._count_failure(job_group, error), error.kind is ErrorKind.KV_LOST
         return end or self._requeue(
             job_group, Requeue(workers, True, is_undivided=is_lost and job_group.num_fruitless > 1)
         )
 
-    def _count_failure(self, job_group: JobGroup, error: TandemError) -> list[Command]:
+    def _count_failure(self, job_group: JobGroup, error: TandemError) -> list[StateCommand]:
         """Empty unless it was the last that a request has."""
         job_group.num_fruitless += 1
         if job_group.num_fruitless > self._max_retries:
@@ -332,7 +331,7 @@ class RequestState:
         self.attempts.count_move(job_group)
         return []
 
-    def _requeue(self, job_group: JobGroup, place: Requeue) -> list[Command]:
+    def _requeue(self, job_group: JobGroup, place: Requeue) -> list[StateCommand]:
         """A choice that has all its tokens ends here: nobody may draw one more."""
         ended = self._client_state.restart(job_group.choices, self.key.attempt)
         out = [command for index in ended for command in self._deliver(index)]
@@ -342,24 +341,24 @@ class RequestState:
 
     # ---- inside: to the client
 
-    def _deliver(self, index: int) -> list[Command]:
+    def _deliver(self, index: int) -> list[StateCommand]:
         due, end = self._client_state.due(index)
         if due and (job_group := self.attempts.of(index)) is not None:
             job_group.note_token(due[-1].index)
-        out: list[Command] = [Deliver(token) for token in due]
+        out: list[StateCommand] = [*due]
         if end is None:
             return out
         if len(self._choices) == 1:
             return [*out, *self._end(end)]
-        return [*out, *self._close(index), EndChoice(end)]
+        return [*out, *self._close(index), end]
 
-    def _close(self, index: int) -> list[Command]:
+    def _close(self, index: int) -> list[StateCommand]:
         """End one choice, wherever it is open, while others go on."""
         self._client_state.close(index)
         return self.attempts.close(index)
 
-    def _end(self, outcome: Finished | TandemError) -> list[Command]:
+    def _end(self, outcome: Finished | TandemError) -> list[StateCommand]:
         if self._has_ended:
             return []
         self._has_ended = True
-        return [*self.attempts.end(), EndRequest(outcome)]
+        return [*self.attempts.end(), EndRequest(self.request.id, outcome)]

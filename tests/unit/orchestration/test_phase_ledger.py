@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.request_stages import JobStages, Stage
-from tandem.flow.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
+from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
 
 P = LedgerPhase
 

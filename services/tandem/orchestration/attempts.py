@@ -12,11 +12,11 @@ from typing import TypedDict
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import HandoffId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob
-from tandem.flow.choice import Choice
-from tandem.flow.commands import CancelJob, Command, FindConsumer, ReleaseLease, Requeue, Submit
-from tandem.flow.job_group import JobGroup, JobGroupPhase, JobGroupStep, KVOffer, WorkerJob
-from tandem.flow.phase_ledger import LedgerPhase
-from tandem.flow.retry_policy import CAPACITY_ERRORS
+from tandem.orchestration.choice import Choice
+from tandem.orchestration.commands import CancelJob, FindConsumer, ReleaseLease, Requeue, StateCommand, SubmitJob
+from tandem.orchestration.job_group import JobGroup, JobGroupPhase, JobGroupStep, KVOffer, WorkerJob
+from tandem.orchestration.phase_ledger import LedgerPhase
+from tandem.orchestration.retry_policy import CAPACITY_ERRORS
 from tandem.routing.placement import Placement
 
 
@@ -81,7 +81,7 @@ class Attempts:
 
     # ---- to workers
 
-    def begin(self, job_group: JobGroup, placement: Placement) -> list[Command]:
+    def begin(self, job_group: JobGroup, placement: Placement) -> list[StateCommand]:
         """From the tokens that the client has."""
         job_group.move(JobGroupStep.PLACED)
         job_group.drawn = LedgerPhase.FIRST
@@ -105,7 +105,7 @@ class Attempts:
             )
         return self._submit(job_group, placement.decode, job)
 
-    def take_over(self, job_group: JobGroup, source: KVOffer, worker: WorkerRef) -> list[Command]:
+    def take_over(self, job_group: JobGroup, source: KVOffer, worker: WorkerRef) -> list[StateCommand]:
         """A worker is to go on with what is offered: with what was prefilled just as that was asked for."""
         job_group.move(JobGroupStep.PLACED)
         first = min(job_group.choices)
@@ -118,7 +118,7 @@ class Attempts:
         job = ResumeJob(**facts, handoff=offer.handoff, source=source.worker, offer_attempt=offer.attempt)
         return self._submit(job_group, worker, job)
 
-    def accepted(self, job_group: JobGroup) -> list[Command]:
+    def accepted(self, job_group: JobGroup) -> list[StateCommand]:
         """The job that was asked for was taken."""
         assert job_group.asked is not None
         job, job_group.asked = job_group.asked.job, None
@@ -130,16 +130,16 @@ class Attempts:
         job_group.move(JobGroupStep.STARTED)
         return []
 
-    def done(self, job_group: JobGroup, work: WorkerJob, choice: int) -> list[Command]:
+    def done(self, job_group: JobGroup, work: WorkerJob, choice: int) -> list[StateCommand]:
         """A job has nothing more to say on a choice: the last that was asked for had been taken, whenever the answer to
-        its Submit comes."""
+        its SubmitJob comes."""
         out = self.accepted(job_group) if job_group.asked is work and job_group.phase is JobGroupPhase.STARTING else []
         job_group.leave(work, choice)
         return out
 
-    def undo(self, job_group: JobGroup) -> list[Command]:
+    def undo(self, job_group: JobGroup) -> list[StateCommand]:
         """End what is still open at workers; a lease outlives its prefill job, so it is released by name."""
-        out: list[Command] = [CancelJob(work.worker, work.keys) for work in job_group.works]
+        out: list[StateCommand] = [CancelJob(work.worker, work.keys) for work in job_group.works]
         if job_group.source is not None:
             out.append(ReleaseLease(job_group.source.worker, job_group.source.offer))
         job_group.clear()
@@ -147,7 +147,7 @@ class Attempts:
 
     # ---- what becomes of job groups
 
-    def requeue(self, job_group: JobGroup, place: Requeue) -> list[Command]:
+    def requeue(self, job_group: JobGroup, place: Requeue) -> list[StateCommand]:
         """Back to the line. Tokens that the client has stay its own: the next attempt draws those that follow."""
         out = self.undo(job_group)
         job_group.move(JobGroupStep.NO_ROOM)
@@ -156,7 +156,7 @@ class Attempts:
         )
         return [*out, place]
 
-    def offered(self, job_group: JobGroup, choice: int, work: WorkerJob, offer: HandoffKey) -> list[Command]:
+    def offered(self, job_group: JobGroup, choice: int, work: WorkerJob, offer: HandoffKey) -> list[StateCommand]:
         """A worker that drains draws on while one choice is sought another, by itself."""
         source = KVOffer(work.worker, offer)
         if work.is_handed_off or job_group.source == source:
@@ -185,7 +185,7 @@ class Attempts:
                 has_pulled = True
         return has_pulled
 
-    def retry_consumer(self, job_group: JobGroup, worker: WorkerRef, why: ErrorKind) -> list[Command]:
+    def retry_consumer(self, job_group: JobGroup, worker: WorkerRef, why: ErrorKind) -> list[StateCommand]:
         """Who was to take does not, and what is offered is there still. Only one that was full is asked again."""
         if why not in CAPACITY_ERRORS or why is ErrorKind.WORKER_LOST:
             job_group.unfit.add(worker)
@@ -202,7 +202,7 @@ class Attempts:
         job_group.num_moves += 1
         self.num_moves = max(self.num_moves, job_group.num_moves)
 
-    def close(self, choice: int) -> list[Command]:
+    def close(self, choice: int) -> list[StateCommand]:
         """One choice has ended: nobody is to work on it."""
         job_group = self._job_group_of.pop(choice)
         job_group.choices.discard(choice)
@@ -215,7 +215,7 @@ class Attempts:
             job_group.leave(work, choice)
         return [CancelJob(work.worker, (work.key_of(choice),)) for work in works]
 
-    def end(self) -> list[Command]:
+    def end(self) -> list[StateCommand]:
         """All of it, for good."""
         out = [command for job_group in self.job_groups for command in self.undo(job_group)]
         for job_group in self.job_groups:
@@ -235,12 +235,12 @@ class Attempts:
         self._attempt += 1
         return self._attempt
 
-    def _submit(self, job_group: JobGroup, worker: WorkerRef, job: Job) -> list[Command]:
+    def _submit(self, job_group: JobGroup, worker: WorkerRef, job: Job) -> list[StateCommand]:
         """A job covers neighbours; those of them that have ended are cancelled, whichever of the two comes first."""
         job_group.asked = WorkerJob(worker, job, set(job_group.choices))
         job_group.works.append(job_group.asked)
         ended = tuple(key for key in job.keys if key.choice not in job_group.choices)
-        return [Submit(worker, job), *([CancelJob(worker, ended)] if ended else [])]
+        return [SubmitJob(worker, job), *([CancelJob(worker, ended)] if ended else [])]
 
     def _replace(self, job_group: JobGroup, parts: Iterable[JobGroup]) -> None:
         """A job group becomes several, which may be none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tandem.flow.job_group import JobGroup, JobGroupPhase
+from tandem.orchestration.job_group import JobGroup, JobGroupPhase
 
 
 def job(*choices: int) -> Any:

@@ -13,11 +13,11 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
-from tandem.flow import request_queue
-from tandem.flow.phase_ledger import PhaseLedger
 from tandem.gateway.context.interfaces import Meter, RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.orchestration.admission import AdmissionController
+from tandem.orchestration import request_queue
+from tandem.orchestration.director import RequestDirector
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing import circuit_breaker
 from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
 from tests.unit.gateway.scripted_worker import until
@@ -26,12 +26,12 @@ from tests.unit.gateway.scripted_worker import until
 async def test_the_decode_worker_books_first_and_tokens_come_in_order(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    key = request.life.key
+    key = request.state.key
     assert isinstance(decode.jobs[-1], ResumeJob) and isinstance(prefill.jobs[-1], PrefillJob)
     assert decode.jobs[-1].source == prefill.ref
     decode.tell(token(key, 1))
     prefill.tell(token(key, 0), Finished(key, None, 1, 16))
-    await until(lambda: prefill.ref not in request.life.workers())
+    await until(lambda: prefill.ref not in request.state.workers())
     decode.tell(token(key, 0), pulled(key), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16))
     events = [event async for event in request]
     assert events == [token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16)]
@@ -43,7 +43,7 @@ async def test_one_mixed_worker_serves_alone(rig: Rig) -> None:
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
     assert isinstance(worker.jobs[-1], GenerateJob) and request.path == "local"
-    worker.tell(token(request.life.key, 0), Finished(request.life.key, FinishReason.STOP, 1, 0))
+    worker.tell(token(request.state.key, 0), Finished(request.state.key, FinishReason.STOP, 1, 0))
     assert await collect(request) == [0]
 
 
@@ -55,7 +55,7 @@ async def test_a_refusal_is_tried_again_until_there_is_room(rig: Rig, who: str) 
     request = await rig.open()
     await until(lambda: len([j for j in full.jobs if not is_probe(j)]) >= 3)
     full.on_submit = lambda job: None
-    await until(lambda: request.life.phase.name == "RUNNING")
+    await until(lambda: request.state.phase.name == "RUNNING")
     attempts = [job.attempt for job in full.jobs if not is_probe(job)]
     assert attempts == list(range(1, len(attempts) + 1)), "each placement is an attempt of its own"
     if who == "prefill":
@@ -102,11 +102,11 @@ async def test_a_worker_that_has_enough_is_left_alone_until_it_says_otherwise(ri
     await until(lambda: any(view.load == busy for view in rig.fleet.view().workers))
     requests = [await rig.open() for _ in range(2)]
     await asyncio.sleep(0.1)
-    assert not worker.jobs and [request.life.phase.name for request in requests] == ["QUEUED"] * 2
+    assert not worker.jobs and [request.state.phase.name for request in requests] == ["QUEUED"] * 2
     worker.load = replace(busy, num_queued_tokens=20, lane_tokens=(20,) * 3, lane_longest=(20,) * 3)
     worker.tell()
-    await until(lambda: all(request.life.phase.name == "RUNNING" for request in requests))
-    assert [job.request.id for job in worker.jobs] == [request.life.request.id for request in requests]
+    await until(lambda: all(request.state.phase.name == "RUNNING" for request in requests))
+    assert [job.request.id for job in worker.jobs] == [request.state.request.id for request in requests]
     for request in requests:
         await request.aclose()
 
@@ -121,7 +121,7 @@ async def test_the_client_s_deadline_ends_what_waits_and_what_runs(rig: Rig) -> 
     with pytest.raises(TandemError) as late:
         await collect(running)
     assert late.value.kind is ErrorKind.DEADLINE
-    await until(lambda: "cancel" in decode.verbs(str(running.life.request.id)))
+    await until(lambda: "cancel" in decode.verbs(str(running.state.request.id)))
 
 
 async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: Callable[..., Rig]) -> None:
@@ -132,22 +132,22 @@ async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: C
     with pytest.raises(TandemError, match=r"no progress within 0\.25 s; 2 attempts") as late:
         await collect(request)
     assert late.value.kind is ErrorKind.DEADLINE and late.value.facts.http == 504
-    name = str(request.life.request.id)
+    name = str(request.state.request.id)
     await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
 
 
 async def test_a_failure_at_one_side_ends_the_attempt_at_the_other_and_it_goes_on(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    name = str(request.life.request.id)
-    prefill.tell(token(request.life.key, 0))
-    await until(lambda: request.life.num_delivered == 1)
-    decode.tell(Failed(request.life.key, ErrorKind.INTERNAL, "the step failed"))
+    name = str(request.state.request.id)
+    prefill.tell(token(request.state.key, 0))
+    await until(lambda: request.state.num_delivered == 1)
+    decode.tell(Failed(request.state.key, ErrorKind.INTERNAL, "the step failed"))
     await until(lambda: prefill.verbs(name) == ["prefill", "cancel", "prefill"])
     assert decode.verbs(name) == ["resume", "resume"], "who said so has nothing of it left"
     job = prefill.jobs[-1]
     assert job.output_tokens == (100,) and job.attempt == 2
-    await until(lambda: request.life.phase.name == "RUNNING")
+    await until(lambda: request.state.phase.name == "RUNNING")
     decode.tell(pulled(job.key), token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
     assert await collect(request) == [0, 1]
     assert request.path == "remote;moves=1" and request.num_attempts == 2
@@ -175,9 +175,9 @@ async def test_a_client_that_leaves_is_told_to_each_worker_once(rig: Rig, phase:
     elif phase == "QUEUED":
         decode.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     request = await rig.open()
-    name = str(request.life.request.id)
+    name = str(request.state.request.id)
     held = prefill if phase == "STARTING" else decode
-    await until(lambda: request.life.phase.name == phase and held.verbs(name))
+    await until(lambda: request.state.phase.name == phase and held.verbs(name))
     await request.aclose()
     await request.aclose()
     gate.set()
@@ -203,7 +203,7 @@ async def test_a_gateway_that_drains_lets_run_what_runs_and_takes_nothing_new(ri
     with pytest.raises(TandemError) as refused:
         await rig.open()
     assert refused.value.kind is ErrorKind.DRAINING
-    key = request.life.key
+    key = request.state.key
     prefill.tell(token(key, 0), Finished(key, None, 1, 0))
     decode.tell(pulled(key), Finished(key, FinishReason.STOP, 1, 0))
     assert await collect(request) == [0]
@@ -217,7 +217,7 @@ async def test_a_gateway_that_drains_too_long_cuts(rig: Rig) -> None:
     with pytest.raises(TandemError) as cut:
         await collect(request)
     assert cut.value.kind is ErrorKind.DRAINING
-    name = str(request.life.request.id)
+    name = str(request.state.request.id)
     await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
 
 
@@ -275,7 +275,7 @@ async def test_what_breaks_after_the_quotas_gives_them_back(
     def breaks(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(AdmissionController, "_enter", breaks)
+    monkeypatch.setattr(RequestDirector, "submit", breaks)
     with pytest.raises(ZeroDivisionError):
         await rig.open()
     assert quotas.entry.num_closes == 1 and not rig.left_over()
@@ -321,20 +321,20 @@ async def test_a_decision_that_breaks_ends_its_request_at_once_and_no_other(rig:
     def breaks(*_: object) -> None:
         raise ZeroDivisionError
 
-    broken.life.reported = breaks  # type: ignore[method-assign, assignment]
-    end = Finished(broken.life.key, FinishReason.STOP, 0, 0)
-    worker.tell(end, Finished(other.life.key, FinishReason.STOP, 0, 0))
+    broken.state.reported = breaks  # type: ignore[method-assign, assignment]
+    end = Finished(broken.state.key, FinishReason.STOP, 0, 0)
+    worker.tell(end, Finished(other.state.key, FinishReason.STOP, 0, 0))
     with pytest.raises(TandemError, match="the gateway failed at this request") as ended:
         await collect(broken)
     assert ended.value.kind is ErrorKind.INTERNAL and await collect(other) == []
-    await until(lambda: "cancel" in worker.verbs(str(broken.life.request.id)))
+    await until(lambda: "cancel" in worker.verbs(str(broken.state.request.id)))
 
 
 async def test_what_drains_goes_on_at_a_worker_that_has_room(rig: Rig) -> None:
     old = await rig.add("a", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
-    key, offer = request.life.key, HandoffKey(HandoffId("m"), 1)
+    key, offer = request.state.key, HandoffKey(HandoffId("m"), 1)
     new = await rig.add("b", "mixed")
     new.on_submit = lambda job: (ErrorKind.OVERLOADED, "full") if len(new.jobs) < 3 else None
     await until(lambda: len(rig.fleet.view().workers) == 2)
@@ -355,7 +355,7 @@ async def test_what_drains_together_goes_to_several_workers(rig: Rig) -> None:
     requests = [await rig.running() for _ in range(6)]
     others = [await rig.add(name, "mixed") for name in ("b", "c", "d")]
     await until(lambda: len(rig.fleet.view().workers) == 4)
-    keys = [request.life.key for request in requests]
+    keys = [request.state.key for request in requests]
     old.tell(*(MigrationOffered(key, HandoffKey(HandoffId(f"m-{key.request}"), 1)) for key in keys))
     await until(lambda: sum(len(worker.jobs) for worker in others) == 6)
     assert [len(worker.jobs) for worker in others] == [2, 2, 2]

@@ -14,16 +14,16 @@ from typing import NamedTuple, Protocol
 
 from tandem.admission.queue_item import QueueItem
 from tandem.admission.request_queue import RequestQueue
-from tandem.admission.ttft_predictor import TtftForecast, queue_full, ttft_error
+from tandem.admission.ttft_predictor import PrefillWorkerLoad, TtftForecast, forecast, queue_full, ttft_error
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.request import Request
-from tandem.flow.commands import FindConsumer, Requeue
-from tandem.flow.expectation import expect
+from tandem.orchestration.commands import FindConsumer, Requeue
 from tandem.routing.candidates import Candidates, ExcludingCandidates
 from tandem.routing.circuit_breaker import CircuitBreakers
 from tandem.routing.placement import NoPlacement, Placement
+from tandem.routing.prefix_accuracy import Prediction, predict
 from tandem.routing.prefix_fetch_backoff import PrefixFetchBackoff
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Disaggregation, Routing, place, place_undivided
@@ -40,19 +40,40 @@ REFUSAL_BACKOFF_S = 0.1
 
 
 class Prefixes(Protocol):
-    """What is known of the blocks that workers hold."""
+    """A mirror of the prefix index: which worker holds which blocks."""
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        """What each worker holds of a chain; those that hold nothing are left out."""
+        """Return what each worker holds of a chain of blocks; workers that hold nothing are left out."""
+        ...
+
+    def reported(self, predicted: Prediction, num_cached: int) -> None:
+        """Compare a prediction with the number of prompt tokens that were found in a cache."""
         ...
 
 
 class Dispatchable(NamedTuple):
-    """`num_hit_blocks`: leading blocks of the prompt that the worker which computes it probably holds."""
+    """A request whose turn has come, and where it goes. `predicted`: which tokens of its prompt the worker that
+    computes it holds, and which it reads from another worker."""
 
     request: RequestId
     placement: Placement
-    num_hit_blocks: int = 0
+    predicted: Sequence[Prediction] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTerms:
+    """The terms on which a request is queued and placed. `weight`, `policy`: its tenant's; `timeout_s`: what its
+    client's deadline leaves, None without one; `hashes`: of its prompt's full blocks, empty where they are not known;
+    `session`: requests of one session prefer one worker."""
+
+    weight: float = 1.0
+    timeout_s: float | None = None
+    policy: Disaggregation | None = None
+    hashes: Sequence[BlockHash] = ()
+    session: str = ""
+
+
+NO_TERMS = RequestTerms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +121,19 @@ class PlacementQueue:
         self._undivided: set[RequestId] = set()
         self._num_turns = 0
 
-    def admit(
-        self, request: Request, *, weight: float = 1.0, timeout_s: float | None = None,
-        policy: Disaggregation | None = None, hashes: Sequence[BlockHash] = (), session: str = "",
-    ) -> AdmissionResult:  # fmt: skip
-        """Take a place in the line. `timeout_s`: what the client's deadline leaves; `hashes`: of the prompt's full
-        blocks, none where nobody knows them; `session`: what belongs together. Raises TandemError(SLO_MISS), and keeps
-        nothing, for what by prediction comes too late."""
-        ticket = self.line.ticket(request, weight)
-        claim = _QueuedRequest(_want(request, session), hashes, policy, is_scored=request.prompt_logprobs is not None)
+    def admit(self, request: Request, terms: RequestTerms = NO_TERMS) -> AdmissionResult:
+        """Give a request a place in the queue. Raises TandemError(SLO_MISS), and keeps nothing, where by prediction its
+        first token would come too late."""
+        ticket = self.line.ticket(request, terms.weight)
+        claim = _QueuedRequest(
+            _want(request, terms.session), terms.hashes, terms.policy, is_scored=request.prompt_logprobs is not None
+        )
         target_s = self._targets.lane(request.lane).ttft_s
         expected = None
-        if timeout_s is not None or target_s > 0:
+        if terms.timeout_s is not None or target_s > 0:
             expected = self._expect(ticket, claim)
         if expected is not None and self._config.early_rejection == "on":
-            error = ttft_error(expected, target_s, timeout_s)
+            error = ttft_error(expected, target_s, terms.timeout_s)
             if error is not None:
                 raise error
         leaves = self.line.enter(request, ticket)
@@ -139,6 +158,10 @@ class PlacementQueue:
         self._claims.pop(request, None)
         self._avoided.pop(request, None)
         self._undivided.discard(request)
+
+    def known(self) -> Iterable[RequestId]:
+        """Return the requests that were admitted and have not ended."""
+        return self._claims.keys()
 
     def why(self, model: str, now: float) -> str:
         """What the first in line waits for, for people."""
@@ -243,8 +266,7 @@ class PlacementQueue:
         assert worker is not None, f"{placement.prefill} was chosen"
         picked = placement.picked
         self.line.send(request, want.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached)
-        hit = None if want.hits is None else want.hits.get(worker.ref)
-        return Dispatchable(request, placement, 0 if hit is None else hit.num_blocks)
+        return Dispatchable(request, placement, _predictions(want, placement, worker))
 
     def _place(
         self, request: RequestId, want: RoutingRequest, mode: Disaggregation, now: float
@@ -284,7 +306,31 @@ class PlacementQueue:
         workers = self._roster.prefillers(claim.want.model)
         want = self._looked_up(claim, ticket.num_tokens)
         best = min(map(want.num_uncached, workers), default=ticket.num_tokens)
-        return expect(self.line, claim.want.model, replace(ticket, num_tokens=max(1, best)), workers)
+        ticket = replace(ticket, num_tokens=max(1, best))
+        loads = [load for view in workers if (load := _prefill_load(view, ticket)) is not None]
+        return forecast(loads, self.line.num_ahead(claim.want.model, ticket), ticket.num_tokens)
+
+
+def _prefill_load(view: WorkerView, ticket: QueueItem) -> PrefillWorkerLoad | None:
+    """Return what a request waits for at a worker; None where the worker drains or has not reported its step cost."""
+    if view.step_cost is None or view.load.draining:
+        return None
+    return PrefillWorkerLoad(view.step_cost, view.num_step_tokens, view.num_ahead(ticket.num_tokens, ticket.lane))
+
+
+def _predictions(want: RoutingRequest, placement: Placement, worker: WorkerView) -> list[Prediction]:
+    """Return what of the prompt `worker`, which computes it, holds, and what it reads from another worker beyond
+    that."""
+    hit = None if want.hits is None else want.hits.get(worker.ref)
+    num_hit = 0 if hit is None or not worker.block_size else hit.num_blocks
+    found = [(worker.ref, num_hit, 0)]
+    if placement.prefix is not None and worker.block_size:
+        found.append((placement.prefix.worker, placement.prefix.num_blocks, num_hit))
+    return [
+        predict(ref, num_blocks, want.num_prompt, worker.block_size, num_before)
+        for ref, num_blocks, num_before in found
+        if num_blocks
+    ]
 
 
 def _is_hopeless(outcome: Placement | NoPlacement) -> bool:

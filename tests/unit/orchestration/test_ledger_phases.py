@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.flow.attempt_tracker import Attempts
-from tandem.flow.choice import Choice
-from tandem.flow.job_group import JobGroup, JobGroupPhase
-from tandem.flow.phase_ledger import LedgerPhase
+from tandem.orchestration.attempts import Attempts
+from tandem.orchestration.choice import Choice
+from tandem.orchestration.job_group import JobGroup, JobGroupPhase
+from tandem.orchestration.phase_ledger import LedgerPhase
 
 
 def decoding() -> JobGroup:

@@ -20,21 +20,18 @@ from tandem.core.events import (
 )
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
-from tandem.flow.commands import (
+from tandem.orchestration.commands import (
     CancelJob,
-    Command,
-    Deliver,
-    DeliverPromptLogprobs,
-    EndChoice,
     EndRequest,
     FindConsumer,
     ReleaseLease,
     ReportWorkerFailure,
     Requeue,
-    Submit,
+    StateCommand,
+    SubmitJob,
 )
-from tandem.flow.job_group import PHASE_TABLE, JobGroupPhase, JobGroupStep
-from tandem.flow.request_state import RequestState
+from tandem.orchestration.job_group import PHASE_TABLE, JobGroupPhase, JobGroupStep
+from tandem.orchestration.request_state import RequestState
 from tandem.routing.placement import Placement, RemotePrefixSource
 
 P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
@@ -56,14 +53,14 @@ def remote() -> RequestState:
     """A life that runs on both workers."""
     life = RequestState(REQUEST, HandoffId("h"))
     (book,) = life.placed(Placement(P, D))
-    assert isinstance(book, Submit) and isinstance(book.job, ResumeJob) and book.worker == D
+    assert isinstance(book, SubmitJob) and isinstance(book.job, ResumeJob) and book.worker == D
     (start,) = life.accepted(D, key())
-    assert isinstance(start, Submit) and isinstance(start.job, PrefillJob) and start.worker == P
+    assert isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob) and start.worker == P
     assert life.accepted(P, key()) == []
     return life
 
 
-def shape(commands: list[Command]) -> list[str]:
+def shape(commands: list[StateCommand]) -> list[str]:
     names = []
     for command in commands:
         match command:
@@ -71,9 +68,9 @@ def shape(commands: list[Command]) -> list[str]:
                 names.append(f"cancel {command.worker.id}")
             case ReleaseLease():
                 names.append(f"release {command.worker.id}")
-            case Deliver():
-                names.append(f"token {command.token.index}")
-            case Submit():
+            case Token():
+                names.append(f"token {command.index}")
+            case SubmitJob():
                 names.append(f"submit {command.worker.id}")
             case Requeue():
                 names.append("place without " + ",".join(sorted(w.id for w in command.excluded)))
@@ -92,7 +89,7 @@ def test_remote_request_delivers_each_token_once_and_ends_once() -> None:
     assert shape(life.reported(D, token(1))) == ["token 1"]
     assert shape(life.reported(D, token(2))) == ["token 2"]
     (end,) = life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 1))
-    assert end == EndRequest(Finished(key(), FinishReason.LENGTH, 3, 1))
+    assert end == EndRequest(RequestId("r"), Finished(key(), FinishReason.LENGTH, 3, 1))
     assert life.phase is JobGroupPhase.ENDED and life.workers() == ()
 
 
@@ -105,7 +102,7 @@ def test_tokens_ahead_of_their_turn_wait() -> None:
 def test_consecutive_tokens_count_at_once_where_they_are_next() -> None:
     life = remote()
     assert not life.streamed(D, key(), 1, (101, 102)), "the first one is missing"
-    assert shape(life.reported(P, token(0))) == shape([Deliver(token(0))])
+    assert shape(life.reported(P, token(0))) == shape([token(0)])
     assert not life.streamed(D, key(2), 1, (101, 102)) and not life.streamed(OTHER, key(), 1, (101, 102))
     assert life.streamed(D, key(), 1, (101, 102)) and life.num_delivered == 3
     assert not life.streamed(D, key(), 1, (101, 102)), "once is enough"
@@ -134,7 +131,7 @@ def test_decode_without_room_goes_back_to_the_queue_and_touches_no_prefill_worke
     commands = life.refused(D, key(), TandemError(ErrorKind.OVERLOADED, "full"))
     assert shape(commands) == ["place without d"] and life.phase is JobGroupPhase.QUEUED
     (again,) = life.placed(Placement(P, D))
-    assert isinstance(again, Submit) and again.job.attempt == 2
+    assert isinstance(again, SubmitJob) and again.job.attempt == 2
 
 
 def test_prefill_without_room_undoes_the_booking() -> None:
@@ -172,7 +169,7 @@ def test_what_an_attempt_left_in_a_cache_is_no_hit_of_the_request() -> None:
     life.reported(D, replace(token(0, 2), num_cached_tokens=2))
     told = [command for i in range(1, 3) for command in life.reported(D, token(i, 2))]
     told += life.reported(D, Finished(key(2), FinishReason.LENGTH, 3, 2))
-    assert told[-1] == EndRequest(Finished(key(2), FinishReason.LENGTH, 3, 1))
+    assert told[-1] == EndRequest(RequestId("r"), Finished(key(2), FinishReason.LENGTH, 3, 1))
     assert life.reported(P, Finished(key(2), None, 1, 2)) == []
 
 
@@ -190,9 +187,9 @@ def test_a_lost_prefill_worker_costs_the_attempt_and_no_token() -> None:
     assert shape(life.worker_lost(P, "killed")) == ["cancel d", "release p", "place without p"]
     assert life.worker_lost(P, "again") == [] and life.phase is JobGroupPhase.QUEUED
     (book,) = life.placed(Placement(OTHER, D))
-    assert isinstance(book, Submit) and book.job.output_tokens == (100,)
+    assert isinstance(book, SubmitJob) and book.job.output_tokens == (100,)
     (start,) = life.accepted(D, key(2))
-    assert isinstance(start, Submit) and isinstance(start.job, PrefillJob) and start.job.output_tokens == (100,)
+    assert isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob) and start.job.output_tokens == (100,)
     life.accepted(OTHER, key(2))
     assert shape(life.reported(OTHER, token(1, 2))) == ["token 1"] and life.path == "remote;moves=1"
 
@@ -205,7 +202,7 @@ def test_a_lost_decode_worker_whose_kv_is_still_offered_is_replaced_alone() -> N
     assert life.worker_lost(D, "killed") == [FindConsumer(0, P, frozenset({D}), frozenset({D}))]
     assert life.seeks() == [FindConsumer(0, P, frozenset(), frozenset({D}))]
     (book,) = life.consumer_found(0, OTHER)
-    job = book.job if isinstance(book, Submit) else None
+    job = book.job if isinstance(book, SubmitJob) else None
     assert isinstance(job, ResumeJob) and (job.attempt, job.offer_attempt, job.source) == (2, 1, P)
     assert job.output_tokens == () and job.offer == HandoffKey(HandoffId("h/0"), 1)
     assert life.accepted(OTHER, key(2)) == [] and life.phase is JobGroupPhase.RUNNING
@@ -242,7 +239,7 @@ def test_a_decode_worker_that_had_pulled_takes_its_kv_along() -> None:
     life.reported(D, token(1))
     assert shape(life.worker_lost(D, "killed")) == ["cancel p", "place without d"]
     (book,) = life.placed(Placement(OTHER, OTHER))
-    assert isinstance(book, Submit) and isinstance(book.job, GenerateJob) and book.job.output_tokens == (100, 101)
+    assert isinstance(book, SubmitJob) and isinstance(book.job, GenerateJob) and book.job.output_tokens == (100, 101)
 
 
 def test_attempts_that_come_to_nothing_are_counted_until_something_new_comes() -> None:
@@ -266,7 +263,7 @@ def test_attempts_that_come_to_nothing_are_counted_until_something_new_comes() -
     assert "2 attempts in a row" in end.outcome.message
 
 
-def lose_kv(life: RequestState, number: int) -> list[Command]:
+def lose_kv(life: RequestState, number: int) -> list[StateCommand]:
     """An attempt on both workers that brings the token of its prefill, and no KV."""
     life.placed(Placement(P, D))
     life.accepted(D, key(number))
@@ -380,12 +377,12 @@ def test_a_worker_that_gives_up_unasked_is_lost() -> None:
 def test_local_request() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     (submit,) = life.placed(Placement(D, D))
-    assert isinstance(submit, Submit) and isinstance(submit.job, GenerateJob)
+    assert isinstance(submit, SubmitJob) and isinstance(submit.job, GenerateJob)
     assert life.accepted(D, key()) == [] and life.phase is JobGroupPhase.RUNNING
     for i in range(3):
         assert shape(life.reported(D, token(i))) == [f"token {i}"]
     assert life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 1)) == [
-        EndRequest(Finished(key(), FinishReason.LENGTH, 3, 1))
+        EndRequest(RequestId("r"), Finished(key(), FinishReason.LENGTH, 3, 1))
     ]
 
 
@@ -455,13 +452,13 @@ def scored() -> RequestState:
 def test_scores_come_once_and_before_all_tokens() -> None:
     """The decode worker's stream may be ahead of the prefill worker's, which alone has the scores."""
     life = scored()
-    assert life.reported(P, scores(1, 2)) == [DeliverPromptLogprobs(scores(1, 2))]
+    assert life.reported(P, scores(1, 2)) == [scores(1, 2)]
     assert life.reported(P, scores(1, 1)) == [], "a stream that was opened again tells from the start"
     assert life.reported(D, token(0)) == life.reported(D, token(1)) == []
     assert not life.streamed(D, key(), 2, (102,))
     assert life.reported(D, token(2)) == life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0)) == []
     told = life.reported(P, scores(2, 2))
-    assert told[0] == DeliverPromptLogprobs(scores(3, 1)) and shape(told[1:]) == [
+    assert told[0] == scores(3, 1) and shape(told[1:]) == [
         "token 0",
         "token 1",
         "token 2",
@@ -492,7 +489,9 @@ def test_a_prompt_alone_ends_with_the_prefill() -> None:
     life.reported(P, scores(1, 3))
     assert life.reported(D, Finished(key(), None, 0, 0)) == []
     (end, *rest) = reversed(life.reported(P, Finished(key(), FinishReason.LENGTH, 0, 2)))
-    assert end == EndRequest(Finished(key(), FinishReason.LENGTH, 0, 2)) and shape(rest) == ["release p"]
+    assert end == EndRequest(RequestId("r"), Finished(key(), FinishReason.LENGTH, 0, 2)) and shape(rest) == [
+        "release p"
+    ]
 
 
 # ---- several choices
@@ -502,11 +501,13 @@ def several(num_choices: int = 3, is_remote: bool = True) -> RequestState:
     """A life of several choices that runs, on both workers or on D alone."""
     life = RequestState(replace(REQUEST, num_choices=num_choices), HandoffId("h"))
     (book,) = life.placed(Placement(P if is_remote else D, D))
-    assert isinstance(book, Submit) and book.job.keys == tuple(of(i) for i in range(num_choices))
+    assert isinstance(book, SubmitJob) and book.job.keys == tuple(of(i) for i in range(num_choices))
     commands = life.accepted(D, key())
     if is_remote:
         (start,) = commands
-        assert isinstance(start, Submit) and isinstance(start.job, PrefillJob) and start.job.num_choices == num_choices
+        assert (
+            isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob) and start.job.num_choices == num_choices
+        )
         life.accepted(P, key())
     return life
 
@@ -522,14 +523,14 @@ def drawn(choice: int, index: int, attempt: int = 1) -> Token:
 def test_each_choice_has_its_tokens_in_order_and_one_end_and_the_last_is_the_requests() -> None:
     life = several(2, is_remote=False)
     assert life.reported(D, drawn(1, 1)) == []
-    assert life.reported(D, drawn(0, 0)) == [Deliver(drawn(0, 0))]
-    assert life.reported(D, drawn(1, 0)) == [Deliver(drawn(1, 0)), Deliver(drawn(1, 1))]
+    assert life.reported(D, drawn(0, 0)) == [drawn(0, 0)]
+    assert life.reported(D, drawn(1, 0)) == [drawn(1, 0), drawn(1, 1)]
     end = Finished(of(1), FinishReason.STOP, 2, 2)
-    assert life.reported(D, end) == [EndChoice(end)] and life.phase is JobGroupPhase.RUNNING
+    assert life.reported(D, end) == [end] and life.phase is JobGroupPhase.RUNNING
     assert life.positions(D) == [(of(0), 1)] and life.num_delivered == 3
     assert life.reported(D, drawn(1, 2)) == [], "it has ended"
     last = Finished(of(0), FinishReason.LENGTH, 1, 2)
-    assert life.reported(D, last) == [EndRequest(last)] and life.phase is JobGroupPhase.ENDED
+    assert life.reported(D, last) == [EndRequest(RequestId("r"), last)] and life.phase is JobGroupPhase.ENDED
 
 
 def test_a_choice_that_its_first_token_ends_is_cancelled_where_it_would_go_on() -> None:
@@ -538,7 +539,7 @@ def test_a_choice_that_its_first_token_ends_is_cancelled_where_it_would_go_on() 
         life.reported(P, drawn(choice, 0))
     assert life.reported(P, Finished(of(0), None, 1, 2)) == []
     end = Finished(of(1), FinishReason.STOP, 1, 2)
-    assert life.reported(P, end) == [CancelJob(D, (of(1),)), EndChoice(end)]
+    assert life.reported(P, end) == [CancelJob(D, (of(1),)), end]
     assert life.positions(D) == [(of(0), 1), (of(2), 1)] and life.positions(P) == [(of(2), 1)]
     assert life.reported(D, Cancelled(of(1))) == [], "as was asked"
 
@@ -547,7 +548,7 @@ def test_a_client_that_has_enough_of_one_choice_keeps_the_others() -> None:
     life = several()
     assert life.finished(0) == [CancelJob(D, (of(0),)), CancelJob(P, (of(0),))]
     assert life.finished(0) == [] and life.reported(D, drawn(0, 0)) == []
-    assert life.reported(P, drawn(2, 0)) == [Deliver(drawn(2, 0))]
+    assert life.reported(P, drawn(2, 0)) == [drawn(2, 0)]
     life.finished(1)
     commands = life.finished(2)
     assert shape(commands) == ["cancel d", "cancel p", "release p", "end cancelled"]
@@ -561,7 +562,7 @@ def test_choices_that_have_ended_are_not_placed_again() -> None:
     life.finished(1)
     assert shape(life.reported(D, Failed(of(2), ErrorKind.OVERLOADED, "no room for the KV")))[-1] == "place without d"
     (book,) = life.placed(Placement(P, D))
-    assert isinstance(book, Submit) and book.job.keys == (of(2, 2),) and life.key == of(2, 2)
+    assert isinstance(book, SubmitJob) and book.job.keys == (of(2, 2),) and life.key == of(2, 2)
 
 
 def test_a_choice_that_ended_between_others_is_cancelled_with_the_next_attempt() -> None:
@@ -569,7 +570,7 @@ def test_a_choice_that_ended_between_others_is_cancelled_with_the_next_attempt()
     life.finished(1)
     life.reported(D, Failed(of(0), ErrorKind.OVERLOADED, "no room for the KV"))
     submit, cancel = life.placed(Placement(D, D))
-    assert isinstance(submit, Submit) and submit.job.num_choices == 3
+    assert isinstance(submit, SubmitJob) and submit.job.num_choices == 3
     assert cancel == CancelJob(D, (of(1, 2),))
     assert life.accepted(D, of(0, 2)) == [] and life.positions(D) == [(of(0, 2), 0), (of(2, 2), 0)]
 
@@ -587,8 +588,8 @@ def test_scores_told_under_a_choice_that_has_ended_are_those_of_the_others(close
     late = replace(scores(1, 1), key=of(closed))
     assert life.reported(OTHER, late) == [] and life.reported(P, replace(late, key=of(closed, 7))) == []
     told = life.reported(P, late)
-    assert told[0] == DeliverPromptLogprobs(late)
-    assert [command.token for command in told if isinstance(command, Deliver)] == [
+    assert told[0] == late
+    assert [command for command in told if isinstance(command, Token)] == [
         drawn(choice, 0) for choice in range(3) if choice != closed
     ]
 
@@ -612,7 +613,7 @@ def moving(num_choices: int = 1, choice: int = 0) -> RequestState:
     life = decoding(num_choices)
     assert life.reported(D, MigrationOffered(of(choice), OFFER)) == [FindConsumer(choice, D)]
     (book,) = life.consumer_found(choice, OTHER)
-    job = book.job if isinstance(book, Submit) else None
+    job = book.job if isinstance(book, SubmitJob) else None
     assert isinstance(job, ResumeJob) and job.keys == (of(choice, 2),) and job.offer == OFFER and job.source == D
     assert job.output_tokens == (100 * choice,)
     return life
@@ -649,7 +650,7 @@ def test_who_does_not_take_over_is_replaced_and_costs_no_attempt() -> None:
     assert life.consumer_found(0, None) == [] and life.seeks() == [FindConsumer(0, D)]
     assert shape(life.reported(D, drawn(0, 1))) == ["token 1"], "it goes on meanwhile"
     (book,) = life.consumer_found(0, P)
-    assert isinstance(book, Submit) and book.job.output_tokens == (0, 1) and book.job.attempt == 3
+    assert isinstance(book, SubmitJob) and book.job.output_tokens == (0, 1) and book.job.attempt == 3
     life.accepted(P, of(0, 3))
     blame, again = life.reported(P, Failed(of(0, 3), ErrorKind.KV_LOST, "no KV came"))
     assert blame == ReportWorkerFailure(frozenset({P, D})) and again == FindConsumer(
@@ -658,14 +659,14 @@ def test_who_does_not_take_over_is_replaced_and_costs_no_attempt() -> None:
     life.consumer_found(0, OTHER)
     assert life.worker_lost(OTHER, "killed") == [FindConsumer(0, D, frozenset({OTHER}), frozenset({P, OTHER}))]
     last = Finished(of(0), FinishReason.STOP, 2, 0)
-    assert life.reported(D, last)[-1] == EndRequest(last)
+    assert life.reported(D, last)[-1] == EndRequest(RequestId("r"), last)
 
 
 def test_a_draining_worker_that_dies_takes_its_offer_along() -> None:
     life = moving()
     assert shape(life.worker_lost(D, "killed")) == ["cancel other", "release d", "place without d"]
     (book,) = life.placed(Placement(OTHER, OTHER))
-    assert isinstance(book, Submit) and isinstance(book.job, GenerateJob) and book.job.attempt == 3
+    assert isinstance(book, SubmitJob) and isinstance(book.job, GenerateJob) and book.job.attempt == 3
     life = decoding()
     life.reported(D, MigrationOffered(of(0), OFFER))
     assert shape(life.worker_lost(D, "killed")) == ["release d", "place without d"]
@@ -677,11 +678,11 @@ def test_one_choice_moves_and_the_others_stay() -> None:
     life.accepted(OTHER, of(1, 2))
     life.reported(OTHER, replace(PULLED, key=of(1, 2)))
     assert life.reported(D, Cancelled(of(1))) == []
-    assert life.reported(D, drawn(2, 1)) == [Deliver(drawn(2, 1))]
-    assert life.reported(OTHER, drawn(1, 1, 2)) == [Deliver(drawn(1, 1, 2))]
+    assert life.reported(D, drawn(2, 1)) == [drawn(2, 1)]
+    assert life.reported(OTHER, drawn(1, 1, 2)) == [drawn(1, 1, 2)]
     assert shape(life.worker_lost(OTHER, "killed")) == ["place without other"]
     assert life.positions(D) == [(of(0), 1), (of(2), 2)], "what stayed knows nothing of it"
-    assert life.phase is JobGroupPhase.QUEUED and life.reported(D, drawn(0, 1)) == [Deliver(drawn(0, 1))]
+    assert life.phase is JobGroupPhase.QUEUED and life.reported(D, drawn(0, 1)) == [drawn(0, 1)]
 
 
 def test_what_a_stream_that_was_opened_again_repeats_of_a_move_changes_nothing() -> None:
@@ -738,31 +739,31 @@ def test_after_a_loss_choices_with_tokens_go_alone_and_the_others_together() -> 
     life.reported(D, drawn(1, 0))
     life.finished(3)
     assert shape(life.worker_lost(D, "killed")) == ["place without d"]
-    jobs = [command.job for command in life.placed(Placement(D, D)) if isinstance(command, Submit)]
+    jobs = [command.job for command in life.placed(Placement(D, D)) if isinstance(command, SubmitJob)]
     assert [(job.choice, job.num_choices, job.output_tokens) for job in jobs] == [
         (0, 1, ()), (1, 1, (100,)), (2, 3, ()),
     ], "a job covers neighbours, of which 1 goes alone and 3 has ended"  # fmt: skip
     assert sorted(job.attempt for job in jobs) == [2, 3, 4]
     assert life.accepted(D, jobs[1].key) == [] and life.phase is JobGroupPhase.RESERVING
     assert shape(life.refused(D, jobs[2].key, TandemError(ErrorKind.OVERLOADED, "full"))) == ["place without d"]
-    assert life.reported(D, drawn(1, 1, jobs[1].attempt)) == [Deliver(drawn(1, 1, jobs[1].attempt))]
+    assert life.reported(D, drawn(1, 1, jobs[1].attempt)) == [drawn(1, 1, jobs[1].attempt)]
 
 
 def test_who_computes_the_prompt_is_told_what_it_may_read_and_each_attempt_anew() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     (book,) = life.placed(Placement(P, D, prefix=RemotePrefixSource(OTHER, 7)))
-    assert isinstance(book, Submit) and isinstance(book.job, ResumeJob)
+    assert isinstance(book, SubmitJob) and isinstance(book.job, ResumeJob)
     (start,) = life.accepted(D, key())
-    assert isinstance(start, Submit) and isinstance(start.job, PrefillJob)
+    assert isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob)
     lent = start.job.prefix
     assert lent is not None and (lent.source, lent.num_blocks) == (OTHER, 7)
     assert lent.handoff != start.job.handoff, "a loan is not what is offered on"
     life.worker_lost(P, "gone")
     (again,) = life.placed(Placement(D, D))
-    assert isinstance(again, Submit) and again.job == GenerateJob(request=REQUEST, attempt=2)
+    assert isinstance(again, SubmitJob) and again.job == GenerateJob(request=REQUEST, attempt=2)
     life.worker_lost(D, "gone")
     (local,) = life.placed(Placement(P, P, prefix=RemotePrefixSource(D, 3)))
-    assert isinstance(local, Submit) and isinstance(local.job, GenerateJob) and local.job.prefix is not None
+    assert isinstance(local, SubmitJob) and isinstance(local.job, GenerateJob) and local.job.prefix is not None
     assert (local.job.prefix.source, local.job.prefix.num_blocks) == (D, 3)
 
 
@@ -780,4 +781,4 @@ def test_a_prefill_whose_hand_off_its_consumer_gave_up_before_it_came_is_placed_
     commands = life.refused(P, key(), TandemError(ErrorKind.CANCELLED, "hand-off h/0#1 has ended"))
     assert shape(commands) == ["cancel d", "place without p"] and life.phase is JobGroupPhase.QUEUED
     (again,) = life.placed(Placement(P, D))
-    assert isinstance(again, Submit) and again.job.attempt == 2
+    assert isinstance(again, SubmitJob) and again.job.attempt == 2

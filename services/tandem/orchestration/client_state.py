@@ -9,7 +9,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Request
-from tandem.flow.choice import Choice
+from tandem.orchestration.choice import Choice
 
 
 class ClientState:

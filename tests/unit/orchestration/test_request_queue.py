@@ -13,11 +13,12 @@ from tandem.core.ids import BlockHash, Incarnation, RequestId, WorkerId, WorkerR
 from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.flow.commands import FindConsumer, Requeue
-from tandem.flow.request_queue import REFUSAL_BACKOFF_S, Dispatchable, PlacementQueue
+from tandem.orchestration.commands import FindConsumer, Requeue
+from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, Dispatchable, PlacementQueue, RequestTerms
 from tandem.routing import prefix_fetch_backoff as prefix_fetches
 from tandem.routing.circuit_breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
 from tandem.routing.placement import RemotePrefixSource
+from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.router import Disaggregation
 from tandem.routing.worker_ranking import WorkerRanking
@@ -37,6 +38,15 @@ class Held:
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
         self.num_looks += 1
         return {ref: hit for ref, hit in self.hits.items() if hit.num_blocks <= len(hashes)} if hashes else {}
+
+    def reported(self, predicted: Prediction, num_cached: int) -> None:
+        raise AssertionError("a queue reports nothing")
+
+
+def hit_blocks(turn: Dispatchable) -> int:
+    """Blocks of its prompt that the worker which computes it is predicted to hold."""
+    held = [one for one in turn.predicted if one.worker == turn.placement.prefill]
+    return held[0].num_tokens // held[0].block_size if held else 0
 
 
 def worker(name: str, pool: Pool) -> WorkerView:
@@ -75,11 +85,11 @@ def request(name: str = "r", **rest: object) -> Request:
 
 def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_left() -> None:
     rig = Rig(P1, P2, D1)
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
     assert rig.held.num_looks == 0 and rig.waiting.line.charged(RequestId("r")) == 320
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
     turn = rig.next()
-    assert (turn.placement.prefill, turn.num_hit_blocks) == (P2.ref, 19)
+    assert (turn.placement.prefill, hit_blocks(turn)) == (P2.ref, 19)
     assert rig.waiting.line.charged(RequestId("r")) == 320 - 19 * 16
     rig.waiting.line.check()
 
@@ -87,14 +97,14 @@ def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_l
 def test_what_comes_back_is_charged_in_full_again_and_looked_up_anew() -> None:
     rig = Rig(P1, P2, D1)
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
     rig.next()
     served = dict(rig.waiting.line.served())
     rig.waiting.refused([P2.ref], 0.0)
     rig.waiting.line.put_back(RequestId("r"))
     assert rig.waiting.line.charged(RequestId("r")) == 320
     turn = rig.next()
-    assert (turn.placement.prefill, turn.num_hit_blocks) == (P1.ref, 0)
+    assert (turn.placement.prefill, hit_blocks(turn)) == (P1.ref, 0)
     (before,), (after,) = served.values(), dict(rig.waiting.line.served()).values()
     assert (before, after) == (16, 320), "the first charge was taken back"
     rig.waiting.leave(RequestId("r"), 0)
@@ -104,8 +114,8 @@ def test_what_comes_back_is_charged_in_full_again_and_looked_up_anew() -> None:
 def test_a_prompt_whose_tokens_are_scored_takes_no_hits() -> None:
     rig = Rig(P1, D1)
     rig.held.hits = {P1.ref: PrefixHit(19, 19)}
-    rig.waiting.admit(request(prompt_logprobs=1), hashes=HASHES)
-    assert rig.next().num_hit_blocks == 0 and rig.waiting.line.charged(RequestId("r")) == 320
+    rig.waiting.admit(request(prompt_logprobs=1), RequestTerms(hashes=HASHES))
+    assert hit_blocks(rig.next()) == 0 and rig.waiting.line.charged(RequestId("r")) == 320
 
 
 def test_without_hashes_the_tenant_s_own_past_says_what_is_to_compute() -> None:
@@ -121,30 +131,30 @@ def test_without_hashes_the_tenant_s_own_past_says_what_is_to_compute() -> None:
 def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
     rig = Rig(P1, D1)
     with pytest.raises(TandemError) as missed:
-        rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES)
+        rig.waiting.admit(request(), RequestTerms(timeout_s=0.1, hashes=HASHES))
     assert missed.value.kind is ErrorKind.SLO_MISS
     rig.held.hits = {P1.ref: PrefixHit(19, 19)}
-    assert rig.waiting.admit(request(), timeout_s=0.1, hashes=HASHES).leaves is None
+    assert rig.waiting.admit(request(), RequestTerms(timeout_s=0.1, hashes=HASHES)).leaves is None
 
 
 def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_it_lacks() -> None:
     load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=load), D1)
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
     assert rig.waiting.next(0.0) is None
     assert not rig.waiting.may_go_on(rig.views[P1.ref])
     rig.held.hits = {P1.ref: PrefixHit(18, 18)}
-    assert rig.next().num_hit_blocks == 18
+    assert hit_blocks(rig.next()) == 18
 
 
 def test_what_may_be_read_elsewhere_is_not_charged_and_may_go_where_the_whole_prompt_may_not() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
     assert rig.waiting.next(0.0) is None
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     turn = rig.next()
-    assert turn.num_hit_blocks == 0 and turn.placement.prefix == RemotePrefixSource(D1.ref, 18)
+    assert hit_blocks(turn) == 0 and turn.placement.prefix == RemotePrefixSource(D1.ref, 18)
     assert rig.waiting.line.charged(RequestId("r")) == 320 - 18 * 16
 
 
@@ -153,7 +163,7 @@ def test_nothing_is_borrowed_over_a_way_that_fails_until_it_is_tried_again() -> 
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     told = []
     for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", prefix_fetches.FIRST_BACKOFF_S)):
-        rig.waiting.admit(request(name), hashes=HASHES)
+        rig.waiting.admit(request(name), RequestTerms(hashes=HASHES))
         turn = rig.waiting.next(now)
         assert turn is not None
         told.append(turn.placement.prefix is not None)
@@ -166,7 +176,7 @@ def test_a_worker_that_has_room_for_what_is_left_wakes_the_line() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(100,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
     assert rig.waiting.next(0.0) is None
     less = replace(P1, load=replace(full, lane_tokens=(210,) * 3))
     assert rig.waiting.may_go_on(less)
@@ -177,14 +187,14 @@ def test_only_the_first_is_tried() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(0,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     for i in range(50):
-        rig.waiting.admit(request(f"r{i}"), hashes=HASHES)
+        rig.waiting.admit(request(f"r{i}"), RequestTerms(hashes=HASHES))
     assert rig.waiting.next(0.0) is None and rig.held.num_looks == 1
 
 
 def test_a_consumer_needs_no_turn_and_leaves_the_charge_as_it_is() -> None:
     second = worker("d2", "decode")
     rig = Rig(P1, second, D1)
-    rig.waiting.admit(request(), hashes=HASHES)
+    rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
     rig.next()
     seek = FindConsumer(0, P1.ref, unfit=frozenset({D1.ref}))
     assert rig.waiting.pick_consumer("m", seek, 0.0) == second.ref
@@ -257,7 +267,7 @@ def test_what_cannot_be_handed_over_is_computed_in_one_place_where_that_is_allow
     mode: Disaggregation, path: str
 ) -> None:
     rig = Rig(P1, D1)
-    rig.waiting.admit(request(), policy=mode)
+    rig.waiting.admit(request(), RequestTerms(policy=mode))
     rig.next()
     rig.waiting.failed(RequestId("r"), Requeue(frozenset(), has_failed=True, is_undivided=True))
     rig.waiting.line.put_back(RequestId("r"))

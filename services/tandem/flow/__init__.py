@@ -1,1 +1,0 @@
-"""Floor 3, one request's life as a table; never does I/O."""

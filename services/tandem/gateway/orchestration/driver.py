@@ -1,0 +1,301 @@
+"""Drive a `RequestDirector` with asyncio: admit requests, carry out its commands, feed it what workers report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from contextvars import Context
+
+from tandem.admission.request_queue import RequestQueue
+from tandem.admission.tenant_policy import apply_tenant_policy
+from tandem.core.clock import Clock
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, JobEvent, PromptLogprobs, Token
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
+from tandem.core.request import Job, Request
+from tandem.gateway.context.interfaces import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
+from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.orchestration.active_request import ActiveRequest
+from tandem.gateway.orchestration.demand import DemandCounter
+from tandem.gateway.orchestration.pair_probe import has_moved, probe_request
+from tandem.gateway.telemetry.kv_flows import Flows
+from tandem.gateway.workers.worker_pool import WorkerPool
+from tandem.obs.logs.log_formatters import OF_ANOTHER
+from tandem.orchestration.commands import (
+    CancelJob,
+    Command,
+    EndRequest,
+    KVMoved,
+    PromptComputed,
+    ReleaseLease,
+    ReportWorkerFailure,
+    SubmitJob,
+)
+from tandem.orchestration.director import TICK_S, RequestDirector
+from tandem.orchestration.phase_ledger import PhaseLedger
+from tandem.orchestration.request_queue import RequestTerms
+from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.placement import Placement
+from tandem.routing.worker_view import WorkerView
+from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
+
+log = logging.getLogger(__name__)
+_DRAINING = "this gateway is shutting down"
+
+
+class RequestDriver:
+    """The one Dispatch of a gateway, and what its worker pool reports to. All of it runs on one event loop.
+
+    It owns the streams of open requests and the tasks that submit jobs; what is to happen to a request is decided by
+    its `director`."""
+
+    def __init__(
+        self,
+        fleet: WorkerPool,
+        config: GatewayConfig,
+        clock: Clock,
+        quotas: Quotas,
+        targets: LatencyTargets = NO_TARGETS,
+        prefixes: KnownPrefixes = NO_PREFIXES,
+    ) -> None:
+        self._fleet = fleet
+        self.num_live = fleet.num_live
+        self.problem = fleet.pairs.problem
+        self._clock = clock
+        self._quotas = quotas
+        self._prefixes = prefixes
+        self.director = RequestDirector(fleet, config, _new_handoff, targets, prefixes)
+        self.demand = DemandCounter(targets, self.director.requests)
+        self.flows = Flows()
+        self._streams: dict[RequestId, ActiveRequest] = {}
+        self._submits: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        self._ticker = asyncio.create_task(self._tick_forever(), name="dispatch-tick")
+
+    async def drain(self, timeout_s: float) -> int:
+        """Admit no new request, wait for open ones, and return how many were ended at the timeout."""
+        self._is_closed = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        left = list(self._streams)
+        for request in left:
+            error = TandemError(ErrorKind.DRAINING, _DRAINING, retry_after_s=1.0)
+            self._execute(self.director.fail(request, error, self._clock.now()))
+        return len(left)
+
+    async def stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await asyncio.gather(*self._submits, return_exceptions=True)
+
+    # ---- the Dispatch port
+
+    @property
+    def line(self) -> RequestQueue:
+        """Who waits and what each was charged."""
+        return self.director.queue
+
+    def models(self) -> Sequence[ServedModel]:
+        return self._fleet.models()
+
+    def ready(self) -> str | None:
+        return "draining" if self._is_closed else self._fleet.ready()
+
+    def num_queued(self) -> Mapping[Lane, int]:
+        return self.director.num_queued()
+
+    def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
+        return self.director.num_open()
+
+    def breakers(self) -> Mapping[WorkerId, BreakerState]:
+        return self.director.breakers(self._clock.now())
+
+    def scrape_targets(self) -> Sequence[ScrapeTarget]:
+        return self._fleet.scrape_targets()
+
+    def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
+        """Raise TandemError where the caller's quotas could never admit all of these at once."""
+        self._quotas.check_feasible(caller.tenant, [_size(request) for request in requests])
+
+    async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> ActiveRequest:
+        """Admit a request and return its stream. Raises TandemError, and then nothing is left of the request."""
+        tenant = caller.tenant
+        request = apply_tenant_policy(request, tenant)
+        self._refuse_when_closed()
+        quota = await self._quotas.enter(tenant, *_size(request))
+        try:
+            hashes = await self._prefixes.name(request)
+            self._refuse_when_closed()  # it may have been closed meanwhile
+            self.demand.on_admitted(request)  # from here on only a lack of room keeps it out
+            terms = RequestTerms(
+                weight=tenant.weight,
+                timeout_s=caller.timeout_s,
+                policy=tenant.disaggregation,
+                hashes=hashes,
+                session=caller.tenant_session,
+            )
+            commands = self.director.submit(request, self._clock.now(), terms, ledger)
+        except BaseException:
+            quota.close()
+            raise
+        active = self._stream(request.id)
+        active.quota = quota
+        quota.watch(active.spent)
+        self._execute(commands)
+        return active
+
+    # ---- what the worker pool reports
+
+    def reported(self, worker: WorkerRef, events: Sequence[JobEvent]) -> None:
+        self._execute(self.director.on_worker_events(worker, events, self._clock.now()))
+
+    def lost(self, worker: WorkerRef, reason: str) -> None:
+        self._execute(self.director.on_worker_lost(worker, reason, self._clock.now()))
+
+    def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
+        return self.director.positions(worker)
+
+    def on_capacity(self, worker: WorkerView) -> None:
+        self._execute(self.director.on_capacity(worker, self._clock.now()))
+
+    def place_queued(self) -> None:
+        self._execute(self.director.place_queued(self._clock.now()))
+
+    async def probe(self, placement: Placement, model: str) -> bool:
+        """Send one tiny request through a pair of workers; return whether its KV block has moved."""
+        request = probe_request(model)
+        commands = self.director.probe(request, placement, self._clock.now())
+        active = self._stream(request.id)
+        self._execute(commands)
+        return await has_moved(active)
+
+    # ---- inside
+
+    def _refuse_when_closed(self) -> None:
+        if self._is_closed:
+            raise TandemError(ErrorKind.DRAINING, _DRAINING, retry_after_s=1.0)
+
+    def _stream(self, request: RequestId) -> ActiveRequest:
+        """Open the stream of a request that was submitted just now, before its commands are carried out."""
+        self._idle.clear()
+        active = self._streams[request] = ActiveRequest(self.director.take(request), self._cancel, self._finish)
+        return active
+
+    def _cancel(self, request: RequestId) -> None:
+        self._execute(self.director.cancel(request, self._clock.now()))
+
+    def _finish(self, request: RequestId, choice: int) -> None:
+        self._execute(self.director.finish(request, choice, self._clock.now()))
+
+    def _execute(self, commands: Sequence[Command]) -> None:
+        """Carry out all commands, and those that follow of them, in order. One that fails ends its own request."""
+        pending = deque(commands)
+        while pending:
+            command = pending.popleft()
+            if type(command) is Token:  # by far the most
+                stream = self._streams.get(command.key.request)
+                if stream is not None:
+                    stream.push(command)
+                continue
+            try:
+                self._do(command)
+            except Exception as failure:
+                request = _request_of(command)
+                if request is None:
+                    log.exception("a command of the request director failed: %r", command)
+                else:
+                    pending.extend(self.director.abort(request, failure, self._clock.now()))
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Token() | PromptLogprobs() | Finished():
+                stream = self._streams.get(command.key.request)
+                if stream is not None:
+                    stream.push(command)
+            case SubmitJob(worker, job):
+                self._spawn(self._submit(worker, job))
+            case CancelJob(worker, keys):
+                self._fleet.cancel(worker, keys)
+            case ReleaseLease(worker, lease):
+                self._fleet.release(worker, lease)
+            case ReportWorkerFailure(workers):
+                self._fleet.suspect(workers)
+            case PromptComputed(request, num_cached):
+                self.demand.on_first_token(request, num_cached)
+            case KVMoved(source, consumer, num_bytes, is_prefix):
+                self.flows.moved(source.id, consumer.id, "prefix" if is_prefix else "handoff", num_bytes)
+            case EndRequest():
+                self._end(command)
+
+    def _end(self, end: EndRequest) -> None:
+        stream = self._streams.pop(end.request, None)
+        if not self._streams:
+            self._idle.set()
+        outcome = end.outcome
+        if isinstance(outcome, TandemError) and outcome.kind is ErrorKind.INTERNAL and outcome.__cause__ is not None:
+            log.error("request %s aborted", end.request, exc_info=outcome.__cause__, extra=OF_ANOTHER)
+        if stream is not None:
+            stream.push(outcome)
+            if stream.quota is not None:
+                stream.quota.close()
+
+    async def _submit(self, worker: WorkerRef, job: Job) -> None:
+        error: TandemError | None = None
+        try:
+            await self._fleet.submit(worker, job)
+        except TandemError as refusal:
+            error = refusal
+        except Exception as failure:
+            self._execute(self.director.abort(job.request.id, failure, self._clock.now()))
+            return
+        self._execute(self.director.on_submit_result(worker, job.key, error, self._clock.now()))
+
+    def _spawn(self, submit: Coroutine[None, None, None]) -> None:
+        # Often for another request than the one whose context runs now.
+        task = asyncio.create_task(submit, context=Context())
+        self._submits.add(task)
+        task.add_done_callback(self._submits.discard)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            async with log_and_continue("the tick of the request driver"):
+                await asyncio.sleep(TICK_S)
+                self._execute(self.director.on_timer(self._clock.now()))
+
+
+def _new_handoff(request: RequestId) -> HandoffId:
+    return HandoffId(secrets.token_hex(12))
+
+
+def _size(request: Request) -> tuple[int, int]:
+    """Return the tokens of its prompt, and of its longest output."""
+    return len(request.prompt_tokens), request.sampling.max_tokens * request.num_choices
+
+
+def _request_of(command: Command) -> RequestId | None:
+    match command:
+        case SubmitJob(job=job):
+            return job.request.id
+        case CancelJob(keys=keys):
+            return keys[0].request if keys else None
+        case EndRequest(request=request):
+            return request
+        case PromptComputed(request=request):
+            return request.id
+        case Token() | PromptLogprobs() | Finished():
+            return command.key.request
+        case ReportWorkerFailure() | ReleaseLease() | KVMoved():
+            return None

@@ -1,0 +1,100 @@
+"""What the life of a request wants done, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.admission.usage_estimator import TokenUsage
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, PromptLogprobs, Token
+from tandem.core.ids import HandoffKey, JobKey, RequestId, WorkerRef
+from tandem.core.request import Job, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Find workers for the request. `excluded`: workers that rejected it since its last placement. `has_failed`: they
+    had accepted it, so other workers are preferred. `is_undivided`: its KV was lost on a hand-off more than once, so
+    one worker computes all of it where the policy allows."""
+
+    excluded: frozenset[WorkerRef]
+    has_failed: bool = False
+    is_undivided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FindConsumer:
+    """Find a worker that takes over the KV that `source` offers of `choice` and of the choices in its job group.
+    `excluded`: workers that rejected it a moment ago; `unfit`: workers that must not be asked. It bypasses the request
+    queue."""
+
+    choice: int
+    source: WorkerRef
+    excluded: frozenset[WorkerRef] = frozenset()
+    unfit: frozenset[WorkerRef] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWorkerFailure:
+    """Suspect these workers: a job failed, and one or each of them may be the cause."""
+
+    workers: frozenset[WorkerRef]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    worker: WorkerRef
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """End these choices of a job."""
+
+    worker: WorkerRef
+    keys: tuple[JobKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    worker: WorkerRef
+    key: HandoffKey
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest:
+    """End the request, once. A `Finished` outcome is the end of its last choice. `usage`: the tokens that count against
+    a quota, None where no worker began it. A failure of this program itself is the outcome's `__cause__`."""
+
+    request: RequestId
+    outcome: Finished | TandemError
+    usage: TokenUsage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptComputed:
+    """Note that the prompt of a request was computed, of which `num_cached` tokens came out of a cache."""
+
+    request: Request
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVMoved:
+    """Note that KV moved between two workers. `is_prefix`: as a remote prefix, otherwise as a hand-off."""
+
+    source: WorkerRef
+    consumer: WorkerRef
+    num_bytes: int
+    is_prefix: bool
+
+
+Delivery = Token | PromptLogprobs | Finished
+"""What the client of a request gets: tokens, log probabilities of its prompt, and the end of a choice while others go
+on. Each names its request by its key."""
+StateCommand = (
+    Requeue | FindConsumer | ReportWorkerFailure | SubmitJob | CancelJob | ReleaseLease | Delivery | EndRequest
+)
+"""What the state of one request wants done. The director resolves `Requeue` and `FindConsumer` itself."""
+Command = ReportWorkerFailure | SubmitJob | CancelJob | ReleaseLease | Delivery | EndRequest | PromptComputed | KVMoved
+"""What a director wants done by its driver."""

@@ -1,0 +1,514 @@
+"""Own every open request of one gateway: admission, queueing, placement, attempts, retries and deadlines.
+
+Events go in, commands come out, and `now` is an argument: seconds of one clock that never goes back. The gateway drives
+a director with asyncio (`gateway.orchestration.driver`), the simulator with its event queue (`sim.cluster.gateway`), so
+what a simulation says of queueing, placement and retries is what the product does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from tandem.admission.request_queue import RequestQueue
+from tandem.admission.usage_estimator import TokenUsage
+from tandem.core.config import GatewayConfig
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.events import Finished, JobEvent, KVReceived, PromptLogprobs, Token
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.lane import Lane
+from tandem.core.request import Job, Request
+from tandem.orchestration.commands import (
+    Command,
+    EndRequest,
+    FindConsumer,
+    KVMoved,
+    PromptComputed,
+    ReportWorkerFailure,
+    Requeue,
+    StateCommand,
+    SubmitJob,
+)
+from tandem.orchestration.job_group import JobGroupPhase
+from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
+from tandem.orchestration.request_queue import NO_TERMS, PlacementQueue, Prefixes, RequestTerms
+from tandem.orchestration.request_state import RequestState
+from tandem.orchestration.timeouts import deadline_error, queue_timeout_error
+from tandem.routing.circuit_breaker import BreakerState
+from tandem.routing.placement import Placement
+from tandem.routing.prefix_accuracy import Prediction
+from tandem.routing.router import Routing
+from tandem.routing.worker_ranking import WorkerRanking
+from tandem.routing.worker_view import WorkerView
+from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
+
+TICK_S = 0.05
+"""How often a driver calls `on_timer` while requests are open."""
+
+
+class KnownWorkers(Protocol):
+    """The workers that one gateway knows, ranked for placement with what is on its way to each."""
+
+    @property
+    def routing(self) -> Routing: ...
+
+    def candidates(self) -> WorkerRanking:
+        """Return the ranking that requests are placed among; it changes as workers do."""
+        ...
+
+    def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
+        """Count prompt tokens of a request at a worker until it has accepted the job; 0 takes them away again."""
+        ...
+
+    def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
+        """Count what a job decodes at a worker until it has answered."""
+        ...
+
+    def measured(self, placement: Placement, pulled: KVReceived) -> None:
+        """Learn how fast KV moved between the two workers of a placement."""
+        ...
+
+
+class OpenRequest:
+    """One open request: its state, where its time goes, and what bounds it.
+
+    Times are seconds of the director's clock: `received_at`, when it was admitted; `progress_at`, when a worker last
+    reported on it; `delivered_at`, when its client last got something new, at first its admission. `deadline`: the
+    client's, None without one. `prefill_s`: the least time that its prompt takes. `predicted`: what of its prompt is
+    cached where, until the worker that computes it has reported. `fixed_placement`: the workers of a link probe, which
+    is never routed. `has_begun`: a worker computes it or has."""
+
+    __slots__ = (
+        "deadline", "delivered_at", "fixed_placement", "has_begun", "ledger", "predicted", "prefill_s", "progress_at",
+        "received_at", "state",
+    )  # fmt: skip
+
+    def __init__(self, state: RequestState, ledger: PhaseLedger, now: float) -> None:
+        self.state = state
+        self.ledger = ledger
+        self.received_at = now
+        self.progress_at = now
+        self.delivered_at = now
+        self.deadline: float | None = None
+        self.prefill_s = 0.0
+        self.predicted: Sequence[Prediction] = ()
+        self.fixed_placement: Placement | None = None
+        self.has_begun = False
+
+    @property
+    def id(self) -> RequestId:
+        return self.state.request.id
+
+    @property
+    def is_queued(self) -> bool:
+        return self.state.phase is JobGroupPhase.QUEUED
+
+    @property
+    def workers(self) -> Sequence[WorkerId]:
+        """The workers of its last placement, the one that computes its prompt first."""
+        placement = self.state.placement
+        return () if placement is None else tuple(dict.fromkeys((placement.prefill.id, placement.decode.id)))
+
+    def usage(self) -> TokenUsage | None:
+        """Return the tokens that count against a quota; None where no worker has begun it.
+
+        How much of a prompt was computed before an end without a first token is unknown: all of it counts.
+        """
+        if not self.has_begun:
+            return None
+        return TokenUsage(
+            len(self.state.request.prompt_tokens) - (self.state.num_cached or 0), self.state.num_delivered
+        )
+
+    def move_ledger(self, now: float) -> None:
+        phase = self.state.attempts.ledger_phase
+        if phase is not self.ledger.phase:
+            self.ledger.move(phase, now)
+
+    def __repr__(self) -> str:
+        return f"<open {self.state!r}>"
+
+
+class RequestDirector:
+    """Owns every open request of one gateway: admission, queueing, placement, attempts, retries and deadlines.
+
+    Events in, commands out; it performs no I/O and reads no clock. Every admitted request ends in exactly one
+    `EndRequest`. A decision that fails ends its own request with an INTERNAL error, whose `__cause__` is the failure,
+    and no other request. `new_handoff` returns a name that no other hand-off of this cluster has."""
+
+    def __init__(
+        self,
+        workers: KnownWorkers,
+        config: GatewayConfig,
+        new_handoff: Callable[[RequestId], HandoffId],
+        targets: LatencyTargets = NO_TARGETS,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        self._workers = workers
+        self._config = config
+        self._new_handoff = new_handoff
+        self._prefixes = prefixes
+        self._queue = PlacementQueue(workers.candidates(), config, targets, prefixes, workers.routing)
+        self._open: dict[RequestId, OpenRequest] = {}
+        self._submitted: OpenRequest | None = None
+
+    # ---- what is open
+
+    def take(self, request: RequestId) -> OpenRequest:
+        """Return the request that was submitted last, also where one of its commands ends it already."""
+        assert self._submitted is not None and self._submitted.id == request, f"{request} was not submitted last"
+        return self._submitted
+
+    def requests(self) -> Sequence[OpenRequest]:
+        """Return all open requests, link probes included."""
+        return list(self._open.values())
+
+    @property
+    def queue(self) -> RequestQueue:
+        """Who waits and what each was charged."""
+        return self._queue.line
+
+    def num_queued(self) -> Mapping[Lane, int]:
+        """Count the requests that wait for a place, by lane."""
+        found = dict.fromkeys(Lane, 0)
+        for open_request in self.requests():
+            found[open_request.state.request.lane] += open_request.is_queued
+        return found
+
+    def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
+        """Count the open requests of clients by tenant and by whether they wait for a place."""
+        of_clients = [one for one in self.requests() if one.fixed_placement is None]
+        return Counter((one.state.request.tenant, one.is_queued) for one in of_clients)
+
+    def breakers(self, now: float) -> Mapping[WorkerId, BreakerState]:
+        """Return the circuit breakers that are not closed."""
+        return self._queue.breaker.states(now)
+
+    def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
+        """Return the choices that a worker is to report on, and the index of each one's next token."""
+        return [position for one in self._open.values() for position in one.state.positions(worker)]
+
+    def check(self) -> None:
+        """Raise AssertionError where the queue and the open requests disagree."""
+        self.queue.check()
+        for request in self._queue.known():
+            assert request in self._open, f"{request} has a place in the queue and is not open"
+        for request, one in self._open.items():
+            assert one.fixed_placement is not None or request in self.queue, f"{one!r} is open and has no place"
+
+    # ---- requests
+
+    def submit(
+        self, request: Request, now: float, terms: RequestTerms = NO_TERMS, ledger: PhaseLedger | None = None
+    ) -> list[Command]:
+        """Admit a request: it is placed now, or waits for its turn.
+
+        Raises TandemError, and keeps nothing, when by prediction it would miss its target (SLO_MISS) or the queue is
+        full of requests that come before it (OVERLOADED)."""
+        admitted = self._queue.admit(request, terms)
+        out: list[Command] = []
+        if admitted.leaves is not None and admitted.error is not None:
+            leaver = self._open.get(admitted.leaves)
+            if leaver is None:  # the newcomer itself
+                self._queue.leave(admitted.leaves)
+                raise admitted.error
+            self._apply(leaver, partial(leaver.state.failed, admitted.error), now, out)
+        one = self._begin(request, ledger, now, self._config.max_retries)
+        one.prefill_s = admitted.prefill_s
+        if terms.timeout_s is not None:
+            one.deadline = now + terms.timeout_s
+        self._place_queued(now, out)
+        return out
+
+    def probe(self, request: Request, placement: Placement, now: float) -> list[Command]:
+        """Send a request through two given workers, once, past queue and router: it shows whether KV moves between
+        them."""
+        one = self._begin(request, None, now, max_retries=0)
+        one.fixed_placement = placement
+        out: list[Command] = []
+        self._apply(one, partial(one.state.placed, placement), now, out)
+        return out
+
+    def cancel(self, request: RequestId, now: float) -> list[Command]:
+        """End a request whose client is gone or has enough; nothing where it has ended."""
+        return self._decide(request, lambda one: one.state.cancelled(), now)
+
+    def finish(self, request: RequestId, choice: int, now: float) -> list[Command]:
+        """End one choice of which the client has enough; nothing where it has ended."""
+        return self._decide(request, lambda one: one.state.finished(choice), now)
+
+    def fail(self, request: RequestId, error: TandemError, now: float) -> list[Command]:
+        """End a request with an error; nothing where it has ended."""
+        return self._decide(request, lambda one: one.state.failed(error), now)
+
+    def abort(self, request: RequestId, failure: Exception, now: float) -> list[Command]:
+        """End a request because this program failed at it; nothing where it has ended."""
+        out: list[Command] = []
+        one = self._open.get(request)
+        if one is not None:
+            self._abort(one, failure, now, out)
+        return out
+
+    # ---- what workers report
+
+    def on_worker_events(self, worker: WorkerRef, events: Sequence[JobEvent], now: float) -> list[Command]:
+        """Apply what a worker reports of its jobs, in order; reports on requests that have ended are ignored."""
+        out: list[Command] = []
+        for event in events:
+            one = self._open.get(event.key.request)
+            if one is None:
+                continue
+            one.progress_at = now
+            if type(event) is not Token:
+                self._learn(one, worker, event, out)
+            # A job's first token reports more than what was sampled.
+            elif event.num_cached_tokens is not None or event.stages is not None:
+                self._learn_first_token(one, worker, event, now, out)
+            elif one.state.streamed(worker, event.key, event.index, (event.token.id,)):
+                one.delivered_at = now
+                one.has_begun = True
+                self._queue.line.charge_output(event.key.request, 1)
+                out.append(event)
+                if one.ledger.phase is not LedgerPhase.DECODE:
+                    one.move_ledger(now)
+                continue
+            self._apply(one, partial(one.state.reported, worker, event), now, out)
+        return out
+
+    def on_tokens(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int], now: float) -> bool:
+        """Take consecutive tokens of one choice at once. False: nothing has changed, and each is to be reported alone.
+
+        True: all of them go to the client, and the caller delivers them.
+        """
+        one = self._open.get(key.request)
+        if one is None or not one.state.streamed(worker, key, first_index, ids):
+            return False
+        one.progress_at = now
+        one.delivered_at = now
+        one.has_begun = True
+        self._queue.line.charge_output(key.request, len(ids))
+        one.move_ledger(now)
+        return True
+
+    def on_submit_result(self, worker: WorkerRef, key: JobKey, error: TandemError | None, now: float) -> list[Command]:
+        """Apply a worker's answer to a job: accepted, or rejected with `error` (WORKER_LOST: it could not be
+        reached)."""
+        out: list[Command] = []
+        one = self._open.get(key.request)
+        if one is None:
+            return out
+        if error is None:
+            one.progress_at = now
+            self._apply(one, partial(one.state.accepted, worker, key), now, out)
+            one.has_begun = one.has_begun or one.state.phase is JobGroupPhase.RUNNING
+        elif one.fixed_placement is not None and error.kind is ErrorKind.WORKER_LOST:
+            self._apply(one, partial(one.state.failed, error), now, out)  # a probe has no other workers
+        else:
+            self._apply(one, partial(one.state.refused, worker, key, error), now, out)
+        if one.is_queued and key.request in self._open:
+            self._place_queued(now, out)
+        return out
+
+    def on_worker_lost(self, worker: WorkerRef, reason: str, now: float) -> list[Command]:
+        """A worker is gone with all that ran on it."""
+        self._queue.forget(worker)
+        out: list[Command] = []
+        for one in self.requests():
+            self._apply(one, partial(one.state.worker_lost, worker, reason), now, out)
+        return out
+
+    def on_capacity(self, worker: WorkerView, now: float) -> list[Command]:
+        """A worker may take more than before."""
+        return self.place_queued(now) if self._queue.may_go_on(worker) else []
+
+    def place_queued(self, now: float) -> list[Command]:
+        """Place what waits, in its turn, until the first of each model finds no place."""
+        out: list[Command] = []
+        self._place_queued(now, out)
+        return out
+
+    # ---- time
+
+    def overdue(self, now: float) -> Sequence[RequestId]:
+        """Return the requests that `on_timer` would end or take from their workers now."""
+        return [
+            one.id for one in self._open.values() if self._timeout(one, now) is not None or self._is_stalled(one, now)
+        ]
+
+    def on_timer(self, now: float) -> list[Command]:
+        """End what is overdue, look for consumers again, and place what waits. Call it every `TICK_S`."""
+        out: list[Command] = []
+        for one in self.requests():
+            self._apply(one, partial(self._timed_out, one, now), now, out)
+            for search in one.state.seeks():
+                self._find_consumer(one, search, now, out)
+        self._place_queued(now, out)
+        return out
+
+    # ---- inside
+
+    def _begin(self, request: Request, ledger: PhaseLedger | None, now: float, max_retries: int) -> OpenRequest:
+        state = RequestState(request, self._new_handoff(request.id), max_retries)
+        one = self._open[request.id] = OpenRequest(state, PhaseLedger(now) if ledger is None else ledger, now)
+        one.move_ledger(now)
+        self._submitted = one
+        return one
+
+    def _place_queued(self, now: float, out: list[Command]) -> None:
+        while (turn := self._queue.next(now)) is not None:
+            one = self._open[turn.request]
+            self._workers.add_inflight(turn.placement.prefill, turn.request, self.queue.charged(turn.request))
+            one.predicted = turn.predicted
+            self._apply(one, partial(one.state.placed, turn.placement), now, out)
+
+    def _decide(
+        self, request: RequestId, decide: Callable[[OpenRequest], Sequence[StateCommand]], now: float
+    ) -> list[Command]:
+        out: list[Command] = []
+        one = self._open.get(request)
+        if one is not None:
+            self._apply(one, partial(decide, one), now, out)
+        return out
+
+    def _apply(
+        self, one: OpenRequest, decide: Callable[[], Sequence[StateCommand]], now: float, out: list[Command]
+    ) -> None:
+        """Resolve what one request wants done into commands for the driver."""
+        try:
+            for command in decide():
+                self._resolve(one, command, now, out)
+            one.move_ledger(now)
+        except Exception as failure:
+            self._abort(one, failure, now, out)
+
+    def _resolve(self, one: OpenRequest, command: StateCommand, now: float, out: list[Command]) -> None:
+        match command:
+            case Token():
+                one.delivered_at = one.progress_at
+                one.has_begun = True
+                self.queue.charge_output(one.id, 1)
+                out.append(command)
+            case PromptLogprobs() | Finished():
+                one.delivered_at = now
+                one.has_begun = one.has_begun or isinstance(command, Finished)
+                out.append(command)
+            case Requeue():
+                self._requeue(one, command, now)
+            case FindConsumer():
+                self._find_consumer(one, command, now, out)
+            case ReportWorkerFailure(workers):
+                self._queue.breaker.failed(workers, now)
+                out.append(command)
+            case SubmitJob(worker, job):
+                self._workers.add_inflight_job(worker, job)
+                out.append(command)
+            case EndRequest(outcome=outcome):
+                self._end(one, outcome, out)
+            case _:
+                out.append(command)
+
+    def _requeue(self, one: OpenRequest, place: Requeue, now: float) -> None:
+        """Back to its place in the queue; a probe, which has none, is sent again with the next tick."""
+        self._forget_placement(one)
+        if one.fixed_placement is None:
+            self._queue.refused(place.excluded, now)
+            if place.has_failed:
+                self._queue.failed(one.id, place)
+            self.queue.put_back(one.id)
+
+    def _find_consumer(self, one: OpenRequest, search: FindConsumer, now: float, out: list[Command]) -> None:
+        """Look for a worker that takes over. A probe keeps to its own two workers."""
+        consumer = None
+        if one.fixed_placement is None:
+            consumer = self._queue.pick_consumer(one.state.request.model, search, now)
+        self._apply(one, partial(one.state.consumer_found, search.choice, consumer), now, out)
+
+    def _end(self, one: OpenRequest, outcome: Finished | TandemError, out: list[Command]) -> None:
+        if self._open.pop(one.id, None) is None:
+            return
+        self._forget_placement(one)
+        self._queue.leave(one.id, one.state.num_cached)
+        one.has_begun = one.has_begun or isinstance(outcome, Finished)
+        out.append(EndRequest(one.id, outcome, one.usage()))
+
+    def _forget_placement(self, one: OpenRequest) -> None:
+        """It does not go where it was to go."""
+        if one.state.placement is not None:
+            self._workers.add_inflight(one.state.placement.prefill, one.id, 0)
+
+    def _abort(self, one: OpenRequest, failure: Exception, now: float, out: list[Command]) -> None:
+        error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
+        error.__cause__ = failure
+        try:
+            for command in one.state.failed(error):
+                self._resolve(one, command, now, out)
+        except Exception as another:
+            failure.add_note(f"and at ending it: {another!r}")
+        self._end(one, error, out)
+
+    # ---- time and what workers teach
+
+    def _timed_out(self, one: OpenRequest, now: float) -> Sequence[StateCommand]:
+        error = self._timeout(one, now)
+        if error is not None:
+            return one.state.failed(error)
+        if one.is_queued:
+            return () if one.fixed_placement is None else one.state.placed(one.fixed_placement)
+        if self._is_stalled(one, now):
+            one.progress_at = now
+            return one.state.stalled(f"no progress within {self._config.progress_timeout_s:g} s")
+        return ()
+
+    def _timeout(self, one: OpenRequest, now: float) -> TandemError | None:
+        """A request that went back to the queue does not begin its wait anew."""
+        if one.deadline is not None:
+            error = deadline_error(one.deadline - now, one.prefill_s if one.is_queued else 0.0)
+            if error is not None:
+                return error
+        if not one.is_queued:
+            return None
+        model = one.state.request.model
+        why = partial(self._queue.why, model, now)
+        return queue_timeout_error(self._config, one.delivered_at, self._queue.hopeless_since(model), now, why)
+
+    def _is_stalled(self, one: OpenRequest, now: float) -> bool:
+        return not one.is_queued and now - one.progress_at >= self._config.progress_timeout_s
+
+    def _learn(self, one: OpenRequest, worker: WorkerRef, event: JobEvent, out: list[Command]) -> None:
+        """Learn from anything but a token: that a worker is well, and how fast KV moved."""
+        if isinstance(event, Finished):
+            self._queue.breaker.on_success(worker)
+        elif isinstance(event, KVReceived):
+            placement = one.state.placement
+            if event.source is not None:
+                out.append(KVMoved(event.source, worker, event.num_bytes, is_prefix=True))
+            # Of KV that came to another worker than the chosen one, the source is not known.
+            elif placement is not None and placement.decode == worker:
+                self._workers.measured(placement, event)
+                if one.fixed_placement is None:
+                    out.append(KVMoved(placement.prefill, worker, event.num_bytes, is_prefix=False))
+
+    def _learn_first_token(
+        self, one: OpenRequest, worker: WorkerRef, token: Token, now: float, out: list[Command]
+    ) -> None:
+        """Learn from a job's first token where its time went and how much of the prompt was cached, also where the
+        client has the token already."""
+        if token.stages is not None and one.state.attempts.is_open(worker, token.key.attempt):
+            one.ledger.told(token.key.attempt, token.stages)
+        if token.num_cached_tokens is None:
+            return
+        self._compare(one, token.num_cached_tokens, now)
+        if one.state.num_cached is None and one.fixed_placement is None:
+            out.append(PromptComputed(one.state.request, token.num_cached_tokens))
+
+    def _compare(self, one: OpenRequest, num_cached: int, now: float) -> None:
+        """Compare what was predicted of a prompt's cached tokens with what was found."""
+        placement = one.state.placement
+        predicted, one.predicted = one.predicted, ()
+        for prediction in predicted:
+            if self._prefixes is not None:
+                self._prefixes.reported(prediction, num_cached)
+            if placement is not None and placement.prefix is not None and placement.prefix.worker == prediction.worker:
+                link = prediction.worker, placement.prefill
+                self._queue.on_prefix_fetch(link, num_cached > prediction.num_before, now)
