@@ -1,4 +1,4 @@
-"""Composes the gateway's ASGI application: routes, errors, lifespan; never does a route's work."""
+"""Compose the gateway's ASGI application: its routes, error handling and lifespan."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class GatewayApp:
-    """A plain ASGI 3 application; any ASGI server can run it, and any middleware wrap it. Other fronts share its
-    `answers`."""
+    """ASGI 3 application of the gateway, for any ASGI server or middleware. The gRPC server shares its `answers`."""
 
     __slots__ = ("_encoders", "_exact", "_measures", "_prefixes", "answers")
 
@@ -63,7 +62,7 @@ class GatewayApp:
         self.serve(routes)
 
     def serve(self, routes: Sequence[Route]) -> None:
-        """From now on these too."""
+        """Add routes."""
         for route in routes:
             found = self._exact if route.prefix is None else self._prefixes
             found.setdefault(route.prefix or route.path, {})[route.method] = route.handler
@@ -80,13 +79,13 @@ class GatewayApp:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _exchange(self, exchange: Exchange) -> None:
-        """Every exchange ends here in one response, whatever its handler does."""
+        """Handle one exchange and make sure that it ends in one response, whatever its handler does."""
         try:
             await self._route(exchange)
         except ClientDisconnected:
             return
         except asyncio.CancelledError:
-            # The server's grace is over. This is the outermost frame of the task, and the client deserves a word.
+            # The server's grace period is over. This is the task's outermost frame: send the client an error.
             await self._refuse(exchange, TandemError(ErrorKind.DRAINING, "the gateway is shutting down"))
         except TandemError as error:
             await self._refuse(exchange, error)
@@ -95,7 +94,7 @@ class GatewayApp:
             message = f"internal error (request {exchange.request_id})"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
         finally:
-            exchange.late_error = None  # it knows who knows the exchange, and would keep all of it for the collector
+            exchange.late_error = None  # breaks a reference cycle that only the garbage collector would free
             if exchange.started and exchange.is_counted:
                 self._measures.responded(exchange.status)
 
@@ -112,8 +111,8 @@ class GatewayApp:
         path, method = exchange.scope["path"], exchange.scope["method"]
         handlers = self._find(path)
         if handlers is None:
-            what = unsupported_feature(path)
-            message = f"there is nothing at {path}" if what is None else f"{path}: {what}"
+            unsupported = unsupported_feature(path)
+            message = f"there is nothing at {path}" if unsupported is None else f"{path}: {unsupported}"
             raise TandemError(ErrorKind.NOT_FOUND, message)
         handler = handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
@@ -143,7 +142,7 @@ class GatewayApp:
 
 def create_app(
     dispatch: RequestDispatcher,
-    doorkeeper: Authenticator,
+    authenticator: Authenticator,
     config: GatewayConfig,
     *,
     telemetry: Telemetry | None = None,
@@ -151,19 +150,21 @@ def create_app(
     targets: LatencyTargets = NO_TARGETS,
     clock: Clock | None = None,
 ) -> GatewayApp:
-    """The gateway's HTTP front over `dispatch`. `observers` are told of every answer that has ended; `clock` is that of
-    `dispatch`, the machine's if it is left out, and `telemetry` one that only `/metrics` shows."""
+    """Make the gateway's HTTP application over a dispatcher.
+
+    `observers`: receive the record of every request that has ended. `clock`: the dispatcher's; the system's by default.
+    `telemetry`: by default metrics that only `/metrics` exports, and no traces."""
     encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
     telemetry = telemetry or Telemetry(Metrics())
     measures = RequestMetrics(telemetry.metrics, targets)
     output_specs = OutputSpecFactory(config.tool_parser, config.reasoning_parser)
     recorder = RequestRecorder(clock or SystemClock(), measures, telemetry.tracing, observers, targets)
     answers = CompletionService(dispatch, encoders, recorder, output_specs)
-    openai = OpenAIRoutes(answers, doorkeeper, config.max_body, config.heartbeat_s)
+    openai = OpenAIRoutes(answers, authenticator, config.max_body, config.heartbeat_s)
     reference = OpenApiDocs()
     watch_answers(telemetry.metrics, recorder)
     watch_dispatch(telemetry.metrics, dispatch)
-    health = HealthRoutes(dispatch, doorkeeper, telemetry)
+    health = HealthRoutes(dispatch, authenticator, telemetry)
     routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
     reference.write(routes)
     return GatewayApp(routes, answers, encoders, measures)
@@ -175,7 +176,7 @@ def _answer_routes(openai: OpenAIRoutes) -> list[Route]:
             method="POST",
             path="/v1/chat/completions",
             handler=openai.chat,
-            summary="The answer to a conversation",
+            summary="Chat completion",
             body=ChatBody,
             reply=ChatCompletion,
             chunk=ChatChunk,
@@ -185,7 +186,7 @@ def _answer_routes(openai: OpenAIRoutes) -> list[Route]:
             method="POST",
             path="/v1/completions",
             handler=openai.completions,
-            summary="What follows one or several prompts",
+            summary="Completion of one or several prompts",
             body=CompletionBody,
             reply=TextCompletion,
             chunk=TextChunk,
@@ -200,7 +201,7 @@ def _lookup_routes(openai: OpenAIRoutes) -> list[Route]:
             method="GET",
             path="/v1/models",
             handler=openai.models,
-            summary="All models, by all of their names",
+            summary="All models, one entry for each name or alias",
             reply=ModelList,
             errors=OF_EVERY_REQUEST,
         ),
@@ -216,7 +217,7 @@ def _lookup_routes(openai: OpenAIRoutes) -> list[Route]:
             method="POST",
             path="/tokenize",
             handler=openai.tokenize,
-            summary="The token ids of a prompt or a conversation",
+            summary="Token ids of a prompt or a conversation",
             body=TokenizeBody,
             reply=TokenizeReply,
             errors=(*OF_BODIES, ErrorKind.UNSUPPORTED),
@@ -225,7 +226,7 @@ def _lookup_routes(openai: OpenAIRoutes) -> list[Route]:
             method="POST",
             path="/detokenize",
             handler=openai.detokenize,
-            summary="The text of token ids",
+            summary="Text of token ids",
             body=DetokenizeBody,
             reply=DetokenizeReply,
             errors=OF_BODIES,
@@ -234,7 +235,7 @@ def _lookup_routes(openai: OpenAIRoutes) -> list[Route]:
 
 
 def _operator_routes(health: HealthRoutes) -> list[Route]:
-    alive = "Whether this process answers"
+    alive = "Liveness: 200 while this process answers"
     return [
         Route(method="GET", path="/health", handler=health.health, summary=alive, reply=HealthReply),
         Route(method="GET", path="/live", handler=health.health, summary=alive, reply=HealthReply),
@@ -242,7 +243,7 @@ def _operator_routes(health: HealthRoutes) -> list[Route]:
             method="GET",
             path="/ready",
             handler=health.ready,
-            summary="Whether requests can be served",
+            summary="Readiness: 200 when requests can be served",
             reply=HealthReply,
             not_ready=HealthReply,
         ),
@@ -250,14 +251,14 @@ def _operator_routes(health: HealthRoutes) -> list[Route]:
             method="GET",
             path="/metrics",
             handler=health.metrics,
-            summary="Counters and gauges, as Prometheus reads them",
+            summary="Metrics for Prometheus",
             text=TEXT_TYPE.partition(";")[0],
         ),
         Route(
             method="GET",
             path="/metrics/targets",
             handler=health.targets,
-            summary="Where workers' own metrics are, for Prometheus' HTTP service discovery",
+            summary="Addresses of the workers' own metrics, for Prometheus' HTTP service discovery",
             reply=ScrapeGroup,
             is_list=True,
         ),

@@ -1,4 +1,4 @@
-"""Composes the gateway program and runs it until a signal; decides nothing about requests."""
+"""Compose the gateway program from its parts and run it until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -47,15 +47,16 @@ from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)
 FLUSH_S = 2.0
-"""For clients to read the end of their responses, once every request has ended."""
+"""Seconds for clients to read the end of their responses, once every request has ended."""
 
 
 _MANY_OBJECTS = 10_000
-"""Of some seventy requests. A look at so many takes some milliseconds."""
+"""Allocation threshold of the youngest garbage collection, about the objects of seventy requests; a collection of so
+many takes some milliseconds."""
 
 
 class Gateway:
-    """The whole program inside one event loop. `name` is that of one life of it; a new one if it is left out."""
+    """The whole program inside one event loop. `name`: unique to this run of the process; a new one by default."""
 
     def __init__(self, config: Config, name: GatewayId | None = None) -> None:
         name = name or new_name()
@@ -71,7 +72,7 @@ class Gateway:
         self._dispatcher = RequestDriver(
             self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes
         )
-        self._share = FairnessSync(
+        self._fairness = FairnessSync(
             self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health)
         )
         board = DemandStore(redis.url, redis.namespace, health=health)
@@ -90,8 +91,8 @@ class Gateway:
         )
         for console in consoles:
             app.serve(console.routes())
-        at = config.gateway
-        self._server = HttpServer(app, at.host, at.port, graceful_s=FLUSH_S, limits=_limits(at))
+        options = config.gateway
+        self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=_limits(options))
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
@@ -103,18 +104,18 @@ class Gateway:
         self._config = config.gateway
 
     def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
-        """One, unless it is not wanted."""
+        """Make the console; an empty list where `gateway.console` is off."""
         snapshot_source = SnapshotSource(name, self._dispatcher, self._fleet, clock)
-        return [Console(snapshot_source.look, self._tenancy.authenticator, clock)] if config.console else []
+        return [Console(snapshot_source.snapshot, self._tenancy.authenticator, clock)] if config.console else []
 
     @property
     def url(self) -> str:
-        """Of the HTTP front."""
+        """Return the base URL of the HTTP server."""
         return f"http://{self._host}:{self._server.port}"
 
     @property
     def grpc_target(self) -> str:
-        """Of the gRPC front, as channels take it."""
+        """Return the target of the gRPC server, for a channel."""
         return f"{self._host}:{self._grpc.port}"
 
     @property
@@ -126,22 +127,23 @@ class Gateway:
         await self._dispatcher.start()
         await self._fleet.start(self._dispatcher)
         await self._prefixes.start()
-        await self._share.start()
+        await self._fairness.start()
         await self._demand.start()
         await self._server.start()
         await self._grpc.start(self._config.host, self._config.own_grpc_port)
 
     async def stop(self) -> None:
-        """Let requests under way end, within `gateway.drain_s`; then cut them off, each with a typed error."""
+        """Drain open requests for at most `gateway.drain_s`, abort the remaining ones with a typed error each, and stop
+        all parts."""
         cut = await self._dispatcher.drain(self._config.drain_s)
         if cut:
-            log.warning("%d requests were cut off after %g s", cut, self._config.drain_s)
+            log.warning("drain timed out: %d requests aborted after %g s", cut, self._config.drain_s)
         await self._grpc.stop(FLUSH_S)
-        await self._server.stop()  # last, because what tokenizes for both ends with it
+        await self._server.stop()  # after gRPC, because its lifespan ends the tokenizer threads of both front ends
         await self._fleet.stop()
         await self._dispatcher.stop()
         await self._tenancy.stop()
-        await self._share.stop()
+        await self._fairness.stop()
         await self._demand.stop()
         await self._prefixes.stop()
         await self._registry.close()
@@ -176,28 +178,30 @@ def new_name() -> GatewayId:
 
 
 def tune_gc() -> None:
-    """To be called once all is loaded: a look of the garbage collector at it would hold up every stream. So would one
-    at the requests under way each time that five more came than went, and for nothing: an answer leaves no circle."""
+    """Keep the garbage collector from delaying streams; call this once everything is loaded.
+
+    Objects loaded so far are never collected again. The raised threshold avoids a collection of the open requests
+    whenever five more have begun than ended, which would find nothing: a request leaves no reference cycle."""
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
 
 
-async def _run(config: Config, called: GatewayId) -> None:
-    gateway = Gateway(config, called)
+async def _run(config: Config, name: GatewayId) -> None:
+    gateway = Gateway(config, name)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
     await gateway.start()
     tune_gc()
     facts = {"ready": True, "url": gateway.url, "grpc": gateway.grpc_target}
-    print(json.dumps(facts), flush=True)  # noqa: T201 - for whoever started us
+    print(json.dumps(facts), flush=True)  # noqa: T201 - read by the parent process
     await stop.wait()
     await gateway.stop()
 
 
 def run(config: Config) -> int:
-    """`tandem gateway`: serve until SIGINT or SIGTERM. The line on stdout says where, once it listens."""
+    """Run `tandem gateway` until SIGINT or SIGTERM, and print one JSON line with its addresses once it listens."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1,024 are fewer than `max_connections`
     name = new_name()

@@ -206,18 +206,18 @@ def test_a_gateway_may_be_without_one(calm: Pair) -> None:
 @pytest.mark.nightly
 def test_with_keys_it_asks_for_one_and_waits_for_a_gateway_that_is_gone(locked: Gateway, browser: Browser) -> None:
     with look(browser, locked.url) as seen:
-        door, said = seen.page.locator("#door"), seen.page.locator("#door-said")
+        door, said = seen.page.locator("#key-dialog"), seen.page.locator("#key-status")
         expect(door).to_be_visible()
         expect(said).to_have_text("")
         seen.keep("key")
         seen.page.keyboard.type("schlüssel")
         seen.page.keyboard.press("Enter")
         expect(said).to_contain_text("letters, digits")
-        seen.page.locator("#door-key").fill("tdm_wrong")
+        seen.page.locator("#key-input").fill("tdm_wrong")
         seen.page.keyboard.press("Enter")
         expect(said).to_contain_text("not valid")
         assert seen.page.evaluate("document.querySelectorAll('.worker').length") == 0
-        seen.page.locator("#door-key").fill(KEYS["acme"])
+        seen.page.locator("#key-input").fill(KEYS["acme"])
         seen.page.keyboard.press("Enter")
         expect(door).to_be_hidden()
         seen.wait("document.querySelectorAll('.worker').length === 2")

@@ -32,11 +32,11 @@ def refusal(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
 def test_the_answers_of_all_prompts_together_are_bounded(front: Front, http: httpx.Client, stub: Any) -> None:
     opened = front.instant("P")
     error = refusal(http, TEXT, prompt=["a"] * 256, n=128)
-    assert error["param"] == "n" and "32768 answers" in error["message"] and "at most 1024" in error["message"]
+    assert error["param"] == "n" and "32768 choices" in error["message"] and "at most 1024" in error["message"]
     asked = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="a")] * 9, n=114)
     with pytest.raises(grpc.RpcError) as refused:
         stub.Complete(asked)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "1026 answers" in refused.value.details()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "1026 choices" in refused.value.details()
     assert not front.dispatch.requests
     answer = http.post(TEXT, json={"model": "tiny", "prompt": ["a"] * 8, "n": 128, "max_tokens": 1})
     assert len(answer.json()["choices"]) == MAX_CHOICES_OF_ALL

@@ -13,7 +13,14 @@ from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.prompt import encode, given_prompts
-from tandem.gateway.openai.request_params import chat_ask, chat_ending, completion_ask, conversation, new_id, request
+from tandem.gateway.openai.request_params import (
+    chat_ending,
+    chat_params,
+    completion_params,
+    conversation,
+    new_id,
+    request,
+)
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, parse
 from tandem.gateway.text.text_model import TextModel
 
@@ -32,7 +39,7 @@ def chat(served: ServedModel, caller: RequestContext = CALLER, **fields: Any) ->
     raw = json.dumps({"model": "tiny", "messages": [USER]} | fields).encode()
     body = parse(raw, ChatBody)
     ask, ending = (
-        chat_ask(body),
+        chat_params(body),
         chat_ending(body.messages, body.add_generation_prompt, body.continue_final_message),
     )
     prompt = served.text.encode_chat(conversation(body.messages), body.chat_template_kwargs, ending=ending)
@@ -41,7 +48,7 @@ def chat(served: ServedModel, caller: RequestContext = CALLER, **fields: Any) ->
 
 def complete(served: ServedModel, **fields: Any) -> Request:
     body = parse(json.dumps({"model": "tiny", "prompt": "hi"} | fields).encode(), CompletionBody)
-    ask = completion_ask(body)
+    ask = completion_params(body)
     (given,) = given_prompts(body.prompt, served.text.vocab_size)
     prompt = encode(given, served.text, add_special_tokens=body.add_special_tokens is not False, with_places=False)
     return request(ask, served, prompt.ids, new_id("cmpl-"), CALLER)
@@ -214,7 +221,7 @@ def test_no_alternatives_need_no_log_probabilities() -> None:
     body = parse(
         json.dumps({"model": "m", "messages": [USER], "logprobs": False, "top_logprobs": 0}).encode(), ChatBody
     )
-    assert chat_ask(body).logprobs is None
+    assert chat_params(body).logprobs is None
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
@@ -281,7 +288,7 @@ def test_the_context_length_names_both_numbers(served: ServedModel) -> None:
 )
 def test_bodies_that_are_no_requests(raw: bytes, expected: str) -> None:
     with pytest.raises(TandemError) as caught:
-        chat_ask(parse(raw, ChatBody))
+        chat_params(parse(raw, ChatBody))
         raise AssertionError("taken")
     assert caught.value.kind is INVALID
     assert expected in caught.value.message

@@ -76,7 +76,7 @@ def test_those_that_end_together_alike_are_written_together(caplog: pytest.LogCa
 def test_a_line_that_nobody_wants_is_not_made(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_log, "_told", pytest.fail)
+    monkeypatch.setattr(request_log, "_line", pytest.fail)
     with caplog.at_level(logging.WARNING, LOGGER):
         RequestLog("all").answered([RECORD])
         RequestLog("failed").answered([REFUSED])

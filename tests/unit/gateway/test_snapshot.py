@@ -17,13 +17,13 @@ def snapshot_source(rig: Rig) -> SnapshotSource:
 
 
 async def test_a_gateway_without_workers_says_what_is_missing(rig: Rig) -> None:
-    seen = snapshot_source(rig).look()
+    seen = snapshot_source(rig).snapshot()
     assert (seen.missing, seen.known, seen.live, seen.flows, dict(seen.num_open)) == ("no live worker", [], (), (), {})
 
 
 async def test_probes_are_neither_requests_nor_flows(rig: Rig) -> None:
     prefill, decode = await rig.pair()
-    seen = snapshot_source(rig).look()
+    seen = snapshot_source(rig).snapshot()
     assert seen.missing is None and set(seen.known) == {prefill.ref, decode.ref}
     assert {worker.ref for worker in seen.live} == set(seen.known) and [model.name for model in seen.models] == ["tiny"]
     assert seen.flows == () and dict(seen.num_open) == {}
@@ -32,18 +32,18 @@ async def test_probes_are_neither_requests_nor_flows(rig: Rig) -> None:
 async def test_kv_that_moves_for_a_client_is_a_flow(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    seen = snapshot_source(rig).look()
+    seen = snapshot_source(rig).snapshot()
     assert dict(seen.num_open) == {("open", False): 1} and seen.now >= seen.began_at
     key = request.state.key
     prefill.tell(KVReceived(key, 1, 48, 16, 0, 0.1, 0.1, 0.1, source=decode.ref), token(key, 0))
     decode.tell(KVReceived(key, 1, 64, 0, 64, 0.1, 0.1, 0.1), token(key, 0), token(key, 1), token(key, 2))
     decode.tell(Finished(key, FinishReason.LENGTH, 3, 0))
     assert await collect(request) == [0, 1, 2]
-    await until(lambda: len(snapshot_source(rig).look().flows) == 2)
+    await until(lambda: len(snapshot_source(rig).snapshot().flows) == 2)
     p, d = WorkerId("p"), WorkerId("d")
-    assert set(snapshot_source(rig).look().flows) == {Flow(p, d, "handoff", 1, 64), Flow(d, p, "prefix", 1, 48)}
+    assert set(snapshot_source(rig).snapshot().flows) == {Flow(p, d, "handoff", 1, 64), Flow(d, p, "prefix", 1, 48)}
     await request.aclose()
-    await until(lambda: not snapshot_source(rig).look().num_open)
+    await until(lambda: not snapshot_source(rig).snapshot().num_open)
 
 
 async def test_who_waits_is_told_apart(rig: Rig) -> None:
@@ -51,5 +51,5 @@ async def test_who_waits_is_told_apart(rig: Rig) -> None:
     for worker in rig.workers:
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     request = await rig.open()
-    await until(lambda: dict(snapshot_source(rig).look().num_open) == {("open", True): 1})
+    await until(lambda: dict(snapshot_source(rig).snapshot().num_open) == {("open", True): 1})
     await request.aclose()

@@ -242,7 +242,7 @@ async def test_what_is_refused_leaves_one_record_and_one_span(
     assert stages_of(record) == stages
     assert told["error.type"] == outcome
     assert record.model == ("" if outcome == "model_not_found" else "tiny")
-    assert seen.recorder.num_open == 0 and not seen.recorder.num_open_of()
+    assert seen.recorder.num_open == 0 and not seen.recorder.num_open_by_tenant()
     (span,) = [span for span in seen.spans if span.name not in ("queue", "route")]
     assert span.name == f"text_completion {record.model}".strip()
     assert not span.status.is_ok and span.status.description == record.error
@@ -264,7 +264,7 @@ async def test_an_observer_that_fails_fails_alone(rig: Rig, caplog: pytest.LogCa
         worker.tell(*events)
         record = await seen.record(asked)
     assert record.outcome == "finished" and asked.exception() is None
-    assert "what an answer left cannot be done" in caplog.text and "Broken.answered" in caplog.text
+    assert "deferred telemetry of a request failed" in caplog.text and "Broken.answered" in caplog.text
 
 
 async def test_all_gaps_of_long_answers_are_counted_each_choice_s_own(rig: Rig) -> None:

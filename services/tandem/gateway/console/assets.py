@@ -1,5 +1,4 @@
-"""The console's page and all that it loads, read once from the package, with what a browser may do with them; never
-asks who wants one."""
+"""Load the console's page and its scripts, styles and icon from the package, and define their security headers."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""The page and its scripts come from here and speak to nobody else; what a script makes of data is never markup."""
+"""Content Security Policy: everything is loaded from this server, scripts connect only to it, and data cannot become
+markup."""
 GUARDS: tuple[Header, ...] = (
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -33,7 +33,7 @@ GUARDS: tuple[Header, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """`tag` is its ETag (RFC 9110, 8.8.3), quotes included."""
+    """One file of the console. `kind`: its media type. `tag`: its ETag (RFC 9110, 8.8.3), quotes included."""
 
     content: bytes
     kind: bytes
@@ -44,7 +44,7 @@ class Asset:
         return [(b"etag", self.tag), (b"cache-control", b"no-cache"), *GUARDS]
 
     def is_known(self, if_none_match: bytes | None) -> bool:
-        """The client has this one. Tags are compared weakly, as that header wants it."""
+        """Return whether the header If-None-Match names this version; tags are compared weakly (RFC 9110, 13.1.2)."""
         if if_none_match is None:
             return False
         tags = [tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b",")]
@@ -52,7 +52,7 @@ class Asset:
 
 
 def load_assets() -> Mapping[str, Asset]:
-    """By name."""
+    """Read all assets from the package, by file name."""
     folder = resources.files("tandem.gateway") / "console"
     found: dict[str, Asset] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):

@@ -1,5 +1,5 @@
-// Draws p50 and p99 of one latency over the last minutes, a pair of lines for each lane; never asks for data.
-import { el, mark, say, svg, sync } from "./dom.js";
+// Draws p50 and p99 of one latency over the last minutes, as a pair of lines for each lane.
+import { el, mark, setText, svg, sync } from "./dom.js";
 import { ms, NONE, plural } from "./format.js";
 
 const [LEFT, RIGHT, TOP, BOTTOM] = [52, 14, 10, 22];
@@ -22,7 +22,7 @@ export class Chart {
     this.cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     this.paper.append(this.grid, this.lines, this.cursor);
     this.tip = el("div", { class: "tip", role: "status", hidden: true });
-    this.empty = el("p", { class: "empty" }, "Nothing ended in the last minutes.");
+    this.empty = el("p", { class: "empty" }, "No requests ended in the last minutes.");
     this.title = title;
     figure.append(
       el("figcaption", {}, el("h2", {}, title), this.now, this.legend),
@@ -77,14 +77,14 @@ export class Chart {
     sync(this.legend, this.lanes, ({ lane }) => lane, (row) => this.sign(row), ({ button, value }, { lane, points }) => {
       mark(button, "aria-pressed", String(!this.hidden.has(lane)));
       const last = points.findLast(Boolean);
-      say(value, `${ms(last[0])} / ${ms(last[1])}`);
+      setText(value, `${ms(last[0])} / ${ms(last[1])}`);
     });
     const recent = this.state.recent[this.measure];
-    say(this.now, recent ? `last minute: p50 ${ms(recent[0])}, p99 ${ms(recent[1])}` : "nothing in the last minute");
+    setText(this.now, recent ? `last minute: p50 ${ms(recent[0])}, p99 ${ms(recent[1])}` : "no requests in the last minute");
     mark(this.paper, "aria-label", `${this.title}, ${this.now.textContent}. Arrow keys read single points.`);
   }
 
-  /* A lane's name in the legend, which hides it and brings it back. */
+  /* Makes a lane's button in the legend, which hides and shows the lane. */
   sign({ lane }) {
     const value = el("b");
     const turn = () => {
@@ -112,7 +112,7 @@ export class Chart {
       mark(label, "x", isY ? LEFT - 6 : x);
       mark(label, "y", isY ? y + 4 : HEIGHT - 5);
       mark(label, "text-anchor", isY || text === "now" ? "end" : "middle");
-      say(label, text);
+      setText(label, text);
     });
   }
 
@@ -125,7 +125,7 @@ export class Chart {
     mark(parts.end, "transform", `translate(${this.x(last)} ${this.y(points[last][0])})`);
   }
 
-  /* Neighbours are joined; a point that has none is a dot. */
+  /* Joins neighbouring points by lines; a point without a neighbour becomes a dot. */
   path(points, part) {
     let line = "";
     points.forEach((point, place) => {
@@ -160,10 +160,10 @@ export class Chart {
     mark(this.cursor, "x2", x);
     const ago = (this.state.num_slices - 1 - place) * this.state.slice_s;
     const lanes = this.lanes.filter(({ points }) => points[place]);
-    const told = lanes.map(({ lane, points }) => `${lane}  p50 ${ms(points[place][0])}  p99 ${ms(points[place][1])}`);
+    const texts = lanes.map(({ lane, points }) => `${lane}  p50 ${ms(points[place][0])}  p99 ${ms(points[place][1])}`);
     const slice = this.slices.get(this.state.slice_now - ago / this.state.slice_s);
     const number = slice ? Object.values(slice).reduce((sum, lane) => sum + lane.num_answers, 0) : 0;
-    say(this.tip, [ago ? `${ago} s ago` : "now", ...(told.length ? told : [NONE]), plural(number, "answer")].join("\n"));
+    setText(this.tip, [ago ? `${ago} s ago` : "now", ...(texts.length ? texts : [NONE]), plural(number, "request")].join("\n"));
     const full = this.paper.parentElement.clientWidth;
     this.tip.style.left = `${Math.min(Math.max(0, x + 12), full - this.tip.offsetWidth - 4)}px`;
   }
@@ -186,7 +186,7 @@ function makeLane({ lane }) {
   return { node: svg("g", { class: `lane ${lane}` }, ...Object.values(parts)), ...parts };
 }
 
-/* The least of 1, 2, 4 or 8 times a power of ten that `value` fits under: its quarters are short to write. */
+/* Returns the least of 1, 2, 4 or 8 times a power of ten that is not below `value`; its quarters are short numbers. */
 function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 4, 8, 10].map((step) => step * power).find((top) => top >= value);
@@ -196,7 +196,7 @@ function short(value) {
   return value >= 1000 ? `${+(value / 1000).toFixed(2)} s` : `${+value.toPrecision(3)} ms`;
 }
 
-/* A line without axes, for a tile; nothing of fewer than two points. */
+/* Draws a line without axes for a tile, if there are at least two values. */
 export function spark(parts, values) {
   const top = Math.max(...values, 1e-9);
   const step = 100 / Math.max(1, values.length - 1);

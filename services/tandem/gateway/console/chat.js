@@ -1,16 +1,16 @@
-// Asks the model what is typed, streams its answer and shows which way it took and where its time went. What is said is
-// kept in this page only.
-import { byId, el, mark, say } from "./dom.js";
+// Sends the typed message to the model, streams the answer and shows its path and the time of its stages. The
+// conversation is kept only in this page.
+import { byId, el, mark, setText } from "./dom.js";
 import { count, ms, path, rate } from "./format.js";
 import { headers } from "./key.js";
 import { events } from "./sse.js";
 import { bar, showBar, table } from "./stages.js";
 
-const EMPTY = "Answers stream here, each with the way that it took and where its time went.";
+const EMPTY = "Answers stream here, each with its path and the time of its stages.";
 const IDEAS = ["What is a key-value cache?", "Write a haiku about two workers.", "Count from one to twenty."];
 
 export class Chat {
-  /* `refused(message)` when the key is not taken. */
+  /* `refused(message)` is called when the key is not accepted. */
   constructor(refused) {
     this.refused = refused;
     this.talk = byId("talk");
@@ -36,11 +36,11 @@ export class Chat {
   show({ state }) {
     this.stages = state.stages;
     const select = byId("chat-model");
-    const told = state.models.join("\n");
-    if (select.dataset.told === told) return;
+    const names = state.models.join("\n");
+    if (select.dataset.names === names) return;
     const chosen = select.value;
     select.replaceChildren(...state.models.map((name) => el("option", { value: name }, name)));
-    select.dataset.told = told;
+    select.dataset.names = names;
     if (state.models.includes(chosen)) select.value = chosen;
     mark(byId("chat-send"), "disabled", state.models.length === 0);
   }
@@ -76,13 +76,13 @@ export class Chat {
     } catch (error) {
       const isStopped = error.name === "AbortError";
       answer.fail(isStopped ? "stopped" : error.message, !isStopped);
-      // What was not answered is not asked again with the next message.
+      // A message without any answer is not sent again with the next one.
       if (answer.text) this.turns.push({ role: "assistant", content: answer.text });
       else this.turns.pop();
     }
     this.run(null);
     answer.end(this.stages);
-    say(byId("chat-said"), `Answer: ${answer.text} ${answer.summary}`);
+    setText(byId("chat-status"), `Answer: ${answer.text} ${answer.summary}`);
     this.follow();
   }
 
@@ -125,14 +125,14 @@ export class Chat {
     };
   }
 
-  /* Stay at the end, unless the reader has scrolled up. */
+  /* Scrolls to the end, unless the reader has scrolled up. */
   follow(isForced = false) {
     const { scrollHeight, scrollTop, clientHeight } = this.talk;
     if (isForced || scrollHeight - scrollTop - clientHeight < 120) this.talk.scrollTop = scrollHeight;
   }
 }
 
-/* One answer as it comes. Times that the browser sees are its own clock's, from the sending on. */
+/* One answer while it streams. Its times are measured by the browser, from the sending of the request. */
 class Answer {
   constructor() {
     this.text = "";
@@ -166,7 +166,7 @@ class Answer {
 
   tick() {
     this.first ??= performance.now();
-    say(this.foot, `first token ${ms(this.first - this.began)} · ${ms(performance.now() - this.began)}`);
+    setText(this.foot, `first token ${ms(this.first - this.began)} · ${ms(performance.now() - this.began)}`);
   }
 
   fail(message, isBad) {
@@ -176,11 +176,11 @@ class Answer {
   end(stages) {
     this.node.dataset.state = "done";
     const total = performance.now() - this.began;
-    const told = path(this.facts?.path ?? this.path);
+    const taken = path(this.facts?.path ?? this.path);
     const rows = [this.first === null ? null : `first token ${ms(this.first - this.began)}`, `total ${ms(total)}`, this.speed(total)];
-    this.summary = [told.kind, ...rows].filter(Boolean).join(", ");
+    this.summary = [taken.kind, ...rows].filter(Boolean).join(", ");
     this.foot.replaceChildren(
-      told.kind ? el("span", { class: "chip", "data-kind": told.kind, title: told.facts }, told.kind) : "",
+      taken.kind ? el("span", { class: "chip", "data-kind": taken.kind, title: taken.facts }, taken.kind) : "",
       ...rows.filter(Boolean).map((text) => el("span", { class: "faint" }, text)));
     this.explain(stages);
   }
@@ -196,13 +196,13 @@ class Answer {
     const timing = this.facts?.timing;
     if (timing) {
       const times = stages.map((stage) => timing[`${stage}_ms`] ?? 0);
-      const drawn = bar(stages);
-      showBar(drawn, stages, times, times.reduce((sum, time) => sum + time, 0));
-      this.node.append(drawn, el("details", {}, el("summary", {}, "Timing"), table(stages, times)));
+      const stageBar = bar(stages);
+      showBar(stageBar, stages, times, times.reduce((sum, time) => sum + time, 0));
+      this.node.append(stageBar, el("details", {}, el("summary", {}, "Timing"), table(stages, times)));
     }
     if (this.facts?.reasons) {
       const why = JSON.stringify(this.facts.reasons, null, 2);
-      this.node.append(el("details", {}, el("summary", {}, "Why this way"), el("pre", { tabindex: "0" }, why)));
+      this.node.append(el("details", {}, el("summary", {}, "Placement reasons"), el("pre", { tabindex: "0" }, why)));
     }
   }
 }

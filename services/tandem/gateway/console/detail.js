@@ -1,4 +1,4 @@
-// Shows all that is known of one request that has ended, over the page; never any of its text.
+// Shows the details of one ended request in a dialog; they hold no text of its prompt or output.
 import { byId, el } from "./dom.js";
 import { count, moment, ms, NONE, path } from "./format.js";
 import { signOf } from "./requests.js";
@@ -13,7 +13,7 @@ export function showDetail(row, stages) {
       el("span", { class: "chip", "data-kind": row.outcome }, row.outcome.replaceAll("_", " ")), close),
     row.error ? el("p", { class: "notice" }, row.error) : "",
     el("dl", { class: "facts" }, ...facts(row).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
-    el("h3", {}, "Where its time went"),
+    el("h3", {}, "Time by stage"),
     table(stages, row.stages));
   dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close(), { once: true });
   dialog.showModal();
@@ -32,7 +32,7 @@ function facts(row) {
     ["Tokens", `${count(row.num_prompt)} prompt${cached}, ${count(row.num_output)} output`],
     ["First token", ms(row.ttft)],
     ["Between tokens", row.itl === null ? NONE : `${ms(row.itl)} mean, ${ms(row.gap)} longest`],
-    ["Arrived", moment(row.at)],
+    ["Received", moment(row.at)],
     ["Model", mono(row.model)],
     ["Endpoint", `${row.endpoint}, ${row.is_streamed ? "streamed" : "whole"}`],
     ["Tenant", row.tenant],

@@ -1,4 +1,4 @@
-// Makes elements and changes them only where something is new; never markup out of text.
+// Makes elements, and changes them only where a value is new. Text never becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -22,9 +22,9 @@ function fill(node, facts, children) {
   return node;
 }
 
-export function say(node, text) {
-  const told = String(text);
-  if (node.textContent !== told) node.textContent = told;
+export function setText(node, text) {
+  const value = String(text);
+  if (node.textContent !== value) node.textContent = value;
 }
 
 export function mark(node, name, value) {
@@ -32,24 +32,24 @@ export function mark(node, name, value) {
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, String(value));
 }
 
-/* Widths are set by script, not by markup: the page's policy allows no style in it. */
+/* Sets a width by script, because the page's Content Security Policy forbids style attributes in markup. */
 export function width(node, share) {
-  const wanted = `${(100 * Math.min(1, Math.max(0, share))).toFixed(2)}%`;
-  if (node.style.width !== wanted) node.style.width = wanted;
+  const value = `${(100 * Math.min(1, Math.max(0, share))).toFixed(2)}%`;
+  if (node.style.width !== value) node.style.width = value;
 }
 
 const made = new WeakMap();
 
-/* Brings the children of `parent` in line with `rows`: for each key `make` is called once, in this order, and returns
-   parts, of which `node` is the child; `update` is called with them each time. */
+/* Makes the children of `parent` match `rows`, in their order. `make(row)` is called once for each new key and returns
+   an object whose `node` is the child; `update(parts, row)` is called with that object each time. */
 export function sync(parent, rows, key, make, update) {
   if (!made.has(parent)) made.set(parent, new Map());
   const known = made.get(parent);
-  const wanted = new Set();
+  const present = new Set();
   let place = parent.firstElementChild;
   for (const row of rows) {
     const name = key(row);
-    wanted.add(name);
+    present.add(name);
     if (!known.has(name)) known.set(name, make(row));
     const parts = known.get(name);
     update(parts, row);
@@ -57,7 +57,7 @@ export function sync(parent, rows, key, make, update) {
     else parent.insertBefore(parts.node, place);
   }
   for (const [name, { node }] of known) {
-    if (!wanted.has(name)) {
+    if (!present.has(name)) {
       node.remove();
       known.delete(name);
     }

@@ -1,4 +1,4 @@
-// Asks the gateway for what is new, again and again while the page is seen, and keeps the last minutes of it.
+// Polls the gateway for new data while the page is visible, and keeps the last minutes of it.
 import { headers, key } from "./key.js";
 
 const PERIOD_MS = 1000;
@@ -8,7 +8,7 @@ const NUM_ANSWERS = 200;
 const RATE_MS = 5000;
 
 export class Feed {
-  /* `show(feed)` after each change; `refused(message)` when a key is wanted or not taken. */
+  /* `show(feed)` is called after each change, `refused(message)` when a key is required or not accepted. */
   constructor(show, refused) {
     this.show = show;
     this.refused = refused;
@@ -17,7 +17,7 @@ export class Feed {
     this.wait = PERIOD_MS;
     this.status = "connecting";
     this.reset();
-    document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(this.timer) : this.again()));
+    document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(this.timer) : this.restart()));
   }
 
   reset() {
@@ -27,14 +27,14 @@ export class Feed {
     this.samples = [];
   }
 
-  /* At once, whatever was under way. */
-  again() {
+  /* Poll at once; the reply to a poll in progress is ignored. */
+  restart() {
     clearTimeout(this.timer);
-    this.ask(++this.turn);
+    this.poll(++this.turn);
   }
 
-  async ask(turn) {
-    const shown = key();
+  async poll(turn) {
+    const sent = key();
     let status;
     try {
       const life = this.state?.gateway.life ?? "";
@@ -44,7 +44,7 @@ export class Feed {
       });
       const body = await reply.json();
       if (turn !== this.turn) return;
-      status = this.judge(reply.status, body, shown);
+      status = this.handle(reply.status, body, sent);
     } catch {
       if (turn !== this.turn) return;
       status = "lost";
@@ -53,17 +53,17 @@ export class Feed {
     this.show(this);
     if (status === "refused" || status === "off" || document.hidden) return;
     this.wait = status === "live" ? PERIOD_MS : Math.min(SLOWEST_MS, 1.6 * this.wait);
-    this.timer = setTimeout(() => this.ask(turn), this.wait);
+    this.timer = setTimeout(() => this.poll(turn), this.wait);
   }
 
-  judge(code, body, shown) {
+  handle(code, body, sent) {
     if (code === 200) {
       this.take(body);
       return "live";
     }
     if (code === 401) {
       this.reset();
-      this.refused(shown ? `${body.error.message}.` : "");
+      this.refused(sent ? `${body.error.message}.` : "");
       return "refused";
     }
     return code === 404 ? "off" : "lost";
@@ -99,8 +99,8 @@ export class Feed {
     while (this.samples.length > 2 && at - this.samples[1].at >= RATE_MS) this.samples.shift();
   }
 
-  /* Per second over the last seconds, of something that is counted; null while it was looked at once only. `before`
-     is what it was when it was not told yet. */
+  /* Returns the rate per second of a counter over the last seconds; null before the second sample. `before`: the
+     counter's value in samples that lack it. */
   rate(name, before = null) {
     const [first, last] = [this.samples[0], this.samples.at(-1)];
     if (!first || first === last || !last.counts.has(name)) return null;

@@ -1,4 +1,4 @@
-// Writes quantities for people: three figures, with the unit; never more than is known.
+// Formats quantities for people, with about three significant digits and the unit.
 
 export const NONE = "–";
 
@@ -51,8 +51,8 @@ export function span(seconds) {
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-/* "fallback;reason=no_room;moves=1" -> what it is, and what is told of it. */
-export function path(told) {
-  const [kind, ...facts] = told.split(";");
+/* Splits "fallback;reason=no_room;moves=1" into its kind, "fallback", and the other facts as text. */
+export function path(text) {
+  const [kind, ...facts] = text.split(";");
   return { kind, facts: facts.map((fact) => fact.replace("=", " ").replaceAll("_", " ")).join(", ") };
 }

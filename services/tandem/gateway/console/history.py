@@ -1,5 +1,5 @@
-"""What the console remembers of answers that have ended: the last ones whole, of the last minutes figures by lane and
-by tenant; never reads a clock, and never grows beyond its bounds."""
+"""Keep the console's history: the records of the last ended requests, and sums of the last minutes by lane and by
+tenant. All of it is bounded; callers pass the time."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tandem.gateway.telemetry.request_record import RequestRecord
 NUM_RECORDS = 200
 SLICE_S = 5.0
 NUM_SLICES = 60
-"""Five minutes."""
+"""Number of slices of SLICE_S that are kept: five minutes."""
 TENANT_SLICE_S = 60.0
 NUM_TENANT_SLICES = 5
 MAX_TENANTS = 100
-"""Of a slice; those beyond are added up as `OTHER`, which is no tenant's name."""
+"""Largest number of tenants in a slice; further ones are added up as `OTHER`, which cannot be a tenant's name."""
 OTHER = "(others)"
 _NUM_EXACT = 128
 _BATCH = 256
 _NUM_MERGED = 4096
-_SHARES = (0.5, 0.99)
-_whose = attrgetter("lane", "tenant")
+_QUANTILES = (0.5, 0.99)
+_lane_and_tenant = attrgetter("lane", "tenant")
 
 
 class Numbered(NamedTuple):
-    """`number` counts the answers of this gateway from 1 on."""
+    """Record of an ended request with its `number`, which counts the ended requests of this gateway from 1 on."""
 
     number: int
     record: RequestRecord
 
 
 class BatchedHistogram:
-    """A histogram that takes values in by the batch: one by one they would cost several times as much."""
+    """Quantile sketch that adds values in batches; adding them one by one would cost several times as much."""
 
     __slots__ = ("_fresh", "_known")
 
@@ -52,15 +52,17 @@ class BatchedHistogram:
             self.histogram()
 
     def histogram(self) -> QuantileSketch:
-        """Of all so far."""
+        """Return the sketch of all values so far."""
         self._known.extend(self._fresh)
         self._fresh.clear()
         return self._known
 
 
 class EndedBatch(NamedTuple):
-    """Answers that ended together, added up. Seconds: `first_s` to the first token of each that had one, `token_s`
-    between tokens, as the mean of each answer that had two."""
+    """Sums over requests that ended together.
+
+    `num_answers`: the requests. `num_prompt`, `num_cached`, `num_output`: their tokens. `first_s`: seconds to the first
+    token, for each request that had one. `token_s`: mean seconds between two tokens, for each request that had two."""
 
     num_answers: int
     num_failed: int
@@ -73,7 +75,7 @@ class EndedBatch(NamedTuple):
 
     @staticmethod
     def of(records: Sequence[RequestRecord]) -> EndedBatch:
-        """At least one."""
+        """Add up the records, of which there must be at least one."""
         usages = [record.usage for record in records]
         return EndedBatch(
             len(records),
@@ -89,7 +91,7 @@ class EndedBatch(NamedTuple):
 
 @dataclass(slots=True)
 class LaneSlice:
-    """Answers of one lane that ended within one slice of time; as `EndedBatch`."""
+    """Sums over the requests of one lane that ended within one slice of time; fields as in EndedBatch."""
 
     num_answers: int = 0
     num_failed: int = 0
@@ -113,7 +115,8 @@ class LaneSlice:
 
 @dataclass(slots=True)
 class Slice:
-    """`[index * SLICE_S, (index + 1) * SLICE_S)` of the gateway's clock. `number` is that of its last answer."""
+    """Sums by lane over the slice of time `[index * SLICE_S, (index + 1) * SLICE_S)` of the gateway's clock. `number`:
+    of the last request that ended in the slice."""
 
     index: int
     number: int = 0
@@ -122,7 +125,8 @@ class Slice:
 
 @dataclass(slots=True)
 class TenantFigures:
-    """Of one tenant's answers that ended in the last minutes. Sums are in seconds, over as many as have them."""
+    """Sums over one tenant's requests that ended within some time. `first_sum_s`: total seconds to the first token of
+    those `num_first` requests that had one."""
 
     num_answers: int = 0
     num_failed: int = 0
@@ -152,7 +156,8 @@ class TenantFigures:
 
 
 class ConsoleState:
-    """`number` is that of the last answer; 0: none has ended. Times are seconds of the gateway's clock."""
+    """Own the history of one gateway. `number`: of the last ended request; 0: none has ended. Times are seconds of the
+    gateway's clock."""
 
     __slots__ = ("_recent", "_records", "_slices", "_tenants", "number")
 
@@ -164,30 +169,30 @@ class ConsoleState:
         self._recent: tuple[tuple[int, int], LaneSlice] | None = None
 
     def add(self, records: Sequence[RequestRecord], now: float) -> None:
-        """Answers have ended."""
+        """Add requests that have ended."""
         self._records.extend(map(Numbered, count(self.number + 1), records))
         self.number += len(records)
         current, tenants = self._current(now), self._current_tenants(now)
         current.number = self.number
-        for (lane, tenant), some in group_by(records, _whose).items():
-            ended = EndedBatch.of(some)
+        for (lane, tenant), group in group_by(records, _lane_and_tenant).items():
+            ended = EndedBatch.of(group)
             current.lanes.setdefault(lane, LaneSlice()).add(ended)
             name = tenant if tenant in tenants or len(tenants) < MAX_TENANTS else OTHER
             tenants.setdefault(name, TenantFigures()).add(ended)
 
     def records(self, since: int, tenant: str | None) -> list[Numbered]:
-        """Those after number `since`, the last first; of one tenant, or of all."""
+        """Return the kept records after number `since`, the newest first; of one tenant, or with None of all."""
         num_new = max(0, self.number - since)
         found = islice(reversed(self._records), num_new)
         return [each for each in found if tenant is None or each.record.tenant == tenant]
 
     def slices(self, since: int, now: float) -> Iterator[Slice]:
-        """Those of the last minutes in which anything ended after answer `since`, the first first."""
+        """Iterate over the kept slices in which a request after number `since` ended, the oldest first."""
         first = int(now // SLICE_S) - NUM_SLICES + 1
         return (each for each in self._slices if each.index >= first and each.number > since)
 
     def recent(self, num_slices: int, now: float) -> LaneSlice:
-        """All lanes together, over the last `num_slices`; up to a second old."""
+        """Return the sums of all lanes over the last `num_slices`; they are cached for up to a second."""
         first = int(now // SLICE_S) - num_slices + 1
         key = (int(now), first)
         if self._recent is None or self._recent[0] != key:
@@ -198,7 +203,7 @@ class ConsoleState:
         return self._recent[1]
 
     def tenants(self, now: float) -> dict[str, TenantFigures]:
-        """By name, those who asked something in the last minutes."""
+        """Return the sums of each tenant whose requests ended in the last NUM_TENANT_SLICES, by name."""
         first = int(now // TENANT_SLICE_S) - NUM_TENANT_SLICES + 1
         found: dict[str, TenantFigures] = {}
         for index, slice_ in self._tenants:
@@ -225,16 +230,16 @@ class ConsoleState:
 
 
 def percentiles(values: BatchedHistogram) -> tuple[float, float] | None:
-    """p50 and p99; None of no values."""
+    """Return p50 and p99; None where there are no values."""
     histogram = values.histogram()
     if not histogram.count:
         return None
-    p50, p99 = histogram.percentiles(_SHARES)
+    p50, p99 = histogram.percentiles(_QUANTILES)
     return p50, p99
 
 
 def has_failed(record: RequestRecord) -> bool:
-    """Refused, or broken off by other than its client."""
+    """Return whether a request was refused, or ended for another reason than its client's disconnect."""
     return record.outcome not in ("finished", "cancelled")
 
 

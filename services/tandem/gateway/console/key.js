@@ -1,5 +1,5 @@
-// Keeps the key in this tab's session and asks for one; never sends it anywhere itself.
-import { byId, mark, say } from "./dom.js";
+// Keeps the API key in the session storage of this tab, and the dialog that asks for it.
+import { byId, mark, setText } from "./dom.js";
 
 const NAME = "tandem-key";
 
@@ -7,43 +7,43 @@ export const key = () => sessionStorage.getItem(NAME) ?? "";
 
 export const headers = () => (key() ? { authorization: `Bearer ${key()}` } : {});
 
-/* `onKey` is called with each key that is put in. */
-export class Door {
+/* `onKey` is called after each key that the user enters. */
+export class KeyDialog {
   constructor(onKey) {
-    this.dialog = byId("door");
-    this.field = byId("door-key");
+    this.dialog = byId("key-dialog");
+    this.field = byId("key-input");
     this.mayClose = false;
-    byId("key").addEventListener("click", () => this.ask("", true));
-    byId("door-close").addEventListener("click", () => this.dialog.close());
+    byId("key").addEventListener("click", () => this.open("", true));
+    byId("key-cancel").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("cancel", (event) => this.mayClose || event.preventDefault());
-    byId("door-form").addEventListener("submit", (event) => {
+    byId("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      const shown = this.field.value.trim();
-      // What a header cannot carry never gets as far as to be refused.
-      if (!/^[\x21-\x7e]+$/.test(shown)) return this.ask("A key has letters, digits and signs, and no blanks.", this.mayClose);
-      sessionStorage.setItem(NAME, shown);
-      say(byId("door-said"), "Trying this key …");
+      const entered = this.field.value.trim();
+      // A header cannot carry other characters, so the request would fail before it is sent.
+      if (!/^[\x21-\x7e]+$/.test(entered)) return this.open("A key has only letters, digits and signs, and no spaces.", this.mayClose);
+      sessionStorage.setItem(NAME, entered);
+      setText(byId("key-status"), "Checking the key …");
       return onKey();
     });
   }
 
-  ask(reason, mayClose = false) {
+  open(reason, mayClose = false) {
     this.mayClose = mayClose;
-    byId("door-close").hidden = !mayClose;
+    byId("key-cancel").hidden = !mayClose;
     byId("key").hidden = false;
-    say(byId("door-said"), reason);
+    setText(byId("key-status"), reason);
     mark(this.field, "aria-invalid", reason ? "true" : null);
     if (!this.dialog.open) this.dialog.showModal();
     this.field.focus();
     this.field.select();
   }
 
-  /* The gateway answers; `needsKey`: because of the key that was shown. */
-  passed(needsKey) {
+  /* Call this when the gateway answered. `needsKey`: the gateway requires a key, and accepted this one. */
+  accepted(needsKey) {
     byId("key").hidden = !needsKey;
-    if (!this.dialog.open || this.mayClose && !byId("door-said").textContent) return;
+    if (!this.dialog.open || this.mayClose && !byId("key-status").textContent) return;
     this.dialog.close();
     this.field.value = "";
-    say(byId("door-said"), "");
+    setText(byId("key-status"), "");
   }
 }

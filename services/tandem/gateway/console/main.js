@@ -1,10 +1,10 @@
-// Puts the parts of the console together: what the gateway says goes to each; never draws anything itself.
-import { byId, mark, say } from "./dom.js";
+// Composes the console: passes each state of the gateway to all parts of the page.
+import { byId, mark, setText } from "./dom.js";
 import { Chart } from "./charts.js";
 import { Chat } from "./chat.js";
 import { Feed } from "./feed.js";
 import { span } from "./format.js";
-import { Door } from "./key.js";
+import { KeyDialog } from "./key.js";
 import { WorkerMap } from "./map.js";
 import { Requests } from "./requests.js";
 import { Tenants } from "./tenants.js";
@@ -13,15 +13,15 @@ import { showTiles } from "./tiles.js";
 const LINKS = {
   live: "live", connecting: "connecting", lost: "reconnecting", refused: "key needed", off: "switched off",
 };
-const door = new Door(() => {
+const keyDialog = new KeyDialog(() => {
   feed.reset();
-  feed.again();
+  feed.restart();
 });
-const refused = (message) => door.ask(message);
+const refused = (message) => keyDialog.open(message);
 const parts = [
   new WorkerMap(),
-  new Chart(byId("ttft"), "ttft", "Time to first token", "p50 solid, p99 dashed, by lane, as requests ended."),
-  new Chart(byId("itl"), "itl", "Inter-token latency", "Of each request the mean time between its tokens: p50 solid, p99 dashed."),
+  new Chart(byId("ttft"), "ttft", "Time to first token", "p50 solid, p99 dashed; by lane and by the time when requests ended."),
+  new Chart(byId("itl"), "itl", "Inter-token latency", "Mean time between the tokens of a request: p50 solid, p99 dashed."),
   new Requests(),
   new Tenants(),
   new Chat(refused),
@@ -30,29 +30,29 @@ const parts = [
 function show({ status, state }) {
   const link = byId("link");
   mark(link, "data-state", status);
-  say(link, LINKS[status]);
+  setText(link, LINKS[status]);
   mark(document.body, "data-stale", status !== "live");
   mark(document.body, "data-blank", !state);
-  tell(status, state);
+  showNotice(status, state);
   if (status !== "live") return;
-  door.passed(Boolean(state.viewer.tenant));
-  say(byId("key"), state.viewer.tenant ? `Key: ${state.viewer.tenant}` : "Key");
-  say(byId("version"), `${state.gateway.version}, up ${span(state.gateway.up_s)}`);
+  keyDialog.accepted(Boolean(state.viewer.tenant));
+  setText(byId("key"), state.viewer.tenant ? `Key: ${state.viewer.tenant}` : "Key");
+  setText(byId("version"), `${state.gateway.version}, up ${span(state.gateway.up_s)}`);
   showTiles(feed);
   for (const part of parts) part.show(feed);
 }
 
-function tell(status, state) {
+function showNotice(status, state) {
   const notes = {
-    lost: state ? "The gateway does not answer. What you see is the last that it said; trying again." : "The gateway does not answer; trying again.",
+    lost: state ? "The gateway does not answer, reconnecting. The page shows the last data received." : "The gateway does not answer, reconnecting.",
     off: "The console of this gateway is switched off (gateway.console: false).",
     live: state?.gateway.missing ? `Requests cannot be served yet: ${state.gateway.missing}.` : "",
   };
   const note = notes[status] ?? "";
   byId("notice").hidden = !note;
   mark(byId("notice"), "class", status === "live" ? "notice warn" : "notice");
-  say(byId("notice"), note);
+  setText(byId("notice"), note);
 }
 
 const feed = new Feed(show, refused);
-feed.again();
+feed.restart();

@@ -1,11 +1,11 @@
-// Draws the workers by pool and what moves between them; never asks the gateway for anything.
-import { byId, el, mark, say, svg, sync, width } from "./dom.js";
+// Draws the workers by pool and the KV traffic between them.
+import { byId, el, mark, setText, svg, sync, width } from "./dom.js";
 import { bytes, count, percent, plural, rate } from "./format.js";
 
-const POOLS = [["prefill", "Prefill"], ["mixed", "Mixed"], ["decode", "Decode"], ["", "Away"]];
+const POOLS = [["prefill", "Prefill"], ["mixed", "Mixed"], ["decode", "Decode"], ["", "Disconnected"]];
 const STATES = {
-  live: ["●", "live"], draining: ["◐", "draining"], trial: ["◍", "on trial"], resting: ["✕", "failing"],
-  away: ["○", "away"],
+  live: ["●", "live"], draining: ["◐", "draining"], trial: ["◍", "half-open"], resting: ["✕", "failing"],
+  away: ["○", "disconnected"],
 };
 const BY_NAME = new Intl.Collator("en", { numeric: true });
 const DENSE = 12;
@@ -26,13 +26,13 @@ export class WorkerMap {
 
   show(feed) {
     const { workers, num_workers } = feed.state;
-    this.tell(workers, num_workers);
+    this.note(workers, num_workers);
     const sorted = workers.toSorted((one, other) => BY_NAME.compare(one.id, other.id));
     const pools = POOLS.map(([pool, name]) => ({ pool, name, workers: sorted.filter((worker) => worker.pool === pool) }));
     mark(this.body, "data-dense", workers.length > DENSE);
     this.poolOf = new Map(workers.map(({ id, pool }) => [id, pool]));
     sync(this.pools, pools.filter((pool) => pool.workers.length), ({ pool }) => pool, makePool, (parts, pool) => {
-      say(parts.number, pool.workers.length);
+      setText(parts.number, pool.workers.length);
       sync(parts.list, pool.workers, ({ id }) => id, makeWorker, (card, worker) => showWorker(card, worker, feed));
     });
     this.flows = moving(feed);
@@ -40,24 +40,24 @@ export class WorkerMap {
     this.draw();
   }
 
-  tell(workers, number) {
+  note(workers, number) {
     const live = workers.filter(({ state }) => state !== "away").length;
     const hidden = number > workers.length ? `, ${number - workers.length} more not shown` : "";
-    say(byId("map-note"), workers.length ? `${live} of ${plural(number, "worker")} live${hidden}` : "");
+    setText(byId("map-note"), workers.length ? `${live} of ${plural(number, "worker")} live${hidden}` : "");
     this.empty.hidden = workers.length > 0;
-    say(this.empty, "No workers yet. They are shown as soon as one of them registers.");
+    setText(this.empty, "No workers yet. A worker appears here as soon as it registers.");
   }
 
-  /* The flows in words: for whoever does not see the map, and for figures that do not fit into it. */
+  /* Lists the flows as text: for screen readers, and for figures that do not fit into the map. */
   list() {
     const rows = this.flows.slice(0, MAX_LISTED);
     const box = byId("flows");
     box.hidden = rows.length === 0;
     sync(box, rows, ({ key }) => key, makeFlow, (parts, flow) => {
       mark(parts.node, "data-idle", !flow.moves);
-      say(parts.ends, `${flow.source} → ${flow.target}`);
-      say(parts.kind, flow.kind === "prefix" ? "prefix fetch" : "hand-off");
-      say(parts.speed, flow.moves ? `${bytes(flow.speed)}/s, ${rate(flow.moves)}/s` : `still; ${bytes(flow.total)} so far`);
+      setText(parts.ends, `${flow.source} → ${flow.target}`);
+      setText(parts.kind, flow.kind === "prefix" ? "prefix fetch" : "handoff");
+      setText(parts.speed, flow.moves ? `${bytes(flow.speed)}/s, ${rate(flow.moves)}/s` : `idle; ${bytes(flow.total)} so far`);
     });
   }
 
@@ -88,7 +88,7 @@ function moving(feed) {
   return found.sort((one, other) => other.speed - one.speed || other.total - one.total || (one.key < other.key ? -1 : 1));
 }
 
-/* Where workers are many: what moves between their pools, added up. */
+/* Adds the flows up by pool, for the map of many workers. */
 function byPool(flows, poolOf) {
   const found = new Map();
   for (const flow of flows) {
@@ -112,13 +112,13 @@ function makeWorker({ id }) {
   const parts = {
     sign: el("span", { class: "sign-state", "aria-hidden": "true" }), state: el("span", { class: "state" }),
     load: el("span", { class: "load" }), kv: el("b"), mix: el("b"), model: el("span", { class: "model faint" }),
-    held: el("i", { class: "kv-held" }), leased: el("i", { class: "kv-leased" }), promised: el("i", { class: "kv-promised" }),
+    held: el("i", { class: "kv-held" }), leased: el("i", { class: "kv-leased" }), reserved: el("i", { class: "kv-reserved" }),
     prefill: el("i", { class: "mix-prefill" }), decode: el("i", { class: "mix-decode" }),
   };
   const node = el("li", { class: "worker", "data-id": id },
     el("div", { class: "worker-head" }, parts.sign, el("strong", {}, id), parts.state),
     parts.load,
-    el("div", { class: "gauge" }, el("span", {}, "KV"), el("span", { class: "bar" }, parts.held, parts.leased, parts.promised), parts.kv),
+    el("div", { class: "gauge" }, el("span", {}, "KV"), el("span", { class: "bar" }, parts.held, parts.leased, parts.reserved), parts.kv),
     el("div", { class: "gauge" }, el("span", {}, "Steps"), el("span", { class: "bar" }, parts.prefill, parts.decode), parts.mix),
     parts.model);
   return { node, ...parts };
@@ -126,28 +126,28 @@ function makeWorker({ id }) {
 
 function showWorker(parts, worker, feed) {
   const [sign, state] = STATES[worker.state] ?? ["?", worker.state];
-  say(parts.sign, sign);
-  say(parts.state, state);
+  setText(parts.sign, sign);
+  setText(parts.state, state);
   mark(parts.node, "data-state", worker.state);
   const isAway = worker.state === "away";
   const queued = worker.num_queued_tokens ? `, ${count(worker.num_queued_tokens)} tokens to compute` : "";
-  say(parts.load, isAway ? "its stream is down" : `${worker.num_running} running, ${worker.num_waiting} waiting${queued}`);
+  setText(parts.load, isAway ? "its stream is down" : `${worker.num_running} running, ${worker.num_waiting} waiting${queued}`);
   showBlocks(parts, worker);
   showSteps(parts, worker, feed);
-  say(parts.model, worker.zone ? `${worker.model} · ${worker.zone}` : worker.model);
+  setText(parts.model, worker.zone ? `${worker.model} · ${worker.zone}` : worker.model);
 }
 
-/* What is leased is held too; what is promised is not. */
+/* Leased blocks are among the held ones; reserved blocks are free ones. */
 function showBlocks(parts, worker) {
   const all = worker.num_blocks || 1;
   const held = worker.num_blocks - worker.num_free_blocks;
   const leased = Math.min(held, worker.num_leased_blocks);
   width(parts.held, (held - leased) / all);
   width(parts.leased, leased / all);
-  width(parts.promised, Math.min(worker.num_promised_blocks, worker.num_free_blocks) / all);
-  say(parts.kv, worker.num_blocks ? percent(held / all) : "");
+  width(parts.reserved, Math.min(worker.num_reserved_blocks, worker.num_free_blocks) / all);
+  setText(parts.kv, worker.num_blocks ? percent(held / all) : "");
   parts.kv.title = `${count(held)} of ${count(worker.num_blocks)} blocks held, ${count(leased)} of them leased, ` +
-    `${count(worker.num_promised_blocks)} promised`;
+    `${count(worker.num_reserved_blocks)} reserved`;
 }
 
 function showSteps(parts, worker, feed) {
@@ -156,7 +156,7 @@ function showSteps(parts, worker, feed) {
   const all = (prefill ?? 0) + (decode ?? 0);
   width(parts.prefill, all ? prefill / all : 0);
   width(parts.decode, all ? decode / all : 0);
-  say(parts.mix, all ? `${[prefill, decode].filter(Boolean).map(rate).join(" + ")} tok/s` : "idle");
+  setText(parts.mix, all ? `${[prefill, decode].filter(Boolean).map(rate).join(" + ")} tok/s` : "idle");
   parts.mix.title = `${rate(prefill)} prompt tokens and ${rate(decode)} output tokens each second`;
 }
 
@@ -175,7 +175,7 @@ function place(card, frame) {
   };
 }
 
-/* From side to side between columns; along the margin within one, or where columns are stacked. */
+/* Draws a curve between the facing sides of two columns; within a column, or where columns are stacked, along the margin. */
 function route(boxes, { source, target, kind }, frame) {
   const [from, to] = [boxes.get(source), boxes.get(target)];
   const shift = kind === "prefix" ? 7 : 0;
@@ -195,7 +195,7 @@ function route(boxes, { source, target, kind }, frame) {
   return { line: `M${x} ${y1}C${x + bow} ${y1} ${x + bow} ${y2} ${x} ${y2}`, x, y: (y1 + y2) / 2, isWide: false };
 }
 
-/* Near its source, where wires of several sources have not met yet: at 28 % of the curve. */
+/* Finds the place of a label at 28 % of the curve, near the source, where the curves of other sources are still apart. */
 function spot(x1, x2, y1, y2) {
   const [t, u] = [0.28, 0.72];
   const whole = (first, last, bent) => u ** 3 * first + 3 * u * u * t * bent[0] + 3 * u * t * t * bent[1] + t ** 3 * last;
@@ -203,7 +203,7 @@ function spot(x1, x2, y1, y2) {
   return { x: whole(x1, x2, [middle, middle]), y: whole(y1, y2, [y1, y2]) };
 }
 
-/* The fastest have words, as many as do not lie on each other. */
+/* Labels the fastest wires, as far as the labels do not overlap. */
 function label(wires) {
   const taken = [];
   for (const wire of wires) {
@@ -218,14 +218,14 @@ function makeWire({ kind }) {
   return { node: svg("g", { class: `wire ${kind}` }, ...Object.values(parts)), ...parts };
 }
 
-function showWire({ node, base, drops, text }, { line, x, y, speed, most, moves, text: told }) {
+function showWire({ node, base, drops, text }, { line, x, y, speed, most, moves, text: caption }) {
   mark(node, "data-idle", !moves);
   mark(base, "d", line);
   mark(drops, "d", line);
   base.style.strokeWidth = moves ? 1.5 + 5 * Math.sqrt(speed / most) : 1;
-  // Drops pass faster where more moves; a second for each at the slowest.
+  // Drops move faster where there are more transfers: 1.6 s for a pass at the slowest.
   drops.style.animationDuration = `${(1.6 / (1 + Math.min(3, Math.sqrt(moves) / 2))).toFixed(1)}s`;
   mark(text, "x", x);
   mark(text, "y", y + 4);
-  say(text, told);
+  setText(text, caption);
 }

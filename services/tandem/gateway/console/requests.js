@@ -1,5 +1,5 @@
-// Lists the requests that have ended last, each with a bar of its stages; opens one on a click or Enter.
-import { byId, el, mark, say, sync } from "./dom.js";
+// Lists the requests that ended last, each with a bar of its stages; a click or Enter opens the details.
+import { byId, el, mark, setText, sync } from "./dom.js";
 import { clock, count, ms, NONE, path } from "./format.js";
 import { bar, legend, showBar } from "./stages.js";
 import { showDetail } from "./detail.js";
@@ -11,13 +11,13 @@ export const signOf = (outcome) => OUTCOMES[outcome] ?? "✕";
 
 export class Requests {
   constructor() {
-    this.list = el("ol", { class: "rows", "aria-label": "Recent requests, the last first" });
+    this.list = el("ol", { class: "rows", "aria-label": "Recent requests, newest first" });
     this.empty = el("p", { class: "empty" });
     byId("requests-body").append(heads(), this.list, this.empty);
     this.failed = toggle("requests-failed", () => this.draw());
     this.fits = toggle("requests-scale", () => this.draw());
     this.paused = toggle("requests-pause", (isPaused, button) => {
-      say(button, isPaused ? "Resume" : "Pause");
+      setText(button, isPaused ? "Resume" : "Pause");
       this.frozen = isPaused ? this.feed?.answers : null;
       this.draw();
     });
@@ -34,8 +34,8 @@ export class Requests {
     if (!this.feed?.state) return;
     const { state, answers: last } = this.feed;
     const answers = this.frozen ?? last;
-    const wanted = answers.filter(({ outcome }) => !this.failed() || signOf(outcome) === "✕");
-    const rows = wanted.slice(0, NUM_ROWS);
+    const matching = answers.filter(({ outcome }) => !this.failed() || signOf(outcome) === "✕");
+    const rows = matching.slice(0, NUM_ROWS);
     const longest = Math.max(...rows.map(({ total }) => total), 0);
     sync(this.list, rows, ({ number }) => number, (row) => this.make(row), (parts, row) => {
       showBar(parts.bar, state.stages, row.stages, this.fits() ? row.total : longest);
@@ -43,9 +43,9 @@ export class Requests {
     this.rove();
     const missed = this.frozen ? last.filter(({ number }) => number > (this.frozen[0]?.number ?? 0)).length : 0;
     const whose = state.viewer.is_operator ? "" : `, of tenant ${state.viewer.tenant}`;
-    say(byId("requests-note"), this.frozen ? `paused, ${missed} since` : rows.length ? `the last ${rows.length}${whose}` : "");
+    setText(byId("requests-note"), this.frozen ? `paused, ${missed} new` : rows.length ? `the last ${rows.length}${whose}` : "");
     this.empty.hidden = rows.length > 0;
-    say(this.empty, this.failed() ? "None of the last requests failed." : "No request has ended yet. Ask something in the chat.");
+    setText(this.empty, this.failed() ? "None of the last requests failed." : "No request has ended yet. Send one in the chat.");
   }
 
   make(row) {
@@ -64,7 +64,7 @@ export class Requests {
     return { node: el("li", {}, button), bar: stages };
   }
 
-  /* One row is in the tab order: the one that was last in focus, else the first. */
+  /* Only one row is in the tab order: the row that was last in focus, else the first (roving tabindex). */
   rove() {
     const buttons = [...this.list.querySelectorAll(".row")];
     const isKept = buttons.some((button) => button.tabIndex === 0 && button === document.activeElement);
@@ -88,7 +88,7 @@ function heads() {
   return el("div", { class: "heads faint", "aria-hidden": "true" }, ...names.map(([name, kind]) => el("span", { class: kind }, name)));
 }
 
-/* A button that stays pressed; returns whether it is. */
+/* Makes a toggle of a button; returns a function that tells whether it is pressed. */
 function toggle(id, changed) {
   const button = byId(id);
   const isPressed = () => button.getAttribute("aria-pressed") === "true";

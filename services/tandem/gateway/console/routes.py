@@ -1,5 +1,6 @@
-"""The console's routes: its page, what that loads, and what it shows; never counts as a request and keeps no text of
-one."""
+"""Serve the console: its page, the page's assets and the state that it shows.
+
+Its exchanges do not count as requests in metrics, and it keeps no text of prompts or outputs."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ _MAX_QUERY = 256
 
 
 class Console:
-    """An AnswerObserver with a page. `look` tells how its gateway is."""
+    """RequestObserver that shows its history on a page. `snapshot` returns the current state of the gateway."""
 
-    __slots__ = ("_assets", "_clock", "_doorkeeper", "_look", "_state")
+    __slots__ = ("_assets", "_authenticator", "_clock", "_snapshot", "_state")
 
-    def __init__(self, look: Callable[[], GatewaySnapshot], doorkeeper: Authenticator, clock: Clock) -> None:
-        self._look = look
-        self._doorkeeper = doorkeeper
+    def __init__(self, snapshot: Callable[[], GatewaySnapshot], authenticator: Authenticator, clock: Clock) -> None:
+        self._snapshot = snapshot
+        self._authenticator = authenticator
         self._clock = clock
         self._state = ConsoleState()
         self._assets = load_assets()
@@ -39,19 +40,19 @@ class Console:
         self._state.add(records, self._clock.now())
 
     def routes(self) -> list[Route]:
-        """The page needs no key, because there is nothing in it; what it shows does."""
+        """List the routes. Only the state needs an API key; the page and its assets hold no data."""
         return [
-            Route(method="GET", path=PATH, handler=self._show_page, summary="The console"),
-            Route(method="GET", path=_ASSETS, handler=self._send_back, summary="The console"),
-            Route(method="GET", path=_ASSETS + "state", handler=self._show_state, summary="What it shows"),
-            Route(method="GET", path=_ASSETS + "{file}", handler=self._show_file, summary="What it loads"),
+            Route(method="GET", path=PATH, handler=self._show_page, summary="Console page"),
+            Route(method="GET", path=_ASSETS, handler=self._redirect, summary="Console page (redirect)"),
+            Route(method="GET", path=_ASSETS + "state", handler=self._show_state, summary="State for the console"),
+            Route(method="GET", path=_ASSETS + "{file}", handler=self._show_file, summary="Asset of the console"),
         ]
 
     async def _show_page(self, exchange: Exchange) -> None:
         await self._send(exchange, PAGE)
 
-    async def _send_back(self, exchange: Exchange) -> None:
-        """From below its name, where it would not find what it loads."""
+    async def _redirect(self, exchange: Exchange) -> None:
+        """Redirect `/console/` to `/console`, because the page's relative links would not resolve there."""
         exchange.is_counted = False
         await exchange.start(308, [(b"location", b"../console"), (b"content-length", b"0")])
         await exchange.write(b"", more=False)
@@ -79,15 +80,16 @@ class Console:
             None if (given := exchange.header(name)) is None else given.decode("latin-1")
             for name in (b"authorization", b"x-api-key")
         )
-        viewer = self._doorkeeper.identify(api_key_from_headers(authorization, x_api_key))
-        glance = self._look()
-        body = msgspec.json.encode(view(glance, self._state, viewer, _since(exchange, glance.life)))
+        viewer = self._authenticator.identify(api_key_from_headers(authorization, x_api_key))
+        snapshot = self._snapshot()
+        body = msgspec.json.encode(view(snapshot, self._state, viewer, _since(exchange, snapshot.life)))
         await exchange.send_json(200, body, [(b"cache-control", b"no-store"), *GUARDS])
 
 
 def _since(exchange: Exchange, life: str) -> int:
-    """`?life=...&since=N`: the last answer that the client knows. 0 where it was another gateway's, or none: then all
-    is news. Raises INVALID_REQUEST for what is no such number."""
+    """Return the number of the last request that the client knows, from the query `?life=...&since=N`. It is 0, so that
+    everything is sent, where the query has none or names another life of the gateway. Raises INVALID_REQUEST for a
+    `since` that is no such number."""
     query = bytes(exchange.scope.get("query_string", b""))[:_MAX_QUERY].decode("latin-1")
     given = dict(part.partition("=")[::2] for part in query.split("&"))
     since = given.get("since", "0")

@@ -1,7 +1,7 @@
-"""What `/console/state` answers, as structs for JSON; never fills one in.
+"""Define the JSON of `/console/state`.
 
-Rows of which there are many are written as arrays, in the order of their fields. Times are milliseconds, but where a
-name says otherwise.
+Flows and percentiles are encoded as arrays in the order of their fields. Times are milliseconds, unless the name of a
+field says otherwise.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import msgspec
 
 
 class GatewayRow(msgspec.Struct, kw_only=True):
-    """`life` is another for each life of a gateway: numbers and sums begin again with it. `missing`: what it lacks to
-    serve; None: nothing. `now` in seconds since the epoch."""
+    """The gateway itself. `life`: unique to one run of the process, with which numbers and sums begin again.
+    `missing`: what the gateway lacks to be ready; None: nothing. `now`: in seconds since the epoch."""
 
     life: str
     version: str
@@ -23,16 +23,17 @@ class GatewayRow(msgspec.Struct, kw_only=True):
 
 
 class Viewer(msgspec.Struct):
-    """Who looks. `tenant`: empty where nobody is asked for a key; `is_operator`: it sees what others do."""
+    """Tenant that views the console. `tenant`: empty where no key is required. `is_operator`: the tenant sees the
+    requests of all tenants."""
 
     tenant: str
     is_operator: bool
 
 
 class WorkerRow(msgspec.Struct, kw_only=True):
-    """`state`: live, draining, trial or resting (its jobs failed), or away (its stream is down; then nothing else is
-    known). `model` is empty where the viewer may not use it. Tokens that steps were made of are counted since the
-    worker's start, `life`."""
+    """One worker. `state`: live; draining; trial or resting (its jobs failed, the circuit breaker is half open or
+    open); or away (its stream is down, and the other fields are empty). `model`: empty where the viewer may not use it.
+    `num_prefill_tokens`, `num_decode_tokens`: computed since the worker's start, which `life` identifies."""
 
     id: str
     life: str
@@ -54,7 +55,7 @@ class WorkerRow(msgspec.Struct, kw_only=True):
 
 
 class FlowRow(msgspec.Struct, array_like=True):
-    """Since the gateway began. `kind`: handoff or prefix."""
+    """KV traffic from one worker to another since the gateway began. `kind`: handoff or prefix."""
 
     source: str
     target: str
@@ -69,7 +70,7 @@ class Percentiles(msgspec.Struct, array_like=True):
 
 
 class ConsoleFigures(msgspec.Struct, kw_only=True):
-    """Of the answers that ended within some time. `gap` is the longest between two tokens."""
+    """Figures of the requests that ended within some time. `gap`: the longest time between two tokens."""
 
     num_answers: int
     num_failed: int
@@ -82,14 +83,15 @@ class ConsoleFigures(msgspec.Struct, kw_only=True):
 
 
 class SliceRow(msgspec.Struct, kw_only=True):
-    """`index`: how many slices of `slice_s` fit before it on the gateway's clock."""
+    """Figures of one slice of time by lane. `index`: the slice begins at `index * slice_s` of the gateway's clock."""
 
     index: int
     lanes: dict[str, ConsoleFigures]
 
 
 class TenantRow(msgspec.Struct, kw_only=True):
-    """`num_running` and `num_waiting` at this moment, the rest of the last minutes; `ttft` is the mean."""
+    """Figures of one tenant. `num_running`, `num_waiting`: at this moment. The other fields: over the last minutes,
+    `ttft` as the mean."""
 
     name: str
     num_running: int = 0
@@ -103,7 +105,8 @@ class TenantRow(msgspec.Struct, kw_only=True):
 
 
 class AnswerRow(msgspec.Struct):
-    """`stages` in the order of `StateReply.stages`. `at`: when it arrived, in seconds since the epoch."""
+    """One ended request. `stages`: in the order of `StateReply.stages`. `at`: its arrival, in seconds since the
+    epoch."""
 
     number: int
     id: str
@@ -132,9 +135,10 @@ class AnswerRow(msgspec.Struct):
 
 
 class StateReply(msgspec.Struct, kw_only=True):
-    """`number`: to ask with next time, of the last answer that this one knows. `slices` and `answers` are those that
-    came after the number that was asked with; `recent` is of the last minute, all lanes together. `num_workers` may be
-    more than are listed."""
+    """The whole state.
+
+    `number`: of the last ended request, to be sent as `since` with the next query. `slices`, `answers`: those after the
+    `since` of this query. `recent`: over the last minute and all lanes. `num_workers`: may be more than are listed."""
 
     number: int
     gateway: GatewayRow

@@ -1,4 +1,4 @@
-"""Looks at a gateway and its workers for the console; never changes anything and keeps nothing of what it sees."""
+"""Read the current state of a gateway and its workers for the console."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MAX_FLOWS = 256
 
 
 class SnapshotSource:
-    """Of one life of one gateway, which begins with it."""
+    """Source of snapshots of one gateway; construct it when the gateway starts, as its age counts from then. `life`:
+    the gateway's name, unique to one run of the process."""
 
     __slots__ = ("_began_at", "_clock", "_dispatcher", "_fleet", "_life", "_version")
 
@@ -26,7 +27,7 @@ class SnapshotSource:
         self._began_at = clock.now()
         self._version = version("tandem")
 
-    def look(self) -> GatewaySnapshot:
+    def snapshot(self) -> GatewaySnapshot:
         dispatcher = self._dispatcher
         return GatewaySnapshot(
             life=self._life,

@@ -1,4 +1,4 @@
-// Reads server-sent events as they come; knows nothing of what they say.
+// Parses a stream of server-sent events and yields the JSON of each; `[DONE]` is skipped.
 
 export async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,17 +1,17 @@
-// The nine stages of a request's time: what each is, its colour, and a bar of them. Hatched is waiting, plain is work.
+// Describes and draws the nine stages of a request's time. Hatched stages are waiting, plain ones are work.
 import { el, mark, width } from "./dom.js";
 import { ms } from "./format.js";
 
 const ABOUT = {
   receive: ["Receive", "body read, tenant known, prompt tokenized"],
-  queue: ["Queue", "waiting in the gateway's line"],
-  route: ["Route", "workers asked, and they accept"],
-  prefill_queue: ["Prefill queue", "waiting for its first step"],
+  queue: ["Queue", "waiting in the gateway's queue"],
+  route: ["Route", "placed, until the workers accept"],
+  prefill_queue: ["Prefill queue", "accepted, waiting for the first prefill step"],
   prefill: ["Prefill", "computing the prompt, to the first token"],
-  transfer: ["Transfer", "KV on its way that no prefill hides"],
-  decode_queue: ["Decode queue", "KV is there, waiting for a step"],
-  decode: ["Decode", "drawing tokens, to the last"],
-  deliver: ["Deliver", "tokens on their way to the client"],
+  transfer: ["Transfer", "KV transfer that does not overlap with the prefill"],
+  decode_queue: ["Decode queue", "KV has arrived, waiting for the first decode step"],
+  decode: ["Decode", "sampling tokens, to the last one"],
+  deliver: ["Deliver", "sending the last tokens to the client"],
 };
 
 export const nameOf = (stage) => ABOUT[stage]?.[0] ?? stage;
@@ -23,20 +23,21 @@ export function legend(list, stages) {
   list.replaceChildren(...stages.map((stage) => el("li", { title: aboutOf(stage) }, signOf(stage), nameOf(stage))));
 }
 
-/* `times` in milliseconds, of `stages`; the bar is as long as they are of `scale`. */
+/* Makes a bar with one piece for each stage; `showBar` sets the lengths. */
 export function bar(stages) {
   const node = el("span", { class: "stages", role: "img" });
   node.append(...stages.map((stage) => el("i", { class: `stage-${stage}` })));
   return node;
 }
 
+/* `times`: milliseconds of each of `stages`. `scale`: the milliseconds that the full width stands for. */
 export function showBar(node, stages, times, scale) {
   [...node.children].forEach((piece, place) => width(piece, scale > 0 ? times[place] / scale : 0));
-  const told = stages.map((stage, place) => [nameOf(stage), times[place]]).filter(([, time]) => time > 0);
-  mark(node, "aria-label", told.map(([name, time]) => `${name} ${ms(time)}`).join(", ") || "no time");
+  const parts = stages.map((stage, place) => [nameOf(stage), times[place]]).filter(([, time]) => time > 0);
+  mark(node, "aria-label", parts.map(([name, time]) => `${name} ${ms(time)}`).join(", ") || "no time");
 }
 
-/* A row for each stage, one after the other as they came. */
+/* Makes a table with one row for each stage, in the order of time. */
 export function table(stages, times) {
   const total = times.reduce((sum, time) => sum + time, 0);
   let before = 0;

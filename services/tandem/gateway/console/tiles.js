@@ -1,5 +1,5 @@
-// Shows the last minute in a row of figures, and how each went over the last minutes.
-import { byId, el, say, svg, sync } from "./dom.js";
+// Shows figures of the last minute as tiles, each with its course over the last minutes as a sparkline.
+import { byId, el, setText, svg, sync } from "./dom.js";
 import { count, ms, NONE, percent, rate } from "./format.js";
 import { spark } from "./charts.js";
 
@@ -7,8 +7,8 @@ const MINUTE_S = 60;
 
 export function showTiles(feed) {
   sync(byId("tiles"), tiles(feed), ({ name }) => name, makeTile, (parts, { value, note, past }) => {
-    say(parts.value, value);
-    say(parts.note, note);
+    setText(parts.value, value);
+    setText(parts.note, note);
     spark(parts, past ?? []);
   });
 }
@@ -23,20 +23,20 @@ function tiles(feed) {
     { name: "Output", value: `${rate(recent.num_output / MINUTE_S)} tok/s`, note: `${count(recent.num_prompt)} prompt tokens`, past: past(feed, "num_output") },
     { name: "TTFT", value: ms(ttft[0]), note: `p99 ${ms(ttft[1])}`, past: latency(feed, "ttft") },
     { name: "ITL", value: ms(itl[0]), note: `p99 ${ms(itl[1])}`, past: latency(feed, "itl") },
-    { name: "In flight", value: count(gateway.num_running), note: `${count(gateway.num_waiting)} in line` },
+    { name: "In flight", value: count(gateway.num_running), note: `${count(gateway.num_waiting)} queued` },
     { name: "KV held", value: blocks ? percent(held / blocks) : NONE, note: `of ${count(blocks)} blocks` },
     { name: "Cached", value: recent.num_prompt ? percent(recent.num_cached / recent.num_prompt) : NONE, note: "of prompt tokens" },
   ];
 }
 
 function failures({ num_answers, num_failed }) {
-  if (!num_answers) return "none of late";
+  if (!num_answers) return "no requests";
   return num_failed ? `${count(num_failed)} of ${count(num_answers)} failed` : "none failed";
 }
 
 const sum = (rows, name) => rows.reduce((total, row) => total + row[name], 0);
 
-/* By slice, the present one left out: it has only begun. */
+/* Returns a value for each slice of time but the current one, which is incomplete. */
 function past(feed, name) {
   const { slice_now, num_slices } = feed.state;
   return Array.from({ length: num_slices - 1 }, (_, place) => {

@@ -1,8 +1,7 @@
-"""What one viewer of the console may see at one moment, put together from plain values; never asks anybody and never
-remembers anything.
+"""Build the console's state for one viewer from a snapshot of the gateway and its history.
 
-A tenant sees workers and figures without names of other tenants, or of models that it may not use, and its own answers;
-an operator sees all. Nobody sees a prompt, an answer, or where a worker can be reached.
+A tenant sees the workers, the total figures and its own requests, without names of other tenants or of models that it
+may not use; an operator sees everything. Nobody sees a prompt, an output or the address of a worker.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tandem.routing.worker_view import WorkerView
 MAX_WORKERS = 512
 MAX_ERROR_CHARS = 300
 _RECENT_SLICES = 12
-"""A minute."""
+"""Number of slices in `recent`: a minute."""
 _STAGES = tuple(stage.value for stage in Stage)
 _NO_FIGURES = TenantFigures()
 _BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
@@ -41,9 +40,11 @@ _BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySnapshot:
-    """A gateway and its workers at one moment. `known` are all workers that it has a link to, `live` those that answer.
-    `num_open`: requests that were admitted and have not ended, by tenant and whether they wait. `wall_s` in seconds
-    since the epoch, `now` and `began_at` of the gateway's clock."""
+    """State of a gateway and its workers at one moment.
+
+    `known`: all workers that the gateway connects to. `live`: those whose stream is up. `num_open`: requests that were
+    admitted and have not ended, by tenant and whether they wait. `wall_s`: in seconds since the epoch. `now`,
+    `began_at`: on the gateway's clock. `missing`: what the gateway lacks to be ready; None: nothing."""
 
     life: str
     version: str
@@ -59,57 +60,58 @@ class GatewaySnapshot:
     num_open: Mapping[tuple[TenantId, bool], int]
 
 
-def view(glance: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
-    """What there is to see, of answers those that ended after number `since`."""
+def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: int) -> reply.StateReply:
+    """Build the state that `viewer` may see, with those ended requests whose number is greater than `since`."""
     own = None if viewer.operator else viewer.id
     return reply.StateReply(
         number=state.number,
-        gateway=_gateway(glance),
+        gateway=_gateway(snapshot),
         viewer=reply.Viewer("" if viewer.id == OPEN_TENANT else viewer.id, viewer.operator),
-        models=tuple(name for model in glance.models if viewer.may_use(*model.names) for name in model.names),
+        models=tuple(name for model in snapshot.models if viewer.may_use(*model.names) for name in model.names),
         stages=_STAGES,
-        num_workers=len(glance.known),
-        workers=_workers(glance, viewer),
+        num_workers=len(snapshot.known),
+        workers=_workers(snapshot, viewer),
         flows=[
-            reply.FlowRow(flow.source, flow.target, flow.kind, flow.num_moves, flow.num_bytes) for flow in glance.flows
+            reply.FlowRow(flow.source, flow.target, flow.kind, flow.num_moves, flow.num_bytes)
+            for flow in snapshot.flows
         ],
-        recent=_figures(state.recent(_RECENT_SLICES, glance.now)),
+        recent=_figures(state.recent(_RECENT_SLICES, snapshot.now)),
         slice_s=SLICE_S,
-        slice_now=int(glance.now // SLICE_S),
+        slice_now=int(snapshot.now // SLICE_S),
         num_slices=NUM_SLICES,
         slices=[
             reply.SliceRow(index=each.index, lanes={lane: _figures(figures) for lane, figures in each.lanes.items()})
-            for each in state.slices(since, glance.now)
+            for each in state.slices(since, snapshot.now)
         ],
-        tenants=_tenants(glance, state, own),
+        tenants=_tenants(snapshot, state, own),
         tenants_s=TENANT_SLICE_S * NUM_TENANT_SLICES,
         answers=[_answer(each) for each in state.records(since, own)],
     )
 
 
-def _gateway(glance: GatewaySnapshot) -> reply.GatewayRow:
-    waiting = sum(number for (_, waits), number in glance.num_open.items() if waits)
+def _gateway(snapshot: GatewaySnapshot) -> reply.GatewayRow:
+    waiting = sum(number for (_, waits), number in snapshot.num_open.items() if waits)
     return reply.GatewayRow(
-        life=glance.life,
-        version=glance.version,
-        now=round(glance.wall_s, 3),
-        up_s=round(glance.now - glance.began_at, 1),
-        missing=glance.missing,
-        num_running=sum(glance.num_open.values()) - waiting,
+        life=snapshot.life,
+        version=snapshot.version,
+        now=round(snapshot.wall_s, 3),
+        up_s=round(snapshot.now - snapshot.began_at, 1),
+        missing=snapshot.missing,
+        num_running=sum(snapshot.num_open.values()) - waiting,
         num_waiting=waiting,
     )
 
 
-def _workers(glance: GatewaySnapshot, viewer: Tenant) -> list[reply.WorkerRow]:
-    usable = {model.name for model in glance.models if viewer.may_use(*model.names)}
-    live = {worker.ref: worker for worker in glance.live}
+def _workers(snapshot: GatewaySnapshot, viewer: Tenant) -> list[reply.WorkerRow]:
+    usable = {model.name for model in snapshot.models if viewer.may_use(*model.names)}
+    live = {worker.ref: worker for worker in snapshot.live}
     rows: list[reply.WorkerRow] = []
-    for ref in sorted(glance.known)[:MAX_WORKERS]:
+    for ref in sorted(snapshot.known)[:MAX_WORKERS]:
         worker = live.get(ref)
         if worker is None:
             rows.append(reply.WorkerRow(id=ref.id, life=str(ref.incarnation), state="away"))
         else:
-            rows.append(_worker(worker, glance.breakers.get(ref.id), worker.model if worker.model in usable else ""))
+            rows.append(_worker(worker, snapshot.breakers.get(ref.id), worker.model if worker.model in usable else ""))
     return rows
 
 
@@ -151,18 +153,18 @@ def _figures(lane: LaneSlice) -> reply.ConsoleFigures:
     )
 
 
-def _tenants(glance: GatewaySnapshot, state: ConsoleState, own: str | None) -> list[reply.TenantRow]:
-    """Those with anything to tell, by name."""
-    figures = state.tenants(glance.now)
-    names = {*figures, *(str(tenant) for tenant, _ in glance.num_open)} if own is None else {own}
-    return [_tenant(name, figures.get(name, _NO_FIGURES), glance) for name in sorted(names)]
+def _tenants(snapshot: GatewaySnapshot, state: ConsoleState, own: str | None) -> list[reply.TenantRow]:
+    """List the tenants that have figures or open requests, by name; without operator rights only the viewer's own."""
+    figures = state.tenants(snapshot.now)
+    names = {*figures, *(str(tenant) for tenant, _ in snapshot.num_open)} if own is None else {own}
+    return [_tenant(name, figures.get(name, _NO_FIGURES), snapshot) for name in sorted(names)]
 
 
-def _tenant(name: str, figures: TenantFigures, glance: GatewaySnapshot) -> reply.TenantRow:
+def _tenant(name: str, figures: TenantFigures, snapshot: GatewaySnapshot) -> reply.TenantRow:
     return reply.TenantRow(
         name=name,
-        num_running=glance.num_open.get((TenantId(name), False), 0),
-        num_waiting=glance.num_open.get((TenantId(name), True), 0),
+        num_running=snapshot.num_open.get((TenantId(name), False), 0),
+        num_waiting=snapshot.num_open.get((TenantId(name), True), 0),
         num_answers=figures.num_answers,
         num_failed=figures.num_failed,
         num_prompt=figures.num_prompt,
@@ -173,7 +175,7 @@ def _tenant(name: str, figures: TenantFigures, glance: GatewaySnapshot) -> reply
 
 
 def _answer(numbered: Numbered) -> reply.AnswerRow:
-    """By place: by name takes longer than all the rest of it."""
+    """Build the row of a request; by position, as keyword arguments take longer than everything else here."""
     number, record = numbered
     usage = record.usage
     return reply.AnswerRow(
@@ -205,5 +207,5 @@ def _answer(numbered: Numbered) -> reply.AnswerRow:
 
 
 def _ms(seconds: float) -> float:
-    """To microseconds."""
+    """Convert to milliseconds, rounded to microseconds."""
     return round(1e6 * seconds) / 1e3

@@ -1,4 +1,6 @@
-"""What the fronts of the gateway need from what is behind them; owns no implementation."""
+"""Define the interfaces through which the HTTP and gRPC front ends use the dispatcher, quotas, prefixes and keys.
+
+The only implementations here are the two that do nothing: `NO_PREFIXES` and `AllowAll`."""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ from tandem.routing.worker_view import Pool
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that at least one worker serves, or did a moment ago. Clients may call it by an alias too; workers never
-    do. `created` is in seconds since the epoch."""
+    """Model that at least one worker serves, or served until a moment ago.
+
+    `name`: what workers call the model. `aliases`: further names that clients may use and workers do not know.
+    `created`: in seconds since the epoch."""
 
     name: str
     max_model_len: int
@@ -40,29 +44,32 @@ class ServedModel:
 
 
 class TokenStream(Protocol):
-    """One admitted request. Iterating yields the tokens of each choice in order of index and one Finished for each
-    choice, after which it ends; or raises TandemError. Scores of the prompt come before the first token. Leaving early
-    must be told by `aclose`, which cancels the request everywhere."""
+    """Output of one admitted request, as an asynchronous iterator.
+
+    Iterating yields the tokens of each choice in order of their index and one Finished for each choice, and ends after
+    the last Finished; or it raises TandemError. PromptLogprobs come before the first token. A consumer that stops
+    early must call `aclose`, which cancels the request at every worker."""
 
     @property
     def path(self) -> str:
-        """`remote`, `local`, `local;reason=...` or `fallback;reason=...` once the first token was yielded; from then on
-        only `;moves=...` may come to it, which counts how often the request went on elsewhere."""
+        """Return `remote`, `local`, `local;reason=...` or `fallback;reason=...`, fixed once the first token was
+        yielded; after that only a suffix `;moves=...` may be added, which counts the retries on other workers."""
         ...
 
     @property
     def num_attempts(self) -> int:
-        """One more than its moves."""
+        """Return 1 plus the number of retries."""
         ...
 
     @property
     def workers(self) -> Sequence[str]:
-        """Ids of those that it was placed at last, the one that computes its prompt first."""
+        """Return the ids of the workers of the latest placement; the worker that computes the prompt is the first."""
         ...
 
     @property
     def reasons(self) -> Mapping[str, object]:
-        """Why, with the numbers, for JSON; final once the first token was yielded. Empty while it has no place."""
+        """Return why the router chose the placement, with its numbers, as values for JSON; final once the first token
+        was yielded, empty while the request has no placement."""
         ...
 
     @property
@@ -70,13 +77,13 @@ class TokenStream(Protocol):
 
     @property
     def has_more(self) -> bool:
-        """The next event is here already."""
+        """Return whether the next event can be yielded without waiting."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]: ...
 
     def finish(self, choice: int) -> None:
-        """The client has enough of one choice; nothing more comes of it, not even its Finished."""
+        """Stop one choice at the client's wish: the stream yields nothing more of it, not even its Finished."""
         ...
 
     async def aclose(self) -> None: ...
@@ -84,7 +91,7 @@ class TokenStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    """Where a worker's own metrics are: `address` is host:port."""
+    """Endpoint of one worker's own metrics, for Prometheus: `address` is host:port."""
 
     address: str
     worker: WorkerId
@@ -93,87 +100,89 @@ class ScrapeTarget:
 
 
 class RequestDispatcher(Protocol):
-    """Admits and runs requests; the fronts are translators over it."""
+    """Admit, place and run requests; the front ends only translate HTTP and gRPC to and from these calls."""
 
     def models(self) -> Sequence[ServedModel]: ...
 
     def ready(self) -> str | None:
-        """None when requests can be served, else what is missing."""
+        """Return None when requests can be served, else a sentence that says what is missing."""
         ...
 
     def num_queued(self) -> Mapping[Lane, int]:
-        """Requests that wait for a place, of all lanes."""
+        """Count the requests that wait for a placement, by lane; every lane has an entry."""
         ...
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
-        """Of the workers whose last jobs failed."""
+        """Return the circuit breakers' states of those workers whose last jobs failed."""
         ...
 
     def problem(self) -> str | None:
-        """What is wrong between workers; who is ready serves all the same."""
+        """Describe what is wrong between workers, such as a missing link; None: nothing. The gateway stays ready."""
         ...
 
     def num_live(self) -> Mapping[Pool, int]:
-        """Workers that live, as this gateway sees them."""
+        """Count the workers that are alive as this gateway sees them, by pool."""
         ...
 
     def scrape_targets(self) -> Sequence[ScrapeTarget]:
-        """Of live workers, those that have metrics to be fetched."""
+        """Return the metrics endpoints of the live workers that have one."""
         ...
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
-        """Before those of one body are opened. Raises TandemError where all of them would never be admitted."""
+        """Check the requests of one HTTP body or RPC before any of them is opened. Raises TandemError where the quotas
+        could never admit all of them."""
         ...
 
     async def open(self, request: Request, caller: RequestContext, ledger: PhaseLedger) -> TokenStream:
-        """Admit a request, whose `ledger` goes with it until it ends. Raises TandemError when it is refused; then
-        nothing of it is left anywhere."""
+        """Admit a request and return the stream of its output; `ledger` receives its phases until it ends. Raises
+        TandemError when the request is refused; then no quota, queue or worker holds anything of it."""
         ...
 
 
 Meter = Callable[[], TokenUsage | None]
-"""Tokens of a request so far that count against quotas; None: no worker has begun it."""
+"""Returns the tokens of a request so far that count against quotas; None: no worker has begun the request."""
 
 
 class QuotaEntry(Protocol):
-    """An admitted request's part of its tenant's quotas. It must be closed, however the request ends."""
+    """Reservation of one admitted request in its tenant's quotas. It must be closed, however the request ends."""
 
     @property
     def standing(self) -> RateLimitStatus: ...
 
     def watch(self, meter: Meter) -> None:
-        """What is used from now on; without a meter nothing is."""
+        """Set the function that counts the request's tokens from now on; before this call the count is None."""
         ...
 
     def close(self) -> None:
-        """Settle with what the meter says at last. A second time nothing happens."""
+        """Settle the reservation with the meter's last value. A second call does nothing."""
         ...
 
 
 class Quotas(Protocol):
-    """Counts what tenants use against their limits."""
+    """Count what tenants use and refuse requests beyond their limits."""
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        """Before several requests are entered that belong together, with the tokens of each one's prompt and of its
-        longest output. Raises TandemError(INVALID_REQUEST) where all of them would never be let in."""
+        """Check several requests that belong together before any of them is entered; `sizes` has the tokens of each
+        request's prompt and of its longest output. Raises TandemError(INVALID_REQUEST) where the limits could never
+        admit all of them."""
         ...
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaEntry:
-        """Reserve what a request may use. Raises TandemError(QUOTA) with the limit that it met as its reason, or
-        INVALID_REQUEST where it is larger than any minute's worth."""
+        """Reserve the tokens that a request may use. Raises TandemError(QUOTA) with the exceeded limit as its reason,
+        or INVALID_REQUEST where the request is larger than the tokens of a whole minute."""
         ...
 
 
 class KnownPrefixes(Prefixes, Protocol):
-    """What is known of workers' caches, and how true it has proven."""
+    """Know which workers cache which blocks of a prompt."""
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        """What the prompt's full blocks are called; nothing where no worker serves the model."""
+        """Return the hashes of the prompt's full blocks; empty where no worker serves the model."""
         ...
 
 
 class _NoPrefixes:
-    """A KnownPrefixes that knows of none; prompts are not even hashed."""
+    """KnownPrefixes without any prefix, for a gateway that has no prefix index; prompts are not even hashed."""
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
         return {}
@@ -189,19 +198,20 @@ NO_PREFIXES: KnownPrefixes = _NoPrefixes()
 
 
 class Authenticator(Protocol):
-    """Knows tenants by their keys."""
+    """Find the tenant of an API key."""
 
     def identify(self, key: str | None) -> Tenant:
-        """Whose key it is; None: the client showed none. Raises TandemError(UNAUTHENTICATED)."""
+        """Return the tenant whose key this is; None: the client sent no key. Raises TandemError(UNAUTHENTICATED)."""
         ...
 
     def problem(self) -> str | None:
-        """What is wrong with what it knows, though it goes on with that."""
+        """Describe what is wrong with the known keys, such as a tenants file that does not parse; None: nothing. The
+        last good keys stay in use."""
         ...
 
 
 class AllowAll:
-    """A Doorkeeper that lets everybody in (`auth: off`)."""
+    """Authenticator that gives every client the tenant `OPEN`, with or without a key (`auth: off`)."""
 
     def identify(self, key: str | None) -> Tenant:
         return OPEN

@@ -1,4 +1,4 @@
-"""How a tenant stands with its limits, as a value, as headers and with a refusal; never counts what it uses."""
+"""Describe what a tenant may still use of its rate limits, as a value, as response headers and with a refusal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from tandem.core.errors import TandemError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitStatus:
-    """What a tenant may still do, for `x-ratelimit-*`; None where there is no limit. Seconds until the limit is whole
-    again."""
+    """Limits of one tenant per minute and what is left of them; the values of the headers `x-ratelimit-*`.
+
+    `limit_*` and `remaining_*`: requests or tokens; None where the tenant has no such limit. `reset_*_s`: seconds until
+    the whole limit is available again."""
 
     limit_requests: int | None = None
     remaining_requests: int | None = None
@@ -21,36 +23,36 @@ class RateLimitStatus:
 
 
 class RateLimitedError(TandemError):
-    """A refusal, with how the tenant stood when it was made: clients pace themselves by that."""
+    """Refusal by a rate limit; `standing` is the tenant's status at that moment, by which clients pace themselves."""
 
-    def __init__(self, error: TandemError, standing: RateLimitStatus) -> None:
+    def __init__(self, error: TandemError, status: RateLimitStatus) -> None:
         super().__init__(error.kind, error.message, retry_after_s=error.retry_after_s, reason=error.reason)
-        self.standing = standing
+        self.standing = status
 
 
-def standing_headers(standing: RateLimitStatus) -> list[tuple[bytes, bytes]]:
-    """OpenAI's `x-ratelimit-*`, for what is limited."""
-    found: list[tuple[bytes, bytes]] = []
-    for what, limit, remaining, reset_s in (
-        (b"requests", standing.limit_requests, standing.remaining_requests, standing.reset_requests_s),
-        (b"tokens", standing.limit_tokens, standing.remaining_tokens, standing.reset_tokens_s),
+def rate_limit_headers(status: RateLimitStatus) -> list[tuple[bytes, bytes]]:
+    """Return OpenAI's headers `x-ratelimit-*` for those quantities that the tenant has a limit of."""
+    headers: list[tuple[bytes, bytes]] = []
+    for quantity, limit, remaining, reset_s in (
+        (b"requests", status.limit_requests, status.remaining_requests, status.reset_requests_s),
+        (b"tokens", status.limit_tokens, status.remaining_tokens, status.reset_tokens_s),
     ):
         if limit is not None:
-            found += [
-                (b"x-ratelimit-limit-" + what, str(limit).encode()),
-                (b"x-ratelimit-remaining-" + what, str(max(0, remaining or 0)).encode()),
-                (b"x-ratelimit-reset-" + what, duration(reset_s).encode()),
+            headers += [
+                (b"x-ratelimit-limit-" + quantity, str(limit).encode()),
+                (b"x-ratelimit-remaining-" + quantity, str(max(0, remaining or 0)).encode()),
+                (b"x-ratelimit-reset-" + quantity, duration(reset_s).encode()),
             ]
-    return found
+    return headers
 
 
-def refused_headers(error: TandemError) -> list[tuple[bytes, bytes]]:
-    """Of a refusal for a quota; none of any other error."""
-    return standing_headers(error.standing) if isinstance(error, RateLimitedError) else []
+def refusal_headers(error: TandemError) -> list[tuple[bytes, bytes]]:
+    """Return the `x-ratelimit-*` headers of a refusal by a rate limit, and none for any other error."""
+    return rate_limit_headers(error.standing) if isinstance(error, RateLimitedError) else []
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes one: `120ms`, `1s`, `6m0s`, `1h0m0s`; never shorter than it is."""
+    """Format a duration as OpenAI does, rounded up: `120ms`, `1s`, `6m0s`, `1h0m0s`."""
     millis = -int(-max(0.0, seconds) * 1000 // 1)
     if millis < 1000:
         return f"{millis}ms"

@@ -1,4 +1,4 @@
-"""Who asks, and under which terms, as both fronts tell it; never checks a key."""
+"""Hold who sent a request and under which terms, and parse the headers or metadata that say so, for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """`request_id` is a label that clients choose and repeat. `lane`: None where the client asked for none.
-    `timeout_s`: what the client's own deadline leaves; None where it has none. `session`: requests of one key and
-    session go to the same workers where that costs nothing. `wants_explanation`: the answer tells why it went where.
-    `wants_timing`: it tells where its time went. `received_at`: when the exchange or the call began, on the gateway's
-    clock. `traceparent` and `tracestate` are the headers of the W3C's trace context as they came, empty where none
-    did."""
+    """Caller and terms of one request, the same for both front ends.
+
+    `request_id`: the client's label, which need not be unique. `lane`: None where the client named none. `timeout_s`:
+    seconds that the client's own deadline leaves; None where it has none. `session`: requests of one key and session
+    go to the same workers where that costs nothing. `wants_explanation`: the response carries the reasons of the
+    placement. `wants_timing`: the response carries the seconds of each stage. `received_at`: when the HTTP exchange or
+    the RPC began, on the gateway's clock. `traceparent`, `tracestate`: the headers of W3C Trace Context as received,
+    empty where there were none."""
 
     request_id: str
     received_at: float
@@ -45,17 +47,17 @@ class RequestContext:
 
     @property
     def tenant_session(self) -> str:
-        """Not the same as anybody else's of that name; empty: there is none."""
+        """Return the session's name qualified by the tenant, so that tenants do not share one; empty: no session."""
         return f"{self.tenant.id} {self.session}" if self.session else ""
 
 
 def label_of(given: bytes | None) -> str:
-    """A client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one."""
+    """Return a client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new random id."""
     return given.decode("ascii") if given and _SANE_ID.fullmatch(given) else uuid4().hex
 
 
 def lane_of(given: str | None) -> Lane | None:
-    """The lane that a client names. Raises INVALID_REQUEST for one that is none."""
+    """Return the lane that a header names; None without a header. Raises INVALID_REQUEST for an unknown lane."""
     if given is None:
         return None
     label = given.strip().lower()
@@ -65,16 +67,16 @@ def lane_of(given: str | None) -> Lane | None:
     return _LANES[label]
 
 
-def is_asked(header: str, given: str | None) -> bool:
-    """Whether a header asks for what it names. Raises INVALID_REQUEST for what is neither 0 nor 1."""
+def is_flag_set(header: str, given: str | None) -> bool:
+    """Return whether a header's value is 1; no header counts as 0. Raises INVALID_REQUEST for other values."""
     if given is None or given.strip() in ("0", "1"):
         return given is not None and given.strip() == "1"
     raise TandemError(ErrorKind.INVALID_REQUEST, f"{header} must be 0 or 1", param=header)
 
 
 def timeout_of(given: str | None) -> float | None:
-    """The seconds of a client's deadline, which HTTP itself has no word for. Raises INVALID_REQUEST for what is not a
-    whole number of milliseconds in [1, MAX_TIMEOUT_MS]."""
+    """Parse the header `x-request-timeout-ms` into seconds; None without a header. HTTP has no deadline of its own, as
+    gRPC has. Raises INVALID_REQUEST for what is not a whole number of milliseconds in [1, MAX_TIMEOUT_MS]."""
     if given is None:
         return None
     text = given.strip()

@@ -1,7 +1,8 @@
-"""Keeps the endless work of a gateway going when a round of it fails; never knows what the work is.
+"""Keep the gateway's endless background loops running when one iteration raises.
 
-A task that ends with an exception ends without a word, as nobody waits for it: without its ticker a gateway would
-serve on, and no deadline would hold. What a round may well meet, such as a Redis that is away, it handles itself.
+Nothing awaits these tasks, so that a task that ends with an exception would end unnoticed: without its ticker a gateway
+would go on serving and enforce no deadline. Errors that an iteration must expect, such as an unreachable Redis, are
+handled by the loop itself.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 PAUSE_S = 1.0
-"""After a round that failed. The next one may well fail too, and each logs a traceback."""
+"""Seconds to wait after an iteration that failed: the next one is likely to fail too, and each logs a traceback."""
 log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
 async def log_and_continue(work: str) -> AsyncIterator[None]:
-    """Around one round of `work`: an exception is logged with its traceback, and the next round comes `PAUSE_S` later.
-    A cancellation ends it."""
+    """Run one iteration of the loop `work` names: log an exception with its traceback, and then wait for `PAUSE_S`.
+    A cancellation passes through and so ends the loop."""
     try:
         yield
     except Exception:
-        log.exception("%s failed and goes on in %g s", work, PAUSE_S)
+        log.exception("%s failed, next attempt in %g s", work, PAUSE_S)
         await asyncio.sleep(PAUSE_S)

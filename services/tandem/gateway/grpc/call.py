@@ -1,4 +1,4 @@
-"""Owns the edges of one gRPC call: who calls, the metadata both ways, how it fails; never knows what is asked."""
+"""Read the caller and the metadata of one gRPC call, and send its initial metadata, messages, trailers and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator
-from tandem.gateway.context.rate_limit_status import refused_headers, standing_headers
+from tandem.gateway.context.rate_limit_status import rate_limit_headers, refusal_headers
 from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
@@ -24,7 +24,7 @@ from tandem.gateway.context.request_context import (
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
     RequestContext,
-    is_asked,
+    is_flag_set,
     label_of,
     lane_of,
 )
@@ -34,22 +34,23 @@ from tandem.gateway.tenants.authenticator import api_key_from_headers
 from tandem.wire.gen import inference_pb2 as pb
 
 MAX_MESSAGE, MAX_PATH = 1000, 200
-"""Bytes of a message and of a path that an error quotes from a request. Metadata has 8 KiB, beyond which clients refuse
-it at random; a byte of a message takes up to three as `grpc-message`, and both are in the details again."""
+"""Largest number of bytes of an error's message and of the path of a field in it. Beyond 8 KiB of metadata, clients
+refuse it at random; a byte of the message takes up to three as `grpc-message`, and the details repeat both."""
 DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 
 _log = logging.getLogger(__name__)
 
 
 class GrpcCall:
-    """An async context around a handler: what is raised inside ends the call with its status and typed details."""
+    """Asynchronous context around the handler of one call. An exception inside ends the call with its status and an
+    ErrorDetail."""
 
     __slots__ = ("_context", "_metadata", "_opened", "request_id")
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
         self._opened = False
-        # Of several with one name the first counts, as over HTTP.
+        # Of several entries with one name the first counts, as over HTTP.
         self._metadata = dict(reversed(list(context.invocation_metadata() or ())))
         self.request_id = label_of((self._text("x-request-id") or "").encode())
 
@@ -65,41 +66,42 @@ class GrpcCall:
             _log.error("request %s failed", self.request_id, exc_info=error)
             await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
 
-    def caller(self, doorkeeper: Authenticator, received_at: float) -> RequestContext:
-        """Raises UNAUTHENTICATED, or INVALID_REQUEST for what its metadata may not hold."""
+    def caller(self, authenticator: Authenticator, received_at: float) -> RequestContext:
+        """Authenticate the caller and read its metadata. Raises UNAUTHENTICATED, or INVALID_REQUEST for a value that a
+        metadata key must not have."""
         return RequestContext(
             request_id=self.request_id,
             received_at=received_at,
-            tenant=doorkeeper.identify(api_key_from_headers(self._text("authorization"), self._text("x-api-key"))),
+            tenant=authenticator.identify(api_key_from_headers(self._text("authorization"), self._text("x-api-key"))),
             lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),
             session=self._text(SESSION_HEADER) or "",
-            wants_explanation=is_asked(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
-            wants_timing=is_asked(TIMING_HEADER, self._text(TIMING_HEADER)),
+            wants_explanation=is_flag_set(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
+            wants_timing=is_flag_set(TIMING_HEADER, self._text(TIMING_HEADER)),
             traceparent=self._text(TRACEPARENT_HEADER) or "",
             tracestate=self._text(TRACESTATE_HEADER) or "",
         )
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:
-        """Send one message of a stream. Raises CANCELLED when the client takes nothing for so long; the status then
-        waits behind what the client did not take, and holds nothing but itself."""
+        """Send one message of a stream. Raises CANCELLED when the client reads nothing for `stalled_client_s`; the
+        status then waits in the send buffer behind the unread messages, and the request is released."""
         try:
             async with asyncio.timeout(stalled_client_s):
                 await self._context.write(reply)
         except TimeoutError:
-            message = f"the client took nothing of its answer for {stalled_client_s:g} s"
+            message = f"the client read nothing of the stream for {stalled_client_s:g} s"
             raise TandemError(ErrorKind.CANCELLED, message, reason="stalled_client") from None
 
     async def open(self, answer: CompletionStream) -> None:
-        """Send the initial metadata, once; the answer's path is final."""
+        """Send the initial metadata, once. Call this when the path of the request is final."""
         if self._opened:
             return
         self._opened = True
         path = header_value(answer.path).decode()
-        standing = [(name.decode(), value.decode()) for name, value in standing_headers(answer.standing)]
+        limits = [(name.decode(), value.decode()) for name, value in rate_limit_headers(answer.standing)]
         reasons = () if answer.reasons is None else (("x-tandem-reasons", json.dumps(answer.reasons)),)
-        told = (("x-request-id", self.request_id), ("x-tandem-path", path), *reasons, *standing)
-        await self._context.send_initial_metadata(told)
+        metadata = (("x-request-id", self.request_id), ("x-tandem-path", path), *reasons, *limits)
+        await self._context.send_initial_metadata(metadata)
 
     def _text(self, name: str) -> str | None:
         value = self._metadata.get(name)
@@ -115,12 +117,12 @@ class GrpcCall:
         except Exception:
             if not self._context.done():
                 raise
-            # The client left before it took the status.
+            # The client disconnected before it received the status.
             raise asyncio.CancelledError from None
 
 
 def _cut(text: str, num_bytes: int) -> str:
-    """Its first characters, in so many bytes."""
+    """Return the first characters of a text that fit into `num_bytes` of UTF-8."""
     return text.encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
 
 
@@ -148,5 +150,5 @@ def _trailers(
         trailers.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1e3))))
     if reject_reason is not None:
         trailers.append(("x-tandem-reject-reason", header_value(reject_reason).decode()))
-    trailers += [(name.decode(), value.decode()) for name, value in refused_headers(error)]
+    trailers += [(name.decode(), value.decode()) for name, value in refusal_headers(error)]
     return tuple(trailers)

@@ -1,4 +1,4 @@
-"""Answers grpc.health.v1 from the dispatch's readiness; never decides it."""
+"""Serve grpc.health.v1 by the readiness of the dispatcher."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.gateway.context.interfaces import RequestDispatcher
 
 LIVE = "live"
-"""A service name for whoever restarts the process, as `/live` is over HTTP: it serves while it answers."""
+"""Service name for liveness probes, as `/live` is over HTTP; its status is always SERVING."""
 LOOK_S = 0.25
-"""Between two looks at the readiness for those who watch."""
+"""Seconds between two checks of the readiness for `Watch`."""
 
 _Reply = health_pb2.HealthCheckResponse
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # generated without types
-    """`services` follow readiness, and so does "", the server as a whole."""
+    """Health of the server. The status of each name in `services` and of "", the whole server, is the readiness."""
 
     def __init__(self, dispatch: RequestDispatcher, services: tuple[str, ...]) -> None:
         self._dispatch = dispatch
@@ -35,13 +35,13 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # gen
         return _Reply(status=status)
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """The status at once and after each change; ends when the server stops."""
-        told = None
+        """Send the status at once and after each change; end when the server stops."""
+        sent = None
         while True:
             status = self._status(request.service)
-            if status != told:
+            if status != sent:
                 await context.write(_Reply(status=status))
-                told = status
+                sent = status
             if self._closing.is_set():
                 return
             with contextlib.suppress(TimeoutError):
@@ -49,7 +49,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # gen
                     await self._closing.wait()
 
     def close(self) -> None:
-        """Let those who watch go: a server that stops waits for them."""
+        """End all `Watch` calls, for which a stopping server would wait."""
         self._closing.set()
 
     def _status(self, service: str) -> int:

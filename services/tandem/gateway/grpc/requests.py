@@ -1,9 +1,8 @@
-"""Translates inference.proto's requests into the JSON bodies of HTTP's; never checks a value, so that both fronts share
-one meaning and one set of refusals.
+"""Translate the requests of inference.proto into the JSON bodies of the HTTP API, whose parser then checks them, so
+that both front ends accept and refuse the same.
 
-The rule: a field is the body's field of the same name; `x_json` is `x` as JSON text; absent and empty fields are left
-out. The messages that are shaped otherwise than the JSON are named in `_SHAPES`.
-"""
+A field of a message is the body's field of the same name; `x_json` is `x` as JSON text; absent and empty fields are
+left out. `_SHAPES` has the messages whose structure differs from the JSON."""
 
 from __future__ import annotations
 
@@ -21,32 +20,34 @@ from tandem.wire.gen import inference_pb2 as pb
 
 _JSON_SUFFIX = "_json"
 _RENAMED = {"content_parts": "content"}
-"""Where OpenAI's field is of two types, each needs a name; both present, the last one counts."""
+"""JSON names of proto fields that exist because OpenAI's field has two types. If both are set, the later field of the
+message wins."""
 
 
 def chat_body(request: pb.ChatRequest, *, stream: bool = False) -> ChatBody:
-    """Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
+    """Translate a ChatRequest. Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
     return parse(_encoded(request, messages=[], stream=stream), ChatBody)
 
 
 def completion_body(request: pb.CompleteRequest, *, stream: bool = False) -> CompletionBody:
-    """Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
+    """Translate a CompleteRequest. Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
     return parse(_encoded(request, prompt=[], stream=stream), CompletionBody)
 
 
 def tokenize_body(request: pb.TokenizeRequest) -> TokenizeBody:
-    """Raises INVALID_REQUEST, as `parse` does."""
+    """Translate a TokenizeRequest. Raises INVALID_REQUEST, as `parse` does."""
     return parse(_encoded(request), TokenizeBody)
 
 
 def detokenize_body(request: pb.DetokenizeRequest) -> DetokenizeBody:
-    """Raises INVALID_REQUEST, as `parse` does."""
+    """Translate a DetokenizeRequest. Raises INVALID_REQUEST, as `parse` does."""
     return parse(_encoded(request, tokens=[]), DetokenizeBody)
 
 
-def _encoded(request: Message, **unsaid: Any) -> bytes:
-    """`unsaid`: what the body must have where the request has nothing; a list that is empty here is absent there."""
-    return msgspec.json.encode({**unsaid, **_plain(request, "")})
+def _encoded(request: Message, **defaults: Any) -> bytes:
+    """Encode a message as a JSON body. `defaults`: fields that the body must have though the message may lack them; a
+    message cannot tell an empty list from an absent one."""
+    return msgspec.json.encode({**defaults, **_plain(request, "")})
 
 
 def _plain(message: Message, where: str) -> Any:
@@ -77,7 +78,8 @@ def _value(field: FieldDescriptor, value: Any, path: str) -> Any:
 
 
 def _finite(value: Any, path: str) -> Any:
-    """JSON, of which this becomes a body, has no other numbers."""
+    """Return the value; raise INVALID_REQUEST for a float that is infinite or not a number, which JSON cannot
+    express."""
     if isinstance(value, float) and not math.isfinite(value):
         raise TandemError(ErrorKind.INVALID_REQUEST, f"{path} must be a finite number, got {value}", param=path)
     return value

@@ -1,4 +1,4 @@
-"""The parts of an answer as inference.proto's replies; never waits for a part or sends a reply."""
+"""Format the output of a request as the replies of inference.proto."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Reply = TypeVar("Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
 class ReplyFormatter(ABC, Generic[Reply]):
-    """How one of the two kinds of replies says the same. `created` is in seconds since the epoch."""
+    """Format the output of a request as one of the two types of replies. `created`: in seconds since the epoch."""
 
     def __init__(self, answer: CompletionStream, created: int, reply: type[Reply]) -> None:
         self._answer = answer
-        self._heading = ChunkHeader.of(answer, created)
+        self._header = ChunkHeader.of(answer, created)
         self._make = reply
         self._begun = False
         self._num_open = answer.num_choices
 
     def reply(self, parts: Iterable[Part]) -> Reply | None:
-        """What `parts`, the next ones, come to in one message; None where a client would see nothing in it. All parts
-        of an answer at once are the whole of it."""
+        """Make one message of the next `parts`; None where it would show the client nothing. All parts of the output
+        given at once make the reply of a call that is not streamed."""
         scored: list[ScoredPrompt] = []
         deltas: dict[int, list[Delta]] = {}
         reasons: dict[int, str] = {}
         for part in parts:
             match part:
                 case Delta():
-                    if self._heading.shows(part):
+                    if self._header.shows(part):
                         deltas.setdefault(part.choice, []).append(part)
                 case Echo():
                     deltas.setdefault(part.choice, []).extend(part.deltas)
@@ -59,35 +59,36 @@ class ReplyFormatter(ABC, Generic[Reply]):
 
     @abstractmethod
     def _add(self, reply: Reply, index: int, deltas: Sequence[Delta], reason: str) -> None:
-        """A choice with its next deltas, and why it has ended if it has."""
+        """Add a choice to the message, with its next deltas and, if it has ended, its finish reason."""
 
     def _next(self) -> Reply:
         if self._begun:
             return self._make()
         self._begun = True
-        heading = self._heading
-        tier = "" if heading.service_tier is UNSET else heading.service_tier
-        return self._make(id=heading.id, created=heading.created, model=heading.model, service_tier=tier)
+        header = self._header
+        tier = "" if header.service_tier is UNSET else header.service_tier
+        return self._make(id=header.id, created=header.created, model=header.model, service_tier=tier)
 
     def _close(self, reply: Reply) -> None:
-        told = self._answer.usage()
+        tokens = self._answer.usage()
         usage = reply.usage
-        usage.prompt_tokens, usage.completion_tokens = told.num_prompt, told.num_output
-        usage.total_tokens = told.num_prompt + told.num_output
-        if told.num_cached is not None:
-            usage.prompt_tokens_details.cached_tokens = told.num_cached
+        usage.prompt_tokens = tokens.num_prompt
+        usage.completion_tokens = tokens.num_output
+        usage.total_tokens = tokens.num_prompt + tokens.num_output
+        if tokens.num_cached is not None:
+            usage.prompt_tokens_details.cached_tokens = tokens.num_cached
         reply.path = self._answer.path
         reply.attempts = self._answer.num_attempts
         if (timing := self._answer.timing) is not None:
             reply.timing.CopyFrom(pb.Timing(**timing_ms(timing)))
 
     def _ids(self, deltas: Sequence[Delta]) -> list[int]:
-        if not self._heading.with_token_ids:
+        if not self._header.with_token_ids:
             return []
         return [token for delta in deltas if (token := delta.token_id) is not None]
 
     def _logprobs(self, deltas: Sequence[Delta]) -> list[pb.TokenLogprob]:
-        if not self._heading.with_logprobs:
+        if not self._header.with_logprobs:
             return []
         return [self._entry(delta.token, delta.offset) for delta in deltas if delta.token]
 
@@ -95,7 +96,7 @@ class ReplyFormatter(ABC, Generic[Reply]):
         return pb.PromptLogprobs(prompt=scored.prompt, tokens=[self._entry(token, 0) for token in scored.tokens])
 
     def _entry(self, token: SampledToken, offset: int) -> pb.TokenLogprob:
-        text = self._heading.text
+        text = self._header.text
         facts = text.token_text(token.id)
         entry = pb.TokenLogprob(token=facts.text, bytes=facts.raw, text_offset=offset, token_id=token.id)
         if token.logprob is None:
@@ -110,7 +111,7 @@ class ReplyFormatter(ABC, Generic[Reply]):
 
 
 class GrpcChatFormatter(ReplyFormatter[pb.ChatReply]):
-    """Of Chat and StreamChat."""
+    """ReplyFormatter of Chat and StreamChat."""
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
         super().__init__(answer, created, pb.ChatReply)
@@ -130,7 +131,7 @@ class GrpcChatFormatter(ReplyFormatter[pb.ChatReply]):
 
 
 class GrpcTextFormatter(ReplyFormatter[pb.CompleteReply]):
-    """Of Complete and StreamComplete."""
+    """ReplyFormatter of Complete and StreamComplete."""
 
     def __init__(self, answer: CompletionStream, created: int) -> None:
         super().__init__(answer, created, pb.CompleteReply)
@@ -146,7 +147,7 @@ class GrpcTextFormatter(ReplyFormatter[pb.CompleteReply]):
 
 
 def _tool_calls(pieces: Sequence[ToolCallDelta]) -> list[pb.ToolCall]:
-    """The pieces of each call put together, by index."""
+    """Join the pieces of each tool call, sorted by its index."""
     calls: dict[int, pb.ToolCall] = {}
     for piece in pieces:
         call = calls.setdefault(piece.index, pb.ToolCall(index=piece.index))

@@ -1,4 +1,4 @@
-"""Runs the gateway's gRPC services on one port; never handles a call."""
+"""Run the gateway's gRPC services, with health and reflection, on one port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.wire.gen.inference_pb2_grpc import add_InferenceServicer_to_server
 
 
 class GrpcServer:
-    """To be made inside the event loop that it serves in."""
+    """Own the gRPC server and its port. Construct it inside the event loop that is to serve."""
 
     __slots__ = ("_health", "_server", "port")
 
@@ -24,25 +24,28 @@ class GrpcServer:
         self,
         dispatch: RequestDispatcher,
         answers: CompletionService,
-        doorkeeper: Authenticator,
+        authenticator: Authenticator,
         *,
         max_message: int = 4 << 20,
         max_calls: int = 4096,
         stalled_client_s: float = 60.0,
     ) -> None:
-        """`max_message`: bytes of a request; gRPC itself refuses a larger one, as RESOURCE_EXHAUSTED, and bytes that
-        are no message, as INTERNAL: neither has an ErrorDetail. `max_calls` at once, health and reflection aside; more
-        of one connection wait at their client."""
+        """Configure the server.
+
+        `max_message`: largest request in bytes. gRPC itself refuses a larger one with RESOURCE_EXHAUSTED, and bytes
+        that are no message with INTERNAL; neither error has an ErrorDetail. `max_calls`: concurrent calls, without
+        those of health and reflection; further calls over one connection wait at the client."""
         self._health = HealthService(dispatch, (SERVICE,))
         self._server = grpc.aio.server(options=_options(max_message, max_calls))
         self.port = 0
-        service = InferenceService(answers, doorkeeper, max_calls, stalled_client_s)
+        service = InferenceService(answers, authenticator, max_calls, stalled_client_s)
         add_InferenceServicer_to_server(service, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self, host: str, port: int) -> None:
-        """Accepts calls when this returns. `port` 0: any free one. Raises INVALID_REQUEST for one that is taken."""
+        """Bind the port (0: any free one) and serve; the server accepts calls when this returns. Raises INVALID_REQUEST
+        for a port in use."""
         try:
             self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:
@@ -51,7 +54,8 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, graceful_s: float) -> None:
-        """Refuse new calls with UNAVAILABLE, let those under way end, cut those that take longer than `graceful_s`."""
+        """Refuse new calls with UNAVAILABLE, wait for the open ones, and abort those that take longer than
+        `graceful_s`."""
         self._health.close()
         await self._server.stop(graceful_s)
 
@@ -59,13 +63,13 @@ class GrpcServer:
 def _options(max_message: int, max_calls: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", max_message),
-        # Room beside the calls for a probe of the health over the same connection.
+        # 16 more than the calls, for health probes over the same connection.
         ("grpc.max_concurrent_streams", max_calls + 16),
-        # A client whose link is cut says nothing: pings find out within 30 s, and its requests end.
+        # Pings detect a client whose connection is dead within 30 s, and its requests end.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.max_pings_without_data", 0),
-        # Clients may ping as often as balancers are known to, with or without calls.
+        # Load balancers ping often, with or without open calls.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         # Two servers on one port would each get half of the calls; the second must fail to bind.

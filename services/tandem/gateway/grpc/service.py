@@ -1,4 +1,4 @@
-"""The public gRPC service as a translator over one dispatch; never decides where or whether a request runs."""
+"""Serve the public gRPC API by translating its calls to the CompletionService."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 MAX_HELD = 256
-"""Parts in one message."""
+"""Largest number of output parts in one message of a stream."""
 
 _Reply = TypeVar("_Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
 class InferenceService(InferenceServicer):
-    """One handler per rpc. Streams are coroutines that write, so that a cancel ends them at once. Of more than
-    `max_calls` at once the others are refused; a stream that its client takes nothing of ends after
-    `stalled_client_s`."""
+    """One handler per RPC. The streaming ones are coroutines that call `write`, so that a cancellation ends them at
+    once.
+
+    `max_calls`: largest number of concurrent calls; further ones are refused. `stalled_client_s`: a stream ends when
+    its client reads nothing for so long."""
 
     def __init__(
-        self, answers: CompletionService, doorkeeper: Authenticator, max_calls: int, stalled_client_s: float
+        self, answers: CompletionService, authenticator: Authenticator, max_calls: int, stalled_client_s: float
     ) -> None:
         self._answers = answers
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._max_calls = max_calls
         self._num_calls = 0
         self._stalled_client_s = stalled_client_s
@@ -71,7 +73,7 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
     ) -> pb.ListModelsReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper, self._answers.now())
+            caller = call.caller(self._authenticator, self._answers.now())
             reply = pb.ListModelsReply()
             for model in self._answers.models(caller.tenant):
                 for name in model.names:
@@ -83,7 +85,7 @@ class InferenceService(InferenceServicer):
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
     ) -> pb.TokenizeReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper, self._answers.now())
+            caller = call.caller(self._authenticator, self._answers.now())
             body = tokenize_body(request)
             served, ids = await self._answers.tokenize(body, caller.tenant)
             reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
@@ -97,7 +99,7 @@ class InferenceService(InferenceServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
     ) -> pb.DetokenizeReply:
         async with self._call(context) as call:
-            caller = call.caller(self._doorkeeper, self._answers.now())
+            caller = call.caller(self._authenticator, self._answers.now())
             text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
             return pb.DetokenizeReply(prompt=text)
 
@@ -116,34 +118,34 @@ class InferenceService(InferenceServicer):
                     self._num_calls -= 1
 
     async def _chat(self, call: GrpcCall, request: pb.ChatRequest, *, stream: bool = False) -> CompletionStream:
-        """Who asks comes first, so that a stranger costs nothing."""
-        caller = call.caller(self._doorkeeper, self._answers.now())
+        """Authenticate, and then parse and admit a chat, so that a client without a valid key costs nothing."""
+        caller = call.caller(self._authenticator, self._answers.now())
         return await self._answers.chat(chat_body(request, stream=stream), caller)
 
     async def _complete(self, call: GrpcCall, request: pb.CompleteRequest, *, stream: bool = False) -> CompletionStream:
-        caller = call.caller(self._doorkeeper, self._answers.now())
+        caller = call.caller(self._authenticator, self._answers.now())
         return await self._answers.complete(completion_body(request, stream=stream), caller)
 
 
-async def _whole(call: GrpcCall, answer: CompletionStream, form: ReplyFormatter[_Reply]) -> _Reply:
+async def _whole(call: GrpcCall, answer: CompletionStream, formatter: ReplyFormatter[_Reply]) -> _Reply:
     async with aclosing(answer.parts()) as parts:
         found = [part async for part in parts]
     await call.open(answer)
-    reply = form.reply(found)
+    reply = formatter.reply(found)
     if reply is None:
-        raise TandemError(ErrorKind.INTERNAL, "an answer came to nothing")
+        raise TandemError(ErrorKind.INTERNAL, "the request ended without any output")
     return reply
 
 
 async def _stream(
-    call: GrpcCall, answer: CompletionStream, form: ReplyFormatter[_Reply], stalled_client_s: float
+    call: GrpcCall, answer: CompletionStream, formatter: ReplyFormatter[_Reply], stalled_client_s: float
 ) -> None:
-    """Parts that are here at once leave in one message: most of what a token costs is its message. A client that does
-    not read holds up the write, and so this stream alone."""
+    """Write the output of a request as a stream of messages. Parts that are available together are sent in one message,
+    because a message is most of the cost of a token. A client that does not read delays only its own stream."""
     held: list[Part] = []
 
     async def send() -> None:
-        reply = form.reply(held)
+        reply = formatter.reply(held)
         held.clear()
         if reply is not None:
             await call.open(answer)

@@ -1,4 +1,4 @@
-"""Owns one HTTP exchange over plain ASGI: body in, answers and errors out, disconnects; knows no route."""
+"""Read the request, write the response or error, and watch for a disconnect, for one HTTP exchange over plain ASGI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.rate_limit_status import refused_headers
+from tandem.gateway.context.rate_limit_status import refusal_headers
 from tandem.gateway.context.request_context import label_of
 
 Scope = MutableMapping[str, Any]
@@ -22,19 +22,20 @@ Header = tuple[bytes, bytes]
 
 _REFUSALS = (429, 503)
 DEFAULT_RETRY_S = 1.0
-"""For refusals that do not say when."""
+"""Seconds in `retry-after` for refusals whose error names no time."""
 _UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
 
 
 class ClientDisconnected(Exception):
-    """The client hung up before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 class Exchange:
-    """One request and its one response.
+    """One HTTP request and its one response.
 
-    `request_id` is the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
-    response carries it. It labels, and is never used as an identity, because clients repeat theirs.
+    `request_id`: the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
+    response carries it. It is only a label and identifies nothing, because clients repeat theirs. `started`: the head
+    of the response was sent. `complete`: its whole body was sent.
     """
 
     __slots__ = (
@@ -50,30 +51,31 @@ class Exchange:
         self.started = False
         self.complete = False
         self.status = 0
-        """Of the response that was started; 0 before."""
+        """Status of the response; 0 before its head was sent."""
         self.is_counted = True
-        """What people watch with is no traffic."""
+        """Whether metrics count the response; the console's own requests are not traffic."""
         self.late_error: Callable[[TandemError], bytes] | None = None
-        """How an error is written into a response that has begun; None where that cannot be."""
+        """Formats an error for a response whose head was sent; None where such a response cannot hold an error."""
         self.request_id = label_of(self.header(b"x-request-id"))
 
     def header(self, name: bytes) -> bytes | None:
-        """The first header of this lower-case name."""
+        """Return the value of the first header with this lower-case name; None without one."""
         return self._headers.get(name)
 
     async def read_body(self, limit: int) -> bytes:
-        """The whole body, of at most `limit` bytes. Raises BODY_TOO_LARGE as soon as that is known, UNSUPPORTED where
-        it is compressed, because a small one could become any size, or ClientGone.
+        """Read the whole body of at most `limit` bytes.
 
-        What the client still sends then is dropped by the HTTP server, so the connection can be used again.
+        Raises BODY_TOO_LARGE as soon as the size is known; UNSUPPORTED where the body is compressed, because a small
+        one could expand to any size; or ClientDisconnected. The HTTP server discards what the client still sends after
+        an error, so that the connection can be used again.
         """
         encoding = self.header(b"content-encoding") or b"identity"
         if encoding.strip().lower() != b"identity":
-            told = encoding.decode("latin-1")
-            reason = f"content-encoding {told!r} is not supported; send the body as it is"
+            name = encoding.decode("latin-1")
+            reason = f"content-encoding {name!r} is not supported; send the body uncompressed"
             raise TandemError(ErrorKind.UNSUPPORTED, reason, param="content-encoding")
-        announced = self.header(b"content-length") or b"0"
-        if announced.isdigit() and int(announced) > limit:
+        length = self.header(b"content-length") or b"0"
+        if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
         body = bytearray()
         while True:
@@ -87,9 +89,10 @@ class Exchange:
                 return bytes(body)
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what answers this request; when the client hangs up before the answer is complete, cancel it.
+        """Run the coroutine that answers this request, and cancel it when the client disconnects before the response is
+        complete.
 
-        Call this after the body was read: it takes all further messages of the client.
+        Call this after the body was read, because it consumes all further messages of the client.
         """
         task = asyncio.ensure_future(work)
         watcher = asyncio.ensure_future(self._disconnected())
@@ -97,7 +100,7 @@ class Exchange:
             await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if watcher.done() and not self.complete:
                 task.cancel()
-            # A server reports a disconnect also after a complete response; the work may still be tidying up then.
+            # A server reports a disconnect also after a complete response, when the work may still be cleaning up.
             await asyncio.wait({task})
         finally:
             watcher.cancel()
@@ -107,7 +110,7 @@ class Exchange:
             if not task.cancelled():
                 task.result()
         finally:
-            del task  # what it failed of leads here: a circle, which only the garbage collector would find
+            del task  # its exception's traceback refers to this frame: a cycle that only the garbage collector frees
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -135,10 +138,10 @@ class Exchange:
         await self.write(body, more=False)
 
     async def send_error(self, error: TandemError, headers: Iterable[Header] = ()) -> None:
-        """OpenAI's error body with the status of the error table. Who is refused for lack of room learns when to come
-        back and, for machines, which limit it met."""
+        """Send OpenAI's error body with the status of the error table. Refusals for lack of capacity also have the
+        headers `retry-after` and `x-tandem-reject-reason`, the exceeded limit."""
         status = error.facts.http
-        extra = [*headers, *refused_headers(error)]
+        extra = [*headers, *refusal_headers(error)]
         retry_after_s, reject_reason = refusal(error)
         if reject_reason is not None:
             extra.append((b"x-tandem-reject-reason", header_value(reject_reason)))
@@ -150,7 +153,8 @@ class Exchange:
 
 
 def refusal(error: TandemError) -> tuple[float | None, str | None]:
-    """After how many seconds to try again, and which limit was met; the latter None unless it is one."""
+    """Return after how many seconds to retry, and the exceeded limit; the latter is None for an error that is no
+    refusal."""
     if error.facts.http not in _REFUSALS:
         return error.retry_after_s, None
     retry_after_s = DEFAULT_RETRY_S if error.retry_after_s is None else error.retry_after_s
@@ -171,7 +175,7 @@ def error_body(error: TandemError) -> bytes:
 
 
 def header_value(text: str) -> bytes:
-    """`text` with everything that a header cannot carry replaced."""
+    """Encode a header's value; bytes other than printable ASCII become `?`."""
     return _UNPRINTABLE.sub(b"?", text.encode("utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Answers how this process does, to those who run it; never decides anything."""
+"""Serve the health, readiness and metrics endpoints of this process."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from tandem.gateway.http.openai_schema import HealthReply, ScrapeGroup, ScrapeLa
 from tandem.obs.telemetry import Telemetry
 
 PROBES = frozenset({b"/health", b"/live", b"/ready"})
-"""Answered also where connections are too many for anything else."""
+"""Paths that are answered also on connections beyond `max_connections`."""
 
 
 class HealthRoutes:
-    """`/health` and `/live` are for whoever restarts the process, `/ready` for whoever sends it traffic, `/metrics` and
-    `/metrics/targets` for Prometheus."""
+    """Handlers of `/health` and `/live` (liveness: restart the process when they fail), `/ready` (readiness: send
+    traffic while it succeeds), `/metrics` and `/metrics/targets` (for Prometheus)."""
 
-    __slots__ = ("_dispatch", "_doorkeeper", "_telemetry")
+    __slots__ = ("_authenticator", "_dispatch", "_telemetry")
 
-    def __init__(self, dispatch: RequestDispatcher, doorkeeper: Authenticator, telemetry: Telemetry) -> None:
+    def __init__(self, dispatch: RequestDispatcher, authenticator: Authenticator, telemetry: Telemetry) -> None:
         self._dispatch = dispatch
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._telemetry = telemetry
 
     async def health(self, exchange: Exchange) -> None:
         await exchange.send_json(200, msgspec.json.encode(HealthReply("ok")))
 
     async def ready(self, exchange: Exchange) -> None:
-        """503 with what is missing, until requests can be served. What is wrong and stops nobody is told all the
-        same."""
+        """Send 503 with what is missing until requests can be served, then 200. Problems that stop no request are
+        reported as `warning`."""
         missing = self._dispatch.ready()
         if missing is None:
-            problems = [problem for problem in (self._doorkeeper.problem(), self._dispatch.problem()) if problem]
+            problems = [problem for problem in (self._authenticator.problem(), self._dispatch.problem()) if problem]
             reply = HealthReply("ready", warning="; ".join(problems) or UNSET)
             await exchange.send_json(200, msgspec.json.encode(reply))
         else:
@@ -43,13 +43,13 @@ class HealthRoutes:
             await exchange.send_json(503, body, [(b"retry-after", b"1")])
 
     async def metrics(self, exchange: Exchange) -> None:
-        """On a thread, because thousands of series take longer to write than a stream may stand still."""
+        """Send the metrics, formatted on a thread because formatting thousands of series would delay the streams."""
         accept = (exchange.header(b"accept") or b"").decode("latin-1")
         content_type, body = await asyncio.to_thread(self._telemetry.exposition, accept)
         await exchange.send_body(content_type, body)
 
     async def targets(self, exchange: Exchange) -> None:
-        """Live workers' own metrics, as Prometheus' discovery over HTTP reads them
+        """Send the addresses of the live workers' own metrics, in the format of Prometheus' HTTP service discovery
         (https://prometheus.io/docs/prometheus/latest/http_sd/)."""
         found = [
             ScrapeGroup([target.address], ScrapeLabels(target.pool, target.worker, target.model))

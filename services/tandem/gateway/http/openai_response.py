@@ -1,4 +1,4 @@
-"""Fills in OpenAI's response bodies and chunks as JSON bytes; never waits for a token or sends one."""
+"""Format the output of a request as OpenAI's response bodies and stream chunks, in JSON bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem.gateway.telemetry.usage import Usage
 from tandem.gateway.text.text_model import TextModel
 
 LOWEST_LOGPROB = -9999.0
-"""JSON has no minus infinity; OpenAI writes this."""
+"""Written for a log probability of minus infinity, which JSON cannot express, as OpenAI does."""
 _ENCODER = msgspec.json.Encoder()
 _CUT = "\0"
 _TIERS = {Lane.INTERACTIVE: "priority", Lane.STANDARD: "default", Lane.BATCH: "flex"}
@@ -28,7 +28,8 @@ _TIERS = {Lane.INTERACTIVE: "priority", Lane.STANDARD: "default", Lane.BATCH: "f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkHeader:
-    """What every chunk of one response repeats. `created` in seconds since the epoch."""
+    """Fields that every chunk of one response repeats, and the options of its format. `created`: in seconds since the
+    epoch."""
 
     id: str
     created: int
@@ -42,21 +43,21 @@ class ChunkHeader:
 
     @classmethod
     def of(cls, answer: CompletionStream, created: int) -> ChunkHeader:
-        ask = answer.ask
+        params = answer.ask
         return cls(
             id=answer.id,
             created=created,
             model=answer.model,
-            service_tier=UNSET if ask.body.service_tier is None else _TIERS[answer.jobs[0].lane],
-            include_usage=ask.include_usage,
-            continuous_usage=ask.continuous_usage,
-            with_logprobs=ask.logprobs is not None,
-            with_token_ids=bool(ask.body.return_token_ids),
+            service_tier=UNSET if params.body.service_tier is None else _TIERS[answer.jobs[0].lane],
+            include_usage=params.include_usage,
+            continuous_usage=params.continuous_usage,
+            with_logprobs=params.logprobs is not None,
+            with_token_ids=bool(params.body.return_token_ids),
             text=answer.served.text,
         )
 
     def shows(self, delta: Delta) -> bool:
-        """A client would see something in it."""
+        """Return whether a chunk of this delta would show the client anything."""
         if delta.text or delta.reasoning or delta.tool_calls:
             return True
         return (self.with_logprobs and delta.token is not None) or (self.with_token_ids and delta.token_id is not None)
@@ -66,24 +67,24 @@ Count = Callable[[], Usage]
 
 
 class ResponseFormatter(Protocol):
-    """How one of OpenAI's two endpoints writes the same answer. `usage` tells that of the answer up to now, to forms
-    that write it."""
+    """Format the output of a request for one of OpenAI's two endpoints. `usage` returns the tokens up to now, and is
+    called only for chunks that contain them."""
 
     def opening(self, choice: int, usage: Count) -> list[bytes]:
-        """Chunks that come before any text of a choice."""
+        """Make the chunks that precede any text of a choice."""
         ...
 
     def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
-        """Empty when a client would see nothing in it."""
+        """Make the chunks of one part of the output; none where they would show the client nothing."""
         ...
 
     def closing(self, ending: ChoiceEnd, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
-        """The chunk with the finish reason. With the last choice, which has the `facts`, also the usage if it was asked
-        for."""
+        """Make the chunk with the finish reason of a choice. `facts` are given with the last choice only, after which
+        the usage follows if the client requested it."""
         ...
 
     def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
-        """The whole response at once."""
+        """Make the whole body of a response that is not streamed."""
         ...
 
 
@@ -91,20 +92,20 @@ C = TypeVar("C")
 
 
 class _Chunks(ABC, Generic[C]):
-    """The part of a form that the two endpoints share. `C` is a choice in a chunk."""
+    """Formatting that the two endpoints share. `C` is the type of a choice in a chunk."""
 
-    def __init__(self, heading: ChunkHeader, make_chunk: Callable[..., msgspec.Struct]) -> None:
-        self._heading = heading
+    def __init__(self, header: ChunkHeader, make_chunk: Callable[..., msgspec.Struct]) -> None:
+        self._header = header
         self._make_chunk = make_chunk
         self._named_fields: dict[str, Any] = {
-            name: getattr(heading, name) for name in ("id", "created", "model", "service_tier")
+            name: getattr(header, name) for name in ("id", "created", "model", "service_tier")
         }
 
     @abstractmethod
     def _end(self, ending: ChoiceEnd) -> C: ...
 
     def _chunk(self, choice: C | None, usage: Count, facts: reply.TandemFacts | None = None) -> bytes:
-        """Without a choice: the one that has only the usage."""
+        """Encode a chunk with one choice, or with None the last chunk, which has only the usage."""
         chunk = self._make_chunk(
             **self._named_fields,
             choices=[] if choice is None else [choice],
@@ -114,21 +115,21 @@ class _Chunks(ABC, Generic[C]):
         return msgspec.json.encode(chunk)
 
     def closing(self, ending: ChoiceEnd, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
-        if facts is None or not self._heading.include_usage:
+        if facts is None or not self._header.include_usage:
             return [self._chunk(self._end(ending), usage, facts)]
         return [self._chunk(self._end(ending), usage), self._chunk(None, usage, facts)]
 
     def _ids(self, deltas: Iterable[Delta]) -> list[int] | UnsetType:
-        """The field `token_ids` that vLLM adds to a choice."""
-        if not self._heading.with_token_ids:
+        """Make the field `token_ids`, which vLLM adds to a choice."""
+        if not self._header.with_token_ids:
             return UNSET
         return [token for delta in deltas if (token := delta.token_id) is not None]
 
     def _usage(self, usage: Count) -> reply.UsageReply | UnsetType | None:
-        """In a chunk that is not the last one."""
-        if self._heading.continuous_usage:
+        """Make the field `usage` of a chunk that is not the last one."""
+        if self._header.continuous_usage:
             return _usage_reply(usage())
-        return None if self._heading.include_usage else UNSET
+        return None if self._header.include_usage else UNSET
 
     def _prompt_scores(self, scored: ScoredPrompt) -> reply.PromptLogprobs:
         return [None if token.logprob is None else self._scores(token) for token in scored.tokens]
@@ -138,25 +139,25 @@ class _Chunks(ABC, Generic[C]):
         known = {token.id: token.logprob, **dict(token.top)}
         return {
             str(other): reply.PromptLogprob(
-                _finite(logprob), ranked.get(other), self._heading.text.token_text(other).text
+                _finite(logprob), ranked.get(other), self._header.text.token_text(other).text
             )
             for other, logprob in known.items()
         }
 
 
 class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
-    """/v1/chat/completions."""
+    """ResponseFormatter of /v1/chat/completions."""
 
-    def __init__(self, heading: ChunkHeader) -> None:
-        super().__init__(heading, reply.ChatChunk)
-        self._is_plain = not (heading.with_logprobs or heading.with_token_ids or heading.continuous_usage)
+    def __init__(self, header: ChunkHeader) -> None:
+        super().__init__(header, reply.ChatChunk)
+        self._is_plain = not (header.with_logprobs or header.with_token_ids or header.continuous_usage)
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self, choice: int, usage: Count) -> list[bytes]:
         return [self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(role="assistant", content="")), usage)]
 
     def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
-        if isinstance(part, Echo) or not self._heading.shows(part):
+        if isinstance(part, Echo) or not self._header.shows(part):
             return []
         if self._is_plain and not part.reasoning and not part.tool_calls:
             before, after = self._around.get(part.choice) or self._cut(part.choice, usage)
@@ -171,10 +172,10 @@ class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
         return [self._chunk(reply.ChatChunkChoice(part.choice, delta, logprobs, token_ids=ids), usage)]
 
     def _cut(self, choice: int, usage: Count) -> tuple[bytes, bytes]:
-        """What is written before and after the text in each chunk of a choice that tells nothing else; filled in anew
-        for every token it was a tenth of what one costs."""
+        """Return and cache the bytes before and after the text in a choice's chunks that hold nothing but text.
+        Encoding the whole chunk for every token was a tenth of the cost of a token."""
         whole = self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(content=_CUT)), usage)
-        # The last one: a model may have any name.
+        # The last occurrence is the content: the name of the model precedes it and may hold anything.
         before, _, after = whole.rpartition(_ENCODER.encode(_CUT))
         self._around[choice] = before, after
         return before, after
@@ -207,7 +208,7 @@ class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
         return reply.ChatChoice(ending.choice, message, self._logprobs(deltas), ending.reason.value, self._ids(deltas))
 
     def _logprobs(self, deltas: Iterable[Delta]) -> reply.ChatLogprobs | None:
-        if not self._heading.with_logprobs:
+        if not self._header.with_logprobs:
             return None
         return reply.ChatLogprobs([self._entry(delta.token) for delta in deltas if delta.token])
 
@@ -216,21 +217,21 @@ class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
         return reply.TokenLogprob(*self._named(token.id, token.logprob), top_logprobs=top)
 
     def _named(self, token: int, logprob: float | None) -> tuple[str, float, list[int]]:
-        facts = self._heading.text.token_text(token)
+        facts = self._header.text.token_text(token)
         return facts.text, _finite(logprob), list(facts.raw)
 
 
 class CompletionFormatter(_Chunks[reply.TextChoice]):
-    """/v1/completions."""
+    """ResponseFormatter of /v1/completions."""
 
-    def __init__(self, heading: ChunkHeader) -> None:
-        super().__init__(heading, reply.TextChunk)
+    def __init__(self, header: ChunkHeader) -> None:
+        super().__init__(header, reply.TextChunk)
 
     def opening(self, choice: int, usage: Count) -> list[bytes]:
         return []
 
     def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
-        if isinstance(part, Delta) and not self._heading.shows(part):
+        if isinstance(part, Delta) and not self._header.shows(part):
             return []
         deltas = part.deltas if isinstance(part, Echo) else [part]
         return [self._chunk(self._choice(part.choice, deltas, None), usage)]
@@ -260,7 +261,7 @@ class CompletionFormatter(_Chunks[reply.TextChoice]):
 
     def _logprobs(self, deltas: Iterable[Delta]) -> reply.TextLogprobs | None:
         placed = [(delta.token, delta.offset) for delta in deltas if delta.token]
-        if not self._heading.with_logprobs or not placed:
+        if not self._header.with_logprobs or not placed:
             return None
         return reply.TextLogprobs(
             tokens=[self._name(token.id) for token, _ in placed],
@@ -270,19 +271,20 @@ class CompletionFormatter(_Chunks[reply.TextChoice]):
         )
 
     def _top(self, token: SampledToken) -> dict[str, float]:
-        """The alternatives and the token itself, which need not be among them."""
+        """Return the log probabilities of the alternatives and of the token itself, which need not be among them."""
         return {self._name(other): _finite(logprob) for other, logprob in (*token.top, (token.id, token.logprob))}
 
     def _name(self, token: int) -> str:
-        """As OpenAI does, so that two tokens that are no text on their own keep different names."""
-        facts = self._heading.text.token_text(token)
+        """Return a token's text, or `bytes:\\x..` for bytes that are no UTF-8 on their own. As at OpenAI, two such
+        tokens keep different names."""
+        facts = self._header.text.token_text(token)
         if "\ufffd" not in facts.text:
             return facts.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in facts.raw)
 
 
 class _Gathered:
-    """The parts of a whole answer, by choice."""
+    """Parts of a whole output, sorted by choice."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.scored: list[ScoredPrompt] = []

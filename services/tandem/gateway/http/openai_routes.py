@@ -1,5 +1,4 @@
-"""OpenAI's HTTP endpoints, and vLLM's for tokens, as translators over one dispatch; never decides where or whether a
-request runs."""
+"""Serve OpenAI's HTTP endpoints, and vLLM's /tokenize and /detokenize, by translating them to the CompletionService."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tandem.gateway.context.request_context import (
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
     RequestContext,
-    is_asked,
+    is_flag_set,
     lane_of,
     timeout_of,
 )
@@ -32,15 +31,16 @@ MODELS_PREFIX = "/v1/models/"
 
 
 class OpenAIRoutes:
-    """One handler per endpoint. `heartbeat_s` is how long a stream stays silent before its first token."""
+    """One handler per endpoint. `heartbeat_s`: seconds between the heartbeats that a stream sends before its first
+    token. `max_body`: largest body in bytes."""
 
-    __slots__ = ("_answers", "_doorkeeper", "_heartbeat_s", "_max_body")
+    __slots__ = ("_answers", "_authenticator", "_heartbeat_s", "_max_body")
 
     def __init__(
-        self, answers: CompletionService, doorkeeper: Authenticator, max_body: int, heartbeat_s: float
+        self, answers: CompletionService, authenticator: Authenticator, max_body: int, heartbeat_s: float
     ) -> None:
         self._answers = answers
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._max_body = max_body
         self._heartbeat_s = heartbeat_s
 
@@ -50,7 +50,7 @@ class OpenAIRoutes:
         await exchange.send_json(200, msgspec.json.encode(ModelList(cards)))
 
     async def model(self, exchange: Exchange) -> None:
-        """A model's name may hold slashes, so it is all of the path after the prefix."""
+        """Send the card of one model, whose name is all of the path after the prefix, as names may contain slashes."""
         tenant = self._caller(exchange).tenant
         name = str(exchange.scope["path"]).removeprefix(MODELS_PREFIX)
         await exchange.send_json(200, msgspec.json.encode(_model_card(self._answers.find(name, tenant), name)))
@@ -92,10 +92,11 @@ class OpenAIRoutes:
         await exchange.send_json(200, msgspec.json.encode(reply))
 
     def _caller(self, exchange: Exchange) -> RequestContext:
-        """Who asks; before its body is read, so that a stranger costs nothing."""
+        """Authenticate the caller and read its headers. This comes before the body is read, so that a client without a
+        valid key costs nothing."""
         received_at = self._answers.now()
         key = api_key_from_headers(_text(exchange, "authorization"), _text(exchange, "x-api-key"))
-        tenant = self._doorkeeper.identify(key)
+        tenant = self._authenticator.identify(key)
         return RequestContext(
             request_id=exchange.request_id,
             received_at=received_at,
@@ -103,8 +104,8 @@ class OpenAIRoutes:
             lane=lane_of(_text(exchange, LANE_HEADER)),
             timeout_s=timeout_of(_text(exchange, TIMEOUT_HEADER)),
             session=_text(exchange, SESSION_HEADER) or "",
-            wants_explanation=is_asked(EXPLAIN_HEADER, _text(exchange, EXPLAIN_HEADER)),
-            wants_timing=is_asked(TIMING_HEADER, _text(exchange, TIMING_HEADER)),
+            wants_explanation=is_flag_set(EXPLAIN_HEADER, _text(exchange, EXPLAIN_HEADER)),
+            wants_timing=is_flag_set(TIMING_HEADER, _text(exchange, TIMING_HEADER)),
             traceparent=_text(exchange, TRACEPARENT_HEADER) or "",
             tracestate=_text(exchange, TRACESTATE_HEADER) or "",
         )
@@ -116,7 +117,7 @@ def _text(exchange: Exchange, header: str) -> str | None:
 
 
 def _now() -> int:
-    """In seconds since the epoch, for clients to read."""
+    """Return the time in seconds since the epoch."""
     return wall_ns() // 10**9
 
 

@@ -1,6 +1,6 @@
-"""The bodies of our responses as OpenAI's clients read them; never fills one in.
+"""Define the bodies of responses as OpenAI's clients read them.
 
-A field of type UNSET is left out where it was not asked for.
+A field whose value is UNSET is left out of the JSON. Docstrings of these structs are descriptions in openapi.json.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class UsageReply(msgspec.Struct):
-    """A prompt counts once, whatever the number of its choices."""
+    """Number of tokens of all prompts and choices. A prompt counts once, whatever the number of its choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -25,8 +25,8 @@ class UsageReply(msgspec.Struct):
 
 
 class TimingFacts(msgspec.Struct, kw_only=True):
-    """In milliseconds. The stages add up to the total, which ends when this was written. Of several prompts they are
-    those of the one that ended last."""
+    """Time of each stage of the request in milliseconds. The stages add up to `total_ms`, the time from the arrival of
+    the request to the writing of this object. With several prompts they are those of the prompt that ended last."""
 
     total_ms: float
     first_token_ms: float | UnsetType = UNSET
@@ -42,10 +42,11 @@ class TimingFacts(msgspec.Struct, kw_only=True):
 
 
 class TandemFacts(msgspec.Struct):
-    """Our own addition to the last chunk and to whole bodies: remote, local, or fallback with its reason; and how many
-    attempts it took, the first and each time that it went on elsewhere. `reasons`, one for each prompt, where
-    `x-tandem-explain` asked for them: costs in milliseconds. `timing`: where its time went, where `x-tandem-timing`
-    asked for it."""
+    """Tandem's own addition to the last chunk of a stream and to whole bodies.
+
+    `path`: remote, local, or fallback with its reason. `attempts`: 1 plus the number of retries on other workers.
+    `reasons`: why the router chose the placement, one object for each prompt, costs in milliseconds; present with
+    `x-tandem-explain`. `timing`: the time of each stage; present with `x-tandem-timing`."""
 
     path: str
     attempts: int
@@ -80,7 +81,7 @@ class ToolCall(msgspec.Struct):
 
 
 class ToolCallPiece(msgspec.Struct):
-    """`id`, `type` and the function's name come with a call's first piece."""
+    """Part of a tool call in a stream. Only a call's first part has `id`, `type` and the function's name."""
 
     index: int
     function: FunctionCall
@@ -122,7 +123,8 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """`rank` is 1 for the likeliest token, and null for one that is not among the alternatives."""
+    """Log probability of one token of a prompt. `rank`: 1 for the likeliest token; null for a token that is not among
+    the alternatives."""
 
     logprob: float
     rank: int | None
@@ -130,11 +132,11 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of the prompt, by token id: itself and the alternatives; the first has none."""
+"""For each token of the prompt, the token and its alternatives by token id; None for the first token."""
 
 
 class TextLogprobs(msgspec.Struct):
-    """What has no log probability, the first token of an echoed prompt, has null."""
+    """Log probabilities of a plain completion, by token. The first token of an echoed prompt has none and so null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -152,7 +154,8 @@ class TextChoice(msgspec.Struct):
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """`created` in seconds since the epoch. `service_tier` names the lane that was used, where one was asked for."""
+    """Fields of all completions. `created`: in seconds since the epoch. `service_tier`: names the lane that was used;
+    present where the request named one."""
 
     id: str
     created: int
@@ -176,7 +179,7 @@ class TextCompletion(Reply, kw_only=True):
 
 
 class CompletionChunk(Reply, kw_only=True):
-    """`usage` is null where it comes later."""
+    """Chunk of a streamed completion. `usage`: null in the chunks before the one that has the usage."""
 
     usage: UsageReply | UnsetType | None = UNSET
     tandem: TandemFacts | UnsetType = UNSET
@@ -193,7 +196,7 @@ class TextChunk(CompletionChunk, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct):
-    """`code` is stable and for machines; `param` names the offending field."""
+    """Description of an error. `code`: stable, for programs. `param`: the name of the offending field."""
 
     message: str
     type: str
@@ -206,7 +209,7 @@ class ErrorReply(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
-    """`root` is the name of what is served under this one."""
+    """Description of a model. `root`: the served name, of which `id` may be an alias."""
 
     id: str
     created: int
@@ -240,14 +243,15 @@ class ScrapeLabels(msgspec.Struct):
 
 
 class ScrapeGroup(msgspec.Struct):
-    """Of Prometheus' HTTP service discovery: addresses as host:port, and what every series from there is labelled."""
+    """Group of targets in Prometheus' HTTP service discovery: addresses as host:port, and labels of all their
+    series."""
 
     targets: list[str]
     labels: ScrapeLabels
 
 
 class HealthReply(msgspec.Struct):
-    """`reason` says what is missing, `warning` what is wrong though requests are served."""
+    """Health of the gateway. `reason`: what is missing. `warning`: a problem in spite of which requests are served."""
 
     status: str
     reason: str | UnsetType = UNSET

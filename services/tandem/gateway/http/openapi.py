@@ -1,4 +1,4 @@
-"""Writes down all routes as an OpenAPI 3.1 document and as a page to read; never lists one that is not served."""
+"""Document all routes, as an OpenAPI 3.1 document and as an HTML page."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Tandem</title><style>
 body {{ font: 15px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
 code {{ font-size: 14px; }} td, th {{ text-align: left; vertical-align: top; padding: .1rem 1rem .1rem 0; }}
-</style></head><body><h1>Tandem</h1><p>As a document for machines: <a href="openapi.json">openapi.json</a></p>
+</style></head><body><h1>Tandem</h1><p>OpenAPI document: <a href="openapi.json">openapi.json</a></p>
 {body}</body></html>
 """
 
 
 class OpenApiDocs:
-    """`/openapi.json` and `/docs` of the routes it is given, its own included."""
+    """Serve `/openapi.json` and `/docs`, which describe all routes, these two included."""
 
     __slots__ = ("_document", "_page")
 
@@ -51,11 +51,11 @@ class OpenApiDocs:
                 method="GET",
                 path="/openapi.json",
                 handler=self._show_document,
-                summary="This document",
+                summary="OpenAPI document of this server",
                 text="application/json",
             ),
             Route(
-                method="GET", path="/docs", handler=self._show_page, summary="This document to read", text="text/html"
+                method="GET", path="/docs", handler=self._show_page, summary="HTML page of all routes", text="text/html"
             ),
         ]
 
@@ -72,20 +72,25 @@ class OpenApiDocs:
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
-    """The document. Its schemas are those of the structs that bodies are parsed into and replies are made of."""
+    """Build the OpenAPI document of the routes. Its schemas, with their descriptions, come from the structs of the
+    bodies and replies."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     kinds = {kind: None for route in routes for kind in (route.body, route.reply, route.chunk, route.not_ready) if kind}
     _, schemas = msgspec.json.schema_components([*kinds, ErrorReply], ref_template=_REF)
-    asked = {*(route.body.__name__ for route in routes if route.body), ChatMessage.__name__}
-    schemas = {name: narrowed(schema) if name in asked else schema for name, schema in schemas.items()}
+    inputs = {*(route.body.__name__ for route in routes if route.body), ChatMessage.__name__}
+    schemas = {name: narrowed(schema) if name in inputs else schema for name, schema in schemas.items()}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Tandem", "version": version("tandem"), "summary": "OpenAI's API over split LLM workers"},
+        "info": {
+            "title": "Tandem",
+            "version": version("tandem"),
+            "summary": "OpenAI-compatible LLM serving",
+        },
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        # Without a key there is service only where none is asked for.
+        # `{}`: with `auth: off` no key is required.
         "security": [{"key": []}, {}],
     }
 
@@ -110,21 +115,19 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         found.append({"name": name, "in": "path", "required": True, "schema": schema})
     if route.chunk is not None:
         schema = {"type": "string", "enum": [lane.label for lane in Lane]}
-        meaning = "The lane to travel in, of those that the key allows."
+        meaning = "Lane (priority class) of the request, at most the highest lane that the key allows."
         found.append({"name": LANE_HEADER, "in": "header", "description": meaning, "schema": schema})
         schema = {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS}
-        meaning = "The client's deadline: what would miss it is refused at once, what does is ended."
+        meaning = "The client's deadline: a request that would miss it is refused at once, one that misses it is ended."
         found.append({"name": TIMEOUT_HEADER, "in": "header", "description": meaning, "schema": schema})
-        meaning = "Requests of one session go to the same workers where that costs nothing; else `user` names it."
+        meaning = "Session: its requests go to the same workers where that costs nothing. Default: the field `user`."
         found.append({"name": SESSION_HEADER, "in": "header", "description": meaning, "schema": {"type": "string"}})
-        meaning = "1: the answer's `tandem` tells why it went where it did, with the predicted costs."
+        meaning = "1: the response's field `tandem` has the reasons of the placement, with the predicted costs."
         schema = {"type": "string", "enum": ["0", "1"]}
         found.append({"name": EXPLAIN_HEADER, "in": "header", "description": meaning, "schema": schema})
-        meaning = (
-            "1: the answer's `tandem` tells where its time went, stage by stage, and so does a header of whole ones."
-        )
+        meaning = "1: the response's field `tandem` has the time of each stage; unless streamed, so has a header."
         found.append({"name": TIMING_HEADER, "in": "header", "description": meaning, "schema": schema})
-        meaning = "The client's trace, of which the answer becomes a part where the gateway traces."
+        meaning = "The client's trace, which the request joins where the gateway exports traces."
         found.append({"name": TRACEPARENT_HEADER, "in": "header", "description": meaning, "schema": {"type": "string"}})
     return found
 
@@ -137,23 +140,23 @@ def _responses(route: Route) -> dict[str, Any]:
         content = {route.text: {"schema": {"type": "object"}}}
     if route.chunk is not None:
         content["text/event-stream"] = {"schema": _event(route.chunk)}
-    responses: dict[str, Any] = {"200": {"description": "As asked.", "content": content}}
+    responses: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
     by_status: dict[int, list[str]] = {}
     for kind in route.errors:
         by_status.setdefault(ERROR_TABLE[kind].http, []).append(kind.value)
     for status, codes in sorted(by_status.items()):
         responses[str(status)] = {"description": f"code: {', '.join(codes)}", "content": _json(ErrorReply)}
     if route.not_ready is not None:
-        responses["503"] = {"description": "Says what is missing.", "content": _json(route.not_ready)}
+        responses["503"] = {"description": "Not ready; names what is missing.", "content": _json(route.not_ready)}
     for refusal in responses.keys() & {"429", "503"}:
         responses[refusal]["headers"] = {"retry-after": {"schema": {"type": "integer"}, "description": "seconds"}}
     return responses
 
 
 def _event(chunk: type[msgspec.Struct]) -> dict[str, Any]:
-    """Of one server-sent event."""
-    said = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in (chunk, ErrorReply)]}
-    data = {"anyOf": [{"const": "[DONE]"}, {"contentMediaType": "application/json", "contentSchema": said}]}
+    """Return the schema of one server-sent event."""
+    payload = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in (chunk, ErrorReply)]}
+    data = {"anyOf": [{"const": "[DONE]"}, {"contentMediaType": "application/json", "contentSchema": payload}]}
     meaning = "A server-sent event. The data of the last one is [DONE], unless an error ends the stream."
     return {"type": "object", "description": meaning, "properties": {"data": data}}
 
@@ -172,7 +175,7 @@ def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
 def _section(route: Route) -> str:
     lines = [f"<h3><code>{escape(f'{route.method} {route.path}')}</code></h3><p>{escape(route.summary)}</p>"]
     named = (("body", route.body), ("reply", route.reply), ("streamed", route.chunk))
-    links = [f'{what} <a href="#{kind.__name__}">{kind.__name__}</a>' for what, kind in named if kind is not None]
+    links = [f'{role} <a href="#{kind.__name__}">{kind.__name__}</a>' for role, kind in named if kind is not None]
     codes = [f"{ERROR_TABLE[kind].http} {kind.value}" for kind in route.errors]
     return "".join([*lines, f"<p>{', '.join(links)}</p>", f"<p>{escape(', '.join(codes))}</p>"])
 
@@ -190,7 +193,7 @@ def _schema_tables(document: Mapping[str, Any]) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A type in a few words."""
+    """Describe the type of a schema in a few words."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:

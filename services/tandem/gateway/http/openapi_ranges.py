@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of a field's values beyond their type; never checks one, that is `openai_request`."""
+"""List the ranges of body fields for the OpenAPI document. `openai.request_params` and SamplingParams check them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ RANGES: Mapping[str, Mapping[str, Any]] = {
     "cache_salt": {"minLength": 1, "maxLength": MAX_SALT_CHARS},
     "messages": {"minItems": 1},
 }
-"""By the field's name, in every body that has it."""
+"""JSON Schema keywords by field name, for every body that has the field."""
 
 
 def narrowed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of one body or message with these ranges."""
+    """Return the schema of a body or message with the ranges of its fields added."""
     fields = {name: {**facts, **RANGES.get(name, {})} for name, facts in schema.get("properties", {}).items()}
     return {**schema, "properties": fields}

@@ -1,8 +1,8 @@
-"""Guards one HTTP connection of uvicorn's against clients that send or read badly; never knows a route.
+"""Limit what one HTTP connection may cost the server, as a subclass of uvicorn's protocol.
 
-Uvicorn bounds bodies by the application's reading and idle connections by their keep-alive time, and leaves the rest
-open: how large a head may be, how long a request may take to arrive, how many may wait behind another on one
-connection, how long a response may wait for its reader, how many connections there are. All of that is here.
+Uvicorn itself limits bodies, by the application's reading, and idle connections, by their keep-alive time. This module
+adds the other limits: the size of a request's head, the time for a request to arrive, the number of pipelined requests,
+the time that a response waits for a client that does not read, and the number of connections.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from tandem.gateway.http.exchange import error_body
 
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
-"""What a header takes in a head beside its name and its value."""
+"""Bytes of a header line besides its name and its value: colon, space, CR and LF."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Of one server. Of more than `max_connections` only those that ask for one of `probes` at once are answered, and
-    only `probe_room` of them at a time: who restarts a process because it is busy makes nothing better. A request has
-    `request_timeout_s` from its first byte, or from the opening of its connection, to its last byte. A response that a
-    client takes nothing of is cut after `stalled_client_s`. After a refusal a connection is read, and thrown away, for
-    `linger_s`: closed at once, it would take the refusal with it."""
+    """Limits of one server.
+
+    `max_connections`: connections beyond it may only request one of the paths `probes`, `probe_room` of them at a time,
+    so that a busy process is not restarted for failed health checks. `request_timeout_s`: from the opening of the
+    connection, or the first byte of a later request, to the last byte of the request. `stalled_client_s`: a response of
+    which the client reads nothing for so long is aborted. `linger_s`: after a refusal, received bytes are discarded for
+    so long before the connection is closed, because a close with unread bytes would reset the connection and lose the
+    refusal. `keep_alive_s`: a connection without a request is closed after so long."""
 
     request_timeout_s: float = 60.0
     stalled_client_s: float = 60.0
@@ -48,23 +51,26 @@ class HttpLimits:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. The two timers of its own run only while the client owes something: bytes of a request, or room
-    for those of a response. While nobody owes anything uvicorn's keep-alive timer runs: from when both the last request
-    and its answer are over, until the next request begins. Stray bytes between requests put nothing off."""
+    """One HTTP connection with HttpLimits.
+
+    The request timer runs while the client has to send bytes of a request, the reader timer while the client has to
+    read bytes of a response. Uvicorn's keep-alive timer runs from the end of the last request and its response to the
+    beginning of the next request; stray bytes between requests do not restart it."""
 
     def __init__(self, limits: HttpLimits, **server: Any) -> None:
         super().__init__(**server)
         self._limits = limits
         self._is_refused = False
-        self._is_extra = False  # one of too many, which may only probe
+        self._is_extra = False  # beyond `max_connections`: only probes are answered
         self._refusal: TandemError | None = None
         self._request_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None
-        self._has_begun = False  # a request whose last byte is not here yet
-        self._in_head = True  # the request that comes, or may come, has no cycle yet: `cycle` is that of the one before
-        self._cycles: deque[RequestResponseCycle] = deque()  # of requests without a whole answer, in order
-        self._num_head_bytes = self._num_headers = 0
-        self._num_kept_bytes = 0  # fed since the parser last told us something: it keeps what is incomplete
+        self._has_begun = False  # a request has begun to arrive and its last byte has not arrived yet
+        self._in_head = True  # the arriving or next request has no cycle yet: `cycle` belongs to the request before it
+        self._cycles: deque[RequestResponseCycle] = deque()  # of requests without a complete response, in order
+        self._num_head_bytes = 0
+        self._num_headers = 0
+        self._num_kept_bytes = 0  # fed to the parser since its last callback; it buffers incomplete elements
 
     # ---- the transport's calls
 
@@ -81,7 +87,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
-        # Uvicorn tells only the last request that came in, which need not be the one that is being answered.
+        # Uvicorn notifies only the cycle of the last received request, which need not be the one being answered.
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -93,14 +99,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._refuse(self._refusal or TandemError(ErrorKind.INVALID_REQUEST, "this is not HTTP"))
+            self._refuse(self._refusal or TandemError(ErrorKind.INVALID_REQUEST, "the request is not valid HTTP"))
         else:
             if self._num_kept_bytes > self._limits.max_head_bytes:
                 self._refuse(self._head_too_large())
 
     def _feed(self, data: bytes) -> None:
-        """An offer to speak another protocol is not taken, and the parser must not know of it: it would take the body
-        for that protocol. Java's client offers h2c with its first request."""
+        """Feed bytes to the parser, and ignore an `upgrade` to another protocol.
+
+        The head is fed again without that header to a new parser, because httptools would take the body for the other
+        protocol. Java's HTTP client offers h2c with its first request."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -123,10 +131,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reader_timer.cancel()
             self._reader_timer = None
 
-    # ---- the parser's calls; what they raise comes out of `feed_data` as an HttpParserError
+    # ---- the parser's callbacks; `feed_data` raises their exceptions as HttpParserError
 
     def on_message_begin(self) -> None:
-        self._num_kept_bytes = self._num_head_bytes = self._num_headers = 0
+        self._num_kept_bytes = 0
+        self._num_head_bytes = 0
+        self._num_headers = 0
         self._has_begun = True
         self._unset_keepalive_if_required()
         if self._request_timer is None:
@@ -138,7 +148,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Also of trailers."""
+        """Count and pass on a header of the head or of the trailers."""
         self._num_headers += 1
         self._count_head(len(name) + len(value) + _LINE_BYTES)
         super().on_header(name, value)
@@ -162,18 +172,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._num_kept_bytes = 0
-        self._has_begun, self._in_head = False, True
+        self._has_begun = False
+        self._in_head = True
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
         super().on_message_complete()
-        if not self._cycles:  # it was answered before all of it was here
+        if not self._cycles:  # the request was answered before all of it had arrived
             self._await_another()
 
     def on_response_complete(self) -> None:
         self._cycles.popleft()
         if self._request_timer is not None and self._has_begun and self._in_head:
-            # The next request was kept waiting; its time begins now.
+            # Reading was paused while the next request began to arrive; its time begins now.
             self._request_timer.cancel()
             self._await_request()
         super().on_response_complete()
@@ -218,7 +229,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _request_overdue(self) -> None:
         self._request_timer = None
         if self._owes_answer():
-            # The client waits for us, and we may have stopped reading.
+            # The client waits for a response, and reading may be paused meanwhile.
             self._await_request()
         elif self._has_begun:
             limit = self._limits.request_timeout_s
@@ -227,16 +238,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _owes_answer(self) -> bool:
-        """To a request before the one that comes in."""
+        """Return whether a request before the arriving one has no complete response yet."""
         return len(self._cycles) > (0 if self._in_head else 1)
 
     def _reader_stalled(self) -> None:
-        """The disconnect cancels the request everywhere."""
-        _log.info("a client took nothing of its response for %g s", self._limits.stalled_client_s)
+        """Abort a connection whose client does not read; the disconnect cancels the request at every worker."""
+        _log.info("connection aborted: the client read nothing of its response for %g s", self._limits.stalled_client_s)
         self.transport.abort()
 
     def _refuse(self, error: TandemError) -> None:
-        """Answer and end the connection. Where that answer would come in the middle of another, only end it."""
+        """Send an error and end the connection; only end it where the error would be written into another response."""
         cycle = None if self._in_head else self.cycle
         if self._owes_answer() or (cycle is not None and cycle.response_started):
             self.transport.abort()
@@ -254,8 +265,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 async def _without_chunks(cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
-    """To a client of HTTP/1.0, which knows none: what has no length ends with its connection. Uvicorn takes that way
-    only where it thinks that it knows the length, so each part is announced as all that is to come."""
+    """Run the application for a client of HTTP/1.0, which knows no chunked encoding: a response without a length ends
+    with its connection. Uvicorn leaves out the chunk framing only where it believes that it knows the length, so that
+    each part is declared to be the whole remaining length."""
     cycle.keep_alive = False
     has_length = True
 

@@ -1,4 +1,4 @@
-"""Sends one answer over one exchange, as a stream or as one body; never knows what a part looks like to a client."""
+"""Send the output of one request over one HTTP exchange, as server-sent events or as one body."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from msgspec import UNSET
 
-from tandem.gateway.context.rate_limit_status import standing_headers
+from tandem.gateway.context.rate_limit_status import rate_limit_headers
 from tandem.gateway.context.request_context import TIMING_HEADER
 from tandem.gateway.http.exchange import Exchange, Header, header_value
 from tandem.gateway.http.openai_response import ResponseFormatter
@@ -22,20 +22,22 @@ from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
 async def send_completion(
-    exchange: Exchange, answer: CompletionStream, form: ResponseFormatter, heartbeat_s: float
+    exchange: Exchange, answer: CompletionStream, formatter: ResponseFormatter, heartbeat_s: float
 ) -> None:
-    """A stream begins with its first part, or with its first heartbeat where that takes longer than `heartbeat_s`.
-    What fails until then gets its proper status."""
+    """Send a response, streamed or whole as the client requested.
+
+    A streamed response begins with its first part, or with a heartbeat where the first part takes longer than
+    `heartbeat_s`. An error before that is answered with its HTTP status; a later one becomes an event."""
     async with aclosing(answer.parts()) as parts:
         if answer.ask.stream:
-            await _stream(exchange, form, answer, parts, heartbeat_s)
+            await _stream(exchange, formatter, answer, parts, heartbeat_s)
         else:
-            await _collect(exchange, form, answer, parts)
+            await _collect(exchange, formatter, answer, parts)
 
 
 async def _stream(
     exchange: Exchange,
-    form: ResponseFormatter,
+    formatter: ResponseFormatter,
     answer: CompletionStream,
     parts: AsyncGenerator[Part, None],
     heartbeat_s: float,
@@ -43,19 +45,19 @@ async def _stream(
     sse = EventStream(exchange)
     part = await _first(sse, answer, parts, heartbeat_s)
     if not exchange.started:
-        await sse.open([*standing_headers(answer.standing), _path_header(answer)])
+        await sse.open([*rate_limit_headers(answer.standing), _path_header(answer)])
     opened: set[int] = set()
     num_open = answer.num_choices
     while True:
         events: list[bytes] = []
         if not isinstance(part, ScoredPrompt) and part.choice not in opened:
             opened.add(part.choice)
-            events = form.opening(part.choice, answer.usage)
+            events = formatter.opening(part.choice, answer.usage)
         if isinstance(part, ChoiceEnd):
             num_open -= 1
-            events += form.closing(part, answer.usage, None if num_open else _facts(answer, answer.timing))
+            events += formatter.closing(part, answer.usage, None if num_open else _facts(answer, answer.timing))
         elif not isinstance(part, ScoredPrompt):
-            events += form.chunk(part, answer.usage)
+            events += formatter.chunk(part, answer.usage)
         if not num_open:
             await sse.close(*events)
             return
@@ -66,28 +68,29 @@ async def _stream(
 async def _first(
     sse: EventStream, answer: CompletionStream, parts: AsyncGenerator[Part, None], heartbeat_s: float
 ) -> Part:
-    """The path is not known yet when a heartbeat opens the stream; the last chunk tells it anyway."""
-    coming = asyncio.ensure_future(anext(parts))
+    """Wait for the first part and send heartbeats meanwhile. A stream that a heartbeat opened has no path header, as
+    the path is not known yet; the last chunk contains the path too."""
+    first_part = asyncio.ensure_future(anext(parts))
     try:
-        while not (await asyncio.wait({coming}, timeout=heartbeat_s))[0]:
-            await sse.heartbeat(standing_headers(answer.standing))
+        while not (await asyncio.wait({first_part}, timeout=heartbeat_s))[0]:
+            await sse.heartbeat(rate_limit_headers(answer.standing))
     finally:
-        # A generator that still runs cannot be closed.
-        if not coming.done():
-            coming.cancel()
-            await asyncio.wait({coming})
-    return coming.result()
+        # A generator cannot be closed while it runs.
+        if not first_part.done():
+            first_part.cancel()
+            await asyncio.wait({first_part})
+    return first_part.result()
 
 
 async def _collect(
-    exchange: Exchange, form: ResponseFormatter, answer: CompletionStream, parts: AsyncGenerator[Part, None]
+    exchange: Exchange, formatter: ResponseFormatter, answer: CompletionStream, parts: AsyncGenerator[Part, None]
 ) -> None:
     gathered = [part async for part in parts]
-    headers = [*standing_headers(answer.standing), _path_header(answer)]
+    headers = [*rate_limit_headers(answer.standing), _path_header(answer)]
     timing = answer.timing
     if timing is not None:
         headers.append((TIMING_HEADER.encode(), server_timing(timing)))
-    await exchange.send_json(200, form.body(gathered, answer.usage(), _facts(answer, timing)), headers)
+    await exchange.send_json(200, formatter.body(gathered, answer.usage(), _facts(answer, timing)), headers)
 
 
 def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFacts:

@@ -1,4 +1,4 @@
-"""What a route is, to whoever calls it and to whoever reads about it; never handles an exchange."""
+"""Describe one route: its handler, and the types and errors by which openapi.json documents it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OF_COMPLETIONS = tuple(kind for kind in ErrorKind if kind is not ErrorKind.METHO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One method of one path. A path that ends in `{name}` takes all of the rest, slashes too.
+    """One method of one path. A path that ends in `{name}` matches all of the rest, slashes included.
 
-    `reply` is the body of a 200, or where `is_list` what it is a list of, `not_ready` that of a 503 that is no error,
-    `chunk` one event of a stream; where `reply` is None, a 200 is text of type `text`. `errors` are all that the
-    handler may raise.
+    `body`: type of the request's body. `reply`: type of the body of a 200, or of its items where `is_list`. `text`:
+    media type of a 200 where `reply` is None. `not_ready`: type of the body of a 503 that is no error. `chunk`: type of
+    one event of a stream. `errors`: all kinds that the handler may raise.
     """
 
     method: str
@@ -40,6 +40,6 @@ class Route:
 
     @property
     def prefix(self) -> str | None:
-        """What comes before the rest that a path takes; None for an exact path."""
+        """Return the part of the path before `{name}`; None for an exact path."""
         head, brace, _ = self.path.partition("{")
         return head if brace else None

@@ -1,4 +1,4 @@
-"""Runs an ASGI application under uvicorn inside a loop that somebody else owns; never handles a signal."""
+"""Run an ASGI application under uvicorn on the caller's event loop, without uvicorn's signal handlers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import uvicorn
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
 
 _SEND_BYTES = 256 << 10
-"""Of one connection, in the kernel; left alone it grows to megabytes for a client that does not read."""
+"""Size of a connection's send buffer in the kernel; without a limit it grows to megabytes for a client that does not
+read."""
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """Leaves the process's signals alone, because whoever composes the program decides what Ctrl-C means."""
+    """uvicorn server that installs no signal handlers, because `main` handles Ctrl-C and SIGTERM."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -34,16 +35,16 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 class HttpServer:
-    """One listening socket and what serves it. Use uvloop for the loop: it is worth 2.5 times the requests."""
+    """Own one listening socket and the uvicorn server on it. With uvloop the server handles 2.5 times the requests."""
 
     __slots__ = ("_server", "_socket", "_task", "port")
 
     def __init__(
         self, app: Any, host: str, port: int, *, graceful_s: float = 20.0, limits: HttpLimits | None = None
     ) -> None:
-        """Binds at once, so that `port` (0: any free one) is known and a taken one raises OSError here.
+        """Bind the socket, so that `port` is known (0: any free one). Raises OSError for a port in use.
 
-        `graceful_s` is how long `stop` waits for responses under way.
+        `graceful_s`: how long `stop` waits for responses in progress.
         """
         limits = limits or HttpLimits()
         self._socket = _bind(host, port)
@@ -57,7 +58,7 @@ class HttpServer:
             access_log=False,
             log_config=None,
             server_header=False,
-            proxy_headers=False,  # nobody asks who is behind a proxy
+            proxy_headers=False,  # nothing uses the client's address
             timeout_keep_alive=round(limits.keep_alive_s),
             timeout_graceful_shutdown=max(1, round(graceful_s)),
         )
@@ -65,7 +66,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve in the background of the running loop; accepts connections when this returns."""
+        """Serve in a background task of the running loop; the server accepts connections when this returns."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({self._task, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -75,12 +76,13 @@ class HttpServer:
             raise RuntimeError("the HTTP server ended while it started")
 
     async def wait(self) -> None:
-        """Until the server ends, which it does only by `stop`; raises what broke it."""
+        """Wait until `stop` has ended the server; raises the exception that made it fail."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """Take no new connections, let the responses under way end, cut those that take longer than `graceful_s`."""
+        """Accept no new connections, wait for the responses in progress, and abort those that take longer than
+        `graceful_s`."""
         self._server.should_exit = True
         if self._task is None:
             self._socket.close()
@@ -102,8 +104,8 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _watch_peers(listener: socket.socket, silence_s: float) -> None:
-    """Connections inherit it: a peer that is gone without a word, or takes nothing, is found out by the kernel after
-    `silence_s`, and one response holds no more of its memory than `_SEND_BYTES`."""
+    """Set TCP options that accepted connections inherit: the kernel closes a connection whose peer is dead or reads
+    nothing after `silence_s`, and buffers at most `_SEND_BYTES` of a response."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

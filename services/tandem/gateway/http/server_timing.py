@@ -1,4 +1,4 @@
-"""Where an answer's time went, as clients read it: in milliseconds, to the microsecond; never measures it."""
+"""Format the stages of a request for its client, in milliseconds with three decimals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
 def timing_ms(timing: RequestTiming) -> dict[str, float]:
-    """The stages by the names of their fields; all of it."""
+    """Return the durations by the names of the fields of TimingFacts."""
     found = {f"{name}_ms": _ms(seconds) for name, seconds in timing.stages._asdict().items()}
     found["total_ms"] = _ms(timing.total_s)
     if timing.first_token_s is not None:
@@ -20,7 +20,8 @@ def timing_facts(timing: RequestTiming) -> TimingFacts:
 
 
 def server_timing(timing: RequestTiming) -> bytes:
-    """As the header Server-Timing is written (https://www.w3.org/TR/server-timing/), the whole as `total`."""
+    """Format the stages and their `total` in the syntax of the header Server-Timing
+    (https://www.w3.org/TR/server-timing/)."""
     named = {**timing.stages._asdict(), "total": timing.total_s}
     return ", ".join(f"{name};dur={_ms(seconds)}" for name, seconds in named.items()).encode()
 

@@ -1,4 +1,4 @@
-"""Writes server-sent events over one exchange, as OpenAI frames them; never knows what an event says."""
+"""Write server-sent events over one HTTP exchange, framed as OpenAI does."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tandem.gateway.http.exchange import Exchange, Header, error_body
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Asks nginx and its kin not to collect events.
+    # Makes nginx and compatible proxies pass events on without buffering.
     (b"x-accel-buffering", b"no"),
 )
 _FULL_BYTES = 16 << 10
-"""Events of more than this are not held back for others."""
+"""Number of held bytes from which on events are written without waiting for more."""
 
 
 class EventStream:
-    """One event-stream response: `open`, any number of `send` and `heartbeat`, then `close`.
+    """Response of type text/event-stream: `open`, any number of `send` and `heartbeat`, then `close`.
 
-    An error after the first byte is one event, and no mark of completeness follows it.
+    An error after the first byte is written as one event and ends the stream without `[DONE]`.
     """
 
     __slots__ = ("_exchange", "_held", "_num_held_bytes")
@@ -34,15 +34,15 @@ class EventStream:
         await self._exchange.start(200, [*_HEADERS, *headers])
 
     async def heartbeat(self, headers: Iterable[Header]) -> None:
-        """A comment, which clients skip, so that nothing on the way takes the connection for dead. Opens the stream
-        with `headers` where it is not open yet."""
+        """Send a comment, which clients skip, so that no proxy takes the connection for dead. Opens the stream with
+        `headers` where it is not open yet."""
         if not self._exchange.started:
             await self.open(headers)
         await self._exchange.write(b": heartbeat\n\n", more=True)
 
     async def send(self, *events: bytes, more_follow: bool = False) -> None:
-        """Each event is one line of JSON. Those after which `more_follow` at once leave with these in one write: a
-        write is half of what a token costs."""
+        """Send events, each of them one line of JSON. Where `more_follow` at once, the events are held and sent in one
+        write with the next ones: a write is half of the cost of a token."""
         for event in events:
             frame = _frame(event)
             self._held.append(frame)
@@ -51,7 +51,7 @@ class EventStream:
             await self._exchange.write(self._take_held(), more=True)
 
     async def close(self, *events: bytes) -> None:
-        """The last events and the mark of a complete stream."""
+        """Send the last events and `[DONE]`, which marks a complete stream."""
         last = b"".join(map(_frame, (*events, b"[DONE]")))
         await self._exchange.write(self._take_held() + last, more=False)
 

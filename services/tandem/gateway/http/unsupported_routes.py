@@ -1,4 +1,4 @@
-"""The parts of OpenAI's API, and of its kin, that are not served, in one table; never answers for one that is."""
+"""List the routes of OpenAI's API and of similar servers that are not supported, for helpful 404 messages."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _UNSERVED = {
 
 
 def unsupported_feature(path: str) -> str | None:
-    """Says so of what a client looks for there; None where nothing is known of it."""
-    for prefix, what in _UNSERVED.items():
+    """Return a sentence saying that the feature behind a path is not served; None for an unknown path."""
+    for prefix, feature in _UNSERVED.items():
         if path == prefix or path.startswith(prefix + "/"):
-            return f"Tandem does not serve {what}"
+            return f"Tandem does not serve {feature}"
     return None

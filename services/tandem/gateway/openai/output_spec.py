@@ -1,4 +1,5 @@
-"""How one body wants to be answered beyond plain text: tools, form, thoughts; never sends or draws anything."""
+"""Collect what a body requests beyond plain text: tools, structured output and reasoning; derive the grammar and the
+parser of its output."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ _ID_CHARS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """Of one body and one model, checked but for whether its grammars compile."""
+    """Tools, structured output and reasoning of one body and one model, checked except for whether the grammars
+    compile.
+
+    `form`: the structured output; None for free text. `family`: the model's syntax of tool calls. `may_think`: the
+    output may begin with reasoning."""
 
     text: TextModel
     form: StructuredOutput | None = None
@@ -43,7 +48,7 @@ class OutputSpec:
 
     @property
     def shown(self) -> frozenset[int]:
-        """Special tokens whose text the readers of answers need."""
+        """Return the special tokens whose text the output parser needs."""
         marks: tuple[str, ...] = (OPENING, CLOSING) if self.may_think else ()
         if self._reads_calls and self.family is not None:
             marks += self.family.marks
@@ -52,15 +57,17 @@ class OutputSpec:
     def conversation(
         self, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
-        """What the chat template gets as messages and as tools."""
+        """Return the messages and the tools for the chat template; for a template that takes no tools, the messages
+        describe them."""
         tools = self.tools.shown if self.tools is not None else ()
         if self.text.template.takes_tools:
             return messages, list(tools) or None
         return with_tools(messages, tools), None
 
     def grammar(self, prompt: Sequence[int]) -> tuple[Grammar | None, list[StructuredOutput]]:
-        """The grammar of the answer to this prompt, and all that is to be checked before it is used, smaller parts
-        first, so that an error names the field that it is in."""
+        """Return the grammar of the output after this prompt, and the grammars to compile before it is used.
+
+        The list begins with the parts of the grammar, so that an error names the field of the failing part."""
         form, calls, parts = self.form, None, [self.form] if self.form is not None else []
         box, family = self.tools, self.family
         if box is not None and family is not None and box.callable_tools and (box.is_required or form is not None):
@@ -81,7 +88,7 @@ class OutputSpec:
         return grammar, parts
 
     def parser(self, prompt: Sequence[int]) -> OutputParser | None:
-        """A reader for one choice; None where all of it is text."""
+        """Make the parser of one choice's output; None where all output is plain text."""
         if not self.may_think and not self._reads_calls:
             return None
         return OutputParser(
@@ -105,18 +112,18 @@ class OutputSpec:
 
 
 class OutputSpecFactory:
-    """`tool_parser` and `reasoning_parser` are the gateway's settings of these names."""
+    """Make the OutputSpec of each body by the settings `gateway.tool_parser` and `gateway.reasoning_parser`."""
 
     def __init__(self, tool_parser: ToolParser = "auto", reasoning_parser: ReasoningParserName = "auto") -> None:
         self._tool_parser = tool_parser
         self._reasoning_parser = reasoning_parser
 
     def of_chat(self, body: ChatBody, text: TextModel) -> OutputSpec:
-        """Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
+        """Make the spec of a chat. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
         box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
         family = tool_family(self._tool_parser, text.template, text.knows) if box is not None else None
         if box is not None and box.is_required and family is None:
-            message = "tool_choice asks for a call, but this gateway has gateway.tool_parser=none"
+            message = "tool_choice requires a call, but this gateway has gateway.tool_parser=none"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="tool_choice")
         return OutputSpec(
             text=text,
@@ -128,7 +135,7 @@ class OutputSpecFactory:
         )
 
     def of_completion(self, body: CompletionBody, text: TextModel) -> OutputSpec:
-        """Without tools or thoughts. Raises INVALID_REQUEST, naming the field."""
+        """Make the spec of a plain completion, without tools or reasoning. Raises INVALID_REQUEST, naming the field."""
         return OutputSpec(text=text, form=_form(body))
 
     def _may_think(self, text: TextModel) -> bool:
@@ -138,8 +145,10 @@ class OutputSpecFactory:
 
 
 def with_grammar(job: Request, grammar: Grammar | None, text: TextModel) -> Request:
-    """The request with its grammar. What must end by an end of sequence does so even with `ignore_eos`, but then only
-    where nothing else may come."""
+    """Return the request with a grammar.
+
+    With `ignore_eos`, a grammar still needs an end of sequence to stop. The end-of-sequence tokens then become stop
+    tokens, and `min_tokens` forbids them wherever the grammar allows any other token."""
     if grammar is None:
         return job
     sampling = job.sampling
@@ -159,5 +168,5 @@ def _call_id() -> str:
 
 
 def _mistral_id() -> str:
-    """Its templates take ids of nine letters and digits only."""
+    """Make a tool call id of nine letters and digits, the only form that Mistral's templates accept."""
     return "".join(secrets.choice(_ID_CHARS) for _ in range(9))

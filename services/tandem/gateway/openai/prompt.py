@@ -1,4 +1,4 @@
-"""The prompts of one body, given as text or as token ids; never renders a chat or admits a request."""
+"""Read the prompts of one completion body, which are texts or lists of token ids."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.text.text_model import TextModel
 
 MAX_PROMPTS = 256
-"""Each one is a request of its own; clients that have more send several bodies."""
+"""Largest number of prompts in one body; each of them becomes a request of its own."""
 
 MAX_CHOICES_OF_ALL = 1024
-"""Of all prompts of one body: each holds memory here until the whole answer has been read."""
+"""Largest number of choices over all prompts of one body: each holds memory here until the client has read the whole
+response."""
 
 GivenPrompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is computed. `text` is what the client wrote, and None where it wrote token ids; each token begins at its
-    character of `offsets` there."""
+    """Token ids of one prompt, and the text that they were encoded from.
+
+    `text`: the client's; None where the client sent token ids. `offsets`: the character of `text` at which each token
+    begins."""
 
     ids: tuple[int, ...]
     text: str | None = None
@@ -29,12 +32,12 @@ class Prompt:
 def given_prompts(
     prompt: str | list[int | str | list[int]], vocab_size: int, num_choices: int = 1
 ) -> list[GivenPrompt]:
-    """One or several prompts, as texts or as token ids below `vocab_size`, each of `num_choices` answers. Raises
-    INVALID_REQUEST."""
+    """Split the field `prompt` of a body into its prompts, each a text or token ids below `vocab_size`. Raises
+    INVALID_REQUEST, also where the prompts with `num_choices` choices each have more than MAX_CHOICES_OF_ALL."""
     given = _read_prompts(prompt, vocab_size)
     if len(given) * num_choices > MAX_CHOICES_OF_ALL:
-        message = f"{len(given)} prompts with n={num_choices} have {len(given) * num_choices} answers"
-        message += f", at most {MAX_CHOICES_OF_ALL} are given at once"
+        message = f"{len(given)} prompts with n={num_choices} have {len(given) * num_choices} choices"
+        message += f", at most {MAX_CHOICES_OF_ALL} are allowed in one request"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="n")
     return given
 
@@ -57,7 +60,7 @@ def _read_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) ->
 
 
 def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, with_places: bool) -> Prompt:
-    """Without places there are no `offsets`."""
+    """Encode a prompt that is a text; token ids are taken as they are. `offsets` is filled only `with_places`."""
     if isinstance(given, tuple):
         return Prompt(given)
     ids, offsets = model.place_text(given, add_special_tokens=add_special_tokens, with_places=with_places)
@@ -65,7 +68,7 @@ def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, wi
 
 
 def checked_tokens(tokens: list[int], vocab_size: int, param: str = "prompt") -> tuple[int, ...]:
-    """Raises INVALID_REQUEST unless all are in [0, vocab_size)."""
+    """Return the token ids as a tuple. Raises INVALID_REQUEST unless all are in [0, vocab_size)."""
     for token in (min(tokens), max(tokens)) if tokens else ():
         if not 0 <= token < vocab_size:
             message = f"{param} holds the token id {token}, outside of [0, {vocab_size})"

@@ -1,4 +1,5 @@
-"""Translates a parsed OpenAI body into a Request and how to answer it; never admits or runs one."""
+"""Check the fields of a parsed OpenAI body and translate it into a Request for workers and the GenerationParams by
+which its response is formatted."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from tandem.gateway.output.tools import parse_message_calls
 from tandem.gateway.text.chat_template import GenerationPrompt
 
 MAX_NAMED_TOKENS = 4096
-"""In `logit_bias` or `stop_token_ids`."""
+"""Largest number of tokens in `logit_bias` or in `stop_token_ids`."""
 MAX_MESSAGES = 2048
-"""As OpenAI's. Templates may take time that grows with the square of it."""
+"""Largest number of messages in a chat, the same as OpenAI's. A template's time may grow with its square."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_SALT_CHARS = 256
@@ -34,8 +35,10 @@ _TIERS = {"default": Lane.STANDARD, "flex": Lane.BATCH, "priority": Lane.INTERAC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
-    """All of a body but the prompt, checked. `max_tokens` is None for as many as there is room for. `logprobs` is the
-    number of alternatives to tell, None for no log probabilities; `num_choices` is for each prompt."""
+    """Checked fields of a body, without its prompt.
+
+    `prompt_param`: name of the prompt's field, for errors. `max_tokens`: None for as many as the context length allows.
+    `logprobs`: number of alternatives to return; None for no log probabilities. `num_choices`: of each prompt."""
 
     body: SharedBody
     prompt_param: str
@@ -69,34 +72,36 @@ class GenerationParams:
 
     @property
     def prompt_scores(self) -> int | None:
-        """How many alternatives the prompt's tokens are scored with; None: they are not."""
-        wanted = [self.body.prompt_logprobs, self.logprobs if self.echo else None]
-        return max((count for count in wanted if count is not None), default=None)
+        """Return how many alternatives to compute for each token of the prompt; None: no log probabilities of the
+        prompt."""
+        counts = [self.body.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in counts if count is not None), default=None)
 
 
-def chat_ask(body: ChatBody) -> GenerationParams:
-    """Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
+def chat_params(body: ChatBody) -> GenerationParams:
+    """Check the body of a chat. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, param = body.max_tokens, "max_tokens"
     if body.top_logprobs and not body.logprobs:
         raise _invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     logprobs = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
-    return _ask(body, "messages", _max_tokens(limit, param, least=1), logprobs)
+    return _params(body, "messages", _max_tokens(limit, param, least=1), logprobs)
 
 
-def completion_ask(body: CompletionBody) -> GenerationParams:
-    """Raises INVALID_REQUEST or UNSUPPORTED, naming the field. `max_tokens` may be 0, to score or warm up a prompt."""
+def completion_params(body: CompletionBody) -> GenerationParams:
+    """Check the body of a plain completion, whose `max_tokens` may be 0 to score a prompt or to warm up a cache. Raises
+    INVALID_REQUEST or UNSUPPORTED, naming the field."""
     logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
     best_of = (body.n or 1) if body.best_of is None else body.best_of
     if best_of != (body.n or 1):
-        message = f"best_of={best_of} is not supported unless it equals n: every choice drawn is given back"
+        message = f"best_of={best_of} is not supported unless it equals n: every sampled choice is returned"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="best_of")
     limit = _max_tokens(body.max_tokens, "max_tokens", least=0)
-    return _ask(body, "prompt", limit, logprobs, echo=bool(body.echo))
+    return _params(body, "prompt", limit, logprobs, echo=bool(body.echo))
 
 
-def _ask(
+def _params(
     body: SharedBody, prompt_param: str, max_tokens: int | None, logprobs: int | None, *, echo: bool = False
 ) -> GenerationParams:
     n = 1 if body.n is None else body.n
@@ -124,7 +129,8 @@ def _ask(
 def chat_ending(
     messages: Sequence[ChatMessage], add_header: bool | None, continue_last: bool | None
 ) -> GenerationPrompt:
-    """Raises INVALID_REQUEST where the two contradict each other."""
+    """Choose how the chat template ends the prompt, from the fields `add_generation_prompt` and
+    `continue_final_message`. Raises INVALID_REQUEST where these contradict each other."""
     if not continue_last:
         return GenerationPrompt.CLOSED if add_header is False else GenerationPrompt.HEADER
     if add_header:
@@ -135,7 +141,8 @@ def chat_ending(
 
 
 def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as templates know them: the text parts of one message are joined by line breaks."""
+    """Convert messages into what chat templates take; the text parts of one message are joined by line breaks. Raises
+    INVALID_REQUEST or UNSUPPORTED, naming the field."""
     if not messages:
         raise _invalid("messages must hold at least one message", "messages")
     if len(messages) > MAX_MESSAGES:
@@ -152,7 +159,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
             raise TandemError(ErrorKind.UNSUPPORTED, f"{param} is not supported", param=param)
     content = message.content
     if content is None and message.role == "assistant":
-        content = ""  # it called tools, thought or refused
+        content = ""  # the message has only tool calls, reasoning or a refusal
     if content is None:
         raise _invalid(f"{where}.content must be a string or a list of text parts", f"{where}.content")
     if not isinstance(content, str):
@@ -182,55 +189,58 @@ def new_id(prefix: str) -> str:
 
 
 def request(
-    ask: GenerationParams,
+    params: GenerationParams,
     served: ServedModel,
     prompt: tuple[int, ...],
     identity: str,
     caller: RequestContext,
     traceparent: str = "",
 ) -> Request:
-    """The request, as part of a trace. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
+    """Build the Request of one prompt. Raises CONTEXT_LENGTH, or INVALID_REQUEST naming the field."""
     if not prompt:
-        raise _invalid(f"{ask.prompt_param} must hold at least one token", ask.prompt_param)
-    body = ask.body
+        raise _invalid(f"{params.prompt_param} must hold at least one token", params.prompt_param)
+    body = params.body
     return Request(
         id=RequestId(identity),
         model=served.name,
         prompt_tokens=prompt,
-        sampling=_sampling(ask, served, _output_room(ask, served, len(prompt))),
+        sampling=_sampling(params, served, _output_room(params, served, len(prompt))),
         tenant=caller.tenant.id,
-        lane=asked_lane(body, caller),
+        lane=effective_lane(body, caller),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        num_choices=ask.num_choices,
-        prompt_logprobs=ask.prompt_scores,
+        num_choices=params.num_choices,
+        prompt_logprobs=params.prompt_scores,
         traceparent=traceparent,
     )
 
 
-def asked_lane(body: SharedBody, caller: RequestContext) -> Lane:
-    """The caller's own word goes before the body's, and neither above what the tenant may have."""
-    asked = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
-    return caller.tenant.lane if asked is None else max(asked, caller.tenant.lane)
+def effective_lane(body: SharedBody, caller: RequestContext) -> Lane:
+    """Return the lane of a request: the header's lane, else the body's `service_tier`, else the tenant's highest lane,
+    which is also the upper limit."""
+    requested = _TIERS.get(body.service_tier or "") if caller.lane is None else caller.lane
+    return caller.tenant.lane if requested is None else max(requested, caller.tenant.lane)
 
 
-def _output_room(ask: GenerationParams, served: ServedModel, num_prompt_tokens: int) -> int:
+def _output_room(params: GenerationParams, served: ServedModel, num_prompt_tokens: int) -> int:
     room = served.max_model_len - num_prompt_tokens
     limit = f"this model's maximum context length is {served.max_model_len} tokens"
-    if room < 0 or (room == 0 and ask.max_tokens != 0):
+    if room < 0 or (room == 0 and params.max_tokens != 0):
         message = f"{limit}, and the prompt alone has {num_prompt_tokens}"
-        raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=ask.prompt_param)
-    if ask.max_tokens is None:
+        raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=params.prompt_param)
+    if params.max_tokens is None:
         return room
-    if ask.max_tokens > room:
-        total = num_prompt_tokens + ask.max_tokens
-        message = f"{limit}, but {total} were requested: {num_prompt_tokens} of prompt and {ask.max_tokens} of output"
-        raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=ask.prompt_param)
-    return ask.max_tokens
+    if params.max_tokens > room:
+        total = num_prompt_tokens + params.max_tokens
+        message = (
+            f"{limit}, but {total} were requested: {num_prompt_tokens} of prompt and {params.max_tokens} of output"
+        )
+        raise TandemError(ErrorKind.CONTEXT_LENGTH, message, param=params.prompt_param)
+    return params.max_tokens
 
 
-def _sampling(ask: GenerationParams, served: ServedModel, max_tokens: int) -> SamplingParams:
-    body, text = ask.body, served.text
+def _sampling(params: GenerationParams, served: ServedModel, max_tokens: int) -> SamplingParams:
+    body, text = params.body, served.text
     defaults = text.defaults
     top_k = int(_first(body.top_k, defaults.top_k, 0))
     ends = frozenset[int]() if body.ignore_eos else text.eos_token_ids
@@ -242,7 +252,7 @@ def _sampling(ask: GenerationParams, served: ServedModel, max_tokens: int) -> Sa
         min_p=_first(body.min_p, defaults.min_p, 0.0),
         seed=_seed(body.seed),
         stop_token_ids=ends | _stop_token_ids(body.stop_token_ids or [], text.vocab_size),
-        logprobs=ask.logprobs,
+        logprobs=params.logprobs,
         presence_penalty=_first(body.presence_penalty, None, 0.0),
         frequency_penalty=_first(body.frequency_penalty, None, 0.0),
         repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
@@ -264,7 +274,8 @@ def _stop_token_ids(tokens: Sequence[int], vocab_size: int) -> frozenset[int]:
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """By rising id. Keys are ids in their one decimal form, so that no token is there twice."""
+    """Check the biases and sort them by token id. Keys must be decimal without leading zeros, so that no token can
+    occur twice."""
     if len(bias) > MAX_NAMED_TOKENS:
         raise _invalid(f"logit_bias holds {len(bias)} tokens, at most {MAX_NAMED_TOKENS} are taken", "logit_bias")
     for key in bias:
@@ -274,12 +285,12 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
     return tuple(sorted((int(key), value) for key, value in bias.items()))
 
 
-def _first(asked: float | None, recommended: float | None, otherwise: float) -> float:
-    return next(value for value in (asked, recommended, otherwise) if value is not None)
+def _first(requested: float | None, recommended: float | None, otherwise: float) -> float:
+    return next(value for value in (requested, recommended, otherwise) if value is not None)
 
 
 def _seed(seed: int | None) -> int:
-    """A client's seed is a signed or an unsigned 64-bit number; a request without one gets one here."""
+    """Map a client's signed or unsigned 64-bit seed to [0, 2**64); pick a random one where the client sent none."""
     if seed is None:
         return secrets.randbits(64)
     if not -(2**63) <= seed < 2**64:

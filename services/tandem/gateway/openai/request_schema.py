@@ -1,4 +1,5 @@
-"""The bodies of OpenAI's requests, and what of them is served; parses strictly and never guesses at a field."""
+"""Define and parse the bodies of OpenAI's requests, strictly: a field of the wrong type or an unsupported one is an
+error, and nothing is guessed."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from tandem.gateway.output.tools import MessageCall, Tool, ToolChoice
 _WHERE = re.compile(r" - at `\$?\.?(?P<path>.*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
-# Fields that would change the answer and that nothing here implements yet, with the values that ask for nothing.
-# Fields in neither these tables nor the structs below (metadata, store, ...) leave the answer as it is.
+# Fields that would change the response and that are not implemented, with the values that mean "off".
+# Fields in neither these tables nor the structs below (metadata, store, ...) do not change the response: ignored.
 _OFF: Mapping[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none"),
@@ -36,7 +37,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
 }
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
-"""OpenAI's own older names for what is served."""
+"""OpenAI's older fields, and the supported field to use instead of each."""
 _OFF_IN_CHAT = {**_OFF, "echo": (None, False), "best_of": (None, 1)}
 _OFF_IN_COMPLETIONS = {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)}
 
@@ -60,20 +61,21 @@ class ChatMessage(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct):
-    """`continuous_usage_stats`: each chunk tells the usage so far, not only the last one."""
+    """Options of a streamed response. `continuous_usage_stats`: every chunk, not only the last one, has the usage so
+    far."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class SharedBody(msgspec.Struct, kw_only=True):
-    """What chat and plain completions have in common. None and absent mean the same.
+    """Fields that chat and plain completions have in common. None and absent mean the same.
 
-    Ranges are checked where the request is made. `stop` strings and `stop_token_ids` are not part of the text unless
-    `include_stop_str_in_output`. `logit_bias` is by token id as a decimal string. `priority`: lower runs first within a
-    lane. `service_tier` names a lane: priority, default or flex. `cache_salt` keeps the prompt's cached prefix apart.
-    `prompt_logprobs` is how many alternatives to tell for each token of the prompt. `user` names a session where no
-    header does; `spaces_between_special_tokens` says nothing that the tokenizers here heed.
+    Ranges are checked in `request_params`. `stop`, `stop_token_ids`: the text that they match is left out of the output
+    unless `include_stop_str_in_output`. `logit_bias`: by token id as a decimal string. `priority`: lower runs first
+    within a lane. `service_tier`: names a lane, as priority, default or flex. `cache_salt`: only requests with the same
+    salt share cached prefixes. `prompt_logprobs`: number of alternatives to return for each token of the prompt.
+    `user`: names the session where no header does. `spaces_between_special_tokens`: accepted, but without effect.
     """
 
     model: str
@@ -113,9 +115,11 @@ class SharedBody(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(SharedBody, kw_only=True):
-    """`max_completion_tokens` is OpenAI's later name for `max_tokens`, and goes before it. Templates get
-    `chat_template_kwargs` as variables. With `continue_final_message` the answer goes on where the last message
-    ends."""
+    """Body of /v1/chat/completions.
+
+    `max_completion_tokens`: OpenAI's later name for `max_tokens`, which it overrides. `chat_template_kwargs`: variables
+    for the chat template. `continue_final_message`: the output continues the last message instead of beginning a new
+    one."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -130,8 +134,10 @@ class ChatBody(SharedBody, kw_only=True):
 
 
 class CompletionBody(SharedBody, kw_only=True):
-    """`prompt` is one text or one list of token ids, or a list of either, answered side by side. `echo` gives the
-    prompt back before the answer, with its scores where `logprobs` are asked for."""
+    """Body of /v1/completions.
+
+    `prompt`: one text, one list of token ids, or a list of either, which are served concurrently. `echo`: the response
+    repeats the prompt before the output, with the prompt's log probabilities where `logprobs` is set."""
 
     prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
@@ -140,9 +146,11 @@ class CompletionBody(SharedBody, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """Either `prompt` or `messages`. A prompt gets the tokenizer's own special tokens unless `add_special_tokens` is
-    false, and messages get them only if it is true, because a chat template writes its own. `tools` are what the
-    template shows with the messages."""
+    """Body of /tokenize, with either `prompt` or `messages`.
+
+    `add_special_tokens`: the tokenizer's own special tokens are added to a prompt unless this is false, and to messages
+    only if it is true, because a chat template writes its own. `tools`: shown by the chat template with the
+    messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -171,7 +179,8 @@ Body = TypeVar("Body", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:
-    """The body as `kind`. Raises INVALID_REQUEST with the path of what is wrong, or UNSUPPORTED with the field."""
+    """Parse a JSON body into a struct of type `kind`. Raises INVALID_REQUEST with the path of the wrong value, or
+    UNSUPPORTED with the field."""
     try:
         body.decode("utf-8")
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -193,14 +202,15 @@ def parse(body: bytes, kind: type[Body]) -> Body:
 
 
 def _check_names(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
-    """Raises INVALID_REQUEST for a field that is there twice: whoever looked at this body before may have read the
-    other one. A body without blanks is as long as its fields written again, so it is not read again."""
+    """Raise INVALID_REQUEST for a field that occurs twice: a proxy that inspected this body may have read the other
+    occurrence. A body without whitespace and duplicates is exactly as long as its fields encoded again, and needs no
+    second parse."""
     if len(msgspec.json.encode(fields)) == len(body):
         return
     seen: set[str] = set()
     for name, _ in json.loads(body, object_pairs_hook=list):
         if name in seen:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} is there more than once", param=name)
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"{name} occurs more than once", param=name)
         seen.add(name)
 
 
@@ -217,13 +227,13 @@ def _is_off(raw: msgspec.Raw, off: tuple[Any, ...]) -> bool:
 
 
 def _misfit(message: str) -> TandemError:
-    """msgspec says `Expected ... - at `$.path``; the path goes into `param` too."""
+    """Make an INVALID_REQUEST from the message of msgspec, `Expected ... - at `$.path``, with the path as `param`."""
     where = _WHERE.search(message)
     missing = _MISSING.search(message)
     path = [where["path"]] if where else []
     path += [missing["name"]] if missing else []
     if not path:
-        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body does not fit: {message}")
+        return TandemError(ErrorKind.INVALID_REQUEST, f"the request body does not match the schema: {message}")
     param = ".".join(path)
     what = message[: where.start()] if where else message
     return TandemError(ErrorKind.INVALID_REQUEST, f"{param}: {what}", param=param)

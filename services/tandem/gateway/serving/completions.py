@@ -23,11 +23,11 @@ from tandem.gateway.openai.output_spec import OutputSpec, OutputSpecFactory, wit
 from tandem.gateway.openai.prompt import Prompt, checked_tokens, encode, given_prompts
 from tandem.gateway.openai.request_params import (
     GenerationParams,
-    asked_lane,
-    chat_ask,
     chat_ending,
-    completion_ask,
+    chat_params,
+    completion_params,
     conversation,
+    effective_lane,
     new_id,
     request,
 )
@@ -289,22 +289,22 @@ class CompletionService:
 
     async def chat(self, body: ChatBody, caller: RequestContext) -> CompletionStream:
         """Admit a chat completion. Raises TandemError when it is refused."""
-        asked = RequestKind("chat", asked_lane(body, caller), bool(body.stream))
+        asked = RequestKind("chat", effective_lane(body, caller), bool(body.stream))
         with self._recorder.admission(new_id("chatcmpl-"), asked, caller) as recording:
             served = self.find(body.model, caller.tenant)
             recording.set_model(served.name)
-            ask = chat_ask(body)
+            ask = chat_params(body)
             output_spec = self._output_specs.of_chat(body, served.text)
             prompt = Prompt(await self._encode_chat(served, body, output_spec))
             return await self._open(ask, served, output_spec, [prompt], caller, recording)
 
     async def complete(self, body: CompletionBody, caller: RequestContext) -> CompletionStream:
         """Admit a plain completion of one or several prompts. Raises TandemError when one of them is refused."""
-        asked = RequestKind("completion", asked_lane(body, caller), bool(body.stream))
+        asked = RequestKind("completion", effective_lane(body, caller), bool(body.stream))
         with self._recorder.admission(new_id("cmpl-"), asked, caller) as recording:
             served = self.find(body.model, caller.tenant)
             recording.set_model(served.name)
-            ask = completion_ask(body)
+            ask = completion_params(body)
             output_spec = self._output_specs.of_completion(body, served.text)
             given = given_prompts(body.prompt, served.text.vocab_size, ask.num_choices)
             add_special_tokens = body.add_special_tokens is not False

@@ -1,7 +1,7 @@
-"""What answers leave to be counted and told, done for many together; never does what anybody waits for.
+"""Run the telemetry work of ended requests later and in batches, off the path of the tokens.
 
-Done one by one, in the midst of everybody's tokens, it finds nothing of its code and data in the processor's caches,
-and takes four to six times as long as in a row.
+Run for one request at a time, between the tokens of others, this work finds neither its code nor its data in the
+processor's caches and takes four to six times as long as in a batch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from tandem.obs.logs.log_formatters import OF_ANOTHER
 
 T = TypeVar("T")
 Work = Callable[[Sequence[T]], None]
-"""Done with all that was left for it, in the order in which it came."""
+"""Called with a batch of items, in the order in which they were given to `later`."""
 _log = logging.getLogger(__name__)
 DELAY_S = 1.0
+"""Seconds from the first deferred item to the first turn."""
 AT_ONCE = 32
-"""Of what was given for one work."""
+"""Largest number of items in one call of a work function."""
 TURN_S = 0.002
-"""All streams wait for a turn. What takes longer than one is done in several, and no work is begun in one that is over.
-Many short turns would cost more than they are worth: after each nothing that streams need is in the caches."""
+"""Length of one turn in seconds, during which all token streams wait. Work that takes longer is spread over several
+turns, and no call begins after the turn's end. Shorter turns would cost more in sum: after each of them the data that
+streams need has left the processor's caches."""
 MAX_WAITING = 256
-"""From so many on, for all works together, each that comes has some done."""
+"""Number of waiting items, over all work functions, from which on every further item runs a turn at once."""
 
 
 class DeferredBatches:
-    """Of one event loop. `now` in seconds."""
+    """Own the deferred items of one event loop, by the function that will process them. `now`: a clock in seconds."""
 
     __slots__ = ("_is_doing", "_is_due", "_now", "_num_waiting", "_waiting")
 
@@ -41,8 +43,8 @@ class DeferredBatches:
         self._is_doing = False
 
     def later(self, work: Work[T], given: T) -> None:
-        """Within `DELAY_S`, or as soon as what waits before it is done, together with what else was given for this
-        work. If it fails that is logged, and other work is done."""
+        """Call `work` with `given` and the other items given for the same function, within `DELAY_S` or as soon as
+        earlier items are done. A call that raises is logged and stops no other."""
         waiting = self._waiting.get(work)
         if waiting is None:
             waiting = self._waiting[work] = []
@@ -55,7 +57,8 @@ class DeferredBatches:
             self._is_due = True
 
     def do(self) -> None:
-        """Now, all that waits, and what that leaves to be done. Nothing where it is being done."""
+        """Process all waiting items now, with those that are deferred meanwhile; do nothing when called from work that
+        is being processed."""
         while self._waiting and not self._is_doing:
             self._do_some()
 
@@ -70,7 +73,8 @@ class DeferredBatches:
             self._is_due = False
 
     def _do_some(self) -> None:
-        """A turn's worth, at least of one work. Of what has more than `AT_ONCE` others come in between."""
+        """Run one turn, at least one call. A function with more than `AT_ONCE` items goes to the end of the order
+        after each call, so that others get their turn."""
         if self._is_doing:
             return
         self._is_doing = True
@@ -91,17 +95,17 @@ class DeferredBatches:
 
 
 def for_each(work: Callable[[T], None]) -> Work[T]:
-    """What is to be done one by one, and to fail one by one."""
+    """Make a function for batches out of one for single items; an item that raises is logged and skipped."""
 
-    def done(given: Sequence[T]) -> None:
-        for one in given:
-            _do(work, one)
+    def run_each(items: Sequence[T]) -> None:
+        for item in items:
+            _do(work, item)
 
-    return done
+    return run_each
 
 
 def _do(work: Callable[[T], None], given: T) -> None:
     try:
         work(given)
     except Exception:
-        _log.exception("what an answer left cannot be done: %r", work, extra=OF_ANOTHER)
+        _log.exception("deferred telemetry of a request failed in %r", work, extra=OF_ANOTHER)

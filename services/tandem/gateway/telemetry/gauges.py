@@ -1,6 +1,6 @@
-"""Tells metrics how a gateway's parts stand; never counts anything itself.
+"""Register the gauges that read the current state of the gateway's parts when metrics are exported.
 
-Read on any thread, while the event loop goes on: each look takes a copy before it goes through it.
+The export reads on its own thread while the event loop runs, so that every reader copies a table before iterating.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.TRIAL: 0.5, BreakerState.OPEN
 
 def watch_answers(metrics: Metrics, recorder: RequestRecorder) -> None:
     metrics.watch(have.OPEN_REQUESTS, _one(lambda: recorder.num_open))
-    metrics.watch(have.TENANT_OPEN_REQUESTS, lambda: {(tenant,): n for tenant, n in recorder.num_open_of().items()})
+    metrics.watch(
+        have.TENANT_OPEN_REQUESTS, lambda: {(tenant,): n for tenant, n in recorder.num_open_by_tenant().items()}
+    )
 
 
 def watch_dispatch(metrics: Metrics, dispatch: RequestDispatcher) -> None:
@@ -68,7 +70,7 @@ def watch_quotas(metrics: Metrics, quotas: TenantQuotas) -> None:
 
 
 def _one(read: Callable[[], float]) -> Callable[[], Mapping[Values, float]]:
-    """A series without attributes."""
+    """Make the reader of a gauge that has a single series without attributes."""
     return partial(_alone, read)
 
 

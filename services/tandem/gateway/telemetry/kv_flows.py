@@ -1,5 +1,6 @@
-"""How much KV has moved between which workers, as this gateway was told; never says how fast, because who looks twice
-knows."""
+"""Count how much KV has moved between which workers, as reported to this gateway.
+
+Counts only grow: a reader derives a rate from two readings."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from tandem.core.ids import WorkerId
 
 Kind = Literal["handoff", "prefix"]
 MAX_FLOWS = 1024
-"""Of more, the one that has been still for longest is forgotten."""
+"""Largest number of flows to keep; beyond it the flow without traffic for the longest time is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Since this gateway began. A handoff is a request's KV on its way to whoever decodes it, a prefix is lent."""
+    """Traffic of one kind from `source` to `target` since this gateway began.
+
+    `kind`: "handoff" is a request's KV pulled by its decode worker, "prefix" is a remote prefix fetch. `num_moves`:
+    pulls or fetches, which carried `num_bytes` in total."""
 
     source: WorkerId
     target: WorkerId
@@ -27,7 +31,7 @@ class Flow:
 
 
 class Flows:
-    """In the order in which they moved last."""
+    """Own the flows between workers, ordered by their latest traffic."""
 
     __slots__ = ("_found",)
 
@@ -42,7 +46,7 @@ class Flows:
             del self._found[next(iter(self._found))]
 
     def latest(self, count: int) -> Iterator[Flow]:
-        """At most so many, the one that moved last first."""
+        """Iterate over at most `count` flows, the latest traffic first."""
         return islice(reversed(self._found.values()), count)
 
     def __repr__(self) -> str:

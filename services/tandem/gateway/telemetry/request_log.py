@@ -1,4 +1,4 @@
-"""Writes a log line for each answer that has ended, where lines are wanted; never any text of a prompt or answer."""
+"""Write a structured log line for each request that has ended, without any text of its prompt or output."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ LOGGER = "tandem.requests"
 _FAULTS = frozenset(
     kind.value for kind in ErrorKind if ERROR_TABLE[kind].http >= 500 and kind is not ErrorKind.DRAINING
 )
-"""Of the cluster. That a program was told to stop is none."""
+"""Outcomes that are faults of the cluster. DRAINING is not among them: somebody stopped a program on purpose."""
 _WELL = (FINISHED, CANCELLED)
 _MAX_ERROR = 500
-"""Characters: some errors quote what they were given."""
+"""Largest number of characters of an error message in a line, because some messages quote the client's input."""
 _log = logging.getLogger(LOGGER)
 
 
 class RequestLog:
-    """A `RequestObserver`. Of "failed" ones those whose client hung up are none. Where lines of all were asked for none
-    is left out; a flood of failures is as limited as any other."""
+    """RequestObserver that logs no requests, failed ones, or all.
 
-    def __init__(self, wanted: Literal["off", "failed", "all"]) -> None:
-        self._wanted = wanted
+    A request whose client disconnected has not failed. With "all" the rate limit of log lines does not apply, so that
+    no line is missing; with "failed" it does."""
+
+    def __init__(self, mode: Literal["off", "failed", "all"]) -> None:
+        self._mode = mode
 
     def answered(self, records: Sequence[RequestRecord]) -> None:
-        if self._wanted == "all":
+        if self._mode == "all":
             for outcome, alike in groupby(records, attrgetter("outcome")):
                 _write(outcome, alike, {UNLIMITED: True})
-        elif self._wanted == "failed":
+        elif self._mode == "failed":
             for record in records:
                 if record.outcome not in _WELL:
                     _write(record.outcome, [record], {})
@@ -48,7 +50,7 @@ _Stages = msgspec.defstruct("_Stages", [(stage.value, float) for stage in Stage]
 
 
 class _Line(Fields, frozen=True):
-    """What is None is left out. Seconds are rounded to microseconds."""
+    """Fields of one line; those that are None are left out. Seconds are rounded to microseconds."""
 
     request_id: str
     id: str
@@ -78,16 +80,16 @@ class _Line(Fields, frozen=True):
 def _write(outcome: str, alike: Iterable[RequestRecord], extra: dict[str, Any]) -> None:
     level = logging.WARNING if outcome in _FAULTS else logging.INFO
     if _log.isEnabledFor(level):
-        # As `_log.log` does, but for the question where it was called, which no line tells.
-        told = (_log.name, level, __file__, 0, "request %s", (outcome,), None)
-        _log.handle(_log.makeRecord(*told, extra=batch_record(map(_told, alike)) | extra))
+        # As `_log.log` does, without finding the caller's file and line, which no formatter writes.
+        arguments = (_log.name, level, __file__, 0, "request %s", (outcome,), None)
+        _log.handle(_log.makeRecord(*arguments, extra=batch_record(map(_line, alike)) | extra))
 
 
-def _told(record: RequestRecord) -> _Line:
-    """By place: by name takes longer than all the rest of it."""
+def _line(record: RequestRecord) -> _Line:
+    """Build the line of a record; by position, as keyword arguments take longer than everything else here."""
     usage, first_s, token_s = record.usage, record.first_token_s, record.token_s
     _, trace, span, *_ = record.traceparent.split("-") if record.traceparent else ("", None, None)
-    # To microseconds; `round` to digits goes by the decimal text, and takes four times as long.
+    # Rounded to microseconds by multiplication: `round(x, 6)` goes through decimal text and takes four times as long.
     total_s, longest_s, *stages = [round(1e6 * s) / 1e6 for s in (record.total_s, record.longest_gap_s, *record.stages)]
     return _Line(
         record.label,

@@ -1,4 +1,4 @@
-"""Counts what a gateway answers, as its instruments name it; never keeps anything of a single answer."""
+"""Count the gateway's requests in its metrics: latency, tokens, outcomes, admissions and latency targets."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tandem.obs.metrics.metrics import OTHER, Histogram, HistogramSeries, Metric
 from tandem.sched.state.slo_targets import NO_TARGETS, LaneSlo, LatencyTargets
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
-"""By endpoint, as OpenTelemetry's conventions call them."""
+"""Operation names of OpenTelemetry's conventions by endpoint."""
 NO_PATH = "none"
-"""The path of what found no place."""
+"""Path attribute of requests that were never placed."""
 _THEIRS = frozenset({CANCELLED, *(kind.value for kind, facts in ERROR_TABLE.items() if facts.http < 500)})
-"""Outcomes that are no fault of ours."""
+"""Outcomes that are the client's doing; they count neither for nor against a latency target."""
 _STAGES = [stage.value for stage in Stage]
 _alike = attrgetter("endpoint", "model", "tenant", "lane", "outcome", "path", "reason")
-"""Of a record: by these its series are known."""
+"""Returns the values of a RequestRecord that determine its series."""
 _series_of = attrgetter("endpoint", "model", "tenant", "lane")
-"""Of a first token."""
+"""Returns the values of a FirstToken that determine its series."""
 
 
 class Admitted(NamedTuple):
@@ -38,7 +38,7 @@ class Admitted(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """Of an answer: it left `after_s` after the request came. `trace` as in records."""
+    """First token of a request, sent `after_s` seconds after the request was received. `trace` as in RequestRecord."""
 
     endpoint: str
     model: str
@@ -49,7 +49,9 @@ class FirstToken(NamedTuple):
 
 
 class RequestMetrics:
-    """An AnswerObserver. A model that is not served has no series of its own: clients can name any number of them."""
+    """RequestObserver that records requests in the gateway's instruments.
+
+    Models that are not served share one series, because clients can name any number of them."""
 
     def __init__(self, metrics: Metrics, targets: LatencyTargets = NO_TARGETS) -> None:
         self._first_token = metrics.histogram(have.TIME_TO_FIRST_TOKEN)
@@ -67,15 +69,15 @@ class RequestMetrics:
         self._retries = metrics.counter(have.RETRIES)
         self._slo = metrics.counter(have.SLO_REQUESTS)
         self._gaps = metrics.histogram(have.INTER_TOKEN_LATENCY)
-        self._promises = {lane.label: _promises(targets.lane(lane)) for lane in Lane}
-        metrics.watch(have.SLO_TARGET, self._told_targets)
+        self._slos = {lane.label: _slos(targets.lane(lane)) for lane in Lane}
+        metrics.watch(have.SLO_TARGET, self._target_series)
 
     def gaps(self, lane: Lane, model: str) -> HistogramSeries:
-        """Between tokens, for whoever sees them leave."""
+        """Return the series of the gaps between tokens of one lane and model."""
         return self._gaps.of(lane.label, model)
 
     def responded(self, status: int) -> None:
-        """An HTTP response was begun."""
+        """Count an HTTP response by its status; called when its head is sent."""
         self._responses.add(1, str(status))
 
     def admitted(self, requests: Sequence[Admitted]) -> None:
@@ -83,15 +85,15 @@ class RequestMetrics:
             self._admissions.add(number, "admitted", "", lane.label, tenant)
 
     def refused(self, lane: Lane, tenant: str, error: TandemError) -> None:
-        """At the door, before any work."""
+        """Count a request that was refused at admission."""
         self._admissions.add(1, "refused", error.reason or error.kind.value, lane.label, tenant)
 
     def begun(self, firsts: Sequence[FirstToken]) -> None:
         at = wall_ns() / 1e9
-        for told, some in group_by(firsts, _series_of).items():
-            endpoint, model, tenant, lane = told
+        for values, group in group_by(firsts, _series_of).items():
+            endpoint, model, tenant, lane = values
             series = self._first_token.of(OPERATIONS[endpoint], model, tenant, lane.label)
-            series.record_all([first.after_s for first in some], [first.trace for first in some], at)
+            series.record_all([first.after_s for first in group], [first.trace for first in group], at)
 
     def answered(self, records: Sequence[RequestRecord]) -> None:
         at = wall_ns() / 1e9
@@ -103,66 +105,68 @@ class RequestMetrics:
                 self._count_slo(record)
 
     def _count(self, alike: Sequence[RequestRecord], at: float) -> None:
-        """Those that are in the same series, each of which is then looked for once."""
-        one = alike[0]
-        model, traces = one.model or OTHER, [record.trace for record in alike]
-        told = (OPERATIONS[one.endpoint], model, one.tenant, one.lane)
-        is_finished = one.outcome == FINISHED
-        self._requests.add(len(alike), one.endpoint, one.outcome, one.lane, one.tenant)
-        durations = self._duration.of(*told, "" if is_finished else one.outcome)
+        """Count records that belong to the same series, so that each series is looked up once."""
+        first = alike[0]
+        model, traces = first.model or OTHER, [record.trace for record in alike]
+        values = (OPERATIONS[first.endpoint], model, first.tenant, first.lane)
+        is_finished = first.outcome == FINISHED
+        self._requests.add(len(alike), first.endpoint, first.outcome, first.lane, first.tenant)
+        durations = self._duration.of(*values, "" if is_finished else first.outcome)
         durations.record_all([record.total_s for record in alike], traces, at)
         if is_finished:
-            _record_all(self._output_token, told, [record.token_s or 0.0 for record in alike], traces, at)
+            _record_all(self._output_token, values, [record.token_s or 0.0 for record in alike], traces, at)
         for stage, seconds in zip(_STAGES, zip(*(record.stages for record in alike), strict=True), strict=True):
-            _record_all(self._stages, (stage, one.lane, model), seconds, traces, at)
-        self._count_tokens([record.usage for record in alike], one, told)
-        if one.path:
-            self._placements.add(len(alike), one.path, one.reason)
+            _record_all(self._stages, (stage, first.lane, model), seconds, traces, at)
+        self._count_tokens([record.usage for record in alike], first, values)
+        if first.path:
+            self._placements.add(len(alike), first.path, first.reason)
 
-    def _count_tokens(self, usages: Sequence[Usage], one: RequestRecord, told: Values) -> None:
+    def _count_tokens(self, usages: Sequence[Usage], first: RequestRecord, values: Values) -> None:
         counted = [usage for usage in usages if usage.num_prompt]
         if not counted:
             return
-        where = (one.path or NO_PATH, one.tenant)
+        path_and_tenant = (first.path or NO_PATH, first.tenant)
         prompts, outputs = [usage.num_prompt for usage in counted], [usage.num_output for usage in counted]
-        self._prompt_tokens.add(sum(prompts), *where)
-        self._cached_tokens.add(sum(usage.num_cached or 0 for usage in counted), *where)
-        self._output_tokens.add(sum(outputs), *where)
-        self._usage.of(*told, "input").record_sorted(sorted(prompts))
-        self._usage.of(*told, "output").record_sorted(sorted(outputs))
+        self._prompt_tokens.add(sum(prompts), *path_and_tenant)
+        self._cached_tokens.add(sum(usage.num_cached or 0 for usage in counted), *path_and_tenant)
+        self._output_tokens.add(sum(outputs), *path_and_tenant)
+        self._usage.of(*values, "input").record_sorted(sorted(prompts))
+        self._usage.of(*values, "output").record_sorted(sorted(outputs))
 
     def _count_slo(self, record: RequestRecord) -> None:
-        """Whether its lane's promises were kept, as `core.slo` has it; what failed kept none."""
+        """Count whether a request met the targets of its lane, by the rule of `core.slo`; a failed request met none."""
         if record.outcome in _THEIRS:
             return
         is_finished = record.outcome == FINISHED
-        # One that had no token to wait for was not late.
+        # A finished request without any token was not late.
         first_s = (record.first_token_s or 0.0) if is_finished else None
-        for name, slo in self._promises[record.lane]:
+        for name, slo in self._slos[record.lane]:
             met = slo.is_met(first_s, record.num_late_gaps if slo.itl_s is not None else 0, record.num_gaps)
             self._slo.add(1, record.lane, name, "true" if met else "false")
 
-    def _told_targets(self) -> Mapping[tuple[str, ...], float]:
+    def _target_series(self) -> Mapping[tuple[str, ...], float]:
         return {
             (lane, name): slo.ttft_s or slo.itl_s or 0.0
-            for lane, promises in self._promises.items()
-            for name, slo in promises
+            for lane, slos in self._slos.items()
+            for name, slo in slos
             if name != "both"
         }
 
 
-def _promises(target: LaneSlo) -> list[tuple[str, Slo]]:
-    """Each by itself, and all of them; none where nothing is promised."""
+def _slos(target: LaneSlo) -> list[tuple[str, Slo]]:
+    """List the targets of a lane one by one and then all together as "both"; empty where the lane has no target."""
     whole = target.slo
-    each = [("ttft", Slo(whole.ttft_s)), ("itl", Slo(itl_s=whole.itl_s))]
-    kept = [(name, slo) for name, slo in each if slo != Slo()]
-    return [*kept, ("both", whole)] if kept else []
+    single = [("ttft", Slo(whole.ttft_s)), ("itl", Slo(itl_s=whole.itl_s))]
+    required = [(name, slo) for name, slo in single if slo != Slo()]
+    return [*required, ("both", whole)] if required else []
 
 
-def _record_all(histogram: Histogram, told: Values, seconds: Sequence[float], traces: Sequence[str], at: float) -> None:
-    """Those that are more than none: where it never was says nothing of how long others were there."""
+def _record_all(
+    histogram: Histogram, values: Values, seconds: Sequence[float], traces: Sequence[str], at: float
+) -> None:
+    """Record the durations above 0: a request that skipped a stage says nothing about how long the stage takes."""
     if min(seconds) <= 0:
-        there = [(each, trace) for each, trace in zip(seconds, traces, strict=True) if each > 0]
-        seconds, traces = [each for each, _ in there], [trace for _, trace in there]
+        positive = [(duration, trace) for duration, trace in zip(seconds, traces, strict=True) if duration > 0]
+        seconds, traces = [duration for duration, _ in positive], [trace for _, trace in positive]
     if seconds:
-        histogram.of(*told).record_all(seconds, traces, at)
+        histogram.of(*values).record_all(seconds, traces, at)

@@ -1,4 +1,6 @@
-"""What a gateway remembers of one answer that has ended, as a frozen value, and who is told; never any of its text."""
+"""Define the record of one request that has ended, and the interface of its observers.
+
+A record holds no text of the prompt or of the output."""
 
 from __future__ import annotations
 
@@ -14,20 +16,21 @@ FINISHED, CANCELLED, INTERNAL = "finished", "cancelled", "internal"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """`id` is ours, `label` the client's `x-request-id`. `endpoint`: "chat" or "completion". `outcome`: "finished",
-    "cancelled", or the kind of the error that ended it, whose message is `error`. `reason`: which limit refused it, or
-    why it took its `path`; empty where there is none. `workers`: ids of those that it was placed at last, the one that
-    computed its prompt first; one where that did all, none where it found no place.
+    """Everything that the gateway remembers of one HTTP exchange or RPC that has ended, over all its prompts.
 
-    `model`: the name of what is served; empty where there is no such. `path`: "remote", "local" or "fallback"; empty
-    where it found no place.
+    `id`: the gateway's own. `label`: the client's `x-request-id`. `endpoint`: "chat" or "completion".
+    `outcome`: "finished", "cancelled", or the kind of the error that ended the request, whose message is `error`.
+    `reason`: the limit that refused the request, or why it took its `path`; empty where there is none.
+    `model`: the served name; empty where no such model is served. `path`: "remote", "local" or "fallback"; empty where
+    the request was never placed. `workers`: ids of the workers of its last placement, the one that computed the prompt
+    first; a single id where one worker did everything, none where the request was never placed.
 
-    `received_at`: seconds since the epoch. `first_token_s`: from its arrival to when its first token left; None: it had
-    none. `token_s`: mean time between two tokens of a choice; None: there were none. Gaps are those times; late ones
-    are longer than its lane's target.
-    `stages` add up to `total_s`; of several prompts they are those of the one that ended last.
-    `trace`: its trace's id in hexadecimal; empty: it has none that is sampled. `traceparent`: as it was passed on, of
-    one that is not sampled too; empty: there was none.
+    `received_at`: seconds since the epoch. `first_token_s`: seconds from arrival to the first token sent; None: none
+    was. `token_s`: mean seconds between two tokens of a choice; None: there were no two. A gap is the time between two
+    tokens of a choice; a late one is longer than the target of the request's lane.
+    `stages` add up to `total_s`; with several prompts they are those of the prompt that ended last.
+    `trace`: id of the trace in hexadecimal; empty where the trace is not sampled. `traceparent`: the header as passed
+    on to workers, also where the trace is not sampled; empty: there was none.
     """
 
     id: str
@@ -57,8 +60,9 @@ class RequestRecord:
 
 
 class RequestObserver(Protocol):
-    """Whoever looks at answers that have ended. Called on the event loop, for several of them together, and once for
-    each that was admitted, or refused after its body was read. Must neither block nor raise: what raises loses all of
-    them."""
+    """Receive the records of requests that have ended, admitted ones and those refused after their body was read.
+
+    Called on the event loop with several records at a time, and once for each record. It must not block. Where it
+    raises, the observer loses all records of that call."""
 
     def answered(self, records: Sequence[RequestRecord]) -> None: ...

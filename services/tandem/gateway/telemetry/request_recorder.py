@@ -1,5 +1,7 @@
-"""What is noted of answers while they last, and the one record and span of each when it ends; never ends one and never
-looks into a part."""
+"""Follow each open request, and make its one record and one span when it ends.
+
+Observers, metrics and spans are served later and in batches (`deferred`), because tokens of other requests wait for the
+event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 
 class RequestPath(Protocol):
-    """How the request of one prompt went, or goes."""
+    """Placement of one prompt's request, while it runs and afterwards; a `TokenStream` is one."""
 
     @property
     def path(self) -> str: ...
@@ -43,7 +45,8 @@ class RequestPath(Protocol):
 
 
 class RequestKind(NamedTuple):
-    """What an answer is asked for by its body: `endpoint` as in records."""
+    """What the body of a request says about it: its `endpoint` as in RequestRecord, its lane and whether the response
+    is streamed."""
 
     endpoint: str
     lane: Lane
@@ -51,7 +54,7 @@ class RequestKind(NamedTuple):
 
 
 class RequestTiming(NamedTuple):
-    """For a client, in seconds: where the time went of an answer that took `total_s` until it was told."""
+    """Stages of a request in seconds, as shown to its client; `total_s` is the time from its arrival to this value."""
 
     total_s: float
     first_token_s: float | None
@@ -59,7 +62,10 @@ class RequestTiming(NamedTuple):
 
 
 class RequestEnd(NamedTuple):
-    """How an answer ended, and when."""
+    """End of a request: when, with which error, and with how many tokens.
+
+    `now`: on the gateway's clock. `error`: None where nothing was raised. `is_complete`: every choice has ended; with
+    no error and an incomplete output, the client cancelled."""
 
     now: float
     error: BaseException | None
@@ -68,16 +74,19 @@ class RequestEnd(NamedTuple):
 
 
 class SpanSource(NamedTuple):
-    """What an answer's span is made of besides its record. `way` tells why it was placed so; None: it was not."""
+    """Values of a request's span that its record lacks. `placement` has the reasons of the last placement; None: the
+    request was never admitted."""
 
     trace: Trace
     facts: SpanFacts
-    way: RequestPath | None
+    placement: RequestPath | None
 
 
 class RequestRecorder:
-    """Of all answers of a gateway. `measures` and `observers` are told of each that has ended: soon, and at once where
-    none is open any more, because then nobody's tokens wait for it."""
+    """Own the open requests of a gateway, and pass the record of each ended one to `measures` and `observers`.
+
+    Records are passed on within a second, and at once when no request is open any more, because then no tokens
+    wait."""
 
     __slots__ = (
         "_conclude_each",
@@ -103,7 +112,8 @@ class RequestRecorder:
         self.measures = measures
         self.tracing = tracing
         self._deferred = DeferredBatches(clock.now)
-        self._conclude_each, self._trace = for_each(_conclude), for_each(_trace)
+        self._conclude_each = for_each(_conclude)
+        self._trace = for_each(_trace)
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
         self._targets = targets
@@ -112,15 +122,16 @@ class RequestRecorder:
     def num_open(self) -> int:
         return self._open.copy().total()
 
-    def num_open_of(self) -> Mapping[str, int]:
-        """By tenant; not of those that have none open."""
+    def num_open_by_tenant(self) -> Mapping[str, int]:
+        """Count the open requests by tenant; tenants without any have no entry."""
         return self._open.copy()
 
     @contextmanager
-    def admission(self, identity: str, asked: RequestKind, caller: RequestContext) -> Iterator[RequestRecording]:
-        """The chronicle of an answer whose body was read. A refusal ends it here; what is admitted ends it itself."""
+    def admission(self, identity: str, kind: RequestKind, caller: RequestContext) -> Iterator[RequestRecording]:
+        """Begin the recording of a request whose body was read. An exception inside the `with` ends the recording; an
+        admitted request must call `end` itself."""
         self._open[caller.tenant.id] += 1
-        recording = RequestRecording(self, identity, asked, caller, self._targets.lane(asked.lane).itl_s)
+        recording = RequestRecording(self, identity, kind, caller, self._targets.lane(kind.lane).itl_s)
         try:
             yield recording
         except BaseException as error:
@@ -128,15 +139,15 @@ class RequestRecorder:
             raise
 
     def admitted(self, request: Admitted) -> None:
-        """One of an answer's requests was."""
+        """Count one prompt's request as admitted."""
         self._deferred.later(self.measures.admitted, request)
 
     def begun(self, first: FirstToken) -> None:
-        """The first token of an answer left."""
+        """Record the time to the first token of a request."""
         self._deferred.later(self.measures.begun, first)
 
     def close(self, recording: RequestRecording, ending: RequestEnd) -> None:
-        """An answer is over: it is open no more, and all else about it can wait."""
+        """Take an ended request out of the open ones, and defer the rest of the work."""
         tenant = recording.tenant
         self._open[tenant] -= 1
         if not self._open[tenant]:
@@ -146,69 +157,73 @@ class RequestRecorder:
             self._deferred.do()
 
     def notify(self, record: RequestRecord, span: SpanSource | None) -> None:
-        """Whoever looks at it fails alone. `span`: None where it has none."""
+        """Defer the record for every observer and the span for the exporter; an observer that raises disturbs no other.
+        `span`: None where the trace is not sampled."""
         for observer in self._observers:
             self._deferred.later(observer.answered, record)
         if span is not None:
             self._deferred.later(self._trace, (record, span))
 
     def _conclude(self, ended: Sequence[tuple[RequestRecording, RequestEnd]]) -> None:
-        """Of all of them first what takes longest, which in a row finds itself in the caches."""
+        """Conclude a batch of requests. Evaluating the gaps takes longest and is done for all of them first, so that
+        its code stays in the processor's caches."""
         for recording, _ in ended:
             recording.pace.end()
         self._conclude_each(ended)
 
 
 class RequestRecording:
-    """Of one answer. `model` is the name of what is served, empty until it was found; `ways` has one for each prompt
-    that was admitted, in order. `trace`: what of its trace is this process's."""
+    """State of one open request, from which its record and span are made.
+
+    `model`: the served name; empty until it was found. `placements`: one for each prompt that was admitted, in order.
+    `trace`: this process's part of the request's trace. `pace`: the send times of its tokens."""
 
     __slots__ = (
-        "_asked",
         "_began",
         "_caller",
         "_is_open",
+        "_kind",
         "_ledgers",
         "_max_tokens",
         "_recorder",
         "id",
         "model",
         "pace",
+        "placements",
         "trace",
-        "ways",
     )  # fmt: skip
 
     def __init__(
-        self, recorder: RequestRecorder, identity: str, asked: RequestKind, caller: RequestContext, late_s: float
+        self, recorder: RequestRecorder, identity: str, kind: RequestKind, caller: RequestContext, late_s: float
     ) -> None:
         self.id = identity
         self.model = ""
-        self.ways: list[RequestPath] = []
+        self.placements: list[RequestPath] = []
         clock = recorder.clock
         self.pace = TokenTiming(clock.now, HistogramSeries(()), late_s, self._begun)
         self._began = wall_ns() / 1e9 - (clock.now() - caller.received_at)
         self.trace = recorder.tracing.begin(caller.traceparent, caller.tracestate)
         traced(self.trace.traceparent)
         self._recorder = recorder
-        self._asked = asked
+        self._kind = kind
         self._caller = caller
         self._ledgers: list[PhaseLedger] = []
         self._max_tokens = 0
         self._is_open = True
 
     def set_model(self, model: str) -> None:
-        """It is served, under this name."""
+        """Set the name under which the model is served, and record gaps between tokens in its series."""
         self.model = model
-        self.pace.gaps = self._recorder.measures.gaps(self._asked.lane, model)
+        self.pace.gaps = self._recorder.measures.gaps(self._kind.lane, model)
 
     def ledger(self, max_tokens: int = 0) -> PhaseLedger:
-        """Of the next prompt's request, which may draw so many tokens."""
+        """Begin the ledger of the next prompt's request, which may sample at most `max_tokens` tokens."""
         self._max_tokens = max_tokens
         self._ledgers.append(PhaseLedger(self._caller.received_at))
         return self._ledgers[-1]
 
-    def admitted(self, request: Request, way: RequestPath) -> None:
-        self.ways.append(way)
+    def admitted(self, request: Request, placement: RequestPath) -> None:
+        self.placements.append(placement)
         self._recorder.admitted(Admitted(request.lane, self._caller.tenant.id))
 
     def refused(self, request: Request, error: TandemError) -> None:
@@ -216,14 +231,14 @@ class RequestRecording:
 
     @property
     def timing(self) -> RequestTiming | None:
-        """Up to now; None: nobody asked."""
+        """Return the stages up to now; None where the client did not request them."""
         if not self._caller.wants_timing:
             return None
         now = self._recorder.clock.now()
         return RequestTiming(now - self._caller.received_at, self._first_token_s(), self._last(now)[1])
 
     def end(self, error: BaseException | None, tally: UsageCounter, *, is_complete: bool) -> None:
-        """Once; a second time nothing happens."""
+        """End the request with its result; a second call does nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -233,14 +248,14 @@ class RequestRecording:
         self._recorder.close(self, RequestEnd(now, error, tally, is_complete))
 
     def conclude(self, ending: RequestEnd) -> None:
-        """Tell of it, once it and its pace have ended."""
+        """Make the record and the span and pass them on; called after `end`, when the gaps were evaluated."""
         index, stages = self._last(ending.now)
-        way = self.ways[index] if index < len(self.ways) else None
-        record = self._record(ending, way, stages)
+        placement = self.placements[index] if index < len(self.placements) else None
+        record = self._record(ending, placement, stages)
         span: SpanSource | None = None
         if self.trace.is_sampled:
             facts = SpanFacts(self._ledgers[index], self._max_tokens, ending.tally.reasons)
-            span = SpanSource(self.trace, facts, way)
+            span = SpanSource(self.trace, facts, placement)
         self._recorder.notify(record, span)
 
     @property
@@ -250,41 +265,42 @@ class RequestRecording:
     # ---- inside
 
     def _begun(self, now: float) -> None:
-        asked, caller = self._asked, self._caller
-        told = (asked.endpoint, self.model, caller.tenant.id, asked.lane, now - caller.received_at, self.trace.id)
-        self._recorder.begun(FirstToken(*told))
+        kind, caller = self._kind, self._caller
+        values = (kind.endpoint, self.model, caller.tenant.id, kind.lane, now - caller.received_at, self.trace.id)
+        self._recorder.begun(FirstToken(*values))
 
     def _first_token_s(self) -> float | None:
         first_at = self.pace.first_at
         return None if first_at is None else first_at - self._caller.received_at
 
     def _last(self, now: float) -> tuple[int, StageSeconds]:
-        """Which prompt's request ended last, or has not, as it waited least for others; and its stages."""
+        """Return the index of the prompt whose request ended last or is still open, and its stages. That request spent
+        the least time in stage `deliver`, where it waits for the other prompts."""
         if len(self._ledgers) == 1:
             return 0, self._ledgers[0].seconds(now)
         stages = [ledger.seconds(now) for ledger in self._ledgers or [self.ledger()]]
         index = min(range(len(stages)), key=lambda index: stages[index].deliver)
         return index, stages[index]
 
-    def _record(self, ending: RequestEnd, way: RequestPath | None, stages: StageSeconds) -> RequestRecord:
+    def _record(self, ending: RequestEnd, placement: RequestPath | None, stages: StageSeconds) -> RequestRecord:
         error = ending.error
-        path, why = _path(way.path if way is not None else "")
+        path, why = _path(placement.path if placement is not None else "")
         return RequestRecord(
             id=self.id,
             label=self._caller.request_id,
             trace=self.trace.id,
             traceparent=self.trace.traceparent,
-            endpoint=self._asked.endpoint,
+            endpoint=self._kind.endpoint,
             model=self.model,
             tenant=self._caller.tenant.id,
-            lane=self._asked.lane.label,
+            lane=self._kind.lane.label,
             outcome=_outcome(error, ending.is_complete),
             error=_message(error),
             path=path,
             reason=why if path else getattr(error, "reason", ""),
-            num_attempts=max((way.num_attempts for way in self.ways), default=0),
-            workers=() if way is None else tuple(way.workers),
-            is_streamed=self._asked.is_streamed,
+            num_attempts=max((each.num_attempts for each in self.placements), default=0),
+            workers=() if placement is None else tuple(placement.workers),
+            is_streamed=self._kind.is_streamed,
             usage=ending.tally.usage(),
             received_at=self._began,
             total_s=stages.total,
@@ -303,13 +319,13 @@ def _conclude(ended: tuple[RequestRecording, RequestEnd]) -> None:
 
 
 def _trace(ended: tuple[RequestRecord, SpanSource]) -> None:
-    record, (trace, facts, way) = ended
-    trace.end(root_span(record, facts, {} if way is None else way.reasons))
+    record, (trace, facts, placement) = ended
+    trace.end(root_span(record, facts, {} if placement is None else placement.reasons))
 
 
-def _path(told: str) -> tuple[str, str]:
-    """The path and why it was taken, of what clients are told."""
-    path, *facts = told.split(";")
+def _path(text: str) -> tuple[str, str]:
+    """Split `path;reason=...` as clients receive it into the path and its reason, which may be empty."""
+    path, *facts = text.split(";")
     return path, next((fact.removeprefix("reason=") for fact in facts if fact.startswith("reason=")), "")
 
 

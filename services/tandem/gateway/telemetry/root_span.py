@@ -1,7 +1,7 @@
-"""The root span of one request's trace, made of its record when it has ended; never begins a trace and never sends one.
+"""Build the gateway's span of one request from its record, after the request has ended.
 
-Names and attributes are those of OpenTelemetry's semantic conventions for generative AI, as they stood in 2026
-(status: development); `tandem.*` are our own.
+Names and attributes are those of OpenTelemetry's semantic conventions for generative AI as of 2026 (status:
+development); attributes `tandem.*` are our own.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tandem.obs.tracing.tracing import Attributes, SpanRecord
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger
 
 MAX_REASONS = 4000
-"""Bytes; there are some 600 of most requests."""
+"""Largest size in bytes of `tandem.reasons`; most requests have some 600 bytes of reasons."""
 _FIGURES = (*(f"tandem.stage.{stage.value}_s" for stage in Stage), "tandem.total_s")
-"""The ledger, in seconds."""
+"""Attribute names of the stages and their sum, in seconds."""
 _ALL_FIGURES = (*_FIGURES, "tandem.first_token_s")
 _MAX_KEPT = 1024
 _alike = attrgetter(
     "endpoint", "model", "tenant", "lane", "outcome", "path", "reason", "workers", "num_attempts", "is_streamed"
 )
-"""Of a record, what many others have too."""
+"""Returns those values of a record that many records have in common."""
 _QUEUE, _ROUTE = LedgerPhase.QUEUE, LedgerPhase.ROUTE
 _NO_ATTRIBUTES: Attributes = {}
 
 
 class SpanFacts(NamedTuple):
-    """What a span tells beyond a record. `finish_reasons`: by choice."""
+    """Values of a span that a record lacks. `finish_reasons`: by choice."""
 
     ledger: PhaseLedger
     max_tokens: int
@@ -44,7 +44,9 @@ class SpanFacts(NamedTuple):
 
 
 def root_span(record: RequestRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> SpanRecord:
-    """`reasons`: why it was placed as it was, for JSON."""
+    """Build the root span of a record, with a child for each wait in the queue or for workers.
+
+    `reasons`: why the router chose the last placement, as values for JSON."""
     has_failed = record.outcome not in (FINISHED, CANCELLED)
     finishes = tuple(reason for _, reason in sorted(facts.finish_reasons.items()))
     first_s = record.first_token_s
@@ -70,7 +72,8 @@ def _name(endpoint: str, model: str) -> str:
 
 @lru_cache(_MAX_KEPT)
 def _shared(alike: tuple[Any, ...], finishes: tuple[str, ...]) -> Shared:
-    """What is empty is left out, where nothing is meant by it."""
+    """Return the attributes that many requests share, as one cached object; those that may be absent are left out when
+    they are empty."""
     endpoint, model, tenant, lane, outcome, path, reason, workers, num_attempts, is_streamed = alike
     found: dict[str, Value] = {
         "gen_ai.operation.name": OPERATIONS[endpoint],
@@ -81,14 +84,14 @@ def _shared(alike: tuple[Any, ...], finishes: tuple[str, ...]) -> Shared:
         "tandem.attempts": num_attempts,
         "tandem.streamed": is_streamed,
     }
-    told: dict[str, Value] = {
+    optional: dict[str, Value] = {
         "error.type": "" if outcome == FINISHED else outcome,
         "gen_ai.response.finish_reasons": finishes,
         "tandem.path": path,
         "tandem.reason": reason,
         "tandem.workers": workers,
     }
-    return Shared(found | {name: value for name, value in told.items() if value})
+    return Shared(found | {name: value for name, value in optional.items() if value})
 
 
 def _own(record: RequestRecord, facts: SpanFacts, reasons: Mapping[str, object]) -> Attributes:
@@ -108,8 +111,7 @@ def _own(record: RequestRecord, facts: SpanFacts, reasons: Mapping[str, object])
 
 
 def _children(record: RequestRecord, ledger: PhaseLedger) -> Iterator[SpanRecord]:
-    """Each time that it waited for a place, and for the word of those that it was sent to: what of a request happens in
-    the gateway, and takes its time."""
+    """Make a span for each wait in the gateway's queue and each wait for the chosen workers to accept the request."""
     began_at = record.received_at - ledger.began_at
     for (phase, begun), (_, ended) in pairwise(ledger.moves):
         # By identity: the hash of an Enum's member is a call.

@@ -1,4 +1,4 @@
-"""When the tokens of one answer left, and the gaps between them; never holds one back."""
+"""Measure when the tokens of one response are sent, and the gaps between them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from operator import sub
 from tandem.obs.metrics.metrics import HistogramSeries
 
 GATHERED = 256
-"""Times of a choice that wait to be looked at together: one by one they were a tenth of what a token costs, and once in
-most answers is enough. In lists: an array asks each number what it is, which takes longer than reading the clock."""
+"""Number of send times of one choice that are evaluated together: evaluated one by one they made up a tenth of the cost
+of a token, and most responses need one evaluation. Times are kept in lists, because appending to an `array` checks the
+type of each number, which takes longer than reading the clock."""
 
 
 class TokenTiming:
-    """On the clock that `now` reads. A gap is between two tokens of one choice; one that is longer than `late_s` is
-    late, and 0 promises nothing. All gaps go into `gaps` too, and `begun` hears when the first token leaves."""
+    """Send times of one response, by the clock `now`, and the statistics of its gaps.
+
+    A gap is the time between two tokens of one choice; it is late when it is longer than `late_s`, where 0 means no
+    limit. All gaps are recorded in `gaps` too. `begun` is called with the time of the first token. `first_at`: that
+    time; None before it. `longest_s`, `num_gaps`, `num_late`: over the gaps that were evaluated so far, and over all
+    after `end`."""
 
     __slots__ = (
         "_begun", "_gathered", "_late_s", "_sum_s", "_times", "first_at", "gaps", "longest_s", "now", "num_gaps",
@@ -40,9 +45,10 @@ class TokenTiming:
         self._gathered: dict[int, int] = {}
 
     def on_token_sent(self, choice: int) -> list[float]:
-        """A token did, now. The times of this choice's next ones may be added to what comes back until it has
-        `GATHERED`: to come here for every token of every stream, and to fetch what is used here, takes twice as long.
-        """
+        """Note that a token of a choice is sent now, and return the list of the choice's times.
+
+        The caller may append the times of the next tokens to that list itself until it has `GATHERED` entries: a call
+        for every token of every stream takes twice as long."""
         now, times = self.now(), self._times.get(choice)
         if times is None:
             return self._first(choice, now)
@@ -52,37 +58,37 @@ class TokenTiming:
         return times
 
     def end(self) -> None:
-        """Count what is left to be counted. Nobody hears of it any more."""
+        """Evaluate the remaining times. `begun` is not called any more."""
         self._begun = None
         for choice, times in self._times.items():
             self._gather(choice, times)
 
     @property
     def num_tokens(self) -> int:
-        """Of all choices."""
+        """Count the tokens of all choices that were sent."""
         return self.num_gaps + sum(map(len, self._times.values()))
 
     def num_of(self, choice: int) -> int:
-        """Tokens of one choice."""
+        """Count the tokens of one choice that were sent."""
         return self._gathered.get(choice, 0) + len(self._times.get(choice, ()))
 
     @property
     def mean_s(self) -> float | None:
-        """Of all gaps; None: there is none."""
+        """Return the mean of all gaps in seconds; None: there is none."""
         return self._sum_s / self.num_gaps if self.num_gaps else None
 
     def _first(self, choice: int, now: float) -> list[float]:
         times = self._times[choice] = [now]
         if self.first_at is None:
             self.first_at = now
-            # Whoever hears it knows this pace: a circle, which only the garbage collector would find.
+            # Drop the callback: its owner refers to this object, a cycle that only the garbage collector would free.
             begun, self._begun = self._begun, None
             if begun is not None:
                 begun(now)
         return times
 
     def _gather(self, choice: int, times: list[float]) -> None:
-        """The last one stays, as the next gap's beginning."""
+        """Evaluate the gaps between `times` and keep only the last time, where the next gap begins."""
         if len(times) < 2:
             return
         gaps = sorted(map(sub, islice(times, 1, None), times))

@@ -1,4 +1,4 @@
-"""Adds up the tokens of one answer; never decides what they cost."""
+"""Add up the tokens of one response."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tandem.gateway.telemetry.token_timing import TokenTiming
 
 
 class Usage(NamedTuple):
-    """Tokens of all prompts and choices. `num_cached`: of the prompts' tokens, those that came out of a cache; None
-    while nobody has said."""
+    """Tokens of all prompts and choices of one response. `num_cached`: the prompt tokens that a worker took from a
+    cache; None while no worker has reported a number."""
 
     num_prompt: int
     num_output: int
@@ -18,26 +18,27 @@ class Usage(NamedTuple):
 
 
 class UsageCounter:
-    """A prompt counts once, whatever the number of its choices. Tokens of choices that go on are those that `pace` saw
-    leave."""
+    """Counter of the tokens of one response. A prompt counts once, whatever the number of its choices. The tokens of a
+    choice that has not ended are those that `pace` saw sent."""
 
     __slots__ = ("_beyond", "_cached", "_num_choices", "_num_prompt", "_pace", "reasons")
 
     def __init__(self, num_choices: int, pace: TokenTiming) -> None:
-        """`num_choices` of each prompt."""
+        """Count for prompts that have `num_choices` choices each."""
         self._num_choices = num_choices
         self._pace = pace
         self._num_prompt = 0
         self._beyond = 0
         self._cached: dict[int, int] = {}
         self.reasons: dict[int, str] = {}
-        """Why each choice ended that has."""
+        """Finish reasons of the choices that have ended, by choice."""
 
     def admitted(self, num_prompt_tokens: int) -> None:
         self._num_prompt += num_prompt_tokens
 
     def ended(self, ending: ChoiceEnd) -> None:
-        """It knows exactly what was seen to leave but for tokens that are no text."""
+        """Replace a choice's count by the exact one of its end, which includes tokens that produced no text and so
+        were never sent."""
         self.reasons[ending.choice] = ending.reason.value
         self._beyond += ending.num_output_tokens - self._pace.num_of(ending.choice)
         if ending.num_cached_tokens is not None:
