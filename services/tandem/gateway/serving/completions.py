@@ -35,7 +35,7 @@ from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, Detok
 from tandem.gateway.output.output_parser import parse_stream
 from tandem.gateway.output.response_format import GrammarCheck
 from tandem.gateway.output.text_stream import ChoiceEnd, ChoiceTextStream, Delta
-from tandem.gateway.output.tools import toolbox
+from tandem.gateway.output.tools import make_tool_set
 from tandem.gateway.serving.echo import Echo, PromptScores, ScoredPrompt, echo_deltas
 from tandem.gateway.serving.merge import merge_streams
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder, RequestRecording, RequestTiming
@@ -324,7 +324,7 @@ class CompletionService:
         if (body.prompt is None) == (body.messages is None):
             raise TandemError(ErrorKind.INVALID_REQUEST, "either prompt or messages must be given", param="prompt")
         if body.prompt is None:
-            output_spec = OutputSpec(text=served.text, tools=toolbox(body.tools, body.tool_choice, None))
+            output_spec = OutputSpec(text=served.text, tools=make_tool_set(body.tools, body.tool_choice, None))
             return served, await self._encode_chat(served, body, output_spec)
         prompt, add = body.prompt, body.add_special_tokens is not False
         found = await self._encode(lambda: served.text.encode_text(prompt, add_special_tokens=add), len(prompt))
