@@ -42,7 +42,7 @@ class ChunkHeader:
 
     @classmethod
     def of(cls, answer: CompletionStream, created: int) -> ChunkHeader:
-        ask = answer.ask
+        ask = answer.params
         return cls(
             id=answer.id,
             created=created,

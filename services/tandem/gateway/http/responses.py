@@ -27,7 +27,7 @@ async def send_completion(
     """A stream begins with its first part, or with its first heartbeat where that takes longer than `heartbeat_s`.
     What fails until then gets its proper status."""
     async with aclosing(answer.parts()) as parts:
-        if answer.ask.stream:
+        if answer.params.stream:
             await _stream(exchange, form, answer, parts, heartbeat_s)
         else:
             await _collect(exchange, form, answer, parts)
