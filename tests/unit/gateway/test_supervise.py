@@ -163,7 +163,7 @@ async def test_the_heartbeat_of_quotas_goes_on(caplog: pytest.LogCaptureFixture)
     await quotas.start()
     await until(lambda: quotas._num_gateways == 3)
     await quotas.stop()
-    assert_told_once(caplog, "the heartbeat of quotas")
+    assert_told_once(caplog, "the quota heartbeat")
 
 
 async def test_lines_are_kept_fair_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
