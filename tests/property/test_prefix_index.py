@@ -204,7 +204,7 @@ class IndexMachine(RuleBasedStateMachine):
             self.clock.time += 1.0
         for gateway in self.gateways:
             table = gateway.table
-            assert gateway.num_wanted == 0, gateway
+            assert gateway.num_unloaded_workers == 0, gateway
             assert table.num_workers == len(self.fleet.lives), gateway
             for life in self.fleet.lives.values():
                 held = table.held(life.ref)

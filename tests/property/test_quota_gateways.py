@@ -128,7 +128,7 @@ async def end(world: World, gateways: list[TenantQuotas], running: list[Used]) -
             await beat(each)
         await settled(gateways)
     assert all(each.is_reachable and not each._unsettled for each in gateways)
-    names = {used.entry.ask.id for used in running}
+    names = {used.entry.reservation.id for used in running}
     assert names <= world.book.open.keys() <= names | world.ghosts
     assert all(used.entry.is_shared for used in running)
     for used in running:
@@ -147,7 +147,7 @@ async def end(world: World, gateways: list[TenantQuotas], running: list[Used]) -
 
 async def beat(gateway: TenantQuotas) -> None:
     try:
-        await gateway._beat()
+        await gateway._heartbeat()
     except StoreUnavailable as error:
         gateway._lose(error)
 

@@ -154,8 +154,8 @@ class Gateway:
         watch_prefixes(metrics, self._prefixes)
         watch_links(metrics, self._fleet.pairs)
         watch_redis(metrics, health)
-        if self._tenancy.shared is not None:
-            watch_quotas(metrics, self._tenancy.shared)
+        if self._tenancy.shared_quotas is not None:
+            watch_quotas(metrics, self._tenancy.shared_quotas)
 
     async def _discover(self) -> Mapping[WorkerRef, str]:
         try:

@@ -1,7 +1,7 @@
-"""Makes OpenTelemetry's standard exporters as its variables ask for; never exports by itself.
+"""Create OpenTelemetry's standard exporters as the `OTEL_*` variables select them.
 
-They take a fifth of a second to import, so each is imported where it is made. They read `os.environ` by themselves.
-"""
+Their packages take 0.2 s to import, so each is imported where it is used. The exporters read endpoints and headers from
+`os.environ` themselves."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ if TYPE_CHECKING:
     from tandem.obs.tracing.span_sender import SpanExporter
 
 MAX_BATCH = 2000
-"""Series in one message: with twenty buckets each they stay below the 4 MiB that a gRPC server takes."""
+"""Series per message: with twenty buckets each, a message stays below the 4 MiB that a gRPC server accepts."""
 _QUIET_S = 60.0
-LOUD = (
+"""Between two records of one kind."""
+NOISY_EXPORTERS = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 )
-"""They log whatever fails, a few lines for each message, and where a receiver is down every message does."""
+"""Loggers that write several lines for each message that cannot be sent."""
 
 
 class RateLimitFilter(logging.Filter):
-    """Of the lines of one place and thread, which sends one signal, one a minute."""
+    """Pass one record per minute of each logger, message and thread; each signal is sent by a thread of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told_at: dict[tuple[str, str, str], float] = {}
+        self._passed_at: dict[tuple[str, str, str], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        place = record.name, str(record.msg), str(record.threadName)
-        if record.created - self._told_at.get(place, -_QUIET_S) < _QUIET_S:
+        kind = record.name, str(record.msg), str(record.threadName)
+        if record.created - self._passed_at.get(kind, -_QUIET_S) < _QUIET_S:
             return False
-        self._told_at[place] = record.created
+        self._passed_at[kind] = record.created
         return True
 
 
-_sparingly = RateLimitFilter()
+_rate_limit = RateLimitFilter()
 
 
 def span_exporters(settings: OtelSettings, resource: Resource) -> list[SpanExporter[Any]]:
@@ -71,7 +72,7 @@ def _console_metrics() -> MetricExporter:
 def _otlp_spans(protocol: Protocol, resource: Resource) -> SpanExporter[Any]:
     from tandem.obs.tracing.otlp_spans import SpanEncoder
 
-    _log_sparingly()
+    _limit_exporter_logs()
     if protocol == "grpc":
         from tandem.obs.tracing.otlp_grpc_spans import GrpcSpanExporter
 
@@ -82,7 +83,7 @@ def _otlp_spans(protocol: Protocol, resource: Resource) -> SpanExporter[Any]:
 
 
 def _otlp_metrics(settings: OtelSettings) -> MetricExporter:
-    _log_sparingly()
+    _limit_exporter_logs()
     timeout_s = settings.metrics_timeout_s
     if settings.metrics_protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetricExporter
@@ -93,6 +94,6 @@ def _otlp_metrics(settings: OtelSettings) -> MetricExporter:
     return HttpMetricExporter(timeout=timeout_s, max_export_batch_size=MAX_BATCH)
 
 
-def _log_sparingly() -> None:
-    for name in LOUD:
-        logging.getLogger(name).addFilter(_sparingly)
+def _limit_exporter_logs() -> None:
+    for name in NOISY_EXPORTERS:
+        logging.getLogger(name).addFilter(_rate_limit)

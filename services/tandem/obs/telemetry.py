@@ -1,4 +1,4 @@
-"""What leaves one process: its metrics and its traces, and where they go; never counts or traces by itself."""
+"""Own what leaves one process: its metrics, its traces, and the threads that send them."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """Pulled: `exposition`. Pushed, by threads of its own until `close`: what OpenTelemetry's variables ask for."""
+    """Serve metrics to Prometheus (`exposition`), and push metrics and spans to OpenTelemetry exporters until
+    `close`."""
 
     def __init__(
         self,
         metrics: Metrics,
         tracing: Tracing = OFF,
         spans: SpanSender | None = None,
-        pushed: MetricSender | None = None,
+        metric_sender: MetricSender | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.metrics = metrics
         self.tracing = tracing
         self._spans = spans
-        self._pushed = pushed
+        self._metric_sender = metric_sender
         self._clock = clock or SystemClock()
         metrics.watch(SPANS_DROPPED, lambda: {(): 0 if spans is None else spans.num_dropped})
 
     @classmethod
     def start(cls, service: str, instance: str, max_values: int) -> Self:
-        """Of the program `service`, told apart from others like it by `instance`; `OTEL_SERVICE_NAME` and
-        `OTEL_RESOURCE_ATTRIBUTES` go before both. `max_values`: as `Metrics`' own. TandemError(INVALID_REQUEST) names
-        an `OTEL_` variable whose value means nothing."""
+        """Set up the telemetry of the program `service`; `instance` tells it apart from others of its kind.
+
+        `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take precedence over both. `max_values` is passed to
+        `Metrics`. Raises TandemError(INVALID_REQUEST) naming an `OTEL_*` variable with an invalid value."""
         _forget_empty_variables()
         settings = read_otel(os.environ)
         metrics = Metrics(max_values)
@@ -53,11 +55,11 @@ class Telemetry:
         if not settings.traces and not settings.metrics:
             return cls(metrics)
         resource = _resource(service, instance)
-        tracing, spans = _traced(resource, settings) if settings.traces else (OFF, None)
+        tracing, spans = _start_tracing(resource, settings) if settings.traces else (OFF, None)
         return cls(metrics, tracing, spans, _metric_sender(metrics, resource, settings) if settings.metrics else None)
 
     def exposition(self, accept: str) -> tuple[str, bytes]:
-        """The content type and the body of `/metrics` for an Accept header."""
+        """Return the content type and the body of `/metrics` for an Accept header."""
         openmetrics = prometheus.is_openmetrics(accept)
         counted = self.metrics.collect()
         families = [*map(prometheus.exposed, counted), *vllm_aliases(counted)]
@@ -65,18 +67,18 @@ class Telemetry:
         return content_type, prometheus.exposition(families, openmetrics=openmetrics)
 
     def close(self, timeout_s: float) -> None:
-        """Sends what there is, and returns when it has gone or the time is over. Blocks."""
+        """Send what is pending, and return when it was sent or after `timeout_s`. Blocks."""
         end = self._clock.now() + timeout_s
-        if self._pushed is not None:
-            self._pushed.stop()
+        if self._metric_sender is not None:
+            self._metric_sender.stop()
         if self._spans is not None:
             self._spans.close(timeout_s)
-        if self._pushed is not None:
-            self._pushed.join(max(0.0, end - self._clock.now()))
+        if self._metric_sender is not None:
+            self._metric_sender.join(max(0.0, end - self._clock.now()))
 
 
 def _forget_empty_variables() -> None:
-    """They are as good as unset, says the standard, but not all of the SDK's code knows."""
+    """Unset empty `OTEL_*` variables: the standard treats them as unset, but not all of the SDK's code does."""
     for name in [name for name, value in os.environ.items() if name.startswith("OTEL_") and not value.strip()]:
         del os.environ[name]
 
@@ -84,12 +86,12 @@ def _forget_empty_variables() -> None:
 def _resource(service: str, instance: str) -> Resource:
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-    told = OTELResourceDetector().detect().attributes
+    detected = OTELResourceDetector().detect().attributes
     own = {"service.name": service, "service.instance.id": instance}
-    return Resource.create({name: value for name, value in own.items() if name not in told})
+    return Resource.create({name: value for name, value in own.items() if name not in detected})
 
 
-def _traced(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSender]:
+def _start_tracing(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSender]:
     from tandem.obs.exporters import span_exporters
     from tandem.obs.tracing.span_maker import SpanMaker
     from tandem.obs.tracing.span_sender import Batching, SpanSender

@@ -59,11 +59,9 @@ def test_one_that_is_not() -> None:
         assert_fails(
             judge_front(read_front(url, CLOCK)), "gateway", "not ready: no worker prefills", "workers of both roles"
         )
-    warning = {"/health": (200, {}), "/ready": (200, {"status": "ready", "warning": "the tenants file is not taken"})}
+    warning = {"/health": (200, {}), "/ready": (200, {"status": "ready", "warning": "tenants file rejected"})}
     with answering(warning) as url:
-        assert_warns(
-            judge_front(read_front(url, CLOCK)), "gateway", "the tenants file is not taken", "its log has more"
-        )
+        assert_warns(judge_front(read_front(url, CLOCK)), "gateway", "tenants file rejected", "its log has more")
     with answering({}) as url:
         assert_fails(judge_front(read_front(url, CLOCK)), "gateway", "/health is not ok", "Tandem's gateway itself")
 

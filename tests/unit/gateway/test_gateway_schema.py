@@ -50,7 +50,7 @@ def complete(served: ServedModel, **fields: Any) -> Request:
     body = parse(json.dumps({"model": "tiny", "prompt": "hi"} | fields).encode(), CompletionBody)
     ask = completion_params(body)
     (given,) = given_prompts(body.prompt, served.text.vocab_size)
-    prompt = encode(given, served.text, add_special_tokens=body.add_special_tokens is not False, with_places=False)
+    prompt = encode(given, served.text, add_special_tokens=body.add_special_tokens is not False, with_offsets=False)
     return request(ask, served, prompt.ids, new_id("cmpl-"), CALLER)
 
 

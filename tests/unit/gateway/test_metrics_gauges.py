@@ -98,7 +98,7 @@ def test_of_quotas() -> None:
     metrics = Metrics()
     quotas = TenantQuotas(GatewayId("g"), *[SimpleNamespace()] * 2, SystemClock())  # type: ignore[arg-type]
     watch_quotas(metrics, quotas)
-    account = quotas._account(TenantId("acme"), QuotaLimits(60, 100, 0))
+    account = quotas._state(TenantId("acme"), QuotaLimits(60, 100, 0))
     assert told(metrics) == {"tandem.quotas.shared": {(): 1}}, "nobody has been told yet what is left"
     account.levels = account.levels._replace(requests=45 * UNIT, tokens=-5)
     assert told(metrics)["tandem.tenant.quota.left"] == {("acme", "requests"): 0.75, ("acme", "tokens"): 0.0}

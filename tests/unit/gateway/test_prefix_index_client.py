@@ -61,7 +61,7 @@ class Cluster:
         return set(self.gateway.table.held(self.ref) or ())
 
     def num_wanted(self) -> float:
-        return self.gateway.num_wanted
+        return self.gateway.num_unloaded_workers
 
     async def close(self) -> None:
         await self.gateway.stop()

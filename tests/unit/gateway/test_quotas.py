@@ -64,8 +64,8 @@ class Gateways:
     async def pair(self) -> tuple[TenantQuotas, TenantQuotas]:
         one, two = self.add(), self.add()
         for _ in range(2):
-            await one._beat()
-            await two._beat()
+            await one._heartbeat()
+            await two._heartbeat()
         return one, two
 
     async def keys(self) -> list[bytes]:
@@ -291,7 +291,7 @@ async def test_a_beat_keeps_reservations_and_tells_what_they_used(gateways: Gate
     for _ in range(12):
         gateways.time.ms += 5_000
         used += 1_000
-        await one._beat()
+        await one._heartbeat()
     assert (await refusal(two, who)).reason == "concurrency"
     gateways.time.ms += 20_000  # it tells nothing more: what it told last stands
     left = (await enter(two, who, 0)).standing.remaining_tokens
@@ -305,11 +305,11 @@ async def test_reservations_of_a_gateway_that_is_gone_are_settled_by_another(gat
     who = tenant(tokens_per_minute=600, max_concurrency=3)
     entry = await enter(one, who, 500)
     entry.watch(lambda: TokenUsage(100, 0))
-    await one._beat()
+    await one._heartbeat()
     kept = await enter(two, who, 50)
     for ms, num_open in ((19_000, 2), (2_000, 1)):
         gateways.time.ms += ms
-        await two._beat()
+        await two._heartbeat()
         assert await gateways.num_open(who) == num_open
     assert kept in two.entries
 
@@ -320,11 +320,11 @@ async def test_who_stood_still_enters_again_what_was_settled_meanwhile(gateways:
     entry = await enter(one, who, 200)
     used = 150
     entry.watch(lambda: TokenUsage(used, 0))
-    await one._beat()
+    await one._heartbeat()
     gateways.time.ms += 20_000
     before = await enter(two, who, 1)  # sweeps; 450 + 200 back, full
     assert before.standing.remaining_tokens == 599
-    await one._beat()
+    await one._heartbeat()
     # 50 of its 200 were not used yet when it was settled.
     assert (await enter(two, who, 1)).standing.remaining_tokens == 599 - 50 - 1
     used = 180
@@ -435,8 +435,8 @@ async def test_what_was_used_alone_is_told_when_redis_is_back(gateways: Gateways
     alone[0].close()
     alone[0].close()
     server.start()  # and has forgotten all
-    await one._beat()
-    await two._beat()
+    await one._heartbeat()
+    await two._heartbeat()
     assert one.is_reachable
     await asyncio.gather(*one._posted)
     # `shared`, entered again, two that are open, and 80 of the one that has ended.
@@ -456,7 +456,7 @@ async def test_books_that_do_not_answer_keep_a_gateway_alone(gateways: Gateways,
     """The roll may answer all the same: of a cluster another node has it, and a full server lets it remove somebody."""
     gateways.url = server.url
     quotas, who = gateways.add(), tenant(tokens_per_minute=1000)
-    await quotas._beat()
+    await quotas._heartbeat()
     (await enter(quotas, who, 100)).close()
     await asyncio.gather(*quotas._posted)
     async with connect(server.url) as redis:
@@ -467,11 +467,11 @@ async def test_books_that_do_not_answer_keep_a_gateway_alone(gateways: Gateways,
         for _ in range(3):
             gateways.time.ms += 6000  # idle for longer than from beat to beat
             with pytest.raises(StoreUnavailable):
-                await quotas._beat()
+                await quotas._heartbeat()
             assert not quotas.is_reachable
         assert (await refusal(quotas, who, 800)).reason == "tokens_per_minute"
         await redis.config_set("maxmemory", 0)
-    await quotas._beat()
+    await quotas._heartbeat()
     assert quotas.is_reachable
     assert (await refusal(quotas, who, 800)).reason == "tokens_per_minute"
 
@@ -481,7 +481,7 @@ async def test_the_steward_ends_just_when_redis_is_found_lost(gateways: Gateways
     quotas = gateways.add()
     await quotas.start()
     async with asyncio.timeout(60):
-        while await quotas._roll.beat(GatewayId("g0")) != 1:
+        while await quotas._registry.beat(GatewayId("g0")) != 1:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     quotas._lose(StoreUnavailable("planted"))
@@ -514,7 +514,7 @@ async def test_whoever_finds_redis_lost_has_it_looked_for_soon(
 async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, server: RedisServer) -> None:
     gateways.url = server.url
     quotas = gateways.add()
-    await quotas._beat()
+    await quotas._heartbeat()
     who = tenant(requests_per_minute=2, tokens_per_minute=600)
     (await enter(quotas, who, 1)).close()
     server.stop()
@@ -525,7 +525,7 @@ async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, se
         entry.close()
     gateways.time.ms += 30_000
     server.start()
-    await quotas._beat()
+    await quotas._heartbeat()
     # Ten minutes' worth was used alone; all of it but half a minute has come back.
     entry = await enter(quotas, who, 0)
     assert (entry.standing.remaining_requests, entry.standing.remaining_tokens) == (1, 300)
@@ -545,7 +545,7 @@ async def test_a_settlement_that_redis_did_not_take_is_made_later(gateways: Gate
     assert not one.is_reachable
     hurry(one, 30.0)
     server.resume()
-    await one._beat()
+    await one._heartbeat()
     await asyncio.gather(*one._posted)
     assert await gateways.num_open(who) == 1
     assert (await enter(two, who, 0)).standing.remaining_tokens == 1000 - 10 - 1
@@ -559,7 +559,7 @@ async def test_a_redis_that_hangs_holds_up_nobody_for_long(
     quotas = gateways.add()
     await quotas.start()
     who = tenant(requests_per_minute=100)
-    await until(lambda: quotas._roll is not None and quotas.is_reachable)
+    await until(lambda: quotas._registry is not None and quotas.is_reachable)
     server.pause()
     hurry(quotas)
     first = await enter(quotas, who)
@@ -577,7 +577,7 @@ async def test_the_roll_counts_who_is_up(gateways: Gateways) -> None:
     assert (one._num_gateways, two._num_gateways) == (2, 2)
     await two.stop()
     gateways.made.remove(two)
-    await one._beat()
+    await one._heartbeat()
     assert one._num_gateways == 1
 
 
@@ -585,11 +585,11 @@ async def test_a_tenant_that_is_idle_is_forgotten(gateways: Gateways) -> None:
     quotas = gateways.add()
     (await enter(quotas, tenant(requests_per_minute=5))).close()
     await asyncio.gather(*quotas._posted)
-    await quotas._beat()
-    assert len(quotas._accounts) == 1
+    await quotas._heartbeat()
+    assert len(quotas._states) == 1
     gateways.time.ms += 601_000
-    await quotas._beat()
-    assert quotas._accounts == {}
+    await quotas._heartbeat()
+    assert quotas._states == {}
 
 
 async def test_books_of_nobody_lapse(gateways: Gateways) -> None:

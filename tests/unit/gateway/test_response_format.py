@@ -17,7 +17,7 @@ from tandem.gateway.output.response_format import (
     ResponseFormat,
     StructuredOutput,
     StructuredOutputs,
-    asked_form,
+    requested_structured_output,
 )
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -25,7 +25,7 @@ FIELD = "response_format.json_schema.schema"
 
 
 def form(wanted: Any = None, structured: Any = None, **guided: Any) -> StructuredOutput | None:
-    return asked_form(
+    return requested_structured_output(
         None if wanted is None else msgspec.convert(wanted, ResponseFormat),
         None if structured is None else msgspec.convert(structured, StructuredOutputs),
         guided,

@@ -82,8 +82,8 @@ def test_all_of_it_is_read() -> None:
         ("tenants: {}", "f: tenants: must be a mapping"),
         ("tenants: {acme: {}}", "f: tenants.acme: must be a mapping"),
         ("tenants: {acme: {weight: 1}}", "f: tenants.acme: 'keys' is missing"),
-        ("tenants: {'a b': {keys: []}}", "f: tenants.a b: a tenant is called"),
-        ("tenants: {'{x}': {keys: []}}", "a tenant is called"),
+        ("tenants: {'a b': {keys: []}}", "f: tenants.a b: a tenant's name"),
+        ("tenants: {'{x}': {keys: []}}", "a tenant's name"),
         ("tenants: {open: {keys: []}}", "and not open"),
         ("defaults: {keys: []}\ntenants: {a: {keys: []}}", "f: defaults: 'keys' is not known"),
         (tenants_of("", ", requests_per_minute: -1"), "tenants.acme.requests_per_minute: must be a whole number"),
@@ -100,7 +100,7 @@ def test_all_of_it_is_read() -> None:
         (tenants_of("{hash: 12}"), "tenants.acme.keys[0].hash: must be text"),
         (tenants_of(f"{{hash: '{HASH}', expires: soon}}"), "tenants.acme.keys[0].expires"),
         (tenants_of(f"{{hash: '{HASH}', expires: 7}}"), "tenants.acme.keys[0].expires: must be a date"),
-        (tenants_of(f"{{hash: '{HASH}'}}, {{hash: '{HASH}'}}"), "tenants.acme.keys[1]: stands here twice"),
+        (tenants_of(f"{{hash: '{HASH}'}}, {{hash: '{HASH}'}}"), "tenants.acme.keys[1]: occurs twice"),
         (f"tenants: {{a: {{keys: [{{hash: '{HASH}'}}]}}, b: {{keys: [{{hash: '{HASH}'}}]}}}}", "is also one of a"),
     ],
 )
@@ -195,23 +195,23 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not(
     mounted = Mounted(tmp_path, FULL)
     door = ApiKeyAuthenticator(read_tenants(mounted.path, "prefer"), lambda: 0)
     watch = TenantsWatch(mounted.path, "prefer", door)
-    await watch.look()
+    await watch.poll()
     mounted.write(one(OTHER_HASH))
     assert door.identify(KEY).id == "acme"
-    await watch.look()
+    await watch.poll()
     assert door.identify(OTHER).id == "acme" and refusal(door, KEY)
     with caplog.at_level(logging.ERROR):
         mounted.write("tenants: {acme: {")
         for _ in range(2):
-            await watch.look()
+            await watch.poll()
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1 and str(mounted.path) in errors[0].getMessage()
     assert door.identify(OTHER).id == "acme" and "is no YAML" in str(door.problem())
     mounted.path.unlink()
-    await watch.look()
+    await watch.poll()
     assert door.identify(OTHER).id == "acme" and "cannot read" in str(door.problem())
     mounted.path.write_text(one())
-    await watch.look()
+    await watch.poll()
     assert door.identify(KEY).id == "acme" and door.problem() is None
 
 
@@ -220,10 +220,10 @@ async def test_a_file_of_the_same_size_that_is_written_in_place_is_read_again(tm
     path.write_text(one())
     door = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
     watch = TenantsWatch(path, "off", door)
-    await watch.look()
+    await watch.poll()
     path.write_text(one(OTHER_HASH))
     os.utime(path, ns=(0, 0))
-    await watch.look()
+    await watch.poll()
     assert door.identify(OTHER).id == "acme"
 
 

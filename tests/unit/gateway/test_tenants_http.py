@@ -137,7 +137,7 @@ async def test_a_model_that_it_may_not_use_is_like_one_that_is_not_there(door: D
 
 async def test_a_tenants_file_that_is_broken_shows_in_readiness(door: Door) -> None:
     assert (await door.ask("/ready", {})).json() == {"status": "ready"}
-    door.door.keep("the tenants file is not taken: f:1: is no YAML")
+    door.door.keep_after("tenants file rejected: f:1: is no YAML")
     answer = await door.ask("/ready", {})
     assert answer.status_code == 200 and "is no YAML" in answer.json()["warning"]
 

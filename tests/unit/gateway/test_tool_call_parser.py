@@ -13,7 +13,7 @@ import pytest
 from tandem.gateway.output.partial_json import PartialJsonObject
 from tandem.gateway.output.text_stream import ToolCallDelta
 from tandem.gateway.output.tool_call_parser import ToolCallParser
-from tandem.gateway.output.tool_formats import HERMES, LLAMA3, MISTRAL, MISTRAL_V11, ToolCallFormat, tool_family
+from tandem.gateway.output.tool_formats import HERMES, LLAMA3, MISTRAL, MISTRAL_V11, ToolCallFormat, select_tool_format
 from tandem.gateway.text.chat_template import ChatTemplate
 from tests.effort import scaled
 
@@ -201,9 +201,9 @@ def test_the_family_of_a_model(
     parser: str, template: str, vocabulary: Sequence[str], family: ToolCallFormat | None
 ) -> None:
     source = "{% if tools %}" + template + "{% endif %}"
-    assert tool_family(parser, ChatTemplate(source, {}), vocabulary.__contains__) is family  # type: ignore[arg-type]
+    assert select_tool_format(parser, ChatTemplate(source, {}), vocabulary.__contains__) is family  # type: ignore[arg-type]
     if parser == "auto":
-        assert tool_family("auto", ChatTemplate(template, {}), vocabulary.__contains__) is HERMES
+        assert select_tool_format("auto", ChatTemplate(template, {}), vocabulary.__contains__) is HERMES
 
 
 def test_an_object_knows_its_own_members() -> None:

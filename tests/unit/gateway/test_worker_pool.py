@@ -329,12 +329,12 @@ async def test_a_registry_that_fails_stops_nothing_and_who_waits_for_it_says_so(
     rig.registry_fails = False
     await rig.pair()
     rig.registry_fails = True
-    await until(lambda: rig.fleet._unlisted is not None)
+    await until(lambda: rig.fleet._discovery_error is not None)
     request = await rig.running()
     assert request.path == "remote" and rig.dispatch.ready() is None
     await request.aclose()
     rig.registry_fails = False
-    await until(lambda: rig.fleet._unlisted is None)
+    await until(lambda: rig.fleet._discovery_error is None)
 
 
 async def test_a_worker_that_is_gone_and_not_listed_is_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.obs.logs.log_handler import LineHandler, together
+from tandem.obs.logs.log_handler import LineHandler, group_lines
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n"), max_size=30), min_size=1, max_size=12)
 
@@ -21,7 +21,7 @@ LINES = st.lists(st.text(st.characters(exclude_characters="\n"), max_size=30), m
 @given(LINES, st.integers(1, 64))
 def test_pieces_are_whole_lines_and_as_many_as_fit(lines: list[str], most: int) -> None:
     text = "\n".join(lines)
-    pieces = list(together(text, most))
+    pieces = list(group_lines(text, most))
     assert "".join(pieces) == text + "\n" and all(piece.endswith("\n") for piece in pieces)
     sizes = [len(piece.encode(errors="backslashreplace")) for piece in pieces]
     for piece, size in zip(pieces, sizes, strict=True):

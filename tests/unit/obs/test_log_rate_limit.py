@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.obs.logs.log_rate_limit import ERRORS, MAX_KINDS, PER_MESSAGE, UNLIMITED, LogLimit
+from tandem.obs.logs.log_rate_limit import ERRORS, MAX_BUCKETS, PER_MESSAGE, UNLIMITED, LogLimit
 
 BURST = int(PER_MESSAGE.burst)
 
@@ -127,13 +127,13 @@ def test_the_end_of_a_flood_is_told_at_the_next_line_of_any_kind_or_at_the_end(l
 
 
 def test_kinds_are_bounded(log: Log) -> None:
-    for number in range(MAX_KINDS * 3):
+    for number in range(MAX_BUCKETS * 3):
         log.logger.info(f"f-string {number}")
-    assert len(log.take()) == MAX_KINDS * 3
+    assert len(log.take()) == MAX_BUCKETS * 3
     for _ in range(BURST + 1):
         log.logger.info("the same")
     assert len(log.take()) == BURST
-    assert len(log.limit._kinds) <= MAX_KINDS
+    assert len(log.limit._buckets) <= MAX_BUCKETS
 
 
 def test_threads_share_a_limit(log: Log) -> None:

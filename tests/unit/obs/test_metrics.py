@@ -92,7 +92,7 @@ def test_the_list_is_in_order() -> None:
     instruments = all_instruments()
     assert len({each.name for each in instruments}) == len(instruments) > 50
     for each in instruments:
-        assert each.meaning.endswith("."), each
+        assert each.description.endswith("."), each
         assert len(set(each.attributes)) == len(each.attributes), each
         assert (each.kind is Kind.HISTOGRAM) == bool(each.bounds), each
         assert list(each.bounds) == sorted(set(each.bounds)), each

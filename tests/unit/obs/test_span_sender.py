@@ -17,8 +17,8 @@ UNFIT = "unfit"
 """The name of a span that no exporter has a form for."""
 
 
-def packed(span: EndedSpan) -> str | None:
-    return None if span.told.name == UNFIT else span.told.name
+def pack(span: EndedSpan) -> str | None:
+    return None if span.record.name == UNFIT else span.record.name
 
 
 class Stuck:
@@ -32,7 +32,7 @@ class Stuck:
         self.is_called = threading.Event()
         self._is_over = threading.Event()
 
-    packed = staticmethod(packed)
+    pack = staticmethod(pack)
 
     def export(self, spans: Sequence[str]) -> SpanExportResult:
         self.num_calls += 1
@@ -54,7 +54,7 @@ class Taken:
         self.batches: list[list[str]] = []
         self.num_shutdowns = 0
 
-    packed = staticmethod(packed)
+    pack = staticmethod(pack)
 
     def export(self, spans: Sequence[str]) -> SpanExportResult:
         self.batches.append([*spans])

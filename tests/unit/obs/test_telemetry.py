@@ -101,7 +101,7 @@ def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch:
         resource, _ = receiver.metrics[0]
         assert resource["service.name"] == "tandem-gateway"
         tokens = receiver.metric("tandem.output_tokens")
-        assert tokens.unit == "{token}" and tokens.description == OUTPUT_TOKENS.meaning
+        assert tokens.unit == "{token}" and tokens.description == OUTPUT_TOKENS.description
         assert tokens.sum.is_monotonic and tokens.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
         (point,) = tokens.sum.data_points
         assert attributes(point.attributes) == {"path": "local", "tenant": "acme"} and point.as_int == 7
@@ -212,13 +212,13 @@ def test_a_receiver_that_is_down_costs_nobody_anything(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     telemetry = started()
-    for logger in map(logging.getLogger, exporters.LOUD):
+    for logger in map(logging.getLogger, exporters.NOISY_EXPORTERS):
         logger.filters.clear()  # what they have said in other tests
     telemetry.metrics.counter(RETRIES).add(1)
     for _ in range(20):
         a_request(telemetry)
     telemetry.close(30.0)
-    assert {record.name for record in caplog.records if record.levelname == "ERROR"} & set(exporters.LOUD)
+    assert {record.name for record in caplog.records if record.levelname == "ERROR"} & set(exporters.NOISY_EXPORTERS)
 
 
 @pytest.mark.slow
@@ -228,13 +228,13 @@ def test_spans_arrive_by_a_new_channel_once_the_receiver_is_there(
     port = free_port()
     send_to(OtlpReceiver("grpc", f"http://127.0.0.1:{port}"), monkeypatch)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    for logger in map(logging.getLogger, exporters.LOUD):
+    for logger in map(logging.getLogger, exporters.NOISY_EXPORTERS):
         logger.filters.clear()  # what they have said in other tests
     telemetry = started()
     a_request(telemetry)
     closing = threading.Thread(target=telemetry.close, args=(30.0,))
     closing.start()
-    while not {record.name for record in caplog.records} & set(exporters.LOUD):
+    while not {record.name for record in caplog.records} & set(exporters.NOISY_EXPORTERS):
         assert closing.is_alive(), "it went, or failed, and nobody was told"
         time.sleep(0.01)
     with otlp_receiver("grpc", port=port) as receiver:
@@ -285,7 +285,7 @@ def test_exporters_log_sparingly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     telemetry = started()
     telemetry.close(0.0)
-    for logger in map(logging.getLogger, exporters.LOUD):
+    for logger in map(logging.getLogger, exporters.NOISY_EXPORTERS):
         assert [each for each in logger.filters if isinstance(each, exporters.RateLimitFilter)], logger
 
 

@@ -65,7 +65,7 @@ def a_span(name: str, start: float, end: float, *children: SpanRecord) -> SpanRe
 def test_a_request_is_one_tree_across_processes() -> None:
     gateway, worker = Traced(), Traced()
     trace = gateway.tracing.begin(CLIENT, "vendor=1")
-    assert worker.tracing.is_wanted(trace.traceparent)
+    assert worker.tracing.would_record(trace.traceparent)
     worker.tracing.record(trace.traceparent, a_span("decode", 102.0, 103.0, a_span("transfer", 102.0, 102.5)))
     queue = a_span("queue", 100.5, 101.0)
     trace.end(SpanRecord(name="chat", start=100.0, end=104.0, attributes={}, children=(queue,), kind="server"))
@@ -119,8 +119,8 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
     ("tracing", "came"),
     [
         (lambda: OFF, CLIENT),
-        (lambda: Traced(TraceSampling(0.0, heeds_parent=False)).tracing, CLIENT),
-        (lambda: Traced(TraceSampling(0.0, heeds_parent=False)).tracing, CLIENT),
+        (lambda: Traced(TraceSampling(0.0, is_parent_based=False)).tracing, CLIENT),
+        (lambda: Traced(TraceSampling(0.0, is_parent_based=False)).tracing, CLIENT),
         (lambda: Traced().tracing, UNSAMPLED),
     ],
     ids=["off", "always-off", "none-of-them", "the-client-does-not"],
@@ -133,7 +133,7 @@ def test_what_is_not_sampled_passes_on_what_came(tracing: Callable[[], Tracing],
 
 @pytest.mark.parametrize("came", ["", "garbage", CLIENT + "x", CLIENT.upper()])
 def test_what_is_no_header_is_not_passed_on(came: str) -> None:
-    for tracing in (OFF, Traced(TraceSampling(0.0, heeds_parent=False)).tracing):
+    for tracing in (OFF, Traced(TraceSampling(0.0, is_parent_based=False)).tracing):
         assert tracing.begin(came, "").traceparent == ""
     trace = Traced().tracing.begin(came, "")
     assert parse_traceparent(trace.traceparent) and trace.id != "ab" * 16
@@ -145,18 +145,18 @@ def test_whether_a_trace_s_id_is_random_is_passed_on(came: str, flags: str) -> N
 
 
 def test_no_span_is_made_where_it_is_not_wanted() -> None:
-    traced = Traced(TraceSampling(0.0, heeds_parent=False))
+    traced = Traced(TraceSampling(0.0, is_parent_based=False))
     traced.tracing.begin("", "").end(a_span("chat", 1.0, 2.0))
     assert traced.spans == {}
     sampling = Traced()
     for parent in ("", "garbage", UNSAMPLED):
-        assert not sampling.tracing.is_wanted(parent)
+        assert not sampling.tracing.would_record(parent)
         sampling.tracing.record(parent, a_span("decode", 1.0, 2.0))
     assert sampling.spans == {}
-    always = Traced(TraceSampling(heeds_parent=False))
+    always = Traced(TraceSampling(is_parent_based=False))
     always.tracing.record(UNSAMPLED, a_span("decode", 1.0, 2.0))
     assert always.spans == {}, "its trace would lack the parent"
-    assert not OFF.is_wanted(CLIENT)
+    assert not OFF.would_record(CLIENT)
     OFF.record(CLIENT, a_span("decode", 1.0, 2.0))
 
 
@@ -212,7 +212,7 @@ def test_what_is_not_sampled_is_not_made() -> None:
     OFF.begin(CLIENT, "a=1").end(told)
     OFF.record(CLIENT, told)
     traced.tracing.record(UNSAMPLED, told)
-    assert not traced.tracing.is_wanted(UNSAMPLED)
+    assert not traced.tracing.would_record(UNSAMPLED)
     traced.tracing.begin(UNSAMPLED, "a=1").end(told)
     assert traced.made == []
     traced.tracing.begin(CLIENT, "a=1").end(told)
@@ -259,12 +259,12 @@ def test_a_span_keeps_to_opentelemetry_s_limits(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_traceparent_is_read_as_the_standard_says(text: str, is_read: bool) -> None:
     assert (parse_traceparent(text) is not None) == is_read
-    assert Traced().tracing.is_wanted(text) == is_read
+    assert Traced().tracing.would_record(text) == is_read
 
 
 @given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{31,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.?"), st.text())
 def test_no_header_is_too_strange(traceparent: str, tracestate: str) -> None:
-    for tracing in (OFF, Traced(TraceSampling(0.0, heeds_parent=False)).tracing, TRACED.tracing):
+    for tracing in (OFF, Traced(TraceSampling(0.0, is_parent_based=False)).tracing, TRACED.tracing):
         trace = tracing.begin(traceparent, tracestate)
         assert trace.is_sampled or trace.traceparent in (traceparent, "")
         trace.end(a_span("chat", 1.0, 2.0))

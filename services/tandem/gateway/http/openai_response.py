@@ -43,7 +43,7 @@ class ChunkHeader:
 
     @classmethod
     def of(cls, answer: CompletionStream, created: int) -> ChunkHeader:
-        params = answer.ask
+        params = answer.params
         return cls(
             id=answer.id,
             created=created,

@@ -29,7 +29,7 @@ async def send_completion(
     A streamed response begins with its first part, or with a heartbeat where the first part takes longer than
     `heartbeat_s`. An error before that is answered with its HTTP status; a later one becomes an event."""
     async with aclosing(answer.parts()) as parts:
-        if answer.ask.stream:
+        if answer.params.stream:
             await _stream(exchange, formatter, answer, parts, heartbeat_s)
         else:
             await _collect(exchange, formatter, answer, parts)

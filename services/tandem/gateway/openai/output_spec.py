@@ -15,12 +15,12 @@ from tandem.core.request import Request
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, SharedBody
 from tandem.gateway.output.output_parser import OutputParser
 from tandem.gateway.output.reasoning_parser import CLOSING, OPENING, ReasoningParser, ReasoningParserName
-from tandem.gateway.output.response_format import StructuredOutput, asked_form, schema_source
+from tandem.gateway.output.response_format import StructuredOutput, requested_structured_output, schema_source
 from tandem.gateway.output.tool_call_parser import ToolCallParser
-from tandem.gateway.output.tool_formats import ToolCallFormat, ToolParser, tool_family
+from tandem.gateway.output.tool_formats import ToolCallFormat, ToolParser, select_tool_format
 from tandem.gateway.output.tool_grammar import answer_grammar, call_rules
 from tandem.gateway.output.tool_prompt import with_tools
-from tandem.gateway.output.tools import ToolSet, toolbox
+from tandem.gateway.output.tools import ToolSet, make_tool_set
 from tandem.gateway.text.text_model import TextModel
 
 _GUIDED = ("json", "regex", "choice", "grammar")
@@ -80,8 +80,8 @@ class OutputSpec:
             None if form is None else form.grammar,
             calls,
             special=self.text.special_token,
-            may_think=self.may_think,
-            is_thinking=self._is_thinking(prompt),
+            may_reason=self.may_think,
+            is_reasoning=self._is_thinking(prompt),
         )
         if grammar is not None and (form is None or grammar != form.grammar):
             parts.append(StructuredOutput(grammar, "tools" if calls is not None else parts[-1].param))
@@ -120,8 +120,8 @@ class OutputSpecFactory:
 
     def of_chat(self, body: ChatBody, text: TextModel) -> OutputSpec:
         """Make the spec of a chat. Raises INVALID_REQUEST or UNSUPPORTED, naming the field."""
-        box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
-        family = tool_family(self._tool_parser, text.template, text.knows) if box is not None else None
+        box = make_tool_set(body.tools, body.tool_choice, body.parallel_tool_calls)
+        family = select_tool_format(self._tool_parser, text.template, text.knows) if box is not None else None
         if box is not None and box.is_required and family is None:
             message = "tool_choice requires a call, but this gateway has gateway.tool_parser=none"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="tool_choice")
@@ -160,7 +160,7 @@ def with_grammar(job: Request, grammar: Grammar | None, text: TextModel) -> Requ
 
 def _form(body: SharedBody) -> StructuredOutput | None:
     guided = {name: getattr(body, f"guided_{name}") for name in _GUIDED}
-    return asked_form(body.response_format, body.structured_outputs, guided)
+    return requested_structured_output(body.response_format, body.structured_outputs, guided)
 
 
 def _call_id() -> str:

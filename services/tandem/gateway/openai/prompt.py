@@ -59,11 +59,11 @@ def _read_prompts(prompt: str | list[int | str | list[int]], vocab_size: int) ->
     return [*texts] if texts else [checked_tokens(each, vocab_size) for each in lists]
 
 
-def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, with_places: bool) -> Prompt:
-    """Encode a prompt that is a text; token ids are taken as they are. `offsets` is filled only `with_places`."""
+def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, with_offsets: bool) -> Prompt:
+    """Encode a prompt that is a text; token ids are taken as they are. `offsets` is filled only `with_offsets`."""
     if isinstance(given, tuple):
         return Prompt(given)
-    ids, offsets = model.place_text(given, add_special_tokens=add_special_tokens, with_places=with_places)
+    ids, offsets = model.encode_with_offsets(given, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
     return Prompt(ids, given, offsets)
 
 

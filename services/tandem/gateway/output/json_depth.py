@@ -1,4 +1,4 @@
-"""How deep a client's JSON may be nested where it is written again; never recurses itself."""
+"""Reject client JSON that is nested too deeply, with a check that does not recurse itself."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from tandem.core.errors import ErrorKind, TandemError
 
 MAX_DEPTH = 128
-"""What compiles schemas goes no deeper; and every writer of JSON here recurses."""
+"""Nesting levels: the grammar compiler refuses deeper schemas, and the JSON encoders of the gateway recurse."""
 
 
 def check_depth(value: Any, param: str) -> None:
-    """Raises INVALID_REQUEST naming `param`."""
+    """Raise TandemError(INVALID_REQUEST) naming `param` where `value` is nested deeper than `MAX_DEPTH` levels."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []

@@ -1,4 +1,4 @@
-"""Owns what one choice's text says: thoughts, answer and calls; never knows how a front writes them."""
+"""Split the text of one choice into reasoning, content and tool calls, independent of the API protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Other = TypeVar("Other")
 
 
 class OutputParser:
-    """A reader of thoughts, then one of calls in what remains; either may be missing."""
+    """Chain the reasoning parser and the tool call parser of one choice.
+
+    The tool call parser reads what the reasoning parser leaves as content. None for either means that the model, or the
+    request, has no such part."""
 
     __slots__ = ("_calls", "_reasoning")
 
@@ -24,47 +27,49 @@ class OutputParser:
         self._reasoning = reasoning
         self._calls = calls
 
-    def hear(self, delta: Delta) -> Delta:
-        """The same token, its text told apart."""
-        thought, text = ("", delta.text) if self._reasoning is None else self._reasoning.push(delta.text)
-        return self._told(delta, thought, self._calls.push(text) if self._calls is not None else text)
+    def push(self, delta: Delta) -> Delta:
+        """Return the delta of the same token, with its text split into reasoning, content and tool calls."""
+        reasoning, text = ("", delta.text) if self._reasoning is None else self._reasoning.push(delta.text)
+        return self._split(delta, reasoning, self._calls.push(text) if self._calls is not None else text)
 
     def finish(self, delta: Delta) -> Delta:
-        """`delta`, which is empty, with all that was held back."""
-        thought, text = ("", "") if self._reasoning is None else self._reasoning.finish()
-        said = text
+        """Return `delta`, which has no text, filled with all text that the parsers still hold back."""
+        reasoning, text = ("", "") if self._reasoning is None else self._reasoning.finish()
+        content = text
         if self._calls is not None:
-            said = self._calls.push(text) + self._calls.finish()
-        return self._told(delta, thought, said)
+            content = self._calls.push(text) + self._calls.finish()
+        return self._split(delta, reasoning, content)
 
     def end(self, ending: ChoiceEnd) -> ChoiceEnd:
-        """A choice that made calls and stopped by itself, stopped for them."""
+        """Return `ending` with the finish reason TOOL_CALLS where the choice called tools and stopped by itself."""
         is_for_calls = self._calls is not None and self._calls.num_calls > 0 and ending.reason is FinishReason.STOP
         return replace(ending, reason=FinishReason.TOOL_CALLS) if is_for_calls else ending
 
-    def _told(self, delta: Delta, thought: str, said: str) -> Delta:
+    def _split(self, delta: Delta, reasoning: str, content: str) -> Delta:
         calls = self._calls.take() if self._calls is not None else ()
-        if said == delta.text and not thought and not calls:
+        if content == delta.text and not reasoning and not calls:
             return delta
-        return delta._replace(text=said, reasoning=thought, tool_calls=calls)
+        return delta._replace(text=content, reasoning=reasoning, tool_calls=calls)
 
 
 async def parse_stream(
-    parts: AsyncGenerator[Delta | ChoiceEnd | Other, None], speeches: Sequence[OutputParser]
+    parts: AsyncGenerator[Delta | ChoiceEnd | Other, None], parsers: Sequence[OutputParser]
 ) -> AsyncGenerator[Delta | ChoiceEnd | Other, None]:
-    """The parts of all choices with their texts told apart, one speech for each choice; others as they are. What was
-    held back comes before a choice's Ending. To be closed by `aclose`, which closes `parts`."""
-    ends = [0] * len(speeches)
+    """Run the deltas of each choice through its parser; `parsers` has one per choice. Other parts pass unchanged.
+
+    Held-back text comes as one more Delta before the choice's ChoiceEnd. The caller closes the generator with `aclose`,
+    which closes `parts`."""
+    ends = [0] * len(parsers)
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, Delta):
                 ends[part.choice] = part.offset + len(part.text)
-                yield speeches[part.choice].hear(part)
+                yield parsers[part.choice].push(part)
             elif isinstance(part, ChoiceEnd):
-                speech = speeches[part.choice]
-                rest = speech.finish(Delta("", ends[part.choice], choice=part.choice))
+                parser = parsers[part.choice]
+                rest = parser.finish(Delta("", ends[part.choice], choice=part.choice))
                 if rest.text or rest.reasoning or rest.tool_calls:
                     yield rest
-                yield speech.end(part)
+                yield parser.end(part)
             else:
                 yield part

@@ -1,4 +1,6 @@
-"""Follows the text of one JSON object as it comes, and finds the values of its own members; never parses a value."""
+"""Follow the text of one JSON object character by character and collect its top-level members.
+
+Values are not parsed: the caller decodes a member's text once the member is complete."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ _BLANKS = " \t\r\n"
 
 @dataclass(slots=True)
 class JsonMember:
-    """`written` are the characters of the value, as far as it came."""
+    """Key of a top-level member and the characters of its value so far (`written`)."""
 
     key: str
     written: list[str] = field(default_factory=list)
@@ -21,10 +23,11 @@ class JsonMember:
 
 
 class PartialJsonObject:
-    """Brackets and strings only: what is inside a value is the reader's business, once it is complete. `failed` is for
-    what can be no object whatever comes after."""
+    """Track brackets and strings of one JSON object that arrives character by character.
 
-    __slots__ = ("_depth", "_escaped", "_in_string", "_key", "_place", "_written", "failed", "is_complete", "members")
+    `is_complete` is set by the closing brace. `failed` is set when no further text can make this an object."""
+
+    __slots__ = ("_depth", "_escaped", "_in_string", "_key", "_state", "_written", "failed", "is_complete", "members")
 
     def __init__(self) -> None:
         self.members: list[JsonMember] = []
@@ -34,7 +37,7 @@ class PartialJsonObject:
         self._depth = 0
         self._in_string = False
         self._escaped = False
-        self._place = "open"  # open -> key -> colon -> value -> key ...
+        self._state = "open"  # open -> key -> colon -> value -> key ...
         self._key = ""
 
     @property
@@ -43,36 +46,36 @@ class PartialJsonObject:
 
     @property
     def is_value_closed(self) -> bool:
-        """The bracket or the string that the last member's value began with is closed."""
-        has_value = self._place == "value" and bool(self.members[-1].written)
+        """Return whether the bracket or string that opened the last member's value is closed."""
+        has_value = self._state == "value" and bool(self.members[-1].written)
         return has_value and self._depth == 1 and not self._in_string
 
     def push(self, character: str) -> None:
-        """The next character; none after the object is complete or has failed."""
+        """Add the next character. Callers stop once the object is complete or has failed."""
         self._written.append(character)
         if self._in_string:
-            self._in_a_string(character)
-        elif self._place == "value" and not (self._depth == 1 and character in ",}"):
-            self._in_a_value(character)
+            self._push_in_string(character)
+        elif self._state == "value" and not (self._depth == 1 and character in ",}"):
+            self._push_in_value(character)
         elif character not in _BLANKS:
-            self._between(character)
+            self._push_between_tokens(character)
 
-    def _in_a_string(self, character: str) -> None:
+    def _push_in_string(self, character: str) -> None:
         if self._escaped:
             self._escaped = False
         elif character == "\\":
             self._escaped = True
         elif character == '"':
             self._in_string = False
-            if self._place == "key":
-                self._place = "colon"
+            if self._state == "key":
+                self._state = "colon"
                 return
-        if self._place == "key":
+        if self._state == "key":
             self._key += character
         else:
             self.members[-1].written.append(character)
 
-    def _in_a_value(self, character: str) -> None:
+    def _push_in_value(self, character: str) -> None:
         member = self.members[-1]
         if character in _BLANKS and not member.written:
             return
@@ -81,20 +84,22 @@ class PartialJsonObject:
         self.failed = self._depth < 1
         member.written.append(character)
 
-    def _between(self, character: str) -> None:
-        match self._place, character:
+    def _push_between_tokens(self, character: str) -> None:
+        match self._state, character:
             case "open", "{":
-                self._depth, self._place = 1, "key"
+                self._depth = 1
+                self._state = "key"
             case "key", '"':
-                self._in_string, self._key = True, ""
+                self._in_string = True
+                self._key = ""
             case "key", "}" if not self.members:
                 self.is_complete = True
             case "colon", ":":
                 self.members.append(JsonMember(self._key))
-                self._place = "value"
+                self._state = "value"
             case "value", ("," | "}"):
                 self.members[-1].is_complete = True
-                self._place = "key"
+                self._state = "key"
                 self.is_complete = character == "}"
             case _:
                 self.failed = True

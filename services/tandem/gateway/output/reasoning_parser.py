@@ -1,4 +1,4 @@
-"""Parts what a model thinks from what it answers, in one choice's text as it comes; never drops a word of either."""
+"""Separate a model's reasoning (`<think>...</think>`) from its answer in the streamed text of one choice."""
 
 from __future__ import annotations
 
@@ -10,58 +10,61 @@ _BLANKS = " \t\r\n"
 
 
 class ReasoningParser:
-    """`is_open`: the prompt has opened the thought already. Otherwise one is only where the text begins with it; blanks
-    around marks belong to nobody. A thought that is never closed is all there is."""
+    """Split streamed text at the reasoning marks.
 
-    __slots__ = ("_held", "_place")
+    `is_open`: the prompt ends with the opening mark, so the output begins inside the reasoning. Otherwise the output
+    has reasoning only where it begins with the opening mark. Blanks around the marks are dropped. Without a closing
+    mark the whole output is reasoning."""
+
+    __slots__ = ("_held", "_state")
 
     def __init__(self, *, is_open: bool) -> None:
-        self._place: Literal["start", "thought start", "thought", "answer start", "answer"] = (
-            "thought start" if is_open else "start"
+        self._state: Literal["start", "reasoning start", "reasoning", "answer start", "answer"] = (
+            "reasoning start" if is_open else "start"
         )
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """What of the text that is settled now is thought, and what is answer."""
+        """Add text and return the parts of the text that are settled now: (reasoning, answer)."""
         self._held += text
-        thought = ""
-        if self._place == "start":
+        reasoning = ""
+        if self._state == "start":
             self._find_opening()
-        if self._place == "thought start":
+        if self._state == "reasoning start":
             self._held = self._held.lstrip(_BLANKS)
-            self._place = "thought" if self._held else self._place
-        if self._place == "thought":
-            thought = self._take_thought()
-        if self._place == "answer start":
+            self._state = "reasoning" if self._held else self._state
+        if self._state == "reasoning":
+            reasoning = self._take_reasoning()
+        if self._state == "answer start":
             self._held = self._held.lstrip(_BLANKS)
-            self._place = "answer" if self._held else self._place
-        answer = self._release() if self._place == "answer" else ""
-        return thought, answer
+            self._state = "answer" if self._held else self._state
+        answer = self._release() if self._state == "answer" else ""
+        return reasoning, answer
 
     def finish(self) -> tuple[str, str]:
-        """No more text will come."""
-        place, rest = self._place, self._release()
-        if place in ("thought", "thought start", "answer start"):
+        """Return (reasoning, answer) of the text held back, at the end of the output."""
+        state, rest = self._state, self._release()
+        if state in ("reasoning", "reasoning start", "answer start"):
             return rest.rstrip(_BLANKS), ""
         return "", rest
 
     def _find_opening(self) -> None:
-        begun = self._held.lstrip(_BLANKS)
-        if begun.startswith(OPENING):
-            self._held = begun[len(OPENING) :]
-            self._place = "thought start"
-        elif not OPENING.startswith(begun):
-            self._place = "answer"
+        stripped = self._held.lstrip(_BLANKS)
+        if stripped.startswith(OPENING):
+            self._held = stripped[len(OPENING) :]
+            self._state = "reasoning start"
+        elif not OPENING.startswith(stripped):
+            self._state = "answer"
 
-    def _take_thought(self) -> str:
-        thought, mark, rest = self._held.partition(CLOSING)
+    def _take_reasoning(self) -> str:
+        reasoning, mark, rest = self._held.partition(CLOSING)
         if mark:
             self._held = rest
-            self._place = "answer start"
-            return thought.rstrip(_BLANKS)
-        held = max(size for size in range(len(CLOSING)) if thought.endswith(CLOSING[:size]))
-        settled = thought[: len(thought) - held].rstrip(_BLANKS)
-        self._held = thought[len(settled) :]
+            self._state = "answer start"
+            return reasoning.rstrip(_BLANKS)
+        held = max(size for size in range(len(CLOSING)) if reasoning.endswith(CLOSING[:size]))
+        settled = reasoning[: len(reasoning) - held].rstrip(_BLANKS)
+        self._held = reasoning[len(settled) :]
         return settled
 
     def _release(self) -> str:

@@ -1,4 +1,4 @@
-"""Reads what form a body wants its answer in, and has it checked; never walks a grammar."""
+"""Read the structured output that a request body demands, and check that its grammar compiles."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tandem.core.grammar import (
 from tandem.gateway.output.json_depth import check_depth
 
 MAX_CHECKED = 256
-"""Grammars that are known to be good."""
+"""Grammars that a GrammarCheck remembers as valid."""
 MAX_GBNF_CHARS = 64 * 1024
-"""What is rewritten here, where others wait: less than a tenth of a second."""
+"""Characters of GBNF to convert to Lark, which happens on the event loop: it takes under 0.1 s for these."""
 _LIMITS = LLParserLimits(
     max_grammar_size=MAX_SYMBOLS,
     max_lexer_states=MAX_LEXER_STATES,
@@ -39,7 +39,8 @@ _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 
 class JsonSchemaFormat(msgspec.Struct):
-    """OpenAI's. With `strict: false`, keywords that nothing here can enforce are ignored instead of refused."""
+    """`response_format.json_schema` of the OpenAI API. With `strict: false` unenforceable keywords are ignored, not
+    refused."""
 
     name: str
     schema: dict[str, Any] | None = None
@@ -48,14 +49,16 @@ class JsonSchemaFormat(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """`json_schema` goes with the type of that name."""
+    """`response_format` of the OpenAI API; `json_schema` is set for the type of that name only."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
 class StructuredOutputs(msgspec.Struct):
-    """vLLM's; one of the five. `json` is a schema or its text, `grammar` is in Lark's or in GBNF's notation."""
+    """`structured_outputs` of vLLM: exactly one field is set.
+
+    `json` is a JSON schema or its text; `grammar` is in Lark or GBNF notation."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -66,38 +69,40 @@ class StructuredOutputs(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """The grammar that a body asks for and the field that asked."""
+    """Grammar that a body demands, and `param`, the body field that demands it."""
 
     grammar: Grammar
     param: str
 
 
-def asked_form(
+def requested_structured_output(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None, guided: Mapping[str, Any]
 ) -> StructuredOutput | None:
-    """`guided` holds vLLM's older `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` by the name
-    behind the underscore. Raises INVALID_REQUEST naming the field, also when more than one asks."""
-    forms = [_of_response_format(response_format)] if response_format is not None else []
+    """Return the structured output that a body demands; None where the body demands none.
+
+    `guided` holds vLLM's older fields `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`, keyed by the
+    name behind the underscore. Raises INVALID_REQUEST naming the field, also when several fields demand a structure."""
+    outputs = [_of_response_format(response_format)] if response_format is not None else []
     if structured is not None:
-        forms += _guided("structured_outputs.", msgspec.structs.asdict(structured))
-        if len(forms) - (response_format is not None) != 1:
-            raise _invalid("structured_outputs must say exactly one of its forms", "structured_outputs")
-    forms += _guided("guided_", guided)
-    asked = [form for form in forms if form is not None]
-    if len(asked) > 1:
-        raise _invalid(f"{asked[1].param} and {asked[0].param} exclude each other", asked[1].param)
-    return asked[0] if asked else None
+        outputs += _guided("structured_outputs.", msgspec.structs.asdict(structured))
+        if len(outputs) - (response_format is not None) != 1:
+            raise _invalid("structured_outputs must set exactly one of its fields", "structured_outputs")
+    outputs += _guided("guided_", guided)
+    requested = [output for output in outputs if output is not None]
+    if len(requested) > 1:
+        raise _invalid(f"{requested[1].param} and {requested[0].param} exclude each other", requested[1].param)
+    return requested[0] if requested else None
 
 
 def schema_source(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """A JSON schema as a grammar's source. `lenient` ignores keywords that cannot be enforced."""
+    """Serialize a JSON schema as a grammar source. With `lenient` unenforceable keywords are ignored."""
     options = schema.get("x-guidance")
     known = {**(options if isinstance(options, dict) else {}), **({"lenient": True} if lenient else {})}
     return _text({**schema, "x-guidance": known} if known else schema)
 
 
 class GrammarCheck:
-    """Says whether grammars compile, and remembers which did. May be used from several threads."""
+    """Check that grammars compile, and remember up to `MAX_CHECKED` of those that did. Thread-safe."""
 
     def __init__(self) -> None:
         self._good: OrderedDict[Grammar, None] = OrderedDict()
@@ -106,35 +111,38 @@ class GrammarCheck:
     def knows(self, grammar: Grammar) -> bool:
         return grammar in self._good
 
-    def check(self, form: StructuredOutput) -> None:
-        """Mostly takes a millisecond, half a second for the worst that passes. Raises INVALID_REQUEST with the
-        compiler's reason."""
-        if self.knows(form.grammar):
+    def check(self, output: StructuredOutput) -> None:
+        """Raise INVALID_REQUEST with the compiler's reason where the grammar does not compile.
+
+        Takes about a millisecond; the most expensive accepted grammar takes half a second."""
+        if self.knows(output.grammar):
             return
-        if len(form.grammar.source) > MAX_SOURCE_CHARS:
+        if len(output.grammar.source) > MAX_SOURCE_CHARS:
             limit = f"must have at most {MAX_SOURCE_CHARS} characters"
-            raise _invalid(f"{form.param} {limit}, has {len(form.grammar.source)}", form.param)
-        reason = _defect(form.grammar)
+            raise _invalid(f"{output.param} {limit}, has {len(output.grammar.source)}", output.param)
+        reason = _defect(output.grammar)
         if reason:
-            raise _invalid(f"{form.param} cannot be used: {reason}", form.param)
+            raise _invalid(f"{output.param} cannot be used: {reason}", output.param)
         with self._lock:
-            self._good[form.grammar] = None
+            self._good[output.grammar] = None
             if len(self._good) > MAX_CHECKED:
                 self._good.popitem(last=False)
 
 
-def _of_response_format(wanted: ResponseFormat) -> StructuredOutput | None:
-    if wanted.type == "text":
+def _of_response_format(response_format: ResponseFormat) -> StructuredOutput | None:
+    if response_format.type == "text":
         return None
-    if wanted.type == "json_object":
+    if response_format.type == "json_object":
         return StructuredOutput(_ANY_OBJECT, "response_format")
-    given = wanted.json_schema
-    if given is None or given.schema is None:
-        param = "response_format.json_schema" + ("" if given is None else ".schema")
+    json_schema = response_format.json_schema
+    if json_schema is None or json_schema.schema is None:
+        param = "response_format.json_schema" + ("" if json_schema is None else ".schema")
         raise _invalid(f"{param} is missing", param)
     param = "response_format.json_schema.schema"
-    check_depth(given.schema, param)
-    return StructuredOutput(Grammar("json_schema", schema_source(given.schema, lenient=given.strict is False)), param)
+    check_depth(json_schema.schema, param)
+    return StructuredOutput(
+        Grammar("json_schema", schema_source(json_schema.schema, lenient=json_schema.strict is False)), param
+    )
 
 
 def _guided(prefix: str, fields: Mapping[str, Any]) -> list[StructuredOutput | None]:
@@ -174,22 +182,23 @@ def _schema(value: str | dict[str, Any], param: str) -> dict[str, Any]:
 
 
 def _lark(source: str, param: str) -> str:
-    """GBNF, which names its first rule `root`, is rewritten; Lark's is `start`."""
+    """Return a grammar in Lark notation. GBNF, recognized by `::=`, is converted: its start rule is `root`, Lark's
+    `start`."""
     if "::=" not in source:
         return source
     if len(source) > MAX_GBNF_CHARS:
         limit = f"must have at most {MAX_GBNF_CHARS} characters in GBNF"
         raise _invalid(f"{param} {limit}, has {len(source)}; Lark may be longer", param)
-    from llguidance.gbnf_to_lark import any_to_lark  # only few ask for it
+    from llguidance.gbnf_to_lark import any_to_lark  # rarely used, so not imported at the top
 
     try:
         return str(any_to_lark(source))
-    except Exception as error:  # the library's own parser raises whatever it meets
+    except Exception as error:  # the library's parser raises all kinds of exceptions
         raise _invalid(f"{param} cannot be used: {error}", param) from None
 
 
 def _defect(grammar: Grammar) -> str:
-    """Why a grammar does not compile; empty when it does."""
+    """Return why a grammar does not compile; an empty string when it does."""
     try:
         match grammar.kind:
             case "json_schema":

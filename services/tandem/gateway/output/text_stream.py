@@ -1,4 +1,4 @@
-"""Owns one request's tokens on their way to one client as text; never knows the protocol that they leave by."""
+"""Turn the sampled tokens of one request into text deltas for its client, independent of the API protocol."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from tandem.gateway.text.detokenizer import Detokenizer
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of the `index`-th tool call of a choice. `id` and `name` come once, with its first piece; `arguments` are
-    pieces of one JSON text."""
+    """Piece of the `index`-th tool call of a choice.
+
+    `id` and `name` are set in the call's first piece only; the `arguments` of all pieces concatenate to one JSON text.
+    """
 
     index: int
     arguments: str = ""
@@ -28,12 +30,11 @@ class ToolCallDelta:
 
 
 class Delta(NamedTuple):
-    """What one event adds to a choice. `text` may be empty while characters or stop strings are incomplete.
+    """What one event adds to a choice. `text` may be empty while a character or a possible stop string is incomplete.
 
-    `offset` is where in the whole text the token's own text begins; `token` is None for text that was held back until
-    the end, and for tokens that are no text (end of sequence), of which `hidden` is the id. `reasoning` and
-    `tool_calls` are what a parser found in the text; they are not part of `text`.
-    """
+    `offset` is where the token's own text begins in the whole text of the choice, in characters. `token` is None for
+    text that was held back until the end, and for tokens without text (end of sequence), whose id is `hidden`.
+    `reasoning` and `tool_calls` are what an OutputParser found in the text; `text` does not contain them."""
 
     text: str
     offset: int
@@ -45,13 +46,14 @@ class Delta(NamedTuple):
 
     @property
     def token_id(self) -> int | None:
-        """Of the token that came, whether it is text or not."""
+        """Return the id of the token behind this delta, with or without text; None where there is no token."""
         return self.hidden if self.token is None else self.token.id
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """The one end of a choice. `num_cached_tokens`: of the prompt's, None where no worker has told."""
+    """End of a choice, sent exactly once. `num_cached_tokens` counts the prompt's prefix hits; None where no worker
+    reported."""
 
     reason: FinishReason
     num_output_tokens: int
@@ -63,10 +65,10 @@ Part = Delta | PromptLogprobs | ChoiceEnd
 
 
 class ChoiceTextStream:
-    """An async context over an open stream: whatever happens inside, the stream is closed exactly once.
+    """Own one open token stream and detokenize each of its choices; an async context that closes the stream exactly
+    once.
 
-    Closing is not interrupted by the cancellation that so often causes it. `detokenizer` makes one for each choice.
-    """
+    Cancellation of the caller does not interrupt the closing. `detokenizer` is called once per choice."""
 
     __slots__ = ("_closed", "_detokenizers", "_hidden", "_num_cached", "_num_tokens", "_open", "_stream")
 
@@ -124,7 +126,7 @@ class ChoiceTextStream:
             await _uninterrupted(self._stream)
 
     async def events(self) -> AsyncIterator[Part]:
-        """Deltas, one per token at once when it comes, and one Ending for each choice. Raises what the stream
+        """Yield one Delta per token as soon as the token arrives, and one ChoiceEnd per choice. Raises what the stream
         raises."""
         async for event in self._stream:
             match event:
@@ -149,13 +151,13 @@ class ChoiceTextStream:
                     detokenizer = self._detokenizers[choice]
                     offset = detokenizer.num_chars
                     yield Delta(detokenizer.finish(), offset, choice=choice)
-                    yield self._ending(event)
+                    yield self._choice_end(event)
             if not self._open:
                 return
-        raise TandemError(ErrorKind.INTERNAL, "the tokens ended without an end")
+        raise TandemError(ErrorKind.INTERNAL, "the token stream ended before the choices did")
 
     async def _stop(self, choice: int) -> None:
-        """A stop string is complete: nobody needs more of this choice."""
+        """End a choice whose stop string is complete: its worker need not generate more of it."""
         self._open.discard(choice)
         if self._open:
             self._stream.finish(choice)
@@ -169,7 +171,7 @@ class ChoiceTextStream:
             return Delta("", offset, choice=choice, hidden=token.id)
         return Delta(detokenizer.push(token.id), offset, token, choice)
 
-    def _ending(self, finished: Finished) -> ChoiceEnd:
+    def _choice_end(self, finished: Finished) -> ChoiceEnd:
         if finished.reason is None:
             raise TandemError(ErrorKind.INTERNAL, "the request ended without a reason")
         choice = finished.key.choice

@@ -1,7 +1,6 @@
-"""Finds tool calls in one choice's text as it comes; never knows where the text is from or where the calls go.
+"""Find tool calls in the streamed text of one choice.
 
-Characters are looked at one by one, so that the calls do not depend on how the text was cut.
-"""
+The parser reads character by character, so that the result does not depend on how the text was cut into deltas."""
 
 from __future__ import annotations
 
@@ -21,25 +20,23 @@ _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012
 
 
 class ToolCallParser:
-    """`push` and `finish` return the text that is no call; `take` the pieces of calls since it was last asked, at most
-    one of each: some clients take two pieces in one message for two calls.
+    """Separate one choice's text into plain text (returned by `push` and `finish`) and pieces of tool calls (`take`).
 
-    A call is told of as soon as its name is known and its arguments begin, if `is_eager`; else when it is complete.
-    What looked like a call and is none, because it is not what its family writes or names none of `names`, is text;
-    but an eager call that was told of stays one, whatever its arguments turn out to be. With `max_calls` further ones
-    are dropped. `new_id` makes the id of a call.
-    """
+    With `is_eager` a call is emitted as soon as its name is known and its arguments begin, otherwise when it is
+    complete. Text that looked like a call is returned as text where it breaks `call_format` or names a function that is
+    not in `names`; an eager call that was emitted stays a call, whatever its arguments turn out to be. Calls beyond
+    `max_calls` are dropped. `new_id` creates the id of a call."""
 
     __slots__ = (
         "_body",
         "_call",
-        "_family",
+        "_format",
         "_is_eager",
         "_max_calls",
         "_name",
         "_names",
         "_new_id",
-        "_num_told",
+        "_num_emitted",
         "_pieces",
         "_raw",
         "_state",
@@ -49,7 +46,7 @@ class ToolCallParser:
 
     def __init__(
         self,
-        family: ToolCallFormat,
+        call_format: ToolCallFormat,
         names: Collection[str],
         new_id: Callable[[], str],
         *,
@@ -57,51 +54,56 @@ class ToolCallParser:
         max_calls: int | None = None,
     ) -> None:
         self.num_calls = 0
-        self._family = family
+        self._format = call_format
         self._names = names
         self._new_id = new_id
         self._is_eager = is_eager
         self._max_calls = max_calls
         self._pieces: list[ToolCallDelta] = []
         self._text: list[str] = []  # settled, to be returned
-        self._raw = ""  # held back: blanks and a mark or its beginning
-        self._body: list[str] = []  # characters of what may become a call, behind the mark
+        self._raw = ""  # held back: blanks, and a mark or its beginning
+        self._body: list[str] = []  # characters of a possible call, behind the mark
         self._state: Callable[[str], None] = self._at_start
         self._call: PartialJsonObject | None = None
         self._name = ""
-        self._num_told = -1  # characters of the arguments that were told of; -1: not even the name
+        self._num_emitted = -1  # characters of the arguments that were emitted; -1: not even the name was
 
     def push(self, text: str) -> str:
-        if self._state == self._in_text and not self._raw.strip(_BLANKS) and self._family.opening[0] not in text:
+        """Add text and return the plain text that is settled now."""
+        if self._state == self._in_text and not self._raw.strip(_BLANKS) and self._format.opening[0] not in text:
             text = self._raw + text
             self._text.append(text.rstrip(_BLANKS))
             self._raw = text[len(self._text[-1]) :]
         else:
             for character in text:
                 self._state(character)
-            self._tell()
+            self._emit_arguments()
         return self._settled()
 
     def finish(self) -> str:
-        """No more text will come. What is left of a call that was told of is its last piece, and a mark behind a call
-        that was cut off is nothing; else it is text."""
-        self._tell()
-        if self._num_told >= 0:
+        """Return the text that is still held back, at the end of the output.
+
+        The rest of an emitted call becomes its last piece. An unfinished mark behind a call is dropped; other held-back
+        text is returned."""
+        self._emit_arguments()
+        if self._num_emitted >= 0:
             self._close_call()
         elif self._state == self._after_call or (self.num_calls and not self._raw.strip(_BLANKS)):
             self._raw = ""
-        self._give_up()
+        self._return_as_text()
         return self._settled()
 
     def take(self) -> tuple[ToolCallDelta, ...]:
+        """Return the pieces of calls since the last `take`, at most one per call: some clients misread two pieces in
+        one message."""
         pieces, self._pieces = tuple(self._pieces), []
         return pieces
 
     # ---- states: what the next character means
 
     def _at_start(self, character: str) -> None:
-        """Only blanks have come."""
-        if self._family.is_bare and character == "{":
+        """Read a character while the text has only blanks."""
+        if self._format.is_bare and character == "{":
             self._raw += character
             self._begin_call(character)
         elif character in _BLANKS:
@@ -112,7 +114,7 @@ class ToolCallParser:
 
     def _in_text(self, character: str) -> None:
         self._raw += character
-        opening = self._family.opening
+        opening = self._format.opening
         if self._raw.endswith(opening):
             self._state = self._before_call
             return
@@ -122,9 +124,9 @@ class ToolCallParser:
         self._raw = self._raw[start:]
 
     def _before_call(self, character: str) -> None:
-        """Behind the opening, or between two calls."""
+        """Read a character behind the opening mark, or between two calls."""
         self._raw += character
-        is_mistral = self._family.name == "mistral"
+        is_mistral = self._format.name == "mistral"
         if character == "{":
             self._begin_call(character)
         elif is_mistral and character in _NAME_CHARS:
@@ -134,7 +136,7 @@ class ToolCallParser:
             self._fail()
 
     def _in_name(self, character: str) -> None:
-        """A name, and the marks behind it, up to the brace of its arguments."""
+        """Read a character of a function name, or of the marks between the name and the brace of its arguments."""
         self._raw += character
         if character != "{":
             self._name += character
@@ -148,7 +150,7 @@ class ToolCallParser:
         self._begin_call('{"arguments":{')
         self._name = name
         self._state = self._in_named_arguments
-        self._begin_telling()
+        self._emit_eagerly()
 
     def _in_named_arguments(self, character: str) -> None:
         self._body.append(character)
@@ -169,74 +171,76 @@ class ToolCallParser:
         elif self._call.is_complete:
             self._end_call()
         elif character == "{":
-            self._begin_telling()
+            self._emit_eagerly()
 
     def _after_call(self, character: str) -> None:
-        """Separators and the closing mark, or another call."""
-        family = self._family
+        """Read a character of a separator or closing mark, or the beginning of another call."""
+        call_format = self._format
         self._raw += character
         rest = "".join(self._raw.split())
-        if family.closing and rest == family.closing:
+        if call_format.closing and rest == call_format.closing:
             self._raw = ""
             self._state = self._in_text
-        elif character == "{" and rest in ("{", ";{", ",{") and family.name != "hermes":
+        elif character == "{" and rest in ("{", ";{", ",{") and call_format.name != "hermes":
             self._begin_call(character)
         elif rest in ("", ";", ","):
             return
-        elif family.opening.startswith(rest):
-            if rest == family.opening:
+        elif call_format.opening.startswith(rest):
+            if rest == call_format.opening:
                 self._state = self._before_call
-        elif not family.closing.startswith(rest):
+        elif not call_format.closing.startswith(rest):
             raw, self._raw = self._raw, ""
             self._state = self._in_text
-            for each in raw:
-                self._in_text(each)
+            for held in raw:
+                self._in_text(held)
 
-    # ---- what becomes of a call
+    # ---- beginning and end of a call
 
     def _begin_call(self, text: str) -> None:
         self._call = PartialJsonObject()
         for character in text:
             self._call.push(character)
         self._name = ""
-        self._num_told = -1
+        self._num_emitted = -1
         self._state = self._in_call
 
     def _end_call(self) -> None:
         assert self._call is not None
-        if self._num_told < 0:
+        if self._num_emitted < 0:
             call = _whole_call(self._call, self._name)
             if call is None or call[0] not in self._names:
                 self._fail()
                 return
-            self._announce(call[0], call[1])
+            self._emit_call(call[0], call[1])
         else:
-            self._tell()
+            self._emit_arguments()
         self._close_call()
 
-    def _begin_telling(self) -> None:
-        """Where a brace may have opened the arguments: at no other character, so that cuts make no difference."""
+    def _emit_eagerly(self) -> None:
+        """Emit the call where the last brace opened its arguments.
+
+        Called at braces only, so that the pieces do not depend on how the text was cut."""
         call = self._call
-        if not self._is_eager or self._num_told >= 0 or call is None or call.members[-1:] == []:
+        if not self._is_eager or self._num_emitted >= 0 or call is None or call.members[-1:] == []:
             return
         member, name = call.members[-1], self._name or _name(call)
         if member.key in _ARGUMENTS and member.written == ["{"] and name in self._names:
-            self._announce(name, "")
-            self._num_told = 0
+            self._emit_call(name, "")
+            self._num_emitted = 0
 
-    def _tell(self) -> None:
-        """What came of the arguments since this was asked last."""
-        if self._call is None or self._num_told < 0:
+    def _emit_arguments(self) -> None:
+        """Emit what was added to the arguments of the open call since the last time."""
+        if self._call is None or self._num_emitted < 0:
             return
         member = next(member for member in self._call.members if member.key in _ARGUMENTS)
-        fresh = "".join(member.written[self._num_told :]).rstrip(_BLANKS)
-        self._num_told += len(fresh)
-        self._add(ToolCallDelta(self.num_calls, fresh))
+        added = "".join(member.written[self._num_emitted :]).rstrip(_BLANKS)
+        self._num_emitted += len(added)
+        self._add_piece(ToolCallDelta(self.num_calls, added))
 
-    def _announce(self, name: str, arguments: str) -> None:
-        self._add(ToolCallDelta(self.num_calls, arguments, self._new_id(), name))
+    def _emit_call(self, name: str, arguments: str) -> None:
+        self._add_piece(ToolCallDelta(self.num_calls, arguments, self._new_id(), name))
 
-    def _add(self, piece: ToolCallDelta) -> None:
+    def _add_piece(self, piece: ToolCallDelta) -> None:
         is_over = self._max_calls is not None and piece.index >= self._max_calls
         if not (piece.arguments or piece.id) or is_over:
             return
@@ -247,23 +251,28 @@ class ToolCallParser:
 
     def _close_call(self) -> None:
         self.num_calls += 1
-        self._call, self._name, self._num_told, self._raw = None, "", -1, ""
+        self._call = None
+        self._name = ""
+        self._num_emitted = -1
+        self._raw = ""
         self._body.clear()
         self._state = self._after_call
 
     def _fail(self) -> None:
-        """What came since the mark is no call."""
-        if self._num_told >= 0:
-            self._tell()
+        """Stop reading a malformed call: close the call where it was emitted, else return its text as text."""
+        if self._num_emitted >= 0:
+            self._emit_arguments()
             self._close_call()
             self._state = self._in_text
             return
-        self._give_up()
+        self._return_as_text()
         self._state = self._in_text
 
-    def _give_up(self) -> None:
+    def _return_as_text(self) -> None:
         self._text += [self._raw, *self._body]
-        self._raw, self._call, self._name = "", None, ""
+        self._raw = ""
+        self._call = None
+        self._name = ""
         self._body.clear()
 
     def _settled(self) -> str:
@@ -280,7 +289,7 @@ def _name(call: PartialJsonObject) -> str:
 
 
 def _whole_call(call: PartialJsonObject, name: str) -> tuple[str, str] | None:
-    """Name and arguments of a complete object; None where it is no call."""
+    """Return the name and the arguments of a complete object; None where the object is no call."""
     name = name or _name(call)
     if not name or _loads(call.text) is None:
         return None
@@ -288,7 +297,7 @@ def _whole_call(call: PartialJsonObject, name: str) -> tuple[str, str] | None:
     if member is None:
         return name, "{}"
     arguments = _value(member)
-    if isinstance(arguments, str) and _is_object(arguments):  # JSON within a string, as some models do
+    if isinstance(arguments, str) and _is_object(arguments):  # some models write the object as a JSON string
         return name, arguments
     return (name, member.text) if isinstance(arguments, dict) else None
 

@@ -1,4 +1,4 @@
-"""How families of models write tool calls, and which family a model is of; never reads or makes a call."""
+"""Describe the notations in which model families write tool calls, and select the notation of a model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ ToolParser = Literal["auto", "hermes", "llama3", "mistral", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallFormat:
-    """A call is a JSON object with a `name` and an `arguments_key`. It comes behind `opening`; without one
-    (`is_bare`) if the answer begins with it. `opening` may be one token of the model. `separator` is between calls,
-    `closing` behind each (Hermes) or behind all (Mistral's list). With `names_first` a call is a name, `arguments_mark`
-    and the object of its arguments (Mistral since its tokenizer of version 11)."""
+    """Notation of tool calls: each call is a JSON object with a `name` and an `arguments_key`.
+
+    - `opening` precedes the calls and may be a single special token. With `is_bare` an answer that begins with an
+      object is a call without it.
+    - `separator` stands between calls, `closing` behind each (Hermes) or behind the list of all (`is_list`, Mistral).
+    - With `names_first` a call is a name, `arguments_mark` and the object of its arguments (Mistral from tokenizer
+      version 11 on)."""
 
     name: Literal["hermes", "llama3", "mistral"]
     opening: str
@@ -30,7 +33,7 @@ class ToolCallFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What of this may be special tokens, whose text must then not vanish."""
+        """Return the marks that may be special tokens, whose text the detokenizer must then not skip."""
         return tuple(mark for mark in (self.opening, self.closing, self.arguments_mark) if mark and mark != "]")
 
 
@@ -54,9 +57,13 @@ MISTRAL_V11 = ToolCallFormat(
 )
 
 
-def tool_family(parser: ToolParser, template: ChatTemplate, knows: Callable[[str], bool]) -> ToolCallFormat | None:
-    """`knows` says whether a text is one token of the vocabulary. A model whose template has no place for tools, or of
-    which nothing says more, is asked to write as Hermes does (see `tool_prompt`)."""
+def select_tool_format(
+    parser: ToolParser, template: ChatTemplate, knows: Callable[[str], bool]
+) -> ToolCallFormat | None:
+    """Return the notation that a model is expected to write calls in; None where `parser` is "none".
+
+    `knows` returns whether a text is one token of the vocabulary. Hermes' notation is the default: a model whose
+    template has no place for tools is prompted to write it (see `tool_prompt`)."""
     mistral = MISTRAL_V11 if knows("[ARGS]") else MISTRAL
     if parser != "auto":
         return {"none": None, "hermes": HERMES, "llama3": LLAMA3, "mistral": mistral}[parser]

@@ -1,4 +1,4 @@
-"""Writes the grammar of answers that are tool calls, in the form that their family is read in; never compiles it."""
+"""Write the Lark grammar of answers that are tool calls, in the notation in which `tool_call_parser` reads them."""
 
 from __future__ import annotations
 
@@ -15,84 +15,95 @@ from tandem.gateway.output.tool_formats import ToolCallFormat
 from tandem.gateway.output.tools import FunctionTool, ToolSet
 
 MAX_CALLS = 16
-"""In one answer that a grammar shapes, so that a small model comes to an end."""
+"""Calls in one answer that a grammar constrains: without a bound, a small model may repeat calls forever."""
 SpecialToken = Callable[[str], int | None]
-"""The id of a text that is one special token, which a grammar cannot spell; None for other texts."""
+"""Function from a text to the id of the special token with that text, which a grammar cannot spell; None for other
+texts."""
 
 
-def call_rules(box: ToolSet, family: ToolCallFormat, special: SpecialToken, *, is_marked: bool = False) -> str:
-    """Lark's rules for one call or more, from `calls` on. With `is_marked` the first one has its family's mark even
-    where it could do without, so that it is no other JSON."""
-    most = MAX_CALLS if box.max_calls is None else box.max_calls
-    opening, closing = _mark(family.opening, special), _mark(family.closing, special) if family.closing else ""
-    one_of = " | ".join(f"call_{index}" for index in range(len(box.callable_tools)))
-    if family.names_first:
+def call_rules(tools: ToolSet, call_format: ToolCallFormat, special: SpecialToken, *, is_marked: bool = False) -> str:
+    """Return Lark rules for one call or more; the start rule is `calls`.
+
+    With `is_marked` the first call has its opening mark even where the notation makes the mark optional, so that other
+    JSON cannot be taken for a call."""
+    most = MAX_CALLS if tools.max_calls is None else tools.max_calls
+    opening, closing = (
+        _mark(call_format.opening, special),
+        _mark(call_format.closing, special) if call_format.closing else "",
+    )
+    one_of = " | ".join(f"call_{index}" for index in range(len(tools.callable_tools)))
+    if call_format.names_first:
         rules = [f"calls: one{_more('one', '', most)}", f"one: {opening} ({one_of})"]
-    elif family.is_list:
-        more = _more("one", _quoted(family.separator), most)
+    elif call_format.is_list:
+        more = _more("one", _quoted(call_format.separator), most)
         rules = [f'calls: {opening} "[" one{more} {closing}', f"one: {one_of}"]
-    elif family.is_bare:
+    elif call_format.is_bare:
         first = f"{opening} one" if is_marked else "one"
-        rules = [f"calls: {first}{_more('one', _quoted(family.separator), most)}", f"one: {one_of}"]
+        rules = [f"calls: {first}{_more('one', _quoted(call_format.separator), most)}", f"one: {one_of}"]
     else:
-        more = _more("one", _quoted(family.separator), most)
+        more = _more("one", _quoted(call_format.separator), most)
         rules = [f"calls: one{more}", f'one: {opening} "\\n" ({one_of}) "\\n" {closing}']
-    rules += [_call(index, tool, family, special) for index, tool in enumerate(box.callable_tools)]
+    rules += [_call(index, tool, call_format, special) for index, tool in enumerate(tools.callable_tools)]
     return "\n".join(rules)
 
 
 def answer_grammar(
-    form: Grammar | None, calls: str | None, *, special: SpecialToken, may_think: bool, is_thinking: bool
+    form: Grammar | None, calls: str | None, *, special: SpecialToken, may_reason: bool, is_reasoning: bool
 ) -> Grammar | None:
-    """Of a whole answer: of the form that was asked for, or of `calls` (see `call_rules`), or either. A model that
-    thinks does so before, as it likes; `is_thinking`: the prompt has begun the thought."""
+    """Return the grammar of a whole answer: `form` (the structured output that was requested), `calls`, or either of
+    them.
+
+    `calls` are rules of `call_rules`. With `may_reason` the answer may begin with free reasoning; `is_reasoning`: the
+    prompt has opened the reasoning already. Returns None where nothing constrains the answer. Raises UNSUPPORTED for a
+    Lark grammar together with calls."""
     if form is None and calls is None:
         return None
-    if form is not None and calls is None and not may_think:
+    if form is not None and calls is None and not may_reason:
         return form
     if form is not None and form.kind == "lark":
         if calls is not None:
             raise TandemError(ErrorKind.UNSUPPORTED, "a Lark grammar and tools exclude each other", param="tool_choice")
-        return form  # its rules may have any names: it says itself what comes before
+        return form  # rule names of ours could clash with its own, so it must allow for the reasoning itself
     rules = []
     if form is not None:
         rules.append(f"form: {_inline(form)}")
     kinds = " | ".join(name for name, rule in (("form", form), ("calls", calls)) if rule is not None)
     start = f"({kinds})"
-    if may_think:
-        opening = "" if is_thinking else f"{_mark(OPENING, special)} "
+    if may_reason:
+        opening = "" if is_reasoning else f"{_mark(OPENING, special)} "
         thought = f"{opening}thought BLANKS"
-        start = f"{thought} {start}" if is_thinking else f"({thought})? {start}"
-        rules += ["BLANKS: /[ \\n]{0,3}/", _thought(special)]
+        start = f"{thought} {start}" if is_reasoning else f"({thought})? {start}"
+        rules += ["BLANKS: /[ \\n]{0,3}/", _reasoning_rule(special)]
     return Grammar("lark", "\n".join([f"start: {start}", *rules, *([calls] if calls else [])]))
 
 
-def _thought(special: SpecialToken) -> str:
+def _reasoning_rule(special: SpecialToken) -> str:
     if special(CLOSING) is not None:
         return f"thought: /(.|\\n)*/ {_mark(CLOSING, special)}"
     return f"thought[suffix={_quoted(CLOSING)}]: /(.|\\n)*/"
 
 
-def _call(index: int, tool: FunctionTool, family: ToolCallFormat, special: SpecialToken) -> str:
+def _call(index: int, tool: FunctionTool, call_format: ToolCallFormat, special: SpecialToken) -> str:
     schema = _embedded(_parameters(tool), lenient=not tool.strict)
     name = json.dumps(tool.name)
-    if family.names_first:
-        return f"call_{index}: {_quoted(tool.name)} {_mark(family.arguments_mark, special)} %json {schema}"
-    head = f'{{"name": {name}, "{family.arguments_key}": '
+    if call_format.names_first:
+        return f"call_{index}: {_quoted(tool.name)} {_mark(call_format.arguments_mark, special)} %json {schema}"
+    head = f'{{"name": {name}, "{call_format.arguments_key}": '
     return f'call_{index}: {_quoted(head)} %json {schema} "}}"'
 
 
 def _parameters(tool: FunctionTool) -> dict[str, Any]:
-    """A tool without a schema takes nothing."""
+    """Return the schema of a tool's arguments, an empty object for a tool without one."""
     if tool.parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return tool.parameters if "type" in tool.parameters else {"type": "object", **tool.parameters}
 
 
 def _embedded(schema: dict[str, Any], *, lenient: bool = False) -> str:
-    """A schema within a Lark grammar, which takes the form of its JSON from the schema itself."""
-    given = schema.get("x-guidance")
-    options = {**(given if isinstance(given, dict) else {}), **({"lenient": True} if lenient else {}), **JSON_FORM}
+    """Serialize a schema for use within a Lark grammar, which takes the whitespace rules (`JSON_FORM`) from the schema
+    itself."""
+    own = schema.get("x-guidance")
+    options = {**(own if isinstance(own, dict) else {}), **({"lenient": True} if lenient else {}), **JSON_FORM}
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 

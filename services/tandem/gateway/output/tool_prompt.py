@@ -1,8 +1,7 @@
-"""Tells a model whose chat template knows no tools about them, in Hermes' form; never used where the template does.
+"""Describe tools in the prompt of a model whose chat template has no place for them, in Hermes' notation.
 
-The form is that of Nous Research's Hermes models, which Qwen's templates took over: signatures within `<tools>`, calls
-within `<tool_call>`, results within `<tool_response>`.
-"""
+The notation is that of Nous Research's Hermes models, which Qwen's templates adopted: signatures within `<tools>`,
+calls within `<tool_call>`, results within `<tool_response>`."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ You may call one or more functions to assist with the user query.
 You are provided with function signatures within <tools></tools> XML tags:
 <tools>
 """
-_BEHIND = """
+_AFTER = """
 </tools>
 
 For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
@@ -27,29 +26,31 @@ For each function call, return a json object with function name and arguments wi
 
 
 def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation as one without tools: they are described in a system message before it, at the end of the first
-    one if there is one; calls are text of the assistant, and results are said by the user."""
-    told = [_plain(message) for message in messages]
+    """Return `messages` rewritten for a template without tools.
+
+    The tools are described in a system message before the conversation, or at the end of its first system message.
+    Calls become text of the assistant, and results become messages of the user."""
+    conversation = [_without_tool_fields(message) for message in messages]
     if not tools:
-        return told
-    block = _BEFORE + "\n".join(_written(tool) for tool in tools) + _BEHIND
-    if told and told[0]["role"] in ("system", "developer"):
-        first = told[0]
-        return [{**first, "content": f"{first['content']}\n\n{block}"}, *told[1:]]
-    return [{"role": "system", "content": block}, *told]
+        return conversation
+    block = _BEFORE + "\n".join(_to_json(tool) for tool in tools) + _AFTER
+    if conversation and conversation[0]["role"] in ("system", "developer"):
+        first = conversation[0]
+        return [{**first, "content": f"{first['content']}\n\n{block}"}, *conversation[1:]]
+    return [{"role": "system", "content": block}, *conversation]
 
 
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+def _without_tool_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     calls = message.get("tool_calls")
     if not calls:
         return dict(message)
-    written = [f"<tool_call>\n{_written(call['function'])}\n</tool_call>" for call in calls]
+    call_texts = [f"<tool_call>\n{_to_json(call['function'])}\n</tool_call>" for call in calls]
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**rest, "content": "\n".join([content, *written] if content else written)}
+    return {**rest, "content": "\n".join([content, *call_texts] if content else call_texts)}
 
 
-def _written(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)

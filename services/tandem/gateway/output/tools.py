@@ -1,4 +1,4 @@
-"""The tools of a chat body and what of them may or must be called, checked; never writes a prompt or a grammar."""
+"""Check the tools of a chat body, and resolve which of them the model may or must call."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
 class FunctionTool(msgspec.Struct, omit_defaults=True):
-    """`parameters` is the JSON schema of an object. Unless `strict`, keywords of it that nothing here can enforce are
-    ignored."""
+    """Function that a model may call; `parameters` is the JSON schema of an object.
+
+    Keywords of the schema that cannot be enforced are refused with `strict`, and ignored without."""
 
     name: str
     description: str | None = None
@@ -27,7 +28,7 @@ class FunctionTool(msgspec.Struct, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, omit_defaults=True):
-    """Only `type` "function" is served."""
+    """Entry of `tools` in a chat body; only `type` "function" is supported."""
 
     type: str
     function: FunctionTool
@@ -38,21 +39,22 @@ class FunctionName(msgspec.Struct):
 
 
 class NamedTool(msgspec.Struct):
-    """The tool that must be called."""
+    """`tool_choice` that names the tool to call."""
 
     type: str
     function: FunctionName
 
 
 class CalledFunction(msgspec.Struct):
-    """`arguments` is JSON text, an object; some clients send the object itself."""
+    """Function name and arguments of a call. `arguments` is the JSON text of an object; some clients send the object
+    itself."""
 
     name: str
     arguments: str | dict[str, Any] = "{}"
 
 
 class MessageCall(msgspec.Struct):
-    """A call that an assistant's message made."""
+    """Tool call in an earlier message of the assistant."""
 
     function: CalledFunction
     id: str | None = None
@@ -64,8 +66,10 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """`shown` is what the chat template gets. `callable_tools` may be called, one of them must be if `is_required`;
-    several at once unless `max_calls` says otherwise."""
+    """Tools of one request.
+
+    `shown` are all tools, as the chat template gets them. `callable_tools` may be called; at least one must be if
+    `is_required`, and at most `max_calls` (None: no limit)."""
 
     shown: tuple[dict[str, Any], ...]
     callable_tools: tuple[FunctionTool, ...]
@@ -77,13 +81,15 @@ class ToolSet:
         return frozenset(tool.name for tool in self.callable_tools)
 
     def parameter(self, tool: FunctionTool) -> str:
-        """The name of the field that holds this tool's schema."""
+        """Return the name of the body field that holds this tool's schema."""
         index = next(i for i, shown in enumerate(self.shown) if shown["function"]["name"] == tool.name)
         return f"tools[{index}].function.parameters"
 
 
-def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolSet | None:
-    """None where there are no tools. Raises INVALID_REQUEST or UNSUPPORTED naming the field."""
+def make_tool_set(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolSet | None:
+    """Check `tools` and `tool_choice` of a body; None where there are no tools.
+
+    Raises INVALID_REQUEST or UNSUPPORTED naming the field."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise _invalid("tool_choice asks for a call, but there are no tools", "tool_choice")
@@ -103,8 +109,9 @@ def toolbox(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: b
 
 
 def parse_message_calls(calls: Sequence[MessageCall], where: str) -> list[dict[str, Any]]:
-    """The calls of the conversation so far as templates expect them: with arguments as objects. `where` is their field.
-    Raises INVALID_REQUEST naming it."""
+    """Return calls of an earlier message as chat templates expect them: with arguments as objects.
+
+    `where` is the body field of the calls. Raises INVALID_REQUEST naming the call's field in it."""
     return [
         {
             "type": "function",
@@ -148,7 +155,7 @@ def _check(tools: Sequence[Tool]) -> None:
             )
             raise _invalid(message, f"{where}.function.name")
         if name in seen:
-            raise _invalid(f"{where}.function.name {name!r} is there twice", f"{where}.function.name")
+            raise _invalid(f"{where}.function.name {name!r} occurs twice", f"{where}.function.name")
         seen.add(name)
         check_depth(tool.function.parameters, f"{where}.function.parameters")
 

@@ -1,9 +1,8 @@
-"""A gateway's mirror of the prefix index: follows it in Redis and answers from memory; never decides what is mirrored.
+"""Mirror the prefix index: follow its entries in Redis, and look prefixes up in memory.
 
-It polls: a poll takes in what all shards have come to, where a blocking read of each shard wakes it for nearly every
-entry, which costs half as much again (`python -m loadtest index`). Redis down: it goes on with what it has, says so,
-and begins again with the oldest entries once Redis answers.
-"""
+The client polls: one poll reads what all shards have published, where a blocking read of each shard would wake the
+client for nearly every entry, which costs half as much again (`python -m loadtest index`). While Redis is down, the
+mirror stays as it is (`is_reachable` is false); afterwards the client continues with the oldest entries."""
 
 from __future__ import annotations
 
@@ -26,30 +25,31 @@ from tandem.stores.prefix_index import IndexReader, IndexUnavailable
 
 POLL_S = 0.025
 RETRY_S = 0.25
-"""Until a snapshot that was not there, or was too old, is looked for again; and Redis, after an error."""
+"""Between two attempts to load a snapshot that was missing or too old, and to reach Redis after an error."""
 TURN_WORDS = 2048
-"""Taken in during one turn of the event loop: a millisecond."""
+"""Block words to process in one turn of the event loop: a millisecond."""
 _log = logging.getLogger(__name__)
 
 
 class PrefixIndexScope(Protocol):
-    """Whose blocks the index is about."""
+    """Select the workers and the models that the index covers."""
 
     def workers(self) -> Collection[WorkerRef]:
-        """Who lives, now."""
+        """Return the workers that live now."""
         ...
 
     def cache_root(self, model: str) -> tuple[str, int] | None:
-        """What the names of a model's blocks depend on: fingerprint and block size; None while nobody serves it."""
+        """Return what a model's block hashes depend on: fingerprint and block size; None while no worker serves the
+        model."""
         ...
 
 
 class PrefixIndexClient:
-    """Owns `reader` and closes it. `is_reachable` and `false_hits` are to be read only."""
+    """Own `reader` and the mirror. `is_reachable` and `false_hits` are read-only for others."""
 
-    def __init__(self, reader: IndexReader, fleet: PrefixIndexScope, stride: int, clock: Clock) -> None:
+    def __init__(self, reader: IndexReader, scope: PrefixIndexScope, stride: int, clock: Clock) -> None:
         self._reader = reader
-        self._fleet = fleet
+        self._scope = scope
         self._clock = clock
         self._mirror = KVIndexer(PrefixTable(stride))
         self.false_hits = PrefixAccuracy()
@@ -66,44 +66,48 @@ class PrefixIndexClient:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._reader.close()
 
-    # ---- what is known
+    # ---- lookups
 
     @property
     def table(self) -> PrefixTable:
-        """To be read only."""
+        """Return the mirror, which is read-only for others."""
         return self._mirror.table
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        """As `PrefixTable.match`."""
+        """Call `PrefixTable.match`."""
         return self._mirror.table.match(hashes)
 
     async def name(self, request: Request) -> Sequence[BlockHash]:
-        """What the prompt's full blocks are called; nothing where no worker serves the model. Where workers serve it
-        in two builds the names are those of `cache_root`: the other build's workers count as holding nothing."""
-        root = self._fleet.cache_root(request.model)
+        """Return the hashes of the prompt's full blocks; empty where no worker serves the model.
+
+        Where workers serve the model in two builds the hashes are those of `cache_root`: workers of the other build
+        have no hits."""
+        root = self._scope.cache_root(request.model)
         return () if root is None else await hash_prompt_blocks(request, *root)
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """How many tokens of a prompt were not computed, against those that were predicted."""
+        """Compare a prediction with the reported number of prompt tokens that were not computed.
+
+        A worker that repeatedly has less than predicted is loaded again from its snapshot."""
         if self.false_hits.reported(predicted, num_cached):
             _log.warning("%s holds less than the prefix index says; its entries are loaded again", predicted.worker)
             self._mirror.doubt(predicted.worker)
 
     @property
-    def num_wanted(self) -> int:
-        """Workers whose blocks are to be loaded again."""
+    def num_unloaded_workers(self) -> int:
+        """Return the number of workers whose blocks have to be loaded from a snapshot."""
         return len(self._mirror.wanted())
 
     # ---- the task
 
     async def _follow_forever(self) -> None:
         while True:
-            async with log_and_continue("the look at the prefix index"):
+            async with log_and_continue("following the prefix index"):
                 if not await self.follow():
                     await asyncio.sleep(POLL_S if self.is_reachable else RETRY_S)
 
     async def follow(self) -> bool:
-        """One look at what is new. True: there is more already."""
+        """Read new entries once. Returns whether more are waiting; False too where Redis is down."""
         try:
             has_more = await self._follow()
             self.is_reachable = True
@@ -113,15 +117,15 @@ class PrefixIndexClient:
         return has_more
 
     async def _follow(self) -> bool:
-        for gone in self._mirror.expect(self._fleet.workers()):
+        for gone in self._mirror.expect(self._scope.workers()):
             self.false_hits.forget(gone)
         entries, has_more = await self._reader.read()
         await self._take(entries)
         now = self._clock.now()
         if now >= self._load_at:
             self._load_at = now + RETRY_S
-            for worker, least in self._mirror.wanted():
-                await self._load(worker, least)
+            for worker, min_number in self._mirror.wanted():
+                await self._load(worker, min_number)
         return has_more
 
     async def _take(self, entries: Sequence[WorkerKVEvents]) -> None:
@@ -133,22 +137,23 @@ class PrefixIndexClient:
                 num_words = 0
                 await asyncio.sleep(0)
 
-    async def _load(self, worker: WorkerRef, least: int) -> None:
-        """A worker's snapshot where it will do, else ask for one that will."""
+    async def _load(self, worker: WorkerRef, min_number: int) -> None:
+        """Load a worker's snapshot where it covers the first `min_number` facts, else request a newer one."""
         snapshot = await self._reader.snapshot(worker.id)
-        if snapshot is not None and snapshot.incarnation == worker.incarnation and snapshot.number >= least:
-            self._mirror.load(worker, snapshot.number, await _held(snapshot))
+        if snapshot is not None and snapshot.incarnation == worker.incarnation and snapshot.number >= min_number:
+            self._mirror.load(worker, snapshot.number, await _read_blocks(snapshot))
         else:
-            await self._reader.want(worker, least)
+            await self._reader.want(worker, min_number)
 
     def __repr__(self) -> str:
         return f"<prefix index {'reachable' if self.is_reachable else 'unreachable'}: {self._mirror!r}>"
 
 
-async def _held(snapshot: IndexSnapshot) -> CompactBlockSet:
-    """With room for all that the worker can hold, so that it never grows."""
-    held = CompactBlockSet(max(snapshot.capacity, len(snapshot.words)))
+async def _read_blocks(snapshot: IndexSnapshot) -> CompactBlockSet:
+    """Return the blocks of a snapshot, with room for all that the worker can hold, so that the set does not grow
+    later."""
+    blocks = CompactBlockSet(max(snapshot.capacity, len(snapshot.words)))
     for start in range(0, len(snapshot.words), TURN_WORDS):
-        held.write(snapshot.words[start : start + TURN_WORDS])
+        blocks.write(snapshot.words[start : start + TURN_WORDS])
         await asyncio.sleep(0)
-    return held
+    return blocks

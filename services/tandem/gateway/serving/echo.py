@@ -1,4 +1,4 @@
-"""What an answer tells of its own prompt: the text and its scores; never waits for either."""
+"""Repeat the prompt in a response (`echo`), and collect its log probabilities (`prompt_logprobs`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.gateway.text.text_model import TextModel
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """All tokens of the `prompt`-th prompt with their scores, of which the first has none."""
+    """All tokens of the `prompt`-th prompt with their log probabilities; the first token has none."""
 
     prompt: int
     tokens: tuple[SampledToken, ...]
@@ -22,8 +22,9 @@ class ScoredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt as the beginning of a choice's text, a Delta for each token; what comes after it begins where it
-    ends. The first token's log probability is None."""
+    """The prompt as the beginning of a choice's text, one Delta per token; the first has no log probability.
+
+    Offsets of the choice's own deltas begin where the echo ends."""
 
     deltas: tuple[Delta, ...]
     choice: int
@@ -34,7 +35,7 @@ class Echo:
 
 
 class PromptScores:
-    """The scores of one prompt, put together from pieces that may come again."""
+    """Assemble the log probabilities of one prompt from pieces, which may arrive more than once."""
 
     __slots__ = ("_tokens",)
 
@@ -48,18 +49,19 @@ class PromptScores:
         self._tokens[scored.first_index : end] = scored.tokens
 
     def complete(self) -> tuple[SampledToken, ...]:
-        """Raises INTERNAL while some are missing."""
+        """Return the tokens of the prompt. Raises INTERNAL while scores are missing."""
         found = tuple(token for token in self._tokens if token is not None)
         if len(found) < len(self._tokens):
-            raise TandemError(ErrorKind.INTERNAL, "the answer began before its prompt was scored")
+            raise TandemError(ErrorKind.INTERNAL, "the first token arrived before all scores of the prompt")
         return found
 
 
 def echo_deltas(
     prompt: Prompt, model: TextModel, scores: Sequence[SampledToken], num_top: int, *, skip_special_tokens: bool
 ) -> tuple[Delta, ...]:
-    """The prompt's text, token by token, with at most `num_top` alternatives each. `scores` may be empty: none were
-    asked for."""
+    """Return the prompt's text token by token, with at most `num_top` alternatives each.
+
+    `scores` is empty where no log probabilities were requested."""
     pieces = _text_pieces(prompt) if prompt.text is not None else _token_pieces(prompt, model, skip_special_tokens)
     tokens = scores or [SampledToken(token) for token in prompt.ids]
     return tuple(
@@ -69,7 +71,10 @@ def echo_deltas(
 
 
 def _text_pieces(prompt: Prompt) -> Iterator[tuple[str, int]]:
-    """The first piece takes what its tokenizer dropped before it, and every piece what was dropped after it."""
+    """Yield the text of each token and its offset.
+
+    Characters that the tokenizer dropped belong to the token before them; those before the first token belong to the
+    first."""
     text = prompt.text or ""
     begins = [0, *prompt.offsets[1:]]
     for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):

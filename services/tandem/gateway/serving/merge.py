@@ -1,4 +1,4 @@
-"""Several streams of parts as one, in the order in which parts come; never looks into a part."""
+"""Merge several streams of parts into one, in the order in which the parts arrive."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _MAX_WAITING = 64
-"""Parts that nobody has taken yet; the streams wait when there are more."""
+"""Parts that wait to be read; the sources wait when there are more."""
 
 
 async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Ends when all sources have. The first error of one is raised, and then, as when this is left early, all are
-    closed."""
+    """Yield the parts of all sources until all have ended.
+
+    Raises the first error of a source. All sources are closed then, and also when the caller leaves early."""
     waiting: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue(_MAX_WAITING)
 
     async def pump(source: AsyncGenerator[T, None]) -> None:

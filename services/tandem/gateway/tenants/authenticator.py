@@ -1,10 +1,9 @@
-"""Knows tenants by the keys that clients show; never keeps, logs or repeats a key.
+"""Identify tenants by the API keys that clients send. Keys are neither stored nor logged.
 
-A shown key is hashed and its digest looked up. How long that takes may tell how a digest compares with those that are
-stored, but whoever shows keys cannot choose their digests, so that there is nothing to feel one's way along: finding
-a key whose SHA-256 begins like a stored one says nothing about the stored one's key. The digest that is found is then
-compared in constant time, so that nothing depends on how a mapping compares.
-"""
+A key is hashed and its SHA-256 digest looked up. The duration of the lookup may reveal how a digest compares with the
+stored ones, but a client cannot choose its digests, so it learns nothing: a key whose digest begins like a stored one
+says nothing about the stored one's key. The digest that is found is then compared in constant time, so that nothing
+depends on how a mapping compares."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.tenants.tenants_file import Key, Tenants
 
 MAX_KEY_CHARS = 512
-"""What is longer is no key, and is not hashed."""
+"""Characters of a key; longer values are rejected without hashing them."""
 _HOW = "send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 
 
 class ApiKeyAuthenticator:
-    """The Doorkeeper of `auth: keys`. `wall_ns` is the time since the epoch."""
+    """Authenticator for `gateway.auth: keys`. `wall_ns` returns nanoseconds since the epoch."""
 
     def __init__(self, tenants: Tenants, wall_ns: Callable[[], int]) -> None:
         self._tenants = tenants
@@ -34,7 +33,7 @@ class ApiKeyAuthenticator:
             raise TandemError(ErrorKind.UNAUTHENTICATED, f"an API key is needed: {_HOW}", reason="no_key")
         found = self._find(key)
         if found is None or (found.expires_ns is not None and found.expires_ns <= self._wall_ns()):
-            # The same words for a key that never was and one that is no more.
+            # The same message for unknown and for expired keys.
             raise TandemError(ErrorKind.UNAUTHENTICATED, "this API key is not valid", reason="wrong_key")
         return found.tenant
 
@@ -49,16 +48,17 @@ class ApiKeyAuthenticator:
         return self._problem
 
     def update(self, tenants: Tenants) -> None:
-        """From now on these; requests that run go on."""
-        self._tenants, self._problem = tenants, None
+        """Use these tenants from now on; running requests are not affected."""
+        self._tenants = tenants
+        self._problem = None
 
-    def keep(self, problem: str) -> None:
-        """What should be known now cannot be read; what was known goes on to be."""
+    def keep_after(self, problem: str) -> None:
+        """Keep the current tenants, because the tenants file cannot be read; `problem` says why."""
         self._problem = problem
 
 
 def api_key_from_headers(authorization: str | None, x_api_key: str | None) -> str | None:
-    """The key in what a client sent: `Bearer <key>` as OpenAI's clients do, or else the bare one of `x-api-key`."""
+    """Return the key that a client sent: `Authorization: Bearer <key>`, else `x-api-key`; None where it sent none."""
     scheme, _, key = (authorization or "").strip().partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

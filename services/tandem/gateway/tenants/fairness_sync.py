@@ -1,4 +1,4 @@
-"""Keeps a gateway's line fair together with those of other gateways; never decides whose turn it is."""
+"""Exchange service counters with the other gateways, so that fair queueing holds over all of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
 
 PERIOD_S = 0.1
 RETRY_S = 1.0
-"""Between two looks for a Redis that is away, which all gateways take at once when it comes back."""
+"""Between two attempts to reach Redis; all gateways retry at once when it comes back."""
 
 
 class FairnessSync:
-    """Exchanges a line's counters until it is stopped. While Redis does not answer the line is fair over what this
-    gateway itself serves."""
+    """Exchange the counters of a request queue until stopped. While Redis is down the queue is fair over its own
+    requests only."""
 
-    def __init__(self, line: RequestQueue, counters: ServiceCounters) -> None:
-        self._line = line
+    def __init__(self, queue: RequestQueue, counters: ServiceCounters) -> None:
+        self._queue = queue
         self._counters = counters
         self._task: asyncio.Task[None] | None = None
 
@@ -34,10 +34,10 @@ class FairnessSync:
     async def _run(self) -> None:
         is_reachable = True
         while True:
-            async with log_and_continue("the exchange of what gateways serve"):
+            async with log_and_continue("the exchange of service counters"):
                 try:
-                    for service, num_tokens in await self._counters.exchange(self._line.served()):
-                        self._line.add_remote_usage(service, num_tokens)
+                    for service, num_tokens in await self._counters.exchange(self._queue.served()):
+                        self._queue.add_remote_usage(service, num_tokens)
                     is_reachable = True
                 except CountersUnavailable:
                     is_reachable = False

@@ -1,4 +1,4 @@
-"""One admitted request as its tenant's quotas see it, from reservation to settlement; never asks a store."""
+"""Reserve tokens of a tenant's quota for one admitted request, and settle them when the request ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.gateway.context.rate_limit_status import RateLimitStatus
 
 
 class UnlimitedReservation:
-    """Of a tenant without limits."""
+    """Reservation of a tenant without limits."""
 
     standing = RateLimitStatus()
 
@@ -25,62 +25,71 @@ class UnlimitedReservation:
 
 
 class QuotaReservation:
-    """`ask` is the reservation, in the shared books where `is_shared`; `told` is what they were last told of it."""
+    """Quota that one request holds until it ends.
 
-    __slots__ = ("_base", "_is_open", "_meter", "_on_close", "ask", "is_shared", "standing", "told")
+    `reservation` is what was reserved: in Redis if `is_shared`, else in this gateway's local quota. `num_reported`
+    counts the used tokens that Redis knows of. `standing` are the tenant's rate limits after the reservation."""
+
+    __slots__ = ("_base", "_is_open", "_meter", "_on_close", "is_shared", "num_reported", "reservation", "standing")
 
     def __init__(
         self,
-        ask: Reservation,
+        reservation: Reservation,
         standing: RateLimitStatus,
         on_close: Callable[[QuotaReservation, TokenUsage | None], None],
         *,
         is_shared: bool,
     ) -> None:
-        self.ask = ask
+        self.reservation = reservation
         self.standing = standing
         self.is_shared = is_shared
-        self.told = 0
+        self.num_reported = 0
         self._base = 0
         self._on_close = on_close
-        self._meter: Meter = _nothing
+        self._meter: Meter = _no_usage
         self._is_open = True
 
     def watch(self, meter: Meter) -> None:
         self._meter = meter
 
     def close(self) -> None:
-        """Settle with what the meter says, once."""
+        """Settle with the usage that the meter returns; a second call does nothing."""
         if self._is_open:
             self._is_open = False
             self._on_close(self, self._meter())
 
     def used(self, spent: TokenUsage | None) -> int | None:
-        """Tokens that count against this reservation. None: nothing was used, and the request counts for nothing."""
+        """Return the tokens that count against this reservation; None where no worker began the request, which then
+        costs nothing."""
         return None if spent is None else max(0, spent.total - self._base)
 
-    def so_far(self) -> int:
+    def used_so_far(self) -> int:
+        """Return the tokens used up to now."""
         return self.used(self._meter()) or 0
 
-    def begin_again(self, name: str) -> None:
-        """The books have settled this one with what they were told: the rest goes under another name, whatever is
-        left. The request itself has been counted."""
-        tokens = max(0, self.ask.tokens - self.told)
-        self._base += self.told
-        self.told = 0
-        self.ask = Reservation(name, 0, tokens, force=True)
+    def reenter(self, name: str) -> None:
+        """Replace the reservation by one for the unreported tokens, under another name and without a limit check.
+
+        Called when Redis has already settled the reservation with the tokens reported to it. The new one counts no
+        request."""
+        tokens = max(0, self.reservation.tokens - self.num_reported)
+        self._base += self.num_reported
+        self.num_reported = 0
+        self.reservation = Reservation(name, 0, tokens, force=True)
 
     def __repr__(self) -> str:
-        where = "shared" if self.is_shared else "alone"
-        return f"<entry {self.ask.id} of {self.ask.tokens} tokens, {where}{'' if self._is_open else ', closed'}>"
+        where = "shared" if self.is_shared else "local"
+        held = self.reservation
+        return f"<quota reservation {held.id} of {held.tokens} tokens, {where}{'' if self._is_open else ', closed'}>"
 
 
-def _nothing() -> None:
+def _no_usage() -> None:
     return None
 
 
-def standing(levels: Levels, limits: QuotaLimits) -> RateLimitStatus:
-    """Where the buckets stand, in whole requests and tokens; a debt leaves none."""
+def rate_limit_status(levels: Levels, limits: QuotaLimits) -> RateLimitStatus:
+    """Return the levels of the buckets as rate limit headers: whole requests and tokens, 0 where a bucket is in
+    debt."""
     return RateLimitStatus(
         limit_requests=limits.requests_per_minute or None,
         remaining_requests=_remaining(levels.requests),
@@ -100,7 +109,7 @@ def _reset_s(level: int | None, limit: int) -> float:
 
 
 class NoQuotas:
-    """The Quotas of a gateway that serves everybody: nobody has limits."""
+    """Quotas of a gateway without authentication: nobody has limits."""
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Who may use a gateway and how much, put together and run as one; decides nothing itself."""
+"""Assemble authentication and quotas of one gateway from its configuration, and run them as one."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ from tandem.stores.redis_health import RedisHealth
 
 
 class Tenancy:
-    """`authenticator` and `quotas` are what `gateway.auth` asks for; without keys nobody is counted and nothing runs.
-    `shared`: the quotas where somebody is."""
+    """Own the authenticator and the quotas that `gateway.auth` selects.
+
+    `shared_quotas` are the quotas where they are enforced; None without authentication, where nothing runs."""
 
     def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
-        """Raises TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
+        """Raise TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
         self.authenticator: Authenticator = AllowAll()
         self.quotas: Quotas = NoQuotas()
-        self.shared: TenantQuotas | None = None
+        self.shared_quotas: TenantQuotas | None = None
         self._running: tuple[TenantsWatch, TenantQuotas] | None = None
         if config.gateway.auth == "off":
             return
         path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
-        self.authenticator = door = ApiKeyAuthenticator(read_tenants(path, policy), wall_ns)
+        authenticator = ApiKeyAuthenticator(read_tenants(path, policy), wall_ns)
+        self.authenticator = authenticator
         store = RedisQuotas(config.redis.url, config.redis.namespace, health=health)
-        roll = GatewayRegistry(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
-        self.quotas = self.shared = quotas = TenantQuotas(gateway, store, roll, clock)
-        self._running = TenantsWatch(path, policy, door), quotas
+        registry = GatewayRegistry(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
+        quotas = TenantQuotas(gateway, store, registry, clock)
+        self.quotas = quotas
+        self.shared_quotas = quotas
+        self._running = TenantsWatch(path, policy, authenticator), quotas
 
     async def start(self) -> None:
         if self._running is not None:

@@ -1,7 +1,9 @@
-"""Tenants and the hashes of their keys as YAML, read strictly: what is not known, missing or impossible is refused with
-file and place; never shows a key that was written into it by mistake.
+"""Parse the tenants file (YAML): tenants, their settings, and the hashes of their API keys.
 
-    defaults:                     # of every tenant below; each may say otherwise
+Unknown, missing and impossible values are refused with file and place; a key that was written in plain text by mistake
+is not repeated in errors.
+
+    defaults:                     # of every tenant below, unless it sets its own
       requests_per_minute: 60
     tenants:
       acme:
@@ -10,8 +12,7 @@ file and place; never shows a key that was written into it by mistake.
         models: [llama-3.1-8b]
         tokens_per_minute: 100000
 
-`admission.tenant.Tenant` says what each setting means.
-"""
+`admission.tenant.Tenant` explains the settings."""
 
 from __future__ import annotations
 
@@ -40,13 +41,13 @@ _COUNTS = {
     "max_concurrency": MAX_COUNT,
     "max_prompt_tokens": MAX_COUNT,
 }
-_TERMS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation", "operator")
+_SETTINGS = (*_COUNTS, "models", "lane", "weight", "cache_sharing", "disaggregation", "operator")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key, by its SHA-256, and whose it is; `label` is for people. At `expires_ns`, nanoseconds after the epoch, it
-    ends."""
+    """API key by its SHA-256 digest, and its tenant. `label` is for people. `expires_ns`: nanoseconds since the
+    epoch."""
 
     digest: bytes
     tenant: Tenant
@@ -56,23 +57,23 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Keys by the SHA-256 of each."""
+    """Content of a tenants file; `keys` maps the SHA-256 digest of each key to the key."""
 
     keys: Mapping[bytes, Key]
     tenants: Mapping[TenantId, Tenant]
 
 
 def parse_tenants(text: str, file: str) -> Tenants:
-    """Raises TandemError(INVALID_REQUEST). `file` is how errors call it."""
+    """Parse the text of a tenants file. `file` is its name in errors. Raises TandemError(INVALID_REQUEST)."""
     try:
         value = yaml.load(text, _Loader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        # Not what stood there: it may be a key.
+        # Without the text at the error: it may be a key.
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark is not None else file
         raise refused(where, f"is no YAML: {getattr(error, 'problem', None) or type(error).__name__}") from None
     found = Field(file, "", value).record(("tenants",), ("defaults",))
-    defaults = found["defaults"].record((), _TERMS) if "defaults" in found else {}
+    defaults = found["defaults"].record((), _SETTINGS) if "defaults" in found else {}
     keys: dict[bytes, Key] = {}
     tenants: dict[TenantId, Tenant] = {}
     for name, field in found["tenants"].fields().items():
@@ -86,7 +87,7 @@ def parse_tenants(text: str, file: str) -> Tenants:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only, and no key twice: of two, YAML would silently take the second."""
+    """Load plain values only, and refuse duplicate keys, of which YAML would silently use the second."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [str(key.value) for key, _ in node.value]
@@ -98,15 +99,15 @@ class _Loader(yaml.SafeLoader):
 def _tenant(name: str, field: Field, defaults: Mapping[str, Field]) -> Tenant:
     if not _NAME.fullmatch(name) or name == OPEN_TENANT:
         raise refused(
-            field.place, f"a tenant is called 1 to 64 letters, digits, '.', '_' or '-', and not {OPEN_TENANT}"
+            field.place, f"a tenant's name is 1 to 64 letters, digits, '.', '_' or '-', and not {OPEN_TENANT}"
         )
-    own = field.record(("keys",), _TERMS)
+    own = field.record(("keys",), _SETTINGS)
     del own["keys"]
-    terms: dict[str, Any] = {key: _term(key, value) for key, value in {**defaults, **own}.items()}
-    return Tenant(id=TenantId(name), **terms)
+    settings: dict[str, Any] = {key: _setting(key, value) for key, value in {**defaults, **own}.items()}
+    return Tenant(id=TenantId(name), **settings)
 
 
-def _term(name: str, field: Field) -> Any:
+def _setting(name: str, field: Field) -> Any:
     match name:
         case "models":
             return _models(field)
@@ -142,7 +143,7 @@ def _choice(field: Field, allowed: tuple[str, ...]) -> str:
 
 
 def _keys(field: Field, tenant: Tenant) -> dict[bytes, Key]:
-    """An empty list is a tenant whom nobody can be for now."""
+    """Return a tenant's keys by digest. With an empty list nobody can authenticate as this tenant."""
     if not isinstance(field.value, list):
         raise refused(field.place, "must be a list of keys")
     found: dict[bytes, Key] = {}
@@ -156,14 +157,15 @@ def _keys(field: Field, tenant: Tenant) -> dict[bytes, Key]:
             raise refused(written.place, "must be text")
         digest = written.made(lambda written=written: parse_hash(written.value))  # type: ignore[misc]
         if digest in found:
-            raise refused(place.place, "stands here twice")
+            raise refused(place.place, "occurs twice")
         label = parts["label"].text() if "label" in parts else ""
         found[digest] = Key(digest, tenant, label, _expiry(parts["expires"]) if "expires" in parts else None)
     return found
 
 
 def _expiry(field: Field) -> int:
-    """A date, which ends with its first moment, or a time; without a zone in UTC. In nanoseconds of the epoch."""
+    """Return an expiry in nanoseconds since the epoch: a time, or the beginning of a date; UTC where it names no
+    zone."""
     value = field.value
     if isinstance(value, str):
         value = field.made(lambda: datetime.fromisoformat(field.value))

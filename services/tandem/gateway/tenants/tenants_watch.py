@@ -1,8 +1,7 @@
-"""Reads the tenants file again when it has changed; never says what a tenant may do.
+"""Reload the tenants file when it changes.
 
-Files in a mounted Secret are symbolic links into a directory that is swapped as a whole, which no watch of the file
-itself sees. So the file is looked for by its name, over and over; that costs microseconds.
-"""
+Files in a mounted Secret are symbolic links into a directory that is swapped as a whole, which a watch on the file does
+not notice. So the file is polled by its name, which costs microseconds."""
 
 from __future__ import annotations
 
@@ -21,8 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def read_tenants(path: Path, gateway_policy: str) -> Tenants:
-    """Raises TandemError(INVALID_REQUEST), also where a tenant wants its requests split by a gateway that never
-    does (`gateway.disaggregation=off`)."""
+    """Read and parse the tenants file.
+
+    Raises TandemError(INVALID_REQUEST), also where a tenant's `disaggregation` contradicts
+    `gateway.disaggregation=off`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -32,58 +33,58 @@ def read_tenants(path: Path, gateway_policy: str) -> Tenants:
     for tenant in tenants.tenants.values():
         if gateway_policy == "off" and tenant.disaggregation not in (None, "off"):
             place = f"{path}: tenants.{tenant.id}.disaggregation"
-            message = f"{place}: {tenant.disaggregation} cannot be where the gateway's is off"
+            message = f"{place}: {tenant.disaggregation} is impossible with gateway.disaggregation=off"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="gateway.tenants")
     return tenants
 
 
 class TenantsWatch:
-    """Keeps `door` at what the file says. A file that cannot be read leaves it as it is, and is complained about."""
+    """Keep `authenticator` up to date with the file. A file that cannot be read is logged, and changes nothing."""
 
-    def __init__(self, path: Path, gateway_policy: str, door: ApiKeyAuthenticator) -> None:
+    def __init__(self, path: Path, gateway_policy: str, authenticator: ApiKeyAuthenticator) -> None:
         self._path = path
         self._policy = gateway_policy
-        self._door = door
-        self._seen: _Signature | None = None
+        self._authenticator = authenticator
+        self._last_signature: _Signature | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._look_forever(), name="tenants-file")
+        self._task = asyncio.create_task(self._poll_forever(), name="tenants-file")
 
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def look(self) -> None:
-        """Read the file if it is another one than at the last look."""
+    async def poll(self) -> None:
+        """Read the file if it changed since the last poll."""
         signature = _signature(self._path)
-        if signature == self._seen:
+        if signature == self._last_signature:
             return
         try:
-            # A large file takes longer than streams may stand still.
+            # In a thread: a large file takes longer than streams may stall.
             tenants = await asyncio.to_thread(read_tenants, self._path, self._policy)
         except TandemError as error:
-            log.error("the tenants file is not taken, the last good one goes on to hold: %s", error.message)
-            self._door.keep(f"the tenants file is not taken: {error.message}")
+            log.error("tenants file rejected, keeping the last good one: %s", error.message)
+            self._authenticator.keep_after(f"tenants file rejected: {error.message}")
         else:
-            self._door.update(tenants)
-            if self._seen is not None:
+            self._authenticator.update(tenants)
+            if self._last_signature is not None:
                 log.info("%d tenants with %d keys in %s", len(tenants.tenants), len(tenants.keys), self._path)
-        # Of before it was read: what was written meanwhile is read at the next look.
-        self._seen = signature
+        # Taken before the file was read, so that a change during the read is seen by the next poll.
+        self._last_signature = signature
 
-    async def _look_forever(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
-            async with log_and_continue("the look at the tenants file"):
-                await self.look()
+            async with log_and_continue("the tenants file watch"):
+                await self.poll()
                 await asyncio.sleep(POLL_S)
 
 
 def _signature(path: Path) -> _Signature:
-    """Changes when the name stands for another file, or the file for another content; empty where there is none."""
+    """Return a value that changes with the file behind the name and with its content; empty where there is no file."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return ()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

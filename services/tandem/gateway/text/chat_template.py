@@ -1,4 +1,4 @@
-"""Renders a conversation with a model's own Jinja template, sandboxed; never tokenizes."""
+"""Render a conversation with the model's own Jinja chat template, in a sandbox."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from tandem.core.errors import ErrorKind, TandemError
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _CUT = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Marks the end of the last message while it is rendered; transformers' own mark, blank included."""
+"""Mark at the end of the last message while it is rendered; the one that transformers uses, trailing blank included."""
 
 
 class GenerationPrompt(Enum):
-    """What follows the last message: the header of the answer, nothing, or not even what closes the message, so that
-    the answer goes on with it."""
+    """What follows the last message of a conversation in the prompt.
+
+    HEADER: the header of the assistant's answer. CLOSED: nothing. OPEN: not even the end of the last message, so that
+    the answer continues that message."""
 
     HEADER = "header"
     CLOSED = "closed"
@@ -31,7 +33,7 @@ class GenerationPrompt(Enum):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks training targets in some templates; rendered as its content."""
+    """Render `{% generation %}` blocks, which mark training targets in some templates, as their content."""
 
     tags = {"generation"}  # noqa: RUF012 (declared by the base class)
 
@@ -41,17 +43,18 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """One compiled template, with the functions and filters that transformers gives to templates.
+    """Hold one compiled template, with the functions and filters that transformers gives to templates.
 
-    `special_tokens` are its variables such as `bos_token`; `now_ns` is what `strftime_now` shows, in local time.
-    """
+    `special_tokens` are template variables such as `bos_token`. `now_ns` is the time that `strftime_now` shows, in
+    local time."""
 
     __slots__ = ("_defect", "_developer", "_special_tokens", "_template", "source", "takes_tools")
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, now_ns: Callable[[], int] = wall_ns) -> None:
         self.source = source
         self.takes_tools = False
-        """It has a place for tools, and so knows messages that call them and that tell their results."""
+        """Whether the template uses `tools`, and so can also render messages that call tools and messages with their
+        results."""
         self._special_tokens = dict(special_tokens)
         self._developer = "developer" in source
         self._defect = "" if source else "the model has no chat template; use /v1/completions"
@@ -60,7 +63,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
             self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
-            # Plain completions of such a model still work, so this is told to those who chat.
+            # Plain completions of such a model still work, so only chat requests raise this.
             self._defect = f"the model's chat template does not compile: {error}"
 
     def render(
@@ -70,10 +73,9 @@ class ChatTemplate:
         ending: GenerationPrompt = GenerationPrompt.HEADER,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt. `variables` are the client's own.
+        """Return the prompt text of a conversation. `variables` are the client's `chat_template_kwargs`.
 
-        Raises INVALID_REQUEST when the template refuses the messages, or fails over them.
-        """
+        Raises INVALID_REQUEST where the template refuses the messages or fails on them."""
         if self._defect:
             raise TandemError(ErrorKind.INVALID_REQUEST, self._defect, param="messages")
         for name in variables:
@@ -96,13 +98,15 @@ class ChatTemplate:
             message = f"the chat template refuses these messages: {error.message}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="messages") from error
         except Exception as error:
-            # A template is foreign code: adding None to a string there is a TypeError here.
+            # Templates are foreign code and raise anything: adding None to a string is a TypeError.
             message = f"the chat template cannot render these messages: {error}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="messages") from error
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields that are None are left out, as transformers does. A template that has never heard of the role
-        `developer`, OpenAI's later name for `system`, gets `system`."""
+        """Return the message without fields that are None, as transformers does.
+
+        The role `developer`, OpenAI's later name for `system`, becomes `system` for a template that does not mention
+        it."""
         plain = {key: value for key, value in message.items() if value is not None}
         if plain.get("role") == "developer" and not self._developer:
             plain["role"] = "system"
@@ -110,8 +114,9 @@ class ChatTemplate:
 
 
 def _cut(rendered: str) -> str:
-    """As transformers does: a template that trims its messages trims the mark's blank too, and then the blanks before
-    the mark go with it."""
+    """Cut the text at the mark, as transformers does.
+
+    A template that trims its messages trims the blank of the mark too; then the blanks before the mark are also cut."""
     end = rendered.rfind(_CUT.strip())
     if end < 0:
         message = "the chat template does not show the end of the final message, so it cannot be continued"
@@ -123,8 +128,8 @@ def _environment(now_ns: Callable[[], int]) -> ImmutableSandboxedEnvironment:
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def strftime_now(form: str) -> str:
-        return datetime.fromtimestamp(now_ns() / 1e9).strftime(form)
+    def strftime_now(format_string: str) -> str:
+        return datetime.fromtimestamp(now_ns() / 1e9).strftime(format_string)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
@@ -142,5 +147,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter this escapes no HTML."""
+    """Serialize a value for a template; unlike Jinja's own filter, without escaping HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

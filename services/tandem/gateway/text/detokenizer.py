@@ -1,4 +1,4 @@
-"""Turns the output tokens of one choice into text as they come; never decides what is sampled or sent."""
+"""Turn the output tokens of one choice into text incrementally, and cut the text at stop strings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 
 _MAX_HELD_TOKENS = 8
-"""Tokens whose text may wait to become complete; more than that are garbage, and waiting would cost quadratic time."""
+"""Tokens whose text may wait for a complete character. Longer runs are garbage, and waiting would cost quadratic
+time."""
 _MAX_CHARACTER_TOKENS = 4
-"""A UTF-8 character has at most 4 bytes, so an incomplete one lies within as many tokens."""
+"""Tokens that an incomplete character can span: a UTF-8 character has at most 4 bytes."""
 _REPLACEMENT = "\ufffd"
 
 
 class StopMatcher:
-    """Passes text through up to the first stop string; holds back what may still become the beginning of one.
+    """Pass text through up to the first stop string, and hold back what may be the beginning of one.
 
-    The stop string that is complete first wins, the longest of several that end at the same character. So the result
-    does not depend on how the text was cut into pieces. One Knuth-Morris-Pratt automaton per stop string: the cost
-    is linear in the text. `include` passes the stop string itself through too.
-    """
+    The stop string that is complete first wins; of several that end at the same character, the longest. So the result
+    does not depend on how the text was cut into pieces. Each stop string has a Knuth-Morris-Pratt automaton: the cost
+    is linear in the text. With `include` the stop string itself passes too."""
 
     __slots__ = ("_failures", "_held", "_include", "_states", "_stops", "stopped")
 
@@ -33,8 +33,10 @@ class StopMatcher:
         self.stopped = False
 
     def feed(self, text: str, *, may_stop: bool = True) -> str:
-        """The text that is settled now; empty for ever after a stop string was complete. One that is complete where the
-        text may not stop is text; where it may, one counts that began before."""
+        """Add text and return the text that is settled now; empty once a stop string was found.
+
+        A stop string that is complete while `may_stop` is false counts as text. A stop string that is complete while it
+        is true counts even if it began before."""
         if not self._stops or self.stopped:
             return "" if self.stopped else text
         buffer = self._held + text
@@ -49,12 +51,12 @@ class StopMatcher:
         return buffer[:settled]
 
     def release(self) -> str:
-        """What was held back, when no more text will come."""
+        """Return the text that was held back, at the end of the output."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, character: str) -> int:
-        """Length of the longest stop string that ends with this character, else 0."""
+        """Return the length of the longest stop string that ends with this character, else 0."""
         matched = 0
         for index, stop in enumerate(self._stops):
             state = self._states[index]
@@ -70,8 +72,9 @@ class StopMatcher:
 
 @lru_cache(maxsize=64)
 def _failure_table(stop: str) -> Sequence[int]:
-    """At i: the length of the longest proper prefix of `stop` that is a suffix of `stop[:i + 1]`. Remembered, because
-    all choices of a body have the same stops, and there may be a thousand."""
+    """Return, at i, the length of the longest proper prefix of `stop` that is a suffix of `stop[:i + 1]`.
+
+    Cached, because all choices of a body have the same stop strings, and there may be a thousand."""
     table = [0] * len(stop)
     length = 0
     for index in range(1, len(stop)):
@@ -83,13 +86,14 @@ def _failure_table(stop: str) -> Sequence[int]:
 
 
 class Detokenizer:
-    """One choice's text. What `push` and `finish` return adds up to the decoded output, cut at the first stop string
-    that is complete behind the first `min_tokens` tokens.
+    """Detokenize one choice incrementally.
 
-    A character is given out when all of its bytes are there. Instead of `tokenizers.decoders.DecodeStream`, which
-    cannot flush, raises when a decoder rewrites what it gave out, and re-decodes ever more tokens while the text ends
-    in an invalid byte, this keeps a window: the last tokens given out, for context, and those that wait.
-    """
+    The results of `push` and `finish` concatenate to the decoded output, cut at the first stop string that is complete
+    after the first `min_tokens` tokens. A character is returned once all of its bytes have arrived.
+
+    The detokenizer keeps a window of tokens: the last tokens whose text was returned, for context, and those that wait.
+    `tokenizers.decoders.DecodeStream` is not used: it cannot flush, raises where a decoder rewrites earlier text, and
+    decodes ever more tokens while the text ends in an invalid byte."""
 
     __slots__ = ("_num_context", "_num_left", "_shown", "_special", "_stops", "_tokenizer", "_window", "num_chars")
 
@@ -110,15 +114,15 @@ class Detokenizer:
         self._num_context = 0  # tokens at the front of the window whose text was decoded before
         self._shown = 0  # characters of the decoded window that went on to the stop strings
         self.num_chars = 0
-        """Characters decoded so far, held ones included; where the next token's text begins."""
+        """Characters decoded so far, held-back ones included; also the offset at which the next token's text begins."""
 
     @property
     def stopped(self) -> bool:
-        """A stop string was found; there will be no more text."""
+        """Return whether a stop string was found; there is no text after it."""
         return self._stops.stopped
 
     def push(self, token: int) -> str:
-        """The text that `token` settles; special tokens have none."""
+        """Add a token and return the text that is settled now; special tokens have no text."""
         self._num_left -= self._num_left > 0
         if token in self._special or self.stopped:
             return ""
@@ -132,14 +136,14 @@ class Detokenizer:
         return self._take(text, end, context=-_MAX_CHARACTER_TOKENS)
 
     def finish(self) -> str:
-        """All that was held back; bytes that never became a character are U+FFFD."""
+        """Return all text that was held back; bytes that never became a character are U+FFFD."""
         text = self._decode(self._window)
         tail, self._window, self._shown, self._num_context = text[self._shown :], [], 0, 0
         self.num_chars += len(tail)
         return self._stops.feed(tail, may_stop=not self._num_left) + self._stops.release()
 
     def _take(self, text: str, end: int, *, context: int) -> str:
-        """Give out the window's text up to `end`, and keep the tokens from index `context` on as the new window."""
+        """Return the window's text up to `end`, and keep the tokens from index `context` on as the new window."""
         delta = text[self._shown : end]
         self.num_chars += len(delta)
         complete = end == len(text)

@@ -1,4 +1,4 @@
-"""Owns the way from messages and text to a model's token ids and back, from its bundle; never touches a network."""
+"""Convert messages and text to a model's token ids and back, with the tokenizer and template of its bundle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _UNSERVED_DEFAULTS = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What the model's makers recommend where a request says nothing; None where they say nothing either."""
+    """Sampling values that the model's generation config recommends for requests that set none; None where it has
+    none."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -47,19 +48,18 @@ class SamplingDefaults:
 
 
 class Encoded(NamedTuple):
-    """Token ids of a text, and the character of it at which each token begins."""
+    """Token ids of a text, and the index of the character at which each token begins."""
 
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
 
 
 class TextModel:
-    """The text side of one model. Immutable, so it may be used from several threads at once.
+    """Encode and decode text of one model. Immutable, so it may be used from several threads at once.
 
-    A chat is rendered to one string, which is tokenized whole and without the tokenizer's own additions, because the
-    template writes them: token ids equal those of transformers' `apply_chat_template`. So, as there, a control token
-    that a *user* writes into a message is that control token.
-    """
+    A chat is rendered to one string, which is tokenized as a whole and without the tokenizer's own additions, because
+    the template writes them: token ids equal those of transformers' `apply_chat_template`. As there, the text of a
+    control token in a user's message becomes that control token."""
 
     __slots__ = (
         "_special",
@@ -82,14 +82,15 @@ class TextModel:
         generation_config: Literal["auto", "none"] = "auto",
         now_ns: Callable[[], int] = wall_ns,
     ) -> None:
-        """Raises INTERNAL for a bundle that cannot be read. `digest` is the bundle's name, if it has one already."""
+        """Raise INTERNAL for a bundle that cannot be read. `digest` is the bundle's digest, where it was computed
+        already."""
         self.digest = digest or bundle.digest
         self._tokenizer = _tokenizer(bundle.tokenizer_json)
         config = _json_object(bundle.generation_config_json, "generation config")
         self._special_tokens = _json_object(bundle.special_tokens_json, "special tokens")
         self._template = ChatTemplate(bundle.chat_template, _token_strings(self._special_tokens), now_ns=now_ns)
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(token for token, facts in added.items() if facts.special)
+        self._special = frozenset(token for token, added_token in added.items() if added_token.special)
         self._vocabulary = Vocabulary(self._tokenizer)
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids = _token_ids(self._special_tokens.get("eos_token_ids")) | _token_ids(
@@ -111,37 +112,39 @@ class TextModel:
         ending: GenerationPrompt = GenerationPrompt.HEADER,
         add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation. `messages` hold `role` and `content` as strings."""
+        """Return the token ids of a conversation. `messages` have `role` and `content` as strings."""
         prompt = self._template.render(messages, variables or {}, ending, tools)
         if add_special_tokens:
             return self.encode_text(prompt)
-        return self._encode(prompt, add_special_tokens=False, with_places=False).ids
+        return self._encode(prompt, add_special_tokens=False, with_offsets=False).ids
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a plain prompt, with BOS where the model wants one, and never two where the text has one."""
-        return self.place_text(text, add_special_tokens=add_special_tokens, with_places=False).ids
+        """Return the token ids of a plain prompt, with one BOS where the model wants one, also if the text has one
+        already."""
+        return self.encode_with_offsets(text, add_special_tokens=add_special_tokens, with_offsets=False).ids
 
-    def place_text(self, text: str, *, add_special_tokens: bool = True, with_places: bool = True) -> Encoded:
-        """As `encode_text`, with the tokens' places in the text if these are wanted."""
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool = True, with_offsets: bool = True) -> Encoded:
+        """Return the token ids as `encode_text` does, and with `with_offsets` also where each token begins in the
+        text."""
         special = self._special_tokens
         bos = special.get("bos_token_id")
         if not add_special_tokens:
-            return self._encode(text, add_special_tokens=False, with_places=with_places)
+            return self._encode(text, add_special_tokens=False, with_offsets=with_offsets)
         if special.get("add_bos_token") is None and special.get("add_eos_token") is None:
-            found = self._encode(text, add_special_tokens=True, with_places=with_places)
+            found = self._encode(text, add_special_tokens=True, with_offsets=with_offsets)
             doubled = bos is not None and found.ids[:2] == (bos, bos)
             return Encoded(found.ids[1:], found.offsets[1:]) if doubled else found
-        ids, offsets = self._encode(text, add_special_tokens=False, with_places=with_places)
+        ids, offsets = self._encode(text, add_special_tokens=False, with_offsets=with_offsets)
         if special.get("add_bos_token") and bos is not None and ids[:1] != (bos,):
             ids, offsets = (bos, *ids), (0, *offsets)
         eos = special.get("eos_token")
         if special.get("add_eos_token") and isinstance(eos, str):
-            ending = self._encode(eos, add_special_tokens=False, with_places=False).ids
+            ending = self._encode(eos, add_special_tokens=False, with_offsets=False).ids
             ids, offsets = (*ids, *ending), (*offsets, *[len(text)] * len(ending))
         return Encoded(ids, offsets)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of tokens, with U+FFFD for bytes that are no character."""
+        """Return the text of tokens, with U+FFFD for bytes that are no character."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
     def detokenizer(
@@ -153,7 +156,8 @@ class TextModel:
         min_tokens: int = 0,
         shown: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """`shown` are special tokens whose text is to be seen all the same."""
+        """Return a detokenizer for one choice. `shown` are special tokens whose text `skip_special_tokens` does not
+        skip."""
         special = self._special - shown if skip_special_tokens else frozenset[int]()
         return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop, min_tokens=min_tokens)
 
@@ -162,24 +166,26 @@ class TextModel:
         return self._template
 
     def knows(self, text: str) -> bool:
-        """It is one token of the vocabulary."""
+        """Return whether the text is one token of the vocabulary."""
         return self._tokenizer.token_to_id(text) is not None
 
     def special_token(self, text: str) -> int | None:
-        """The id of a special token; None for a text that is none."""
+        """Return the id of the special token with this text; None where there is none."""
         token = self._tokenizer.token_to_id(text)
         return token if token in self._special else None
 
     def ends_with(self, tokens: Sequence[int], text: str) -> bool:
-        """Whether `tokens`, blanks at their end aside, end with this text, of at most 16 tokens."""
+        """Return whether `tokens`, blanks at their end aside, end with a text of at most 16 tokens."""
         return self.decode(tokens[-16:]).rstrip().endswith(text)
 
-    def _encode(self, text: str, *, add_special_tokens: bool, with_places: bool) -> Encoded:
-        """A batch of one text, because `encode` keeps the interpreter's lock all the while: a megabyte in another
-        thread would stop the event loop for a second. Without places it is also four times as fast."""
-        encode = self._tokenizer.encode_batch if with_places else self._tokenizer.encode_batch_fast
+    def _encode(self, text: str, *, add_special_tokens: bool, with_offsets: bool) -> Encoded:
+        """Tokenize a batch of one text: unlike `encode`, this releases the GIL, which a megabyte of text would hold for
+        a second.
+
+        Without offsets tokenization is also four times as fast."""
+        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         [found] = encode([text], add_special_tokens=add_special_tokens)
-        return Encoded(tuple(found.ids), _starts(found.offsets, len(text)) if with_places else ())
+        return Encoded(tuple(found.ids), _token_starts(found.offsets, len(text)) if with_offsets else ())
 
     def token_text(self, token: int) -> TokenText:
         return self._vocabulary.token(token)
@@ -191,8 +197,8 @@ class TextModel:
         return f"TextModel({self.digest[:12]}, {self.vocab_size} tokens, eos {sorted(self.eos_token_ids)})"
 
 
-def _starts(spans: Sequence[tuple[int, int]], num_chars: int) -> tuple[int, ...]:
-    """Where tokens begin. What the tokenizer adds has the span (0, 0), also at the end of the text."""
+def _token_starts(spans: Sequence[tuple[int, int]], num_chars: int) -> tuple[int, ...]:
+    """Return where tokens begin. Tokens that the tokenizer adds have the span (0, 0), also at the end of the text."""
     starts: list[int] = []
     for start, end in spans:
         added_at_the_end = end == 0 and bool(starts) and starts[-1] > 0
@@ -221,7 +227,7 @@ def _json_object(source: str, what: str) -> dict[str, Any]:
 
 
 def _token_strings(special: Mapping[str, Any]) -> dict[str, str]:
-    """Names and texts of the special tokens; tokenizer configurations write one as a string or as an object."""
+    """Return names and texts of the special tokens, which tokenizer configurations write as strings or as objects."""
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in special.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 

@@ -1,4 +1,4 @@
-"""The text models of the bundles that workers hand out, one per digest; never asks a worker for one."""
+"""Keep the loaded text models of the bundles that workers serve, one per digest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class TextModels:
-    """Loading one takes a second or so; it happens in a thread, once per bundle."""
+    """Load text models in a thread, each once: loading takes about a second."""
 
     def __init__(self, generation_config: Literal["auto", "none"] = "auto") -> None:
         self._generation_config = generation_config
@@ -22,7 +22,8 @@ class TextModels:
         self._lock = asyncio.Lock()
 
     async def load(self, digest: str, bundle: TokenizerBundle) -> TextModel:
-        """Raises INTERNAL when the bundle cannot be read or is not the one that `digest` names."""
+        """Return the text model of a bundle. Raises INTERNAL where the bundle cannot be read or does not match
+        `digest`."""
         async with self._lock:
             if digest not in self._loaded:
                 self._loaded[digest] = await asyncio.to_thread(self._read, digest, bundle)
@@ -30,7 +31,7 @@ class TextModels:
 
     def _read(self, digest: str, bundle: TokenizerBundle) -> TextModel:
         if bundle.digest != digest:
-            raise TandemError(ErrorKind.INTERNAL, f"the tokenizer bundle is not the announced one ({digest})")
+            raise TandemError(ErrorKind.INTERNAL, f"the tokenizer bundle does not match its digest {digest}")
         model = TextModel(bundle, digest=digest, generation_config=self._generation_config)
         if model.unserved_defaults:
             log.info("the model recommends %s, which is not served", ", ".join(model.unserved_defaults))

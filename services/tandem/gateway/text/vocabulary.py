@@ -1,4 +1,4 @@
-"""Knows the text and the bytes of single tokens, for log probabilities; never joins tokens into output."""
+"""Return the text and the bytes of single tokens, for log probabilities."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """`text` is `raw` as UTF-8, with U+FFFD for bytes that are no character on their own."""
+    """Bytes of a token (`raw`), and their `text` as UTF-8 with U+FFFD for bytes that are no character on their own."""
 
     text: str
     raw: bytes
 
 
 class Vocabulary:
-    """Knows two ways of writing bytes: GPT-2's alphabet of them, and SentencePiece's `<0xNN>` and U+2581."""
+    """Decode single tokens of both byte notations: GPT-2's byte alphabet, and SentencePiece's `<0xNN>` and U+2581."""
 
     __slots__ = ("_added", "_alphabet", "_tokenizer")
 
@@ -48,7 +48,8 @@ class Vocabulary:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for every byte: itself where printable in Latin-1, else from U+0100 on, in order."""
+    """Return GPT-2's character for each byte: the byte itself where printable in Latin-1, else from U+0100 on, in
+    order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}

@@ -1,9 +1,8 @@
-"""One life of one worker as this gateway reaches it: its Watch stream and the calls to it; decides nothing.
+"""Connect to one incarnation of one worker: follow its Watch stream, and send it jobs and other calls.
 
-The worker is live while its Watch stream carries something at least every `worker_timeout_s` seconds. A broken stream
-is opened again, and the worker resends from the positions given; if that does not work within `RECONNECT_S`, what
-runs on it is lost.
-"""
+The worker is live while its Watch stream carries a message at least every `worker_timeout_s` seconds. A broken stream
+is reopened, and the worker resends from the positions in the request; if that does not succeed within `RECONNECT_S`,
+the jobs on the worker are lost."""
 
 from __future__ import annotations
 
@@ -38,29 +37,34 @@ from tandem.wire.worker_codec import decode_bundle, decode_load, decode_refusal,
 log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 10.0
 MEASURE_TIMEOUT_S = 60.0
-"""A worker measures one way after the other."""
+"""Longer than a probe takes, because a worker probes one link after the other."""
 RECONNECT_S = 2.0
 RETRY_S = 0.25
 FLUSH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class LinkCalls:
-    """What a link calls, on the event loop. `positions` says which jobs are waited for and from which token on;
-    `changed` is called when the worker may have room that it had not before, `seen` whenever
-    `WorkerLink.view` is another, `on_links` when it says over what links it reads others."""
+class LinkCallbacks:
+    """Callbacks of a link, called on the event loop.
+
+    `reported` gets job events, `lost` the reason why the worker is gone. `positions` returns which jobs the gateway
+    waits for, and the index of each one's next token. `on_capacity` is called when the worker may have room that it did
+    not have before, `view_changed` when `WorkerLink.view` has changed, `on_link_reports` when the worker reports on
+    links over which it reads other workers."""
 
     reported: Callable[[WorkerRef, Sequence[JobEvent]], None]
     lost: Callable[[WorkerRef, str], None]
     positions: Callable[[WorkerRef], list[tuple[JobKey, int]]]
-    changed: Callable[[WorkerView], None]
-    seen: Callable[[WorkerLink], None]
-    on_links: Callable[[WorkerRef, Sequence[LinkReport]], None]
+    on_capacity: Callable[[WorkerView], None]
+    view_changed: Callable[[WorkerLink], None]
+    on_link_reports: Callable[[WorkerRef, Sequence[LinkReport]], None]
 
 
 class WorkerLink:
-    """`is_live`: the stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`. `links`: the newest
-    report that it has made on each source."""
+    """Own the connection to one incarnation of a worker, and what is known of it.
+
+    `is_live`: the Watch stream is up. `is_gone`: it has been down for longer than `RECONNECT_S`. `links`: the newest
+    link report of this worker by source worker."""
 
     def __init__(
         self,
@@ -76,30 +80,31 @@ class WorkerLink:
         self.is_live = False
         self.is_gone = False
         self.links: dict[WorkerId, LinkReport] = {}
-        self._told_role = ""
+        self._assigned_role = ""
         self._gateway = gateway
         self._texts = texts
         self._clock = clock
         self._config = config
         self._trust = trust
-        self._shown = trust.certificate_signature()
+        self._certificate = trust.certificate_signature()
         self._channel = trust.open_channel(ref.address)
         self._stub = trust.stub(self._channel, ref.incarnation)
-        self._described: pb.DescribeReply | None = None
+        self._description: pb.DescribeReply | None = None
         self._load = WorkerLoad()
         self._step_cost: StepCost | None = None
-        self._placed: dict[RequestId, int] = {}
-        self._decoding: set[RequestId] = set()
-        self._seen: Callable[[WorkerLink], None] = _nobody
+        self._inflight_tokens: dict[RequestId, int] = {}
+        self._inflight_decodes: set[RequestId] = set()
+        self._view_changed: Callable[[WorkerLink], None] = _ignore
         self._calls: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, calls: LinkCalls) -> None:
-        self._seen = calls.seen
-        self._task = asyncio.create_task(self._run(calls), name=f"watch-{self.ref.id}")
+    def start(self, callbacks: LinkCallbacks) -> None:
+        self._view_changed = callbacks.view_changed
+        self._task = asyncio.create_task(self._run(callbacks), name=f"watch-{self.ref.id}")
 
     async def close(self) -> None:
-        """What was sent last gets `FLUSH_S` to arrive; a worker that is gone must hold nobody up."""
+        """Close the connection. Pending calls get `FLUSH_S` to arrive; a worker that is gone must not delay the
+        shutdown."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -111,72 +116,77 @@ class WorkerLink:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def view(self) -> WorkerView | None:
-        """None while the worker is not live or not described yet."""
-        about = self._described
-        if about is None or not self.is_live:
+        """Return what routing sees of the worker; None while it is not live or not described yet."""
+        description = self._description
+        if description is None or not self.is_live:
             return None
-        pool = _pool(self._told_role, about.role, about.pool)
-        place = about.topology
+        pool = _pool(self._assigned_role, description.role, description.pool)
+        topology = description.topology
         return WorkerView(
             self.ref,
             pool,
-            about.model,
-            about.fingerprint,
+            description.model,
+            description.fingerprint,
             self._load,
-            tuple(self._placed.values()),
+            tuple(self._inflight_tokens.values()),
             self._step_cost,
-            num_inflight=len(self._decoding),
-            topology=Topology(place.host, place.rack, place.zone),
+            num_inflight=len(self._inflight_decodes),
+            topology=Topology(topology.host, topology.rack, topology.zone),
             block_size=self.block_size,
-            block_bytes=sum(rank.region.block_bytes for rank in about.transport.ranks),
+            block_bytes=sum(rank.region.block_bytes for rank in description.transport.ranks),
         )
 
     @property
     def block_size(self) -> int:
-        """Tokens; 0 while the worker is not described yet."""
-        return 0 if self._described is None else self._described.transport.layout.block_size
+        """Return the tokens per block; 0 while the worker is not described yet."""
+        return 0 if self._description is None else self._description.transport.layout.block_size
 
     @property
     def metrics_address(self) -> str:
-        """Of its own /metrics; empty while it is not described, and where it has none."""
-        return "" if self._described is None else self._described.metrics_address
+        """Return the address of the worker's /metrics; empty while it is not described, and where it has none."""
+        return "" if self._description is None else self._description.metrics_address
 
-    def look(self) -> WorkerView:
-        """`view` of a worker that has one."""
+    def require_view(self) -> WorkerView:
+        """Return `view` of a worker that is known to have one."""
         view = self.view()
         assert view is not None, f"{self.ref} is not live"
         return view
 
-    def take_role(self, role: str) -> bool:
-        """The registry says what routers are to take this worker for; empty, or not known here: what it says of itself.
-        Whether that is news; then whoever ranks workers has to forget this one first, and look at it again."""
-        is_news, self._told_role = role != self._told_role, role
-        if is_news:
-            meaning = "" if role in POOLS else ", which is what its pool is"
+    def assign_role(self, role: str) -> bool:
+        """Set the role that the registry assigns to this worker, and return whether it changed.
+
+        Empty and unknown roles select the role or pool that the worker reports itself. After a change the caller must
+        remove the worker from the ranking and add it again."""
+        has_changed = role != self._assigned_role
+        self._assigned_role = role
+        if has_changed:
+            meaning = "" if role in POOLS else " (the worker's own)"
             log.info("worker %s: role %r%s", self.ref, role, meaning)
-        return is_news
+        return has_changed
 
     # ---- calls
 
-    def expect(self, request: RequestId, num_tokens: int) -> None:
-        """A request was placed here: so many tokens of its prompt will come to be computed, unless it is told that they
-        won't: 0. What the worker takes it says itself."""
+    def add_inflight(self, request: RequestId, num_tokens: int) -> None:
+        """Count `num_tokens` prompt tokens of a placed request until the worker accounts for it itself; 0 removes the
+        request."""
         if num_tokens:
-            self._placed[request] = num_tokens
-        elif self._placed.pop(request, None) is None:
+            self._inflight_tokens[request] = num_tokens
+        elif self._inflight_tokens.pop(request, None) is None:
             return
-        self._seen(self)
+        self._view_changed(self)
 
-    def expect_decode(self, request: RequestId, *, is_coming: bool = True) -> None:
-        """A request was placed here to decode, or does not come; what the worker takes it says itself."""
-        if is_coming == (request in self._decoding):
+    def add_inflight_decode(self, request: RequestId, *, is_coming: bool = True) -> None:
+        """Count a placed request among the worker's decodes until the worker accounts for it; with `is_coming` false,
+        remove it."""
+        if is_coming == (request in self._inflight_decodes):
             return
-        self._decoding ^= {request}
-        self._seen(self)
+        self._inflight_decodes ^= {request}
+        self._view_changed(self)
 
     async def submit(self, job: Job) -> None:
-        """Raises TandemError: the worker's refusal, or WORKER_LOST when it does not answer. Whatever comes of it, the
-        job is not expected here any more."""
+        """Submit a job. Raises TandemError: the worker's refusal, or WORKER_LOST where it does not answer.
+
+        In any case the job is no longer counted as in flight."""
         try:
             request = encode_submission(Submission(self._gateway, self.ref.incarnation, job))
             reply = await self._stub.Submit(request, timeout=CALL_TIMEOUT_S)
@@ -184,16 +194,16 @@ class WorkerLink:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {self.ref.id}: {reason_of(error)}") from error
         finally:
             if not isinstance(job, ResumeJob):
-                self.expect(job.request.id, 0)
+                self.add_inflight(job.request.id, 0)
             if not isinstance(job, PrefillJob):
-                self.expect_decode(job.request.id, is_coming=False)
+                self.add_inflight_decode(job.request.id, is_coming=False)
         self._take_load(reply.load)
-        self._seen(self)
+        self._view_changed(self)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
     async def measure(self, source: WorkerRef) -> LinkReport:
-        """Have the worker measure the way by which it reads another one. Raises TandemError."""
+        """Have the worker probe the link over which it reads `source`. Raises TandemError."""
         try:
             request = pb.ProbeLinkRequest(source=encode_worker(source))
             reply = await self._stub.ProbeLink(request, timeout=MEASURE_TIMEOUT_S)
@@ -210,12 +220,13 @@ class WorkerLink:
         self._send(self._stub.Release(pb.ReleaseRequest(key=encode_handoff_key(key)), timeout=CALL_TIMEOUT_S))
 
     def _send(self, call: Awaitable[object]) -> None:
-        task = asyncio.create_task(self._forget(call))
+        task = asyncio.create_task(self._ignore_failure(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _forget(self, call: Awaitable[object]) -> None:
-        """A worker that cannot be reached learns of a cancel from the positions of the next Watch, or from its end."""
+    async def _ignore_failure(self, call: Awaitable[object]) -> None:
+        """Await a call and ignore its failure: the worker learns of a cancel from the next Watch request, or when Watch
+        ends."""
         try:
             await call
         except grpc.aio.AioRpcError as error:
@@ -223,14 +234,14 @@ class WorkerLink:
 
     # ---- the stream
 
-    async def _run(self, calls: LinkCalls) -> None:
+    async def _run(self, callbacks: LinkCallbacks) -> None:
         down_since = self._clock.now()
         while True:
             reason = "the stream ended"
             try:
                 self._renew_channel()
                 await self._describe()
-                await self._watch(calls)
+                await self._watch(callbacks)
             except grpc.aio.AioRpcError as error:
                 reason = reason_of(error)
             except TandemError as error:
@@ -238,77 +249,83 @@ class WorkerLink:
             except TimeoutError:
                 reason = f"silent for {self._config.worker_timeout_s:g} s"
             except Exception as error:
-                # The worker sends it again. Requests of which nothing can ever be taken end by their own timeouts.
-                log.exception("what worker %s sends cannot be taken", self.ref)
+                # The worker resends the update. Requests whose updates always fail end by their own timeouts.
+                log.exception("worker %s: cannot process an update", self.ref)
                 reason = repr(error)
             if self.is_live:
-                self.is_live, down_since = False, self._clock.now()
-                self._seen(self)
+                self.is_live = False
+                down_since = self._clock.now()
+                self._view_changed(self)
             if not self.is_gone and self._clock.now() - down_since >= RECONNECT_S:
                 self.is_gone = True
-                calls.lost(self.ref, reason)
+                callbacks.lost(self.ref, reason)
             await asyncio.sleep(RETRY_S)
 
     def _renew_channel(self) -> None:
-        """A channel shows the certificate that it was opened with for as long as it is open. The calls on the old one
-        end by themselves: none takes longer than `CALL_TIMEOUT_S`, and one that is cut off tells nobody."""
-        shown = self._trust.certificate_signature()
-        if shown == self._shown:
+        """Reopen the channel where the client certificate was renewed: an open channel keeps the certificate it was
+        opened with.
+
+        Calls on the old channel get `CALL_TIMEOUT_S`, the longest that a call may take."""
+        certificate = self._trust.certificate_signature()
+        if certificate == self._certificate:
             return
-        old, self._channel = self._channel, self._trust.open_channel(self.ref.address)
+        old_channel, self._channel = self._channel, self._trust.open_channel(self.ref.address)
         self._stub = self._trust.stub(self._channel, self.ref.incarnation)
-        self._shown = shown
-        self._send(old.close(CALL_TIMEOUT_S))
+        self._certificate = certificate
+        self._send(old_channel.close(CALL_TIMEOUT_S))
 
     async def _describe(self) -> None:
-        """Make sure that the worker at this address is the life we mean, and learn what it serves."""
-        # The first answer is large, and nothing runs on that worker yet; later ones decide whether it is lost.
+        """Verify that this incarnation answers at the address, and fetch what it serves."""
+        # The first reply includes the tokenizer and may be slow: no jobs run there yet. A later one that is slow means
+        # that the worker is lost.
         timeout_s = self._config.worker_timeout_s if self.model is None else RECONNECT_S
         reply = await self._stub.Describe(pb.DescribeRequest(with_bundle=self.model is None), timeout=timeout_s)
         if decode_worker(reply.worker) != self.ref:
-            raise TandemError(ErrorKind.WORKER_LOST, "another worker answers at its address")
+            raise TandemError(ErrorKind.WORKER_LOST, "another worker answers at this address")
         if self.model is None:
             text = await self._texts.load(reply.bundle_digest, decode_bundle(reply.bundle))
             aliases = tuple(reply.aliases)
             self.model = ServedModel(reply.model, reply.max_model_len, text, wall_ns() // 10**9, aliases)
         _pool(reply.role, reply.pool)
-        self._described = reply
+        self._description = reply
 
-    async def _watch(self, calls: LinkCalls) -> None:
-        """Take updates until the stream ends. Raises TimeoutError when the worker falls silent."""
-        waited_for = [
-            pb.WatchPosition(key=encode_key(key), next_index=index) for key, index in calls.positions(self.ref)
+    async def _watch(self, callbacks: LinkCallbacks) -> None:
+        """Apply updates until the stream ends. Raises TimeoutError where the worker sends nothing for
+        `worker_timeout_s`."""
+        positions = [
+            pb.WatchPosition(key=encode_key(key), next_index=index) for key, index in callbacks.positions(self.ref)
         ]
-        stream = self._stub.Watch(pb.WatchRequest(gateway=self._gateway, positions=waited_for))
+        stream = self._stub.Watch(pb.WatchRequest(gateway=self._gateway, positions=positions))
         try:
-            async with IdleTimeout(self._config.worker_timeout_s) as patience:
-                patience.wait()
+            async with IdleTimeout(self._config.worker_timeout_s) as idle_timeout:
+                idle_timeout.wait()
                 async for update in stream:
-                    self._take(update, calls)
-                    patience.wait()
+                    self._take(update, callbacks)
+                    idle_timeout.wait()
         finally:
             stream.cancel()
 
-    def _take(self, update: pb.WatchUpdate, calls: LinkCalls) -> None:
+    def _take(self, update: pb.WatchUpdate, callbacks: LinkCallbacks) -> None:
         before = self._load if self.is_live else WorkerLoad()
         if not self.is_live:
-            self.is_live, self.is_gone = True, False
+            self.is_live = True
+            self.is_gone = False
             log.info("worker %s (%s) is live", self.ref, self._pool_name())
         if update.HasField("load"):
             self._take_load(update.load)
         if update.HasField("step_cost"):
             self._step_cost = decode_step_cost(update.step_cost)
-        self._seen(self)
-        calls.reported(self.ref, decode_update(update))
+        self._view_changed(self)
+        callbacks.reported(self.ref, decode_update(update))
         if update.links:
             reports = [decode_link(report) for report in update.links]
             self.links.update((report.source.id, report) for report in reports)
-            calls.on_links(self.ref, reports)
+            callbacks.on_link_reports(self.ref, reports)
         if self._load.may_take_more_than(before):
-            calls.changed(self.look())
+            callbacks.on_capacity(self.require_view())
 
     def _take_load(self, message: pb.Load) -> None:
-        """Unless it is older than what is known: an idle worker would say nothing that puts it right."""
+        """Store the load unless a newer one is known: an idle worker would send no update that corrects an old one."""
         load = decode_load(message)
         if load.number >= self._load.number:
             self._load = load
@@ -319,7 +336,7 @@ class WorkerLink:
 
 
 def _pool(*names: str) -> Pool:
-    """The first that this version knows."""
+    """Return the first name that is a known pool. Raises INTERNAL where none is."""
     for name in names:
         for pool in POOLS:
             if pool == name:
@@ -327,5 +344,5 @@ def _pool(*names: str) -> Pool:
     raise TandemError(ErrorKind.INTERNAL, f"a worker is in the unknown pool {names[-1]!r}")
 
 
-def _nobody(link: WorkerLink) -> None:
-    """Looks at a link that was not started."""
+def _ignore(link: WorkerLink) -> None:
+    """Ignore changes of a link that was not started."""

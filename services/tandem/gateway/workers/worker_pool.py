@@ -1,7 +1,6 @@
-"""The workers this gateway knows: finds them, keeps a link to each, probes their pairs; never places a request.
+"""Discover workers, keep a link to each, and probe the links between prefill and decode workers.
 
-Redis is where workers are found, not the judge of their life: a worker lives while its Watch stream does.
-"""
+Redis lists workers but does not decide whether they live: a worker is live while its Watch stream is."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tandem.core.request import Job, PrefillJob
 from tandem.gateway.context.interfaces import ScrapeTarget, ServedModel
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.text.text_models import TextModels
-from tandem.gateway.workers.worker_link import LinkCalls, WorkerLink
+from tandem.gateway.workers.worker_link import LinkCallbacks, WorkerLink
 from tandem.routing.link_policy import has_requirements
 from tandem.routing.pd_pairs import PairRegistry
 from tandem.routing.placement import Placement
@@ -33,13 +32,13 @@ from tandem.wire.peer_auth import PeerAuth
 log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S = 1.0
 SEARCH_PERIOD_S = 0.1
-"""Between two looks for workers while nothing can be served."""
+"""Between two discoveries while no request can be served."""
 PROBE_RETRY_S = 5.0
-_NO_PROMISE = TransferConfig()
+_NO_REQUIREMENTS = TransferConfig()
 
 
 class WorkerEvents(Protocol):
-    """Who is told what workers report."""
+    """Receive what workers report; the dispatcher implements this."""
 
     def reported(self, worker: WorkerRef, events: Sequence[JobEvent]) -> None: ...
 
@@ -55,9 +54,10 @@ class WorkerEvents(Protocol):
 
 
 class WorkerPool:
-    """Links by worker id. `discover` lists the workers that say they live, each with the role that was set for it or an
-    empty one; it may fail, then the last list stands. `pairs`: between which of them KV may move; it may not be changed
-    from elsewhere."""
+    """Own one link per worker, and what is known of the pairs of workers.
+
+    `discover` lists the registered workers, each with its assigned role or an empty one; where it raises TandemError,
+    the last list stays in force. `pairs`, between which workers KV may move, is changed by the pool only."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class WorkerPool:
         clock: Clock,
         config: GatewayConfig,
         trust: PeerAuth,
-        promised: TransferConfig = _NO_PROMISE,
+        requirements: TransferConfig = _NO_REQUIREMENTS,
     ) -> None:
-        self._promised = promised
+        self._requirements = requirements
         self._trust = trust
         self._gateway = gateway
         self._discover = discover
@@ -79,19 +79,19 @@ class WorkerPool:
         self._listener: WorkerEvents | None = None
         self._links: dict[WorkerId, WorkerLink] = {}
         self._live: set[WorkerRef] = set()
-        # What workers served that are not live any more, and until when a request may wait for others.
-        self._missed: dict[str, tuple[ServedModel, float]] = {}
+        # Models of workers that are not live any more, and until when a request may wait for new workers.
+        self._recently_live: dict[str, tuple[ServedModel, float]] = {}
         self.pairs = PairRegistry(config.disaggregation)
         self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
-        self._roster = WorkerRanking(self.pairs.linked, self.pairs.failed.keys(), self.pairs.refused.keys())
+        self._ranking = WorkerRanking(self.pairs.linked, self.pairs.failed.keys(), self.pairs.refused.keys())
         self._probing: dict[Pair, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._unlisted: str | None = None
-        """Why workers cannot be listed."""
+        self._discovery_error: str | None = None
+        """Why workers cannot be listed; None where they can."""
 
     async def start(self, listener: WorkerEvents) -> None:
         self._listener = listener
-        self._task = asyncio.create_task(self._discover_forever(), name="fleet-discovery")
+        self._task = asyncio.create_task(self._discover_forever(), name="worker-discovery")
 
     async def stop(self) -> None:
         tasks = [*self._probing.values(), *([self._task] if self._task is not None else [])]
@@ -101,7 +101,7 @@ class WorkerPool:
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._links.clear()
 
-    # ---- what is known
+    # ---- state
 
     def view(self) -> ClusterView:
         views = tuple(view for link in list(self._links.values()) if (view := link.view()) is not None)
@@ -109,23 +109,25 @@ class WorkerPool:
         return ClusterView(views, frozenset(pairs.linked), frozenset(pairs.failed), frozenset(pairs.refused))
 
     def num_live(self) -> Mapping[Pool, int]:
-        """By pool, those without a live worker included."""
+        """Return the number of live workers by pool, including pools without any."""
         found = Counter(view.pool for link in list(self._links.values()) if (view := link.view()) is not None)
         return {pool: found[pool] for pool in POOLS}
 
     def scrape_targets(self) -> list[ScrapeTarget]:
-        """Of live workers."""
+        """Return the metrics addresses of live workers."""
         found = [(view, link.metrics_address) for link in self._links.values() if (view := link.view()) is not None]
         return [ScrapeTarget(address, view.ref.id, view.pool, view.model) for view, address in found if address]
 
     def workers(self) -> list[WorkerRef]:
-        """All that there are links to, live or not at the moment."""
+        """Return all workers that there are links to, live or not."""
         return [link.ref for link in self._links.values()]
 
     def cache_root(self, model: str) -> tuple[str, int] | None:
-        """What the names of a model's cached blocks depend on: fingerprint and block size. Where workers have
-        different ones, as while a new build is rolled out, those of the one that was met first count, and what
-        workers of another hold is not found until it has left; None while nobody serves it."""
+        """Return what the block hashes of a model depend on: fingerprint and block size; None while no worker serves
+        the model.
+
+        During a rollout workers of one model may differ; then the values of the worker that was linked first count, and
+        blocks that workers of another build hold are not found until the first build has left."""
         for link in self._links.values():
             view = link.view()
             if view is not None and view.model == model and link.block_size:
@@ -133,32 +135,42 @@ class WorkerPool:
         return None
 
     def candidates(self) -> WorkerRanking:
-        """What requests are placed among, as it is at any time."""
-        return self._roster
+        """Return the ranking among which requests are placed; it is kept up to date."""
+        return self._ranking
 
     def models(self) -> Sequence[ServedModel]:
-        """Those that live workers serve, and for `no_worker_wait_s` those that the last of them served, so that what
-        comes in between waits as what was there does."""
+        """Return the models of live workers, and for `no_worker_wait_s` also those whose last worker left.
+
+        So a new request for such a model waits as the queued ones do."""
         found: dict[str, ServedModel] = {}
         for link in list(self._links.values()):
             if link.model is not None and link.is_live:
                 found.setdefault(link.model.name, link.model)
         now = self._clock.now()
-        self._missed = {name: missed for name, missed in self._missed.copy().items() if missed[1] > now}
-        for name, (model, _) in self._missed.copy().items():
+        self._recently_live = {name: recent for name, recent in self._recently_live.copy().items() if recent[1] > now}
+        for name, (model, _) in self._recently_live.copy().items():
             found.setdefault(name, model)
         return tuple(found.values())
 
     def ready(self) -> str | None:
-        """None when a pair has moved a block or one worker may serve alone; else what is missing."""
+        """Return None where a pair has moved a block or one worker may serve alone; else what is missing."""
         views = self.view().workers
         if not views:
-            return "no live worker" if self._unlisted is None else f"no live worker is known: {self._unlisted}"
+            return (
+                "no live worker"
+                if self._discovery_error is None
+                else f"no live worker is known: {self._discovery_error}"
+            )
         policy = self._config.disaggregation
-        alone = policy != "strict" and any(v.pool == "mixed" for v in views)
+        can_serve_alone = policy != "strict" and any(v.pool == "mixed" for v in views)
         pairs = self.pairs
-        # What falls back because of the links between workers is served.
-        if alone or policy == "off" or pairs.linked or (policy == "prefer" and (pairs.doubted or pairs.refused)):
+        # Requests that fall back because no link can be used are served too.
+        if (
+            can_serve_alone
+            or policy == "off"
+            or pairs.linked
+            or (policy == "prefer" and (pairs.doubted or pairs.refused))
+        ):
             return None
         missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
         if missing:
@@ -166,22 +178,25 @@ class WorkerPool:
         return (pairs.refused and pairs.problem()) or "no block has moved between a prefill and a decode worker yet"
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
-        """KV may have been lost between two of these: their pairs are to move a block again before they are used."""
+        """Stop using the pairs among `workers` until each has moved a test block, because KV may have been lost between
+        two."""
         for pair in self.pairs.doubt(workers, self._clock.now()):
             log.warning("%s lost KV of %s: the link between them is tested again", pair[1].id, pair[0].id)
         self._probe_pairs()
 
-    # ---- what is sent
+    # ---- calls
 
     def add_inflight(self, worker: WorkerRef, request: RequestId, num_tokens: int) -> None:
-        """As `WorkerLink.expect`; nothing where the worker is gone."""
+        """Call `WorkerLink.add_inflight`; do nothing where the worker is gone."""
         link = self._find(worker)
         if link is not None:
-            link.expect(request, num_tokens)
+            link.add_inflight(request, num_tokens)
 
     def measured(self, placement: Placement, pulled: KVReceived) -> None:
-        """How fast KV moved between two workers; nothing when one of them is gone. Not of a prefix: who reads that
-        computes prompts, and its steps would count for the link."""
+        """Update the link's throughput estimate from a pull; do nothing where one of the workers is gone.
+
+        Not called for prefix reads: their reader computes prompts meanwhile, and its steps would distort the
+        estimate."""
         producer, consumer = self._find(placement.prefill), self._find(placement.decode)
         if (
             producer is None
@@ -193,14 +208,14 @@ class WorkerPool:
         self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
 
     def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        """A job is about to be sent: until its worker has answered what it is to decode counts there, so that those
-        that are placed with it do not all go to one worker."""
+        """Count a job among its worker's decodes before it is sent, so that a burst of placements does not pick one
+        worker."""
         link = self._find(worker)
         if link is not None and not isinstance(job, PrefillJob):
-            link.expect_decode(job.request.id)
+            link.add_inflight_decode(job.request.id)
 
     async def submit(self, worker: WorkerRef, job: Job) -> None:
-        """Raises TandemError when the worker refuses or cannot be reached."""
+        """Submit a job to a worker. Raises TandemError where the worker refuses or cannot be reached."""
         link = self._find(worker)
         if link is None:
             raise TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} is gone")
@@ -216,7 +231,7 @@ class WorkerPool:
         if link is not None:
             link.release(key)
 
-    # ---- inside
+    # ---- discovery
 
     def _find(self, worker: WorkerRef) -> WorkerLink | None:
         link = self._links.get(worker.id)
@@ -224,22 +239,21 @@ class WorkerPool:
 
     async def _discover_forever(self) -> None:
         while True:
-            async with log_and_continue("the look for workers"):
+            async with log_and_continue("worker discovery"):
                 try:
                     await self._reconcile(await self._discover())
-                    self._unlisted = None
+                    self._discovery_error = None
                 except TandemError as error:
-                    self._unlisted = error.message
+                    self._discovery_error = error.message
                 self._probe_pairs()
-                is_searching = self._unlisted is None and self.ready() is not None
+                is_searching = self._discovery_error is None and self.ready() is not None
                 await asyncio.sleep(SEARCH_PERIOD_S if is_searching else DISCOVERY_PERIOD_S)
 
     async def _reconcile(self, refs: Mapping[WorkerRef, str]) -> None:
-        """Link to new workers and new lives; drop a dead link once its worker is not listed any more; take new roles.
+        """Link to new workers and incarnations, drop dead links of unlisted workers, and apply assigned roles.
 
-        Of two lives that answer, the newer one counts. Where that is gone, whoever is listed does: a clock may have
-        been set back between them.
-        """
+        Of two incarnations the newer one counts. Where its link is gone, the listed one counts even if it is older: the
+        host's clock may have been set back between them."""
         listed = {ref.id: ref for ref in refs}
         for ref in refs:
             known = self._links.get(ref.id)
@@ -253,37 +267,47 @@ class WorkerPool:
             del self._links[link.ref.id]
             self._drop(link, "gone")
             await link.close()
-        self._take_roles(refs)
+        self._assign_roles(refs)
 
-    def _take_roles(self, roles: Mapping[WorkerRef, str]) -> None:
-        """What runs on a worker goes on there, whatever it is taken for from now on."""
-        news = [link for ref, role in roles.items() if (link := self._find(ref)) is not None and link.take_role(role)]
-        for link in news:
-            self._roster.remove(link.ref)
-            self._seen(link)
-        if news:
+    def _assign_roles(self, roles: Mapping[WorkerRef, str]) -> None:
+        """Apply assigned roles; running requests stay where they are."""
+        changed = [
+            link for ref, role in roles.items() if (link := self._find(ref)) is not None and link.assign_role(role)
+        ]
+        for link in changed:
+            self._ranking.remove(link.ref)
+            self._on_view_change(link)
+        if changed:
             assert self._listener is not None
             self._listener.place_queued()
 
     def _open(self, ref: WorkerRef) -> WorkerLink:
-        told = self._listener
-        assert told is not None
+        listener = self._listener
+        assert listener is not None
         link = WorkerLink(self._gateway, ref, self._texts, self._clock, self._config, self._trust)
         link.start(
-            LinkCalls(told.reported, self._lost, told.positions, told.on_capacity, self._seen, self._on_link_reports)
+            LinkCallbacks(
+                listener.reported,
+                self._lost,
+                listener.positions,
+                listener.on_capacity,
+                self._on_view_change,
+                self._on_link_reports,
+            )
         )
         return link
 
-    def _seen(self, link: WorkerLink) -> None:
-        """A link that was given up has nothing to say, as when a submit of it ends late. A worker that has come is of
-        little use before its pairs are tested."""
+    def _on_view_change(self, link: WorkerLink) -> None:
+        """Update the ranking from a link's view, and probe the pairs of a worker that has become live.
+
+        Calls of a dropped link are ignored, as from a submit that ends late."""
         if self._find(link.ref) is not link:
             return
         if link.view() is None:
-            self._miss(link)
-            self._roster.remove(link.ref)
+            self._mark_not_live(link)
+            self._ranking.remove(link.ref)
             return
-        self._roster.put(link.look)
+        self._ranking.put(link.require_view)
         if link.ref not in self._live:
             self._live.add(link.ref)
             for other in self._links.values():
@@ -292,10 +316,11 @@ class WorkerPool:
                 )
             self._probe_pairs()
 
-    def _miss(self, link: WorkerLink) -> None:
-        """It is not live any more; nothing when that is known."""
+    def _mark_not_live(self, link: WorkerLink) -> None:
+        """Mark a worker as not live, and keep its model for `no_worker_wait_s`; do nothing where it is marked
+        already."""
         if link.ref in self._live and link.model is not None:
-            self._missed[link.model.name] = (link.model, self._clock.now() + self._config.no_worker_wait_s)
+            self._recently_live[link.model.name] = (link.model, self._clock.now() + self._config.no_worker_wait_s)
         self._live.discard(link.ref)
 
     def _lost(self, worker: WorkerRef, reason: str) -> None:
@@ -305,18 +330,17 @@ class WorkerPool:
             self._drop(link, reason)
 
     def _drop(self, link: WorkerLink, reason: str) -> None:
-        """Forget what was known of a worker's pairs, and end what runs on it."""
+        """Remove a worker from pairs and ranking, and report that its jobs are lost."""
         self.pairs.drop(link.ref)
-        self._miss(link)
+        self._mark_not_live(link)
         self.routing.links.forget(link.ref)
         assert self._listener is not None
         self._listener.lost(link.ref, reason)
-        # Last, because what is lost is no longer expected there, which is another view of it.
-        self._roster.remove(link.ref)
+        # Last, because ending the lost jobs changes the view once more, which would add the worker again.
+        self._ranking.remove(link.ref)
 
     def _probe_pairs(self) -> None:
-        """Move a test block between prefill and decode workers that are new to each other, as far as `PairRegistry`
-        says."""
+        """Move a test block between prefill and decode workers that are due for a probe by `PairRegistry`."""
         for pair, model in self.pairs.due(self.view().workers, self._clock.now()):
             self._probing[pair] = asyncio.create_task(self._probe(pair, model))
 
@@ -325,7 +349,7 @@ class WorkerPool:
         try:
             moved = await self._listener.probe(Placement(*pair), model) and await self._verify(pair)
             if any(self._find(ref) is None for ref in pair):
-                log.info("%s or %s was gone before a block moved between them", *pair)
+                log.info("%s or %s left before a block moved between them", *pair)
                 return
             self.pairs.ended(pair, moved=moved, retry_at=self._clock.now() + PROBE_RETRY_S)
             if moved:
@@ -338,10 +362,12 @@ class WorkerPool:
         self._listener.place_queued()
 
     async def _verify(self, pair: Pair) -> bool:
-        """Where a way has to be as promised, it is known to be so, or not, before it is used: the consumer measures it.
-        A report of a problem that refuses nothing is of one that it could not measure."""
+        """Return whether the link of a pair is known to meet its requirements or not; the consumer probes it where
+        necessary.
+
+        A report with a problem that does not refuse the link means that the link could not be measured."""
         producer, consumer = pair
-        if self._promised.on_slow_link == "warn" or not has_requirements(self._promised):
+        if self._requirements.on_slow_link == "warn" or not has_requirements(self._requirements):
             return True
         link = self._find(consumer)
         if link is None:
@@ -356,8 +382,10 @@ class WorkerPool:
         return True
 
     def _on_link_reports(self, consumer: WorkerRef, reports: Sequence[LinkReport]) -> None:
-        """A worker says over what links it reads others. Of who is not live nothing is kept, because nothing would take
-        it away again: `_seen` repeats it when that one comes."""
+        """Record reports of a worker on the links over which it reads others.
+
+        Reports on sources that are not live are ignored, because nothing would remove them; `_on_view_change` repeats
+        them once the source is live."""
         changed = [link for link in reports if link.source in self._live and self.pairs.reported(consumer, link)]
         for report in changed:
             what = f"not used: {report.problem}" if report.refused else "used again"

@@ -1,8 +1,7 @@
-"""Which request the code that runs works for, so that log lines can name it; never decides what is logged.
+"""Track which request the running code works for, so that log lines can name it.
 
-What a request starts names it too, but only while it is answered: a task that a request happened to start and that
-goes on for others names nobody's request once that one is over.
-"""
+Tasks that a request starts inherit it, but only until the request ends: a task that outlives the request names none
+afterwards."""
 
 from __future__ import annotations
 
@@ -11,8 +10,10 @@ from types import TracebackType
 
 
 class InRequest:
-    """A context around what answers one request. `request_id`: the client's label for it. `trace_id` and `span_id`, in
-    hexadecimal, are set when they are known; empty: there are none."""
+    """Context manager around the handling of one request.
+
+    `request_id` is the client's label for the request. `trace_id` and `span_id` are hexadecimal, empty where there are
+    none."""
 
     __slots__ = ("request_id", "span_id", "trace_id")
 
@@ -28,23 +29,26 @@ class InRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Not only here: the tasks that began in between have copies of the variable.
-        self.request_id = self.trace_id = self.span_id = ""
+        # Clear the fields instead of the variable: tasks that were started meanwhile have copies of the variable.
+        self.request_id = ""
+        self.trace_id = ""
+        self.span_id = ""
 
 
 _current: ContextVar[InRequest | None] = ContextVar("tandem_request", default=None)
 
 
 def traced(traceparent: str) -> None:
-    """What the running request is called in traces, by a valid header value. Nothing happens where none runs any more,
-    or where it is empty."""
+    """Set the running request's trace and span from a valid traceparent header.
+
+    Does nothing where no request runs, or where `traceparent` is empty."""
     current = _current.get()
     if current is not None and current.request_id and traceparent:
         _, current.trace_id, current.span_id, *_ = traceparent.split("-")
 
 
 def request_fields() -> dict[str, str]:
-    """Of the running request, what is known."""
+    """Return the log fields of the running request that are known."""
     current = _current.get()
     if current is None:
         return {}

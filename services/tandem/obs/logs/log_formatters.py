@@ -1,8 +1,7 @@
-"""How a log record looks, for people or as JSON; never decides which are logged, and never lets one look like two.
+"""Format log records, for people or as JSON, so that a record cannot look like two.
 
-Whatever a message holds, names of clients' choice among it, it stays within its line: what would end a line or move a
-terminal's cursor is written as an escape. Of what is too long the beginning is kept, of a traceback the end.
-"""
+Whatever a message contains, including names that clients chose, stays on its line: line ends and terminal control
+characters are escaped. Messages that are too long lose their end, tracebacks their beginning."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ import msgspec
 from tandem.obs.logs.log_context import request_fields
 
 MAX_MESSAGE = 8192
-"""Characters; also of each field."""
+"""Characters of a message, and of each field."""
 MAX_EXCEPTION = 16384
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _JSON = json.JSONEncoder(default=str, separators=(",", ":"))
 _FAST_JSON = msgspec.json.Encoder(enc_hook=str)
 _OWN = frozenset(("timestamp", "severity", "logger", "message", "service", "instance", "pid", "thread", "exception"))
-"""Names of what each line of JSON has."""
+"""Field names that each JSON line has."""
 _WORD = re.compile(r"[!#-<>-~]+")
 
 
 class Origin(NamedTuple):
-    """Whose lines they are, by the names that traces and metrics have for it. `pid`: of its process."""
+    """Process that writes the lines: `service` and `instance` as in traces and metrics, and its `pid`."""
 
     service: str
     instance: str
@@ -38,15 +37,17 @@ class Origin(NamedTuple):
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """What a line says beside its message, as the `extra` of a logging call: values that JSON knows. Those named
-    `request_id` and the like take the place of the running request's own; None: there is none."""
+    """Return the `extra` of a logging call with these fields, which must be serializable as JSON.
+
+    Fields such as `request_id` replace those of the running request; None removes them."""
     return {"fields": values}
 
 
 class Fields(msgspec.Struct, omit_defaults=True, frozen=True):
-    """As `fields`, and instead of it, of lines of which there are many: a type has its names once, not in each line.
-    Nothing of the running request is added. None as a default: there is none. Texts have bounds of their own. TypeError
-    refuses a type one of whose names a line has anyway."""
+    """Fields of frequent log lines as a type, an efficient alternative to `fields`.
+
+    Fields of the running request are not added. Fields that are None are omitted. Strings are not shortened. Defining a
+    type raises TypeError where a field name is one that each line has anyway."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -58,20 +59,20 @@ class Fields(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 def batch_record(lines: Iterable[Fields]) -> dict[str, Any]:
-    """The `extra` of a record that stands for one line or several, at least one, alike in all but these."""
+    """Return the `extra` of a record that stands for one or more lines, which differ in these fields only."""
     return {"fields": tuple(lines)}
 
 
 OF_ANOTHER = fields(request_id=None, trace_id=None, span_id=None)
-"""Of a line that is not of the request that happens to run."""
+"""`extra` of a line that does not belong to the running request."""
 
 
-Given = Mapping[str, Any] | Fields
-"""What one line says beside its message."""
+LineFields = Mapping[str, Any] | Fields
+"""Fields of one line."""
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Never raises: a line with the wrong arguments is still a line."""
+    """Return the record's message; a record with wrong arguments does not raise but shows them."""
     try:
         return record.getMessage()
     except Exception:
@@ -79,18 +80,18 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people; the lines of a traceback follow it, indented."""
+    """Format a record as a line for people; the lines of a traceback follow, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = _one_line(_cut(message_of(record), MAX_MESSAGE))
         start = f"{self.formatTime(record)} {record.levelname} {record.name} {message}"
-        lines = [start + _after(message, told) for told in map(_told, _given(record))]
+        lines = [start + _text_fields(message, known) for known in map(_bounded, _line_fields(record))]
         raised = _exception(record)
         return "\n".join([*lines, *(f"  {_one_line(each)}" for each in (raised.split("\n") if raised else ()))])
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line, in ASCII."""
+    """Format a record as one JSON object per line, in ASCII."""
 
     def __init__(self, origin: Origin) -> None:
         super().__init__()
@@ -108,56 +109,59 @@ class JsonFormatter(logging.Formatter):
         }
         raised = _exception(record)
         after = {} if raised is None else {"exception": raised}
-        given = _given(record)
-        start = _json(own) if raised is None and isinstance(given[0], Fields) else None
-        return "\n".join(_quick_line(start, each) or _line(own, each, after) for each in given)
+        line_fields = _line_fields(record)
+        start = _json(own) if raised is None and isinstance(line_fields[0], Fields) else None
+        return "\n".join(_quick_line(start, each) or _line(own, each, after) for each in line_fields)
 
 
-def _quick_line(start: str | None, given: Given) -> str | None:
-    """What begins with `start`, one object; None: it cannot be done so."""
-    told = None if start is None else _json(given)
-    if start is None or told is None:
+def _quick_line(start: str | None, line_fields: LineFields) -> str | None:
+    """Return the JSON object that continues `start`; None where the fast encoder cannot write the fields."""
+    encoded = None if start is None else _json(line_fields)
+    if start is None or encoded is None:
         return None
-    return start if told == "{}" else f"{start[:-1]},{told[1:]}"
+    return start if encoded == "{}" else f"{start[:-1]},{encoded[1:]}"
 
 
-def _line(own: Mapping[str, Any], given: Given, after: Mapping[str, Any]) -> str:
-    line = {**own, **_told(given), **own, **after}  # in this order, and no field is taken for one of these
+def _line(own: Mapping[str, Any], line_fields: LineFields, after: Mapping[str, Any]) -> str:
+    # `own` comes first for the order of the fields, and again so that no field of the line replaces one of its own.
+    line = {**own, **_bounded(line_fields), **own, **after}
     return _json(line) or _JSON.encode(line)
 
 
 def _json(value: Mapping[str, Any] | Fields) -> str | None:
-    """The quick encoder knows fewer values than the other, and does not write all in ASCII: None."""
+    """Return the value as JSON; None where the fast encoder does not know its type, or writes non-ASCII."""
     try:
-        told = _FAST_JSON.encode(value)
+        encoded = _FAST_JSON.encode(value)
     except Exception:
         return None
-    return told.decode() if told.isascii() else None
+    return encoded.decode() if encoded.isascii() else None
 
 
-def _given(record: logging.LogRecord) -> Sequence[Given]:
-    """Of each of its lines, of which there is at least one."""
-    given: Mapping[str, Any] | tuple[Fields, ...] = getattr(record, "fields", {})
-    return given if isinstance(given, tuple) else ({**request_fields(), **given},)
+def _line_fields(record: logging.LogRecord) -> Sequence[LineFields]:
+    """Return the fields of each line of a record, which has at least one line."""
+    line_fields: Mapping[str, Any] | tuple[Fields, ...] = getattr(record, "fields", {})
+    return line_fields if isinstance(line_fields, tuple) else ({**request_fields(), **line_fields},)
 
 
-def _told(given: Given) -> dict[str, Any]:
-    known = msgspec.to_builtins(given) if isinstance(given, Fields) else given
-    told = {name: value for name, value in known.items() if value is not None}
-    for name in [name for name, value in told.items() if isinstance(value, str) and len(value) > MAX_MESSAGE]:
-        told[name] = _cut(told[name], MAX_MESSAGE)
-    return told
+def _bounded(line_fields: LineFields) -> dict[str, Any]:
+    every = msgspec.to_builtins(line_fields) if isinstance(line_fields, Fields) else line_fields
+    known = {name: value for name, value in every.items() if value is not None}
+    for name in [name for name, value in known.items() if isinstance(value, str) and len(value) > MAX_MESSAGE]:
+        known[name] = _cut(known[name], MAX_MESSAGE)
+    return known
 
 
-def _after(message: str, told: Mapping[str, Any]) -> str:
-    """Of a line for people, what it says beside its message."""
+def _text_fields(message: str, known: Mapping[str, Any]) -> str:
+    """Return the fields of a line for people."""
     return "".join(
-        f" {name}={_shown(value)}" for name, value in told.items() if name != "request_id" or str(value) not in message
+        f" {name}={_to_text(value)}"
+        for name, value in known.items()
+        if name != "request_id" or str(value) not in message
     )
 
 
 def _exception(record: logging.LogRecord) -> str | None:
-    """With all that led to it, as the interpreter writes it."""
+    """Return the traceback with its causes, as the interpreter formats it; None where there is none."""
     if not record.exc_info or record.exc_info[0] is None:
         return None
     text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
@@ -172,6 +176,6 @@ def _one_line(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def _shown(value: Any) -> str:
-    """Words as they are, all else as JSON."""
+def _to_text(value: Any) -> str:
+    """Return words as they are, other values as JSON."""
     return value if isinstance(value, str) and _WORD.fullmatch(value) else json.dumps(value, default=str)

@@ -1,7 +1,6 @@
-"""Sets up how a program logs, the same for all of Tandem's; never what it logs.
+"""Set up logging of a program, the same for all programs of Tandem.
 
-A line is written before the call that logs it returns: the last lines before a crash are those that matter.
-"""
+A line is written before the logging call returns, so that the last lines before a crash are not lost."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from tandem.obs.metrics.instruments import LOG_LINES_DROPPED
 from tandem.obs.metrics.metrics import Metrics
 
 NOISY = ("asyncio", "grpc", "httpx", "httpcore", "uvicorn")
-"""Of these only what is a warning at least."""
+"""Libraries that log at WARNING and above only."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +34,9 @@ def set_up_logging(
     handlers: Sequence[logging.Handler] = (),
     clock: Clock | None = None,
 ) -> None:
-    """All that is logged in this process goes to the `handlers`, to standard error where none are given. To be
-    called once. `instance`: this machine and process where it is empty."""
+    """Send all log records of this process to `handlers`, or to standard error where none are given. To be called once.
+
+    An empty `instance` is replaced by host name and process id."""
     handlers = list(handlers) or [LineHandler(sys.stderr)]
     origin = Origin(service, instance or f"{socket.gethostname()}-{os.getpid()}", os.getpid())
     is_json = telemetry.log_format == "json"
@@ -48,25 +48,25 @@ def set_up_logging(
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(telemetry.log_level.upper())
-    for noisy in NOISY:
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    for name in NOISY:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     if is_json:
-        _log_what_is_printed()
+        _log_interpreter_output()
 
 
 def watch_dropped(metrics: Metrics) -> None:
-    """Count the lines that this process leaves out."""
+    """Export the number of log lines that this process dropped."""
     metrics.watch(LOG_LINES_DROPPED, lambda: {(): sum(limit.num_dropped for limit in _limits())})
 
 
 def _limits() -> Iterator[LogLimit]:
-    """Of this process, each once."""
+    """Yield the log limits of this process, each once."""
     found = (each for handler in logging.getLogger().handlers for each in handler.filters)
     yield from dict.fromkeys(each for each in found if isinstance(each, LogLimit))
 
 
-def _log_what_is_printed() -> None:
-    """What the interpreter itself would print becomes a line like any other: warnings, and what nobody caught."""
+def _log_interpreter_output() -> None:
+    """Log warnings and uncaught exceptions, which the interpreter would print."""
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
 
@@ -79,6 +79,6 @@ def _log_what_is_printed() -> None:
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, Exception):
-        _log.critical("nobody caught what was raised", exc_info=(kind, error, trace))
+        _log.critical("uncaught exception", exc_info=(kind, error, trace))
     else:
         sys.__excepthook__(kind, error, trace)

@@ -1,4 +1,4 @@
-"""What one metric is called, counts and tells apart, as a frozen value; never holds a figure."""
+"""Describe one metric: its name, kind, unit and attributes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """A COUNTER only grows. A GAUGE is read from its owner when somebody asks."""
+    """Kind of a metric. A COUNTER only grows; a GAUGE is read from its owner at each collection."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -16,24 +16,26 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """A metric in OpenTelemetry's terms: `name` with dots, `unit` as UCUM writes it, `attributes` in the order in which
-    their values are given. `bounds` are the upper ends of a histogram's buckets, ascending, in the unit."""
+    """Metric in OpenTelemetry's terms.
+
+    `name` has dots, `unit` is in UCUM notation, `attributes` are in the order in which their values are given. `bounds`
+    are the upper bounds of a histogram's buckets, ascending, in the unit. `description` is the help text."""
 
     name: str
     kind: Kind
     unit: str
-    meaning: str
+    description: str
     attributes: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
 
 
-def counter(name: str, unit: str, meaning: str, *attributes: str) -> Instrument:
-    return Instrument(name, Kind.COUNTER, unit, meaning, attributes)
+def counter(name: str, unit: str, description: str, *attributes: str) -> Instrument:
+    return Instrument(name, Kind.COUNTER, unit, description, attributes)
 
 
-def gauge(name: str, unit: str, meaning: str, *attributes: str) -> Instrument:
-    return Instrument(name, Kind.GAUGE, unit, meaning, attributes)
+def gauge(name: str, unit: str, description: str, *attributes: str) -> Instrument:
+    return Instrument(name, Kind.GAUGE, unit, description, attributes)
 
 
-def histogram(name: str, unit: str, meaning: str, bounds: tuple[float, ...], *attributes: str) -> Instrument:
-    return Instrument(name, Kind.HISTOGRAM, unit, meaning, attributes, bounds)
+def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...], *attributes: str) -> Instrument:
+    return Instrument(name, Kind.HISTOGRAM, unit, description, attributes, bounds)

@@ -1,8 +1,7 @@
-"""Sends at intervals what was counted, on a thread of its own; never counts, and never keeps anybody waiting.
+"""Export metrics at intervals from a thread, so that no request waits for it.
 
-OpenTelemetry's name for it is a periodic exporting metric reader. What cannot be sent is not kept: the next message
-says all that it said, because figures are sums since the start.
-"""
+This is a periodic exporting metric reader in OpenTelemetry's terms. A message that cannot be sent is dropped: the next
+one has everything, because values are sums since the start."""
 
 from __future__ import annotations
 
@@ -21,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 class MetricSender:
+    """Own the thread that collects `metrics` every `interval_s` seconds and sends them through `exporters`."""
+
     def __init__(
         self, metrics: Metrics, resource: Resource, exporters: Sequence[MetricExporter], interval_s: float
     ) -> None:
@@ -28,37 +29,37 @@ class MetricSender:
         self._resource = resource
         self._exporters = exporters
         self._interval_s = interval_s
-        self._began_ns = wall_ns()
-        self._is_over = Event()
+        self._started_ns = wall_ns()
+        self._is_stopping = Event()
         self._closing = Lock()
         self._is_closed = False
         self._thread = Thread(target=self._run, name="telemetry-metrics", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Send once more, and then no longer; does not wait."""
-        self._is_over.set()
+        """Send once more, then stop; returns at once."""
+        self._is_stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Until the last message has gone. A receiver that has not taken it by then is left alone: the thread ends with
-        the call that it is in."""
+        """Wait until the last message was sent, at most `timeout_s`; then the thread ends with the call that it is
+        in."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning("telemetry: metrics could not be sent in the time that stopping may take")
         self._close()
 
     def _run(self) -> None:
-        while not self._is_over.wait(self._interval_s):
+        while not self._is_stopping.wait(self._interval_s):
             self._send()
         self._send()
         self._close()
 
     def _send(self) -> None:
         try:
-            told = metrics_data(self._resource, self._metrics.collect(), self._began_ns, wall_ns())
+            data = metrics_data(self._resource, self._metrics.collect(), self._started_ns, wall_ns())
             for exporter in self._exporters:
                 if not self._is_closed:
-                    exporter.export(told)
+                    exporter.export(data)
         except Exception:
             _log.exception("telemetry: metrics could not be sent")
 

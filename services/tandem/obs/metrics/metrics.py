@@ -1,8 +1,7 @@
-"""Counts what instruments say is to be counted; never names, formats or sends anything.
+"""Count metrics of one process.
 
-Made for hot paths: what happens per token costs a list access, and an OpenTelemetry record fifteen times that. One
-thread writes a series at a time, any thread collects.
-"""
+Made for hot paths: counting per token costs a list access, where an OpenTelemetry record costs fifteen times that. One
+thread at a time may write a series; any thread may collect."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ from typing import NamedTuple
 from tandem.obs.metrics.instrument import Instrument, Kind
 
 OTHER = "other"
-"""What the values of an attribute count as that came after too many others."""
+"""Attribute value that stands for all values beyond `max_values`."""
 OPEN_ATTRIBUTES = frozenset({"tenant", "worker", "source", "gen_ai.request.model"})
-"""Their values come from outside, so there may be any number of them; those of all others are enumerations."""
+"""Attributes whose values come from outside and are unbounded; the values of all others are enumerations."""
 
 Values = tuple[str, ...]
-"""Of an instrument's attributes, in their order."""
+"""Values of an instrument's attributes, in their order."""
 
 
 class Exemplar(NamedTuple):
-    """One value of a bucket and the trace, in hexadecimal, that it came from. `at`: seconds since the epoch."""
+    """Value in a bucket, and the hexadecimal id of the trace that it belongs to. `at`: seconds since the epoch."""
 
     value: float
     trace: str
@@ -43,7 +42,7 @@ class CounterSeries:
 
 
 class HistogramSeries:
-    """One series of a histogram. `counts` has one more than there are bounds: what lies above the last."""
+    """One series of a histogram. `counts` has one more element than there are bounds, for values above the last."""
 
     __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
@@ -52,45 +51,47 @@ class HistogramSeries:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.exemplars: dict[int, Exemplar] = {}
-        """The last one of each bucket."""
+        """Last exemplar of each bucket."""
 
     def record(self, value: float) -> None:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     def record_sorted(self, values: Sequence[float]) -> None:
-        """As `record`, for what is gathered first because it comes too often. They rise, so that bounds are looked for
-        among values: there are fewer bounds."""
+        """Record values in ascending order at once, for values that are too frequent for `record`.
+
+        Bounds are searched among the values, because there are fewer bounds."""
         if not values:
             return
         counts, bounds, below = self.counts, self._bounds, 0
         first, last = bisect_left(bounds, values[0]), bisect_left(bounds, values[-1])
-        for place in range(first, last):
-            upto = bisect_right(values, bounds[place])
-            counts[place] += upto - below
+        for bucket in range(first, last):
+            upto = bisect_right(values, bounds[bucket])
+            counts[bucket] += upto - below
             below = upto
         counts[last] += len(values) - below
         self.sum += sum(values)
 
     def record_all(self, values: Sequence[float], traces: Sequence[str], at: float) -> None:
-        """As `record`, each with its trace, which is shown beside the bucket; empty: it has none."""
+        """Record values, each with the id of its trace, which becomes the bucket's exemplar; empty where there is no
+        trace."""
         if not any(traces):
             self.record_sorted(sorted(values))
             return
         counts, bounds = self.counts, self._bounds
-        shown: dict[int, tuple[float, str]] = {}
-        for told in zip(values, traces, strict=True):
-            place = bisect_left(bounds, told[0])
-            counts[place] += 1
-            if told[1]:
-                shown[place] = told
+        traced: dict[int, tuple[float, str]] = {}
+        for value_and_trace in zip(values, traces, strict=True):
+            bucket = bisect_left(bounds, value_and_trace[0])
+            counts[bucket] += 1
+            if value_and_trace[1]:
+                traced[bucket] = value_and_trace
         self.sum += sum(values)
-        self.exemplars.update((place, Exemplar(*told, at)) for place, told in shown.items())
+        self.exemplars.update((bucket, Exemplar(*last, at)) for bucket, last in traced.items())
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """A histogram's series as it was when it was looked at."""
+    """Copy of a histogram series at one time."""
 
     counts: tuple[int, ...]
     sum: float
@@ -103,57 +104,63 @@ class HistogramSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """All series of an instrument; a Spread each where it is a histogram."""
+    """All series of an instrument; their points are HistogramSnapshots for a histogram."""
 
     instrument: Instrument
     points: Mapping[Values, float | HistogramSnapshot]
 
 
 class Counter:
+    """Count an instrument in one series per combination of attribute values."""
+
     def __init__(self, instrument: Instrument, bounded: Callable[[Instrument, Values], Values]) -> None:
         self.instrument = instrument
         self._bounded = bounded
-        self._cells: dict[Values, CounterSeries] = {}
+        self._series: dict[Values, CounterSeries] = {}
 
     def of(self, *values: str) -> CounterSeries:
-        """The series of these attribute values, to be kept by whoever adds to it often."""
-        cell = self._cells.get(values)
-        if cell is None:
-            cell = self._cells.setdefault(self._bounded(self.instrument, values), CounterSeries())
-        return cell
+        """Return the series of these attribute values; frequent users keep it."""
+        series = self._series.get(values)
+        if series is None:
+            series = self._series.setdefault(self._bounded(self.instrument, values), CounterSeries())
+        return series
 
     def add(self, amount: float, *values: str) -> None:
         self.of(*values).value += amount
 
     def family(self) -> MetricFamily:
-        return MetricFamily(self.instrument, {values: cell.value for values, cell in self._cells.copy().items()})
+        return MetricFamily(self.instrument, {values: series.value for values, series in self._series.copy().items()})
 
 
 class Histogram:
+    """Record an instrument's values in one histogram per combination of attribute values."""
+
     def __init__(self, instrument: Instrument, bounded: Callable[[Instrument, Values], Values]) -> None:
         self.instrument = instrument
         self._bounded = bounded
         self._series: dict[Values, HistogramSeries] = {}
 
     def of(self, *values: str) -> HistogramSeries:
-        """As `Counter.of`."""
-        buckets = self._series.get(values)
-        if buckets is None:
-            fresh = HistogramSeries(self.instrument.bounds)
-            buckets = self._series.setdefault(self._bounded(self.instrument, values), fresh)
-        return buckets
+        """Return the series of these attribute values; frequent users keep it."""
+        series = self._series.get(values)
+        if series is None:
+            new = HistogramSeries(self.instrument.bounds)
+            series = self._series.setdefault(self._bounded(self.instrument, values), new)
+        return series
 
     def family(self) -> MetricFamily:
-        seen = {
+        points = {
             values: HistogramSnapshot(tuple(series.counts), series.sum, series.exemplars.copy())
             for values, series in self._series.copy().items()
         }
-        return MetricFamily(self.instrument, seen)
+        return MetricFamily(self.instrument, points)
 
 
 class Metrics:
-    """The metrics of one process. `max_values`: distinct values of each open attribute, beyond which they are told as
-    OTHER, so that no client can make series without end."""
+    """Own the metrics of one process.
+
+    Values of an open attribute beyond the first `max_values` count as OTHER, so that clients cannot create series
+    without end."""
 
     def __init__(self, max_values: int = 100) -> None:
         self._max_values = max_values
@@ -162,24 +169,24 @@ class Metrics:
 
     def counter(self, instrument: Instrument) -> Counter:
         assert instrument.kind is Kind.COUNTER, instrument
-        made = Counter(instrument, self._bounded)
+        metric = Counter(instrument, self._bounded)
         if not instrument.attributes:
-            made.of()  # told as 0 before it first counts: a series that begins with 1 has not grown
-        self._add(instrument, made.family)
-        return made
+            metric.of()  # export 0 from the start: rate() misses the first increment of a series that begins at 1
+        self._add(instrument, metric.family)
+        return metric
 
     def histogram(self, instrument: Instrument) -> Histogram:
         assert instrument.kind is Kind.HISTOGRAM, instrument
-        made = Histogram(instrument, self._bounded)
-        self._add(instrument, made.family)
-        return made
+        metric = Histogram(instrument, self._bounded)
+        self._add(instrument, metric.family)
+        return metric
 
     def watch(self, instrument: Instrument, read: Callable[[], Mapping[Values, float]]) -> None:
-        """A gauge, or a counter whose owner counts by itself: `read` is called at every collection, on any thread."""
+        """Register a gauge, or a counter whose owner counts: `read` is called at each collection, on any thread."""
         self._add(instrument, lambda: MetricFamily(instrument, self._merged(instrument, read())))
 
     def collect(self) -> list[MetricFamily]:
-        """Those that have a series, in the order in which they were made."""
+        """Return the families that have a series, in the order of their registration."""
         families = (family() for family in list(self._families.values()))
         return [family for family in families if family.points]
 
@@ -199,9 +206,11 @@ class Metrics:
         assert len(values) == len(instrument.attributes), (instrument, values)
         if OPEN_ATTRIBUTES.isdisjoint(instrument.attributes):
             return values
-        return tuple(self._told(name, value) for name, value in zip(instrument.attributes, values, strict=True))
+        return tuple(
+            self._bounded_value(name, value) for name, value in zip(instrument.attributes, values, strict=True)
+        )
 
-    def _told(self, attribute: str, value: str) -> str:
+    def _bounded_value(self, attribute: str, value: str) -> str:
         if attribute not in OPEN_ATTRIBUTES:
             return value
         known = self._known.setdefault(attribute, set())
@@ -212,5 +221,5 @@ class Metrics:
 
 
 def total(points: Iterable[float | HistogramSnapshot]) -> float:
-    """Of a family's series; a histogram's number of values."""
+    """Return the sum of a family's series; for a histogram the number of values."""
     return sum(point.count if isinstance(point, HistogramSnapshot) else point for point in points)

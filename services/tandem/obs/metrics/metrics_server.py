@@ -1,7 +1,6 @@
-"""A small HTTP server for `GET /metrics` of programs that have no other, on threads of its own; never counts anything.
+"""Serve `GET /metrics` and `/health` over HTTP from threads, for programs without an HTTP server of their own.
 
-It serves nothing else but `/health`, a few connections at a time, and leaves whoever sends or reads too slowly.
-"""
+At most `MAX_CONNECTIONS` are open at a time, and a client that sends or reads too slowly is disconnected."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ from threading import Thread
 from typing import Any
 
 MAX_CONNECTIONS = 16
-"""Further ones are closed as they come."""
+"""Open connections; further ones are closed at once."""
 TIMEOUT_S = 10.0
-"""How long a connection may be idle, and how long one read or one answer may take."""
+"""How long a connection may be idle, and how long one read or one response may take."""
 _POLL_S = 0.05
-"""How soon `close` is noticed."""
+"""How soon the server notices `close`."""
 
 Exposition = Callable[[str], tuple[str, bytes]]
-"""An Accept header -> the content type and the body; on any thread."""
+"""Function from an Accept header to the content type and the body; called on any thread."""
 
 _log = logging.getLogger(__name__)
 
 
 class MetricsEndpoint:
-    """Between `start` and `close` it listens at `address`, which is host:port; `port` 0 takes a free one."""
+    """Own the server, which listens at `address` (host:port) between `start` and `close`; port 0 picks a free port."""
 
     def __init__(self, host: str, port: int, exposition: Exposition) -> None:
         self._host = host
@@ -40,7 +39,7 @@ class MetricsEndpoint:
         self.address = ""
 
     def start(self) -> None:
-        """OSError: the port is taken, or the host is none of this machine's."""
+        """Start listening. Raises OSError where the port is taken or the host is not an address of this machine."""
         server = _Server(self._host, self._port, self._exposition)
         self.address = (
             f"[{self._host}]:{server.server_port}" if ":" in self._host else f"{self._host}:{server.server_port}"
@@ -50,7 +49,7 @@ class MetricsEndpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Nobody listens any more, and connections are cut, which ends their threads. More than once is fine."""
+        """Stop listening and cut open connections, which ends their threads. May be called more than once."""
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()
@@ -60,18 +59,18 @@ class MetricsEndpoint:
 
 
 class _Server(HTTPServer):
-    """A daemon thread for each connection."""
+    """Serve each connection from a daemon thread."""
 
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, host: str, port: int, exposition: Exposition) -> None:
         self.exposition = exposition
         self._open: dict[socket.socket, Thread] = {}
-        self.address_family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        super().__init__((str(where[0]), int(where[1])), _Handler)
+        self.address_family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__((str(address[0]), int(address[1])), _Handler)
 
     def server_bind(self) -> None:
-        """Without the look-up of this machine's name, which nobody needs and which can take long."""
+        """Bind without looking up this machine's name, which is not needed and may take long."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
@@ -79,23 +78,23 @@ class _Server(HTTPServer):
         return len(self._open) < MAX_CONNECTIONS
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        serve = Thread(target=self._serve, args=(request, client_address), name="metrics-connection", daemon=True)
-        self._open[request] = serve
-        serve.start()
+        thread = Thread(target=self._serve, args=(request, client_address), name="metrics-connection", daemon=True)
+        self._open[request] = thread
+        thread.start()
 
     def shutdown_request(self, request: Any) -> None:
         self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Mostly whoever asked has gone."""
+        """Log at DEBUG: mostly the client has disconnected."""
         _log.debug("metrics: a connection of %s broke", client_address, exc_info=True)
 
     def cut(self) -> None:
-        for connection, serve in list(self._open.items()):
+        for connection, thread in list(self._open.items()):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            serve.join()
+            thread.join()
 
     def _serve(self, request: Any, client_address: Any) -> None:
         try:
@@ -117,11 +116,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         match self.path.partition("?")[0]:
             case "/metrics":
-                self._answer(*self._metrics())
+                self._respond(*self._metrics())
             case "/health":
-                self._answer(HTTPStatus.OK, "text/plain; charset=utf-8", b"ok\n")
+                self._respond(HTTPStatus.OK, "text/plain; charset=utf-8", b"ok\n")
             case _:
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"there is /metrics and /health\n")
+                self._respond(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"there is /metrics and /health\n")
 
     do_HEAD = do_GET
 
@@ -132,12 +131,12 @@ class _Handler(BaseHTTPRequestHandler):
             _log.exception("metrics: they could not be collected")
             return HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", b"the log has the reason\n"
 
-    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+    def _respond(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            self.send_header("Connection", "close")  # a body that nobody reads would be taken for the next request
+            self.send_header("Connection", "close")  # the unread body would be parsed as the next request
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

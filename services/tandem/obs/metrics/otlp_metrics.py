@@ -1,7 +1,6 @@
-"""Says in OpenTelemetry's data model what was counted; never counts or sends it.
+"""Convert collected metrics to the data model of OpenTelemetry's SDK, which its exporters take.
 
-The SDK cannot observe histograms that somebody else counts, so the values that its exporters take are made here.
-"""
+The SDK cannot observe a histogram that is counted outside of it."""
 
 from __future__ import annotations
 
@@ -28,49 +27,50 @@ from tandem.obs.metrics.metrics import Exemplar, HistogramSnapshot, MetricFamily
 
 _SCOPE = InstrumentationScope("tandem")
 _NO_SPAN = 0
-"""An exemplar knows its trace only, and the encoder leaves out a trace without a span; zeros are no span's id."""
+"""Span id of exemplars, which know their trace only: the encoder omits a trace without a span, and 0 is no span's
+id."""
 
 
-def metrics_data(resource: Resource, families: Iterable[MetricFamily], began_ns: int, now_ns: int) -> MetricsData:
-    """Cumulative since `began_ns`; both are nanoseconds since the epoch."""
-    metrics = [_metric(family, began_ns, now_ns) for family in families]
+def metrics_data(resource: Resource, families: Iterable[MetricFamily], started_ns: int, now_ns: int) -> MetricsData:
+    """Return all families as sums since `started_ns`; both times are nanoseconds since the epoch."""
+    metrics = [_metric(family, started_ns, now_ns) for family in families]
     return MetricsData([ResourceMetrics(resource, [ScopeMetrics(_SCOPE, metrics, "")], "")])
 
 
-def _metric(family: MetricFamily, began_ns: int, now_ns: int) -> Metric:
+def _metric(family: MetricFamily, started_ns: int, now_ns: int) -> Metric:
     instrument = family.instrument
-    numbers, spreads = [], []
+    numbers, histograms = [], []
     for values, point in family.points.items():
         attributes = _attributes(instrument.attributes, values)
         if isinstance(point, HistogramSnapshot):
-            spreads.append(_spread(attributes, point, instrument.bounds, began_ns, now_ns))
+            histograms.append(_histogram_point(attributes, point, instrument.bounds, started_ns, now_ns))
         else:
-            numbers.append(NumberDataPoint(attributes, began_ns, now_ns, point))
-    told: Sum | Gauge | Histogram
+            numbers.append(NumberDataPoint(attributes, started_ns, now_ns, point))
+    data: Sum | Gauge | Histogram
     match instrument.kind:
         case Kind.COUNTER:
-            told = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+            data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
         case Kind.GAUGE:
-            told = Gauge(numbers)
+            data = Gauge(numbers)
         case Kind.HISTOGRAM:
-            told = Histogram(spreads, AggregationTemporality.CUMULATIVE)
-    return Metric(instrument.name, instrument.meaning, instrument.unit, told)
+            data = Histogram(histograms, AggregationTemporality.CUMULATIVE)
+    return Metric(instrument.name, instrument.description, instrument.unit, data)
 
 
-def _spread(
-    attributes: Mapping[str, str], spread: HistogramSnapshot, bounds: tuple[float, ...], began_ns: int, now_ns: int
+def _histogram_point(
+    attributes: Mapping[str, str], snapshot: HistogramSnapshot, bounds: tuple[float, ...], started_ns: int, now_ns: int
 ) -> HistogramDataPoint:
     return HistogramDataPoint(
         attributes=attributes,
-        start_time_unix_nano=began_ns,
+        start_time_unix_nano=started_ns,
         time_unix_nano=now_ns,
-        count=spread.count,
-        sum=spread.sum,
-        bucket_counts=spread.counts,
+        count=snapshot.count,
+        sum=snapshot.sum,
+        bucket_counts=snapshot.counts,
         explicit_bounds=bounds,
-        min=None,  # type: ignore[arg-type]  # optional in OTLP, and nobody keeps them
+        min=None,  # type: ignore[arg-type]  # optional in OTLP, and not recorded
         max=None,  # type: ignore[arg-type]
-        exemplars=[_exemplar(each) for each in spread.exemplars.values()],
+        exemplars=[_exemplar(exemplar) for exemplar in snapshot.exemplars.values()],
     )
 
 

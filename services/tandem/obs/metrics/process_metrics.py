@@ -1,4 +1,4 @@
-"""What the operating system says of this process; never of others, and nothing where there is no /proc."""
+"""Export CPU time, memory and open files of this process, read from /proc; nothing where there is no /proc."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tandem.obs.metrics.metrics import Metrics
 
 _STAT, _STATM, _FILES = Path("/proc/self/stat"), Path("/proc/self/statm"), Path("/proc/self/fd")
 _RESIDENT = 1
-"""Of /proc/self/statm, in pages."""
+"""Index in /proc/self/statm, in pages."""
 _USER, _SYSTEM = 11, 12
-"""Of /proc/self/stat behind the name, in ticks (proc(5) counts them from 1, and the name is the second)."""
+"""Indices in /proc/self/stat behind the process name, in clock ticks. proc(5) counts from 1, and the name is field
+2."""
 
 
 def watch_process(metrics: Metrics) -> None:
-    """Processor time, memory and open files, read at each collection."""
+    """Register processor time, memory and open files, which are read at each collection."""
     if _STAT.exists():
         metrics.watch(PROCESS_CPU, lambda: {(): _cpu_seconds()})
         metrics.watch(PROCESS_MEMORY, lambda: {(): _resident_bytes()})

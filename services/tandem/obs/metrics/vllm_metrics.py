@@ -1,10 +1,9 @@
-"""Tells some of what was counted also under the names that vLLM has for it; never counts by itself.
+"""Export some metrics also under vLLM's names for them.
 
-Autoscalers and ready-made boards ask for these names, and OpenTelemetry has no colon in a name, so they exist in
-Prometheus only. No name comes from gateways and from workers too: sums over a cluster stay right. Names and meanings
-are those of vLLM 0.32 (https://docs.vllm.ai/en/stable/usage/metrics.html), where Tandem has the figure. It has no
-`vllm:request_inference_time_seconds`: of a request that is split there is no such stretch of time.
-"""
+Autoscalers and ready-made dashboards use these names. OpenTelemetry allows no colon in a name, so they exist in
+Prometheus only. No name is exported by gateways and by workers: sums over a cluster stay right. Names and meanings are
+those of vLLM 0.32 (https://docs.vllm.ai/en/stable/usage/metrics.html), where Tandem has the value. There is no
+`vllm:request_inference_time_seconds`: a request that is split has no such period."""
 
 from __future__ import annotations
 
@@ -23,18 +22,20 @@ _INFO_MODEL = on.WORKER_INFO.attributes.index("model")
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """`where`: only those series of `source` that have these attribute values. `is_rest`: of a ratio, what it leaves of
-    1. A histogram under a counter's name is told as how many values it has."""
+    """vLLM's name for a metric.
+
+    `where` selects the series of `source` with these attribute values. `is_complement` exports 1 minus a ratio. A
+    histogram under a counter's name is exported as its number of values."""
 
     name: str
     kind: Kind
     source: Instrument
     where: Mapping[str, str] = field(default_factory=dict)
-    is_rest: bool = False
+    is_complement: bool = False
 
 
-def _gauge(name: str, source: Instrument, *, is_rest: bool = False, **where: str) -> Alias:
-    return Alias(f"vllm:{name}", Kind.GAUGE, source, where, is_rest)
+def _gauge(name: str, source: Instrument, *, is_complement: bool = False, **where: str) -> Alias:
+    return Alias(f"vllm:{name}", Kind.GAUGE, source, where, is_complement)
 
 
 def _counter(name: str, source: Instrument, where: Mapping[str, str] | None = None) -> Alias:
@@ -49,7 +50,7 @@ ALIASES = (
     # workers
     _gauge("num_requests_running", on.SEQUENCES, state="running"),
     _gauge("num_requests_waiting", on.SEQUENCES, state="waiting"),
-    _gauge("kv_cache_usage_perc", on.KV_UNUSED, is_rest=True),
+    _gauge("kv_cache_usage_perc", on.KV_UNUSED, is_complement=True),
     _counter("num_preemptions", on.PREEMPTIONS),
     _counter("prompt_tokens", on.STEP_PREFILL_TOKENS),
     _counter("generation_tokens", on.GENERATED_TOKENS),
@@ -70,7 +71,7 @@ ALIASES = (
 
 
 def vllm_aliases(families: Sequence[MetricFamily]) -> list[Exposed]:
-    """Of all families of a process, those that have an alias, by model: that of the request, else the worker's."""
+    """Return the aliased families by model: the request's model, else the worker's."""
     by_name = {family.instrument.name: family for family in families}
     info = by_name.get(on.WORKER_INFO.name)
     served = next((values[_INFO_MODEL] for values in info.points), "") if info is not None else ""
@@ -83,30 +84,32 @@ def vllm_aliases(families: Sequence[MetricFamily]) -> list[Exposed]:
 
 def _exposed(alias: Alias, points: Mapping[Values, float | HistogramSnapshot]) -> Exposed:
     unit = "seconds" if alias.name.endswith("_seconds") else ""
-    which = "".join(f", {name} {value!r}" for name, value in alias.where.items())
-    meaning = f"vLLM's name for what {alias.source.name}{which} tells."
-    return Exposed(alias.name, alias.kind, unit, meaning, ("model_name",), alias.source.bounds, points)
+    selection = "".join(f", {name} {value!r}" for name, value in alias.where.items())
+    description = f"vLLM's name for {alias.source.name}{selection}."
+    return Exposed(alias.name, alias.kind, unit, description, ("model_name",), alias.source.bounds, points)
 
 
 def _points(alias: Alias, family: MetricFamily, served: str) -> dict[Values, float | HistogramSnapshot]:
     attributes = alias.source.attributes
     points: dict[str, list[float | HistogramSnapshot]] = {}
     for values, point in family.points.items():
-        told = dict(zip(attributes, values, strict=True))
-        if told.items() >= alias.where.items():
-            points.setdefault(told.get(_MODEL, served), []).append(point)
+        labels = dict(zip(attributes, values, strict=True))
+        if labels.items() >= alias.where.items():
+            points.setdefault(labels.get(_MODEL, served), []).append(point)
     return {(model,): _merged(alias, found) for model, found in points.items()}
 
 
 def _merged(alias: Alias, points: Sequence[float | HistogramSnapshot]) -> float | HistogramSnapshot:
-    spreads = [point for point in points if isinstance(point, HistogramSnapshot)]
-    if spreads and alias.kind is Kind.HISTOGRAM:
-        return _sum(spreads)
-    return 1 - total(points) if alias.is_rest else total(points)
+    snapshots = [point for point in points if isinstance(point, HistogramSnapshot)]
+    if snapshots and alias.kind is Kind.HISTOGRAM:
+        return _sum(snapshots)
+    return 1 - total(points) if alias.is_complement else total(points)
 
 
-def _sum(spreads: Sequence[HistogramSnapshot]) -> HistogramSnapshot:
-    """Of several exemplars of a bucket the last is kept."""
-    counts = tuple(map(sum, zip(*(spread.counts for spread in spreads), strict=True)))
-    every = sorted((item for spread in spreads for item in spread.exemplars.items()), key=lambda item: item[1].at)
-    return HistogramSnapshot(counts, sum(spread.sum for spread in spreads), dict(every))
+def _sum(snapshots: Sequence[HistogramSnapshot]) -> HistogramSnapshot:
+    """Sum up histograms; of several exemplars of a bucket the last is kept."""
+    counts = tuple(map(sum, zip(*(snapshot.counts for snapshot in snapshots), strict=True)))
+    exemplars = sorted(
+        (item for snapshot in snapshots for item in snapshot.exemplars.items()), key=lambda item: item[1].at
+    )
+    return HistogramSnapshot(counts, sum(snapshot.sum for snapshot in snapshots), dict(exemplars))

@@ -1,4 +1,4 @@
-"""OpenTelemetry's exporter of spans over gRPC with our encoder of them; never decides when to send."""
+"""Export spans over OTLP/gRPC with OpenTelemetry's exporter and our encoder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 class GrpcSpanExporter(OTLPSpanExporter):
-    """Of our spans, not of the SDK's."""
+    """Export spans that are encoded already, as `SpanEncoder` does it, instead of the SDK's spans."""
 
     def __init__(self, encoder: SpanEncoder) -> None:
         super().__init__()
         self._encoder = encoder
 
-    def packed(self, span: EndedSpan) -> bytes | None:
+    def pack(self, span: EndedSpan) -> bytes | None:
         return self._encoder.encode(span)
 
     def export(self, spans: Sequence[bytes]) -> SpanExportResult:  # type: ignore[override]
@@ -36,7 +36,7 @@ class GrpcSpanExporter(OTLPSpanExporter):
 
 
 class _BytesStub:
-    """Sends what is encoded already, and does not look at the answer's parts."""
+    """Send encoded messages, and leave the reply undecoded."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.Export = channel.unary_unary(_METHOD, None, None)

@@ -1,4 +1,4 @@
-"""OpenTelemetry's exporter of spans over HTTP with our encoder of them; never decides when to send."""
+"""Export spans over OTLP/HTTP with OpenTelemetry's exporter and our encoder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tandem.obs.tracing.tracing import EndedSpan
 
 
 class HttpSpanExporter(OTLPSpanExporter):
-    """Of our spans, not of the SDK's."""
+    """Export spans that are encoded already, as `SpanEncoder` does it, instead of the SDK's spans."""
 
     def __init__(self, encoder: SpanEncoder) -> None:
         super().__init__()
         self._encoder = encoder
 
-    def packed(self, span: EndedSpan) -> bytes | None:
+    def pack(self, span: EndedSpan) -> bytes | None:
         return self._encoder.encode(span)
 
     def export(self, spans: Sequence[bytes]) -> SpanExportResult:  # type: ignore[override]
-        sent = self._client.export(self._encoder.request(spans))
-        return SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE
+        reply = self._client.export(self._encoder.request(spans))
+        return SpanExportResult.SUCCESS if reply.success else SpanExportResult.FAILURE

@@ -1,10 +1,9 @@
-"""Spans as the bytes of OTLP's messages; never sends one and keeps none.
+"""Encode spans as OTLP protobuf messages.
 
-The SDK's own encoder makes each message an object and copies it into the next larger one, which takes eight times as
-long, in the interpreter's lock, while streams wait. A message's bytes are those of its fields, in any order, and most
-attributes say what others of their name have said: bytes that are known are only put together again.
-https://protobuf.dev/programming-guides/encoding/ has the form.
-"""
+The SDK's encoder builds an object per message and copies it into the enclosing one, which takes eight times as long,
+holding the GIL while streams wait. The bytes of a message are those of its fields in any order, and most attributes
+repeat values: their bytes are cached and only concatenated here. https://protobuf.dev/programming-guides/encoding/
+defines the encoding."""
 
 from __future__ import annotations
 
@@ -33,22 +32,23 @@ _KINDS: Mapping[Kind, Any] = {
 _FIELDS = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
 _LOCAL = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 _REMOTE = _LOCAL | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
-_MAX_KEPT = 1024
+_MAX_CACHED = 1024
 _LONG = 16
-"""Characters: a longer text is an identity or a list more often than not, and comes once."""
+"""Characters: longer strings are mostly identifiers or lists, which do not repeat, so their bytes are not cached."""
 _double = Struct("<d").pack
 _PLACE = Struct("<2s16s2s8scQcQ2sI")
-"""Of a span, with the tag of each: trace_id, span_id, start_time_unix_nano, end_time_unix_nano and flags."""
+"""Fields of a span with their tags: trace_id, span_id, start_time_unix_nano, end_time_unix_nano and flags."""
 _PARENT = b'"\x08'
-"""The tag and length of a span's parent_span_id. Those below are tags of fields whose length comes next."""
+"""Tag and length of a span's parent_span_id."""
 _RESOURCE_SPANS, _SCOPE_SPANS, _SPANS, _ATTRIBUTES = b"\n", b"\x12", b"\x12", b"J"
+"""Tags of fields that a length follows."""
 _KEY, _VALUE, _STRING, _INT = b"\n", b"\x12", b"\n", b"\x18"
 _BEYOND_INT = 1 << 63
-"""Negative ones have a form of their own, and what is larger has none."""
+"""Integers below 0 have an encoding of their own, and integers from here on have none."""
 
 
 class SpanEncoder:
-    """Of one process. Any number of threads."""
+    """Encode the spans of one process. Thread-safe."""
 
     def __init__(self, resource: Resource) -> None:
         self._limits = SpanLimitSettings()
@@ -59,43 +59,43 @@ class SpanEncoder:
         self._scope = pb.ScopeSpans(scope=InstrumentationScope(name=SCOPE)).SerializeToString()
 
     def encode(self, span: EndedSpan) -> bytes | None:
-        """A part of a request. None: OTLP has no form for it, which is logged."""
+        """Return a span as a field of a request; None where OTLP cannot represent it, which is logged."""
         try:
             return _field(_SPANS, self._span(span))
         except Exception:
-            _log.exception("telemetry: the span %r cannot be sent", span.told.name)
+            _log.exception("telemetry: the span %r cannot be sent", span.record.name)
             return None
 
     def request(self, spans: Sequence[bytes]) -> bytes:
-        """An ExportTraceServiceRequest of encoded ones."""
+        """Return an ExportTraceServiceRequest of encoded spans."""
         return _field(_RESOURCE_SPANS, self._process + _field(_SCOPE_SPANS, b"".join((self._scope, *spans))))
 
     def _span(self, span: EndedSpan) -> bytes:
-        told = span.told
-        parts = [_place(span), _name(told.name, told.kind)]
-        attributes = self._limits.attributes(told.attributes)
+        record = span.record
+        parts = [_place(span), _name(record.name, record.kind)]
+        attributes = self._limits.attributes(record.attributes)
         if type(attributes) is LayeredAttributes:
             parts.append(_shared(attributes.shared))
             _add_attributes(attributes.own, parts)
             parts.append(_figures(attributes.names, attributes.figures))
         else:
             _add_attributes(attributes, parts)
-        if attributes is not told.attributes and (num_left_out := num_dropped(attributes)):
+        if attributes is not record.attributes and (num_left_out := num_dropped(attributes)):
             parts.append(pb.Span(dropped_attributes_count=num_left_out).SerializeToString())
-        if span.state or told.error:
-            parts.append(pb.Span(trace_state=span.state, status=_status(told.error)).SerializeToString())
-        if told.events:
-            parts.append(self._events(told.events))
+        if span.state or record.error:
+            parts.append(pb.Span(trace_state=span.state, status=_status(record.error)).SerializeToString())
+        if record.events:
+            parts.append(self._events(record.events))
         return b"".join(parts)
 
     def _events(self, events: Sequence[SpanEvent]) -> bytes:
         kept = self._limits.events(events)
-        told = pb.Span(dropped_events_count=num_dropped(kept))
+        message = pb.Span(dropped_events_count=num_dropped(kept))
         for event in kept:
-            at = told.events.add(name=event.name, time_unix_nano=event.timestamp)
-            _put_all(event.attributes or {}, at.attributes)
-            at.dropped_attributes_count = event.dropped_attributes
-        return told.SerializeToString()
+            added = message.events.add(name=event.name, time_unix_nano=event.timestamp)
+            _put_all(event.attributes or {}, added.attributes)
+            added.dropped_attributes_count = event.dropped_attributes
+        return message.SerializeToString()
 
 
 def _field(tag: bytes, body: bytes) -> bytes:
@@ -103,36 +103,36 @@ def _field(tag: bytes, body: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    return _SMALL[number] if number < len(_SMALL) else _made_varint(number)
+    return _SMALL[number] if number < len(_SMALL) else _encode_varint(number)
 
 
-def _made_varint(number: int) -> bytes:
-    told = bytearray()
+def _encode_varint(number: int) -> bytes:
+    encoded = bytearray()
     while number > 127:
-        told.append(number & 127 | 128)
+        encoded.append(number & 127 | 128)
         number >>= 7
-    told.append(number)
-    return bytes(told)
+    encoded.append(number)
+    return bytes(encoded)
 
 
-_SMALL = tuple(map(_made_varint, range(2048)))
+_SMALL = tuple(map(_encode_varint, range(2048)))
 
 
 def _place(span: EndedSpan) -> bytes:
-    """In its trace, and in time."""
+    """Encode the ids and times of a span, and whether its parent is remote."""
     trace, own, _ = span.own
-    parent, told = span.parent, span.told
+    parent, record = span.parent, span.record
     place = _PLACE.pack(
         b"\n\x10", bytes.fromhex(trace),
         b"\x12\x08", bytes.fromhex(own),
-        b"9", nanoseconds(told.start),
-        b"A", nanoseconds(told.end),
+        b"9", nanoseconds(record.start),
+        b"A", nanoseconds(record.end),
         b"\x85\x01", _REMOTE if span.is_entry and parent is not None else _LOCAL,
     )  # fmt: skip
     return place if parent is None else b"".join((place, _PARENT, bytes.fromhex(parent.span)))
 
 
-@lru_cache(_MAX_KEPT)
+@lru_cache(_MAX_CACHED)
 def _name(name: str, kind: Kind) -> bytes:
     return pb.Span(name=name, kind=_KINDS[kind], status=_status("")).SerializeToString()
 
@@ -163,20 +163,20 @@ def _shared(shared: Shared) -> bytes:
 
 
 def _figures(names: tuple[str, ...], values: Sequence[float]) -> bytes:
-    """Of all in one go, what is before each and its eight bytes."""
+    """Encode all numeric attributes at once: the bytes before each value, and its eight bytes."""
     pack, before = _form(names)
     return pack(*chain.from_iterable(zip(before, values, strict=True)))
 
 
-@lru_cache(_MAX_KEPT)
+@lru_cache(_MAX_CACHED)
 def _form(names: tuple[str, ...]) -> tuple[Callable[..., bytes], Sequence[bytes]]:
     before = [_before_double(name) for name in names]
     return Struct("<" + "".join(f"{len(each)}sd" for each in before)).pack, before
 
 
-@lru_cache(_MAX_KEPT)
+@lru_cache(_MAX_CACHED)
 def _before_double(name: str) -> bytes:
-    """All but the eight bytes of its value, which are the last."""
+    """Return the encoding of an attribute with a double, without the eight bytes of the value, which come last."""
     return _attribute(name, 0.0)[:-8]
 
 
@@ -190,41 +190,41 @@ def _number(name: str, value: int) -> bytes:
 
 
 def _attribute_of(name: str, tag: bytes, begin: bytes, rest: bytes) -> bytes:
-    """In one go. Of its value the tag, which is a byte, and what follows it."""
+    """Encode an attribute at once. Its value is a tag of one byte followed by `begin` and `rest`."""
     key, num_bytes = _key(name), 1 + len(begin) + len(rest)
     size = _varint(num_bytes)
     whole = len(key) + 1 + len(size) + num_bytes
     return b"".join((_ATTRIBUTES, _varint(whole), key, _VALUE, size, tag, begin, rest))
 
 
-@lru_cache(_MAX_KEPT)
+@lru_cache(_MAX_CACHED)
 def _key(name: str) -> bytes:
     return _field(_KEY, name.encode())
 
 
-@lru_cache(_MAX_KEPT, typed=True)
+@lru_cache(_MAX_CACHED, typed=True)
 def _attribute(name: str, value: Any) -> bytes:
-    """Of a span of nothing but it."""
+    """Encode an attribute as the only one of a span."""
     span = pb.Span()
     _put_all({name: value}, span.attributes)
     return span.SerializeToString()
 
 
-def _put_all(values: Mapping[str, Any], told: Any) -> None:
-    """`told`: a repeated KeyValue."""
+def _put_all(values: Mapping[str, Any], target: Any) -> None:
+    """Add attributes to `target`, a repeated KeyValue."""
     for name, value in values.items():
         field = _FIELDS.get(type(value))
         if field is not None:
-            told.add(key=name, value={field: value})  # at once costs less than step by step
+            target.add(key=name, value={field: value})  # cheaper than `add` and then `_put`
         else:
-            _put(told.add(key=name).value, value)
+            _put(target.add(key=name).value, value)
 
 
-def _put(told: AnyValue, value: Any) -> None:
+def _put(target: AnyValue, value: Any) -> None:
     field = _FIELDS.get(type(value))
     if field is not None:
-        setattr(told, field, value)
+        setattr(target, field, value)
         return
-    told.array_value.SetInParent()
+    target.array_value.SetInParent()
     for each in value:
-        _put(told.array_value.values.add(), each)
+        _put(target.array_value.values.add(), each)

@@ -1,4 +1,4 @@
-"""Spans as OpenTelemetry's SDK has them, for exporters that are its own; never sends one."""
+"""Convert spans to the SDK's ReadableSpan, for exporters of the SDK that need it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": Sp
 
 
 class ReadableSpans:
-    """A SpanExporter for spans of one process, by one of the SDK's."""
+    """Export spans of one process through an exporter of the SDK."""
 
     def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
         self._exporter = exporter
         self._resource = resource
         self._limits = SpanLimitSettings()
 
-    def packed(self, span: EndedSpan) -> EndedSpan:
+    def pack(self, span: EndedSpan) -> EndedSpan:
         return span
 
     def export(self, spans: Sequence[EndedSpan]) -> SpanExportResult:
@@ -37,22 +37,22 @@ class ReadableSpans:
 
 
 def readable(span: EndedSpan, resource: Resource, limits: SpanLimitSettings) -> ReadableSpan:
-    told = span.told
+    record = span.record
     return ReadableSpan(
-        told.name,
-        _context(span.own, span.state, is_remote=False),
-        None if span.parent is None else _context(span.parent, span.state, is_remote=span.is_entry),
+        record.name,
+        _span_context(span.own, span.state, is_remote=False),
+        None if span.parent is None else _span_context(span.parent, span.state, is_remote=span.is_entry),
         resource,
-        limits.attributes(told.attributes),
-        limits.events(told.events),
-        kind=_KINDS[told.kind],
-        status=Status(StatusCode.ERROR, told.error) if told.error else Status(StatusCode.UNSET),
-        start_time=nanoseconds(told.start),
-        end_time=nanoseconds(told.end),
+        limits.attributes(record.attributes),
+        limits.events(record.events),
+        kind=_KINDS[record.kind],
+        status=Status(StatusCode.ERROR, record.error) if record.error else Status(StatusCode.UNSET),
+        start_time=nanoseconds(record.start),
+        end_time=nanoseconds(record.end),
         instrumentation_scope=InstrumentationScope(SCOPE),
     )
 
 
-def _context(place: TraceParent, state: str, *, is_remote: bool) -> SpanContext:
-    known = TraceState(parse_tracestate(state)) if state else None
-    return SpanContext(int(place.trace, 16), int(place.span, 16), is_remote, TraceFlags(place.flags), known)
+def _span_context(context: TraceParent, state: str, *, is_remote: bool) -> SpanContext:
+    trace_state = TraceState(parse_tracestate(state)) if state else None
+    return SpanContext(int(context.trace, 16), int(context.span, 16), is_remote, TraceFlags(context.flags), trace_state)

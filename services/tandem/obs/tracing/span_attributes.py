@@ -1,4 +1,4 @@
-"""Attributes of spans of which there are many, kept so that what is alike is encoded once; never encodes any."""
+"""Hold attributes of frequent spans in layers, so that what many spans share is encoded once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ Value = str | int | float | bool | tuple[str, ...]
 
 
 class Shared:
-    """Attributes that spans have alike, for as long as it is kept. `encoded` is for whoever encodes them first; None:
-    nobody has."""
+    """Attributes that several spans share. `encoded` caches their encoding; None while there is none."""
 
     __slots__ = ("encoded", "values")
 
@@ -19,7 +18,7 @@ class Shared:
 
 
 class LayeredAttributes(Mapping[str, Value]):
-    """A span's attributes: those that it shares, its `own`, and `figures`, which go by `names`. No name comes twice."""
+    """Attributes of a span: `shared` ones, its `own`, and `figures`, numbers keyed by `names`. No name occurs twice."""
 
     __slots__ = ("figures", "names", "own", "shared")
 

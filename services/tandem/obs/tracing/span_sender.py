@@ -1,8 +1,7 @@
-"""Sends spans in batches, on a thread of its own; never makes one, and never keeps a request waiting.
+"""Send spans in batches from a thread, so that no request waits for it.
 
-OpenTelemetry's name for it is a batching processor. The SDK's own tells nobody how many spans it has left out, and logs
-each of them.
-"""
+This is a batching span processor in OpenTelemetry's terms. The SDK's own does not report how many spans it drops, and
+logs each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Batching(NamedTuple):
-    """So many spans wait at most, go at once, and wait for so long; `OTEL_BSP_*` say it."""
+    """Limits of `OTEL_BSP_*`: spans that may wait, spans per batch, and the longest wait for a batch."""
 
     max_waiting: int = 2048
     max_batch: int = 512
@@ -29,11 +28,13 @@ class Batching(NamedTuple):
 
 
 class SpanExporter(Protocol[Packed]):
-    """As OpenTelemetry's, but what waits to be sent is `packed` where it ended: there its parts are in the processor's
-    caches. Seconds later, on another thread, they have to be fetched, which takes two to three times as long."""
+    """OpenTelemetry's SpanExporter, with spans that are packed for sending where they end.
 
-    def packed(self, span: EndedSpan) -> Packed | None:
-        """None: it cannot be sent. Must not block."""
+    There the parts of a span are still in the CPU's caches; seconds later, on another thread, packing takes two to
+    three times as long."""
+
+    def pack(self, span: EndedSpan) -> Packed | None:
+        """Return what `export` takes for this span; None where the span cannot be sent. Must not block."""
         ...
 
     def export(self, spans: Sequence[Packed]) -> SpanExportResult: ...
@@ -42,40 +43,42 @@ class SpanExporter(Protocol[Packed]):
 
 
 class SpanSender:
-    """What comes when too many wait replaces the oldest. `num_dropped`: spans that were left out so, or that a receiver
-    did not take."""
+    """Own the waiting spans and the thread that sends them.
+
+    When too many wait, a new span replaces the oldest. `num_dropped` counts replaced spans and spans that a receiver
+    refused."""
 
     def __init__(self, exporters: Sequence[SpanExporter[Any]], batching: Batching) -> None:
         self._num_replaced = 0
         self._num_refused = 0
         self._exporters = exporters
         self._batching = batching
-        self._waiting: deque[list[Any]] = deque(maxlen=batching.max_waiting)  # packed, for each of the exporters
-        self._is_due = Event()
-        self._is_over = False
+        # One list per span: what `pack` of each exporter returned.
+        self._waiting: deque[list[Any]] = deque(maxlen=batching.max_waiting)
+        self._batch_due = Event()
+        self._is_stopping = False
         self._is_closed = False
         self._thread = Thread(target=self._run, name="telemetry-spans", daemon=True)
         self._thread.start()
 
     @property
     def num_dropped(self) -> int:
-        """Two threads count, each its own."""
+        """Return the dropped spans; each of the two counters is written by one thread only."""
         return self._num_replaced + self._num_refused
 
     def put(self, span: EndedSpan) -> None:
-        """By one thread at a time. What comes after `close` is not sent."""
-        waiting, packed = self._waiting, [exporter.packed(span) for exporter in self._exporters]
+        """Enqueue a span; called by one thread at a time. Spans after `close` are not sent."""
+        waiting, packed = self._waiting, [exporter.pack(span) for exporter in self._exporters]
         if len(waiting) == self._batching.max_waiting:
             self._num_replaced += 1
         waiting.append(packed)
-        if len(waiting) >= self._batching.max_batch and not self._is_due.is_set():
-            self._is_due.set()
+        if len(waiting) >= self._batching.max_batch and not self._batch_due.is_set():
+            self._batch_due.set()
 
     def close(self, timeout_s: float) -> None:
-        """Sends what waits. A receiver that has not taken it by then is left alone: the thread ends with the call that
-        it is in."""
-        self._is_over = True
-        self._is_due.set()
+        """Send what waits, at most `timeout_s`; then the thread ends with the call that it is in."""
+        self._is_stopping = True
+        self._batch_due.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning("telemetry: spans could not be sent in the %.1f s that stopping may take", timeout_s)
@@ -85,15 +88,14 @@ class SpanSender:
                 exporter.shutdown()
 
     def _run(self) -> None:
-        while not self._is_over:
-            self._is_due.wait(self._batching.delay_s)
-            self._is_due.clear()
+        while not self._is_stopping:
+            self._batch_due.wait(self._batching.delay_s)
+            self._batch_due.clear()
             self._send_waiting()
         self._send_waiting()
 
     def _send_waiting(self) -> None:
-        """What comes meanwhile waits for the next time, because each call costs a millisecond, however little it
-        carries."""
+        """Send the spans that wait now. Later ones wait for the next batch, because each call costs a millisecond."""
         num_left = len(self._waiting)
         while num_left > 0 and not self._is_closed:
             batch = [self._waiting.popleft() for _ in range(min(num_left, self._batching.max_batch))]

@@ -1,8 +1,7 @@
-"""Traces of what requests and jobs have been through; never decides what they tell, and never makes or sends a span.
+"""Trace requests and jobs.
 
-Spans are told when they are over, so that what serves requests keeps a few times instead of open spans. Of a request's
-root only the ids are there from its beginning, because they travel on.
-"""
+Spans are recorded when they end: until then a few times are kept instead of an open span. Only the ids of a request's
+root span exist from the beginning, because they are propagated."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from tandem.obs.tracing.span_attributes import Value
-from tandem.obs.tracing.trace_context import TraceParent, format_traceparent, known_tracestate, parse_traceparent
+from tandem.obs.tracing.trace_context import TraceParent, format_traceparent, normalize_tracestate, parse_traceparent
 
 Attributes = Mapping[str, Value]
 Kind = Literal["internal", "server", "client"]
 
 
 class SpanEvent(NamedTuple):
-    """`at`: seconds since the epoch."""
+    """Event within a span. `at`: seconds since the epoch."""
 
     name: str
     at: float
@@ -25,8 +24,8 @@ class SpanEvent(NamedTuple):
 
 
 class SpanRecord(NamedTuple):
-    """A span that is over, with those inside it. `start` and `end` are seconds since the epoch. `error` says what went
-    wrong; empty: nothing."""
+    """Ended span with its children. `start` and `end` are seconds since the epoch; `error` is empty without an
+    error."""
 
     name: str
     start: float
@@ -39,34 +38,35 @@ class SpanRecord(NamedTuple):
 
 
 class EndedSpan(NamedTuple):
-    """A span with its place in a trace. `parent` is in another program where the span `is_entry`; None: the trace
-    begins here. `state`: the trace's tracestate header, if any."""
+    """Ended span with its ids.
+
+    `parent` is a span of another program where `is_entry`; None where the trace begins here. `state` is the trace's
+    tracestate header, empty where there is none."""
 
     own: TraceParent
     parent: TraceParent | None
     is_entry: bool
     state: str
-    told: SpanRecord
+    record: SpanRecord
 
 
 class Spans(Protocol):
-    """Whoever places spans, and has them sent."""
+    """Sample traces, and send ended spans."""
 
     def sample(self, parent: TraceParent | None) -> TraceParent | None:
-        """Of a span to come, in its parent's trace or a new one; None where that is not sampled."""
+        """Return the ids of a new span, in its parent's trace or in a new one; None where the trace is not sampled."""
         ...
 
     def put(self, span: EndedSpan) -> None:
-        """What was sampled is over, and with it all that is inside. Must not block."""
+        """Record a sampled span that has ended, with its children. Must not block."""
         ...
 
 
 class Trace:
-    """This process's part of one request's trace, from its arrival to `end`.
+    """This process' part of one request's trace, from the request's arrival to `end`.
 
-    `id` is 32 hexadecimal digits, or empty where it is not sampled. `traceparent` is to be passed on: our root's, or
-    where nothing is traced here the client's own, unchanged; empty where it has none.
-    """
+    `id` is 32 hexadecimal digits, empty where the trace is not sampled. `traceparent` is the header to propagate: that
+    of the root span here, or the client's own, unchanged, where nothing is traced here; empty where there is none."""
 
     __slots__ = ("_parent", "_root", "_spans", "_state", "id", "traceparent")
 
@@ -90,19 +90,19 @@ class Trace:
         return self._root is not None
 
     def end(self, span: SpanRecord) -> None:
-        """Exactly once."""
+        """Record the root span; to be called exactly once."""
         if self._spans is not None and self._root is not None:
             self._spans.put(EndedSpan(self._root, self._parent, True, self._state, span))
 
 
 class Tracing:
-    """Without `spans` it traces nothing, and passes on what came."""
+    """Begin and record traces. Without `spans` nothing is traced, and headers are passed on."""
 
     def __init__(self, spans: Spans | None) -> None:
         self._spans = spans
 
     def begin(self, traceparent: str, tracestate: str) -> Trace:
-        """For a request with these headers; what is no valid header counts as none."""
+        """Begin the trace of a request with these headers; invalid headers count as missing."""
         parent = parse_traceparent(traceparent) if traceparent else None
         own = traceparent if parent is not None else ""
         if self._spans is None:
@@ -110,11 +110,11 @@ class Tracing:
         root = self._spans.sample(parent)
         if root is None:
             return Trace(own)
-        state = known_tracestate(tracestate) if parent is not None and tracestate else ""
+        state = normalize_tracestate(tracestate) if parent is not None and tracestate else ""
         return Trace(format_traceparent(root), self._spans, root, parent, state)
 
     def record(self, traceparent: str, span: SpanRecord) -> None:
-        """A span whose parent is elsewhere; nothing where that one is not sampled."""
+        """Record a span whose parent is in another program; does nothing where the parent is not sampled."""
         parent = parse_traceparent(traceparent) if self._spans is not None and traceparent else None
         if self._spans is None or parent is None or not parent.is_sampled:
             return
@@ -122,8 +122,8 @@ class Tracing:
         if own is not None:
             self._spans.put(EndedSpan(own, parent, True, "", span))
 
-    def is_wanted(self, traceparent: str) -> bool:
-        """Whether `record` would do something, so that nobody puts a record together for nothing."""
+    def would_record(self, traceparent: str) -> bool:
+        """Return whether `record` would record a span, so that callers need not build one in vain."""
         if self._spans is None or not traceparent:
             return False
         parent = parse_traceparent(traceparent)

@@ -26,7 +26,7 @@ class JobSpans:
     def tell(self, times: JobTimes) -> None:
         """Of a request that nobody traces nothing is made."""
         traceparent = times.job.request.traceparent
-        if self._tracing.is_wanted(traceparent):
+        if self._tracing.would_record(traceparent):
             # Anew for each job: the machine's wall clock may have been set since the last.
             origin = wall_ns() / 1e9 - self._clock.now()
             for span in job_spans(times, self._identity, origin):
