@@ -11,7 +11,7 @@ import pytest
 from tandem.wire.idle_timeout import IdleTimeout
 
 
-def stand_still() -> None:
+def block_event_loop() -> None:
     """The whole process, for longer than a wait of the tests that do this may take."""
     time.sleep(0.1)
 
@@ -83,7 +83,7 @@ async def test_what_came_while_this_process_stood_still_did_not_come_late() -> N
             for _ in range(3):
                 patience.wait()
                 theirs.send(b"here\n")
-                stand_still()
+                block_event_loop()
                 assert await reader.readline() == b"here\n"
     writer.close()
 
@@ -92,7 +92,7 @@ async def test_who_stood_still_does_not_wait_for_ever() -> None:
     with pytest.raises(TimeoutError):
         async with IdleTimeout(0.05) as patience:
             patience.wait()
-            stand_still()
+            block_event_loop()
             await asyncio.Event().wait()
 
 
@@ -102,7 +102,7 @@ async def test_a_wait_ends_on_a_busy_event_loop_too() -> None:
 
     async def be_busy() -> None:
         for _ in range(30):
-            stand_still()
+            block_event_loop()
             await asyncio.sleep(0)
 
     busy = asyncio.create_task(be_busy())

@@ -139,7 +139,7 @@ class PrefixIndexClient:
         if snapshot is not None and snapshot.incarnation == worker.incarnation and snapshot.number >= least:
             self._mirror.load(worker, snapshot.number, await _held(snapshot))
         else:
-            await self._reader.want(worker, least)
+            await self._reader.request_snapshot(worker, least)
 
     def __repr__(self) -> str:
         return f"<prefix index {'reachable' if self.is_reachable else 'unreachable'}: {self._mirror!r}>"
