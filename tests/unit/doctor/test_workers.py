@@ -36,7 +36,7 @@ async def test_they_are_asked() -> None:
 
 
 def test_those_that_answer_and_those_that_do_not() -> None:
-    strange = worker("s", problem="unauthenticated: it does not believe us", is_stranger=True)
+    strange = worker("s", problem="unauthenticated: it rejects our signature", is_stranger=True)
     fleet = WorkerList(
         (worker("a"), worker("b", is_draining=True), worker("c", problem="unavailable: refused"), strange)
     )
