@@ -51,7 +51,7 @@ def test_what_fails_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtu
     away = ["--redis-url", f"unix://{tmp_path}/none.sock"]
     assert main(["doctor", "--only", "redis,workers", *away]) == 1
     out = capsys.readouterr().out
-    assert "fail  redis" in out and "-> is it running" in out and COLOUR not in out
+    assert "fail  redis" in out and "-> check that it runs" in out and COLOUR not in out
     assert "skip  workers" in out and "the registry does not answer" in out
     assert main(["doctor", "--only", "redis"]) == 0
 

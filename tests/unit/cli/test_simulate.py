@@ -204,7 +204,7 @@ REFUSED_PLANS = [
     ([], "set the SLO with --slo"),
     (["--slo", "itl=1ms", "--percentile", "100"], "must lie between 0 and 100"),
     (["--slo", "itl=1ms", "--max-gpus", "0"], "must be at least 1"),
-    (["--slo", "itl=1ms", "--tp", "1,x"], "--tp 1,x must be numbers"),
+    (["--slo", "itl=1ms", "--tp", "1,x"], "--tp 1,x must be a comma-separated list"),
     (["--slo", "itl=1ms", "--break-even", "colour"], "known are prompt, load, link"),
     (["--slo", "itl=1ms", "--hardware", "h100,h200", "--price", "0"], "each needs a price"),
 ]

@@ -35,7 +35,11 @@ def test_an_address_of_this_machine() -> None:
 
 
 def test_an_address_of_a_proxy() -> None:
-    assert_fine(judged(ANYWHERE, "192.0.2.1:9"), "advertise-address", "192.0.2.1:9 (192.0.2.1), which must fn to here")
+    assert_fine(
+        judged(ANYWHERE, "192.0.2.1:9"),
+        "advertise-address",
+        "192.0.2.1:9 (192.0.2.1), which must forward to this machine",
+    )
 
 
 def test_a_pod_advertises_its_own_address() -> None:
@@ -51,7 +55,9 @@ def test_a_name_that_cannot_be_resolved() -> None:
 def test_a_loopback_for_others() -> None:
     """A warning even if the machine has no other address."""
     for address in ("127.0.0.1:9", ""):
-        assert_warns(judged(ANYWHERE, address), "advertise-address", "others reach themselves", "`hostname -I`")
+        assert_warns(
+            judged(ANYWHERE, address), "advertise-address", "other machines would reach themselves", "`hostname -I`"
+        )
 
 
 def test_no_address_at_all() -> None:

@@ -40,7 +40,7 @@ def test_what_keeps_a_gateway_from_starting(tmp_path: Path) -> None:
 
 
 def test_the_default_is_for_serve() -> None:
-    assert_skips(tenants(settings()), "tenants", "no file of tenants is named")
+    assert_skips(tenants(settings()), "tenants", "no tenants file is set")
 
 
 def test_a_worker_that_accepts_unauthenticated_calls() -> None:

@@ -85,7 +85,7 @@ def test_a_gpu_to_look_at(gpu: Gpu, found: str, fix: str) -> None:
 
 def test_a_gpu_that_nobody_may_use() -> None:
     (finding,) = judge_gpus(replace(DRIVER, gpus=(replace(H100, compute_mode="Prohibited"),)), CUDA)
-    assert_fails(finding, "gpu", "nobody may compute on it", "-c DEFAULT")
+    assert_fails(finding, "gpu", "no process may compute on it", "-c DEFAULT")
 
 
 def test_mig_slices_have_no_cuda_ipc() -> None:

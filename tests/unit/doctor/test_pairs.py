@@ -113,6 +113,6 @@ def test_a_link_that_is_not_used() -> None:
 
 def test_nothing_moved() -> None:
     finding = judge_pair(MeasuredPair(FAST.pair, error="deadline_exceeded"), ANY)
-    assert_fails(finding, "pairs", "nothing moved: deadline_exceeded", "is p:1 open from d")
+    assert_fails(finding, "pairs", "nothing moved: deadline_exceeded", "check that d can reach p:1")
     old = judge_pair(MeasuredPair(FAST.pair, error="unimplemented", is_unsupported=True), ANY)
     assert_skips(old, "pairs", "d cannot measure; its version is older")

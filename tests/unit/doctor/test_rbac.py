@@ -90,9 +90,9 @@ def test_a_server_that_does_not_review() -> None:
 
 def test_without_an_api_server_or_token_the_check_is_skipped(tmp_path: Path) -> None:
     assert_skips(examine_permissions(system(tmp_path, {}), Config()), "rbac", "planner.actuator is serve")
-    assert_skips(examine_permissions(system(tmp_path, {}), PATCHES), "rbac", "this is no pod")
+    assert_skips(examine_permissions(system(tmp_path, {}), PATCHES), "rbac", "this is not a pod")
     bare = system(tmp_path, {}, KUBERNETES_SERVICE_HOST="127.0.0.1")
-    assert_skips(examine_permissions(bare, PATCHES), "rbac", "no token of a service account: only the planner's")
+    assert_skips(examine_permissions(bare, PATCHES), "rbac", "no service account token: only the planner's")
 
 
 def test_reviews_are_posted_over_tls_as_the_service_account(tmp_path: Path) -> None:

@@ -44,5 +44,5 @@ def test_no_secret_file() -> None:
     assert_skips(judge_secret(None, Config()), "secret", "cluster.secret_file is empty")
     assert_fails(judge_secret(None, WORLD), "secret", "worker.host is 0.0.0.0", "--secret-file secret")
     insecure = replace(WORLD, cluster=ClusterConfig(insecure=True))
-    assert_warns(judge_secret(None, insecure), "secret", "whoever reaches 0.0.0.0", "--secret-file secret")
+    assert_warns(judge_secret(None, insecure), "secret", "anybody who can reach 0.0.0.0", "--secret-file secret")
     assert_skips(judge_secret(None, replace(WORLD, cluster=ClusterConfig(tls_ca_file="ca"))), "secret", "is empty")

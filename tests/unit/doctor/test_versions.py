@@ -89,4 +89,4 @@ def test_here_all_parts_are_installed() -> None:
 
 def test_files_without_metadata() -> None:
     (finding,) = judge_versions(replace(FULL, requires=None))
-    assert_warns(finding, "packages", "is run from files", "`pip install -e .`")
+    assert_warns(finding, "packages", "runs from files", "`pip install -e .`")

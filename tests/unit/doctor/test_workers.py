@@ -44,7 +44,7 @@ def test_those_that_answer_and_those_that_do_not() -> None:
     )
     live, lost, unknown = judge_workers(worker_list)
     assert_fine(live, "workers", "2 answer: a (mixed), b (mixed, draining)")
-    assert_fails(lost, "workers", "c@c:1: unavailable: refused", "is it running, and is c:1 open from here?")
+    assert_fails(lost, "workers", "c@c:1: unavailable: refused", "check that it runs and that c:1")
     assert_fails(unknown, "workers", "s@s:1: unauthenticated", "the same cluster.secret_file")
 
 
@@ -77,7 +77,9 @@ def test_fingerprints_that_differ() -> None:
 
 def test_transports_that_differ() -> None:
     (finding,) = judge_fingerprints(WorkerList((*PAIR.workers, worker("x", transport="local"))))
-    assert_warns(finding, "fingerprints", "ffffffffffff over local of x", "handoff.transport for all of a model")
+    assert_warns(
+        finding, "fingerprints", "ffffffffffff over local of x", "handoff.transport for all workers of a model"
+    )
 
 
 def test_a_pair_of_roles_is_enough() -> None:
