@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from tandem.core.settings import from_environment, resolve
-from tandem.doctor.rbac import wanted_permissions
+from tandem.doctor.rbac import required_permissions
 from tandem.stores.embedded_redis import find_program
 from tandem.stores.redis_client import ClusterClient, connect
 from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, pods, render
@@ -201,7 +201,7 @@ def test_only_a_planner_that_patches_has_rights_and_no_more_than_it_needs(name: 
     granted = {
         (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
     }
-    asked = {tuple(one) for one in wanted_permissions(resolve([("config.yaml", rendered.config)]).config)}
+    asked = {tuple(one) for one in required_permissions(resolve([("config.yaml", rendered.config)]).config)}
     assert asked and asked <= granted, "the doctor misses none"
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     pod = rendered.one("planner-deployment")["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""Floor 6, the `tandem` command: reads settings, runs one program; never serves a request itself."""
+"""Floor 6: the `tandem` command, which reads the settings and runs one program."""
 
 from tandem.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`python -m tandem.cli`: the `tandem` command where no script is installed; nothing else."""
+"""Run the `tandem` command as `python -m tandem.cli`, where its script is not installed."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Refuses to serve the world by accident; never serves anybody itself.
+"""Refuse to start a gateway that others could use without API keys by accident.
 
-Without keys only this machine may reach a gateway, unless somebody says that everybody may.
+A gateway without keys must listen on loopback only, unless `gateway.auth=off` is set explicitly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from tandem.gateway.tenants.tenants_watch import read_tenants
 
 
 def require_auth_if_public(resolved: Resolved) -> None:
-    """Raises TandemError(INVALID_REQUEST): before anything is started, and naming what to say instead."""
+    """Check the authentication settings of a gateway before anything is started.
+
+    Raises TandemError(INVALID_REQUEST) for an unreadable tenants file, contradictory settings, or a public address
+    without a decision about keys; the message names the flags to set.
+    """
     config = resolved.config.gateway
     if config.auth == "keys":
         if not config.tenants:

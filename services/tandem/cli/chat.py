@@ -1,4 +1,4 @@
-"""`tandem chat`: a conversation in the terminal with a running gateway; never talks to a worker."""
+"""Implement `tandem chat`: a conversation in the terminal with a running gateway, over its HTTP API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HELP = "Type a message and Enter. /new starts over, /quit or Ctrl-D ends, Ctrl-
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     gateway = resolved.config.gateway
     url = (args.url or f"http://{gateway.host}:{gateway.port}").rstrip("/")
-    # In the environment, because whoever lists processes reads their command lines.
+    # Read from the environment, because other users can list the command lines of processes.
     key = os.environ.get(KEY_VARIABLE)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
@@ -52,7 +52,7 @@ def _first_model(client: httpx.Client) -> str:
 
 
 def _read_line() -> str | None:
-    """None at the end of the input."""
+    """Return one line of input without surrounding blanks, None at the end of the input."""
     try:
         return input("\n> ").strip()
     except (EOFError, KeyboardInterrupt):
@@ -60,7 +60,7 @@ def _read_line() -> str | None:
 
 
 def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], max_tokens: int) -> None:
-    """Stream one answer and append it; where nothing came, the question is taken back."""
+    """Stream one answer and append it to the messages; if there is no answer, remove the question instead."""
     body = {"model": model, "messages": messages, "stream": True, "max_tokens": max_tokens}
     parts: list[str] = []
     try:
@@ -83,7 +83,7 @@ def _answer(client: httpx.Client, model: str, messages: list[dict[str, str]], ma
 
 
 def _deltas(response: httpx.Response) -> Iterator[str]:
-    """The text of each event. Raises TandemError for an error in the middle of the stream."""
+    """Yield the text of each event. Raises TandemError for an error event in the middle of the stream."""
     for line in response.iter_lines():
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
@@ -95,7 +95,7 @@ def _deltas(response: httpx.Response) -> Iterator[str]:
 
 
 def _error_message(body: str) -> str:
-    """The message of an error body; the body itself where something in between wrote it."""
+    """Return the message in an error body; the whole body if it is not the gateway's (a proxy may have written it)."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

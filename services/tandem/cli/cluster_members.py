@@ -1,4 +1,4 @@
-"""Who is in the cluster: the registry's records, and a signed way to each worker; never places or runs anything."""
+"""List the workers in the registry, set their roles, and open authenticated stubs to them, for CLI commands."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from tandem.wire.peer_auth import PeerAuth
 
 
 class ClusterMembers:
-    """Made by `members_of`. Every method raises TandemError(NO_WORKER) when Redis does not answer."""
+    """Registry and credentials of one cluster; `members_of` makes it.
+
+    `all`, `find` and `set_role` raise TandemError(NO_WORKER) if Redis does not answer.
+    """
 
     def __init__(self, registry: WorkerRegistry, trust: PeerAuth) -> None:
         self._registry = registry
         self.trust = trust
 
     async def all(self) -> tuple[WorkerRecord, ...]:
-        """By worker id."""
+        """Return all registered workers, sorted by id."""
         try:
             return await self._registry.list()
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
 
     async def find(self, worker: str) -> WorkerRecord:
-        """Raises TandemError(NOT_FOUND)."""
+        """Return the record of a worker id. Raises TandemError(NOT_FOUND)."""
         records = await self.all()
         for record in records:
             if record.worker.id == worker:
@@ -40,13 +43,13 @@ class ClusterMembers:
         raise TandemError(ErrorKind.NOT_FOUND, f"no worker {worker!r}; there are: {known}")
 
     async def set_role(self, record: WorkerRecord, role: str) -> None:
-        """Raises TandemError(NOT_FOUND) when that life has gone meanwhile."""
+        """Set a worker's role. Raises TandemError(NOT_FOUND) if this incarnation is not registered any more."""
         try:
             is_there = await self._registry.set_role(record.worker, role)
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
         if not is_there:
-            raise TandemError(ErrorKind.NOT_FOUND, f"worker {record.worker.id} has just gone")
+            raise TandemError(ErrorKind.NOT_FOUND, f"worker {record.worker.id} is not registered any more")
 
     @asynccontextmanager
     async def stub(self, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
@@ -56,14 +59,14 @@ class ClusterMembers:
 
 @asynccontextmanager
 async def open_stub(trust: PeerAuth, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
-    """The calls to one life of a worker, on a channel of their own."""
+    """Open a channel and make a stub for one incarnation of a worker; close the channel at the end."""
     async with trust.open_channel(worker.address) as channel:
         yield trust.stub(channel, worker.incarnation)
 
 
 @asynccontextmanager
 async def members_of(config: Config) -> AsyncIterator[ClusterMembers]:
-    """Raises TandemError(INVALID_REQUEST) where the settings name no cluster."""
+    """Connect to the cluster that the settings name. Raises TandemError(INVALID_REQUEST) if they name none."""
     if not config.redis.url:
         message = "workers are found in Redis: say where with --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")

@@ -1,4 +1,4 @@
-"""Prints the resolved settings as YAML that can be read back; never starts anything."""
+"""Implement `tandem config`: print the resolved settings as YAML that `--config` can read back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.core.settings import Resolved, settings
 
 
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
-    """`tandem config`: each setting with its origin and meaning as a comment."""
+    """Print each setting with its origin and meaning as a comment; returns 0."""
     section = ""
     for setting in settings():
         if setting.section != section:
@@ -22,7 +22,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def _scalar(value: object) -> str:
-    """YAML for one leaf; text is quoted, so that `off` stays text."""
+    """Return the YAML of one value; text is quoted, so that YAML does not read `off` as a boolean."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""`tandem doctor`: looks at this machine and a cluster and prints what to do; never changes either."""
+"""Implement `tandem doctor`: check this machine and a cluster without changing them, and print remedies."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ from tandem.worker.bind_check import require_worker_auth
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """0 when all is well, else 1. Raises TandemError(INVALID_REQUEST) for a check that there is not."""
+    """Run the checks and print their findings; returns 0 if nothing failed, else 1.
+
+    Raises TandemError(INVALID_REQUEST) for an unknown check in `--only`.
+    """
     set_up_logging(resolved.config.telemetry, "tandem-doctor")
     clock = SystemClock()
-    asked = Options(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
-    outside = Dependencies(members_of, _ask_door, _ask_guard, _told)
-    checkup = CheckSuite(resolved, System(), outside, asked, installed_parts(), clock)
-    checks, pairs = _wanted(checkup, args.only)
+    options = Options(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
+    dependencies = Dependencies(members_of, _require_gateway_auth, _require_worker_auth, _advertised)
+    suite = CheckSuite(resolved, System(), dependencies, options, installed_parts(), clock)
+    checks, pairs = _selected(suite, args.only)
     examined = asyncio.run(_run(checks, pairs, clock))
     print(_report(examined, args))  # noqa: T201 - the command's output
     return exit_code(examined, is_strict=args.strict)
@@ -42,16 +45,17 @@ async def _run(checks: Sequence[Check], pairs: Sequence[Check], clock: SystemClo
     return (*await run_checks(checks, clock), *await run_checks(pairs, clock))
 
 
-def _wanted(checkup: CheckSuite, only: str) -> tuple[Sequence[Check], Sequence[Check]]:
-    checks, pairs = checkup.checks(), checkup.pairs()
+def _selected(suite: CheckSuite, only: str) -> tuple[Sequence[Check], Sequence[Check]]:
+    """Return the checks and the link measurements whose names `only` lists, separated by commas; all if it is empty."""
+    checks, pairs = suite.checks(), suite.pairs()
     names = [name.strip() for name in only.split(",") if name.strip()]
     known = [check.name for check in (*checks, *pairs)]
     for name in names:
         if name not in known:
             message = f"--only {name}: there are {', '.join(known)}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="only")
-    wanted = set(names or known)
-    return [c for c in checks if c.name in wanted], [c for c in pairs if c.name in wanted]
+    selected = set(names or known)
+    return [c for c in checks if c.name in selected], [c for c in pairs if c.name in selected]
 
 
 def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:
@@ -60,14 +64,14 @@ def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:
     return table(examined, has_colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
 
 
-def _ask_door(resolved: Resolved) -> None:
-    """Imported on use: where only workers run, nothing of a gateway's is installed."""
+def _require_gateway_auth(resolved: Resolved) -> None:
+    """Check the gateway's authentication settings. Imported on use: a worker's image lacks the gateway's packages."""
     import_module("tandem.cli.auth_check").require_auth_if_public(resolved)
 
 
-def _ask_guard(resolved: Resolved) -> None:
+def _require_worker_auth(resolved: Resolved) -> None:
     require_worker_auth(resolved.config)
 
 
-def _told(worker: WorkerConfig, environ: Mapping[str, str]) -> str:
+def _advertised(worker: WorkerConfig, environ: Mapping[str, str]) -> str:
     return advertised_address(worker, worker.port, environ, default_route_address)

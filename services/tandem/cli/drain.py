@@ -1,4 +1,4 @@
-"""`tandem drain`: tells workers to take no new work and waits for what they have; never ends one."""
+"""Implement `tandem drain`: stop workers from accepting jobs and wait for the jobs they have; workers keep running."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tandem.wire.peer_auth import PeerAuth, reason_of
 from tandem.worker.run_file import read_run_files
 
 MARGIN_S = 5.0
-"""For the answer, beyond the time that the worker is given."""
+"""Time for the reply, in addition to the worker's timeout."""
 MAX_TIMEOUT_S = 86_400.0
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Returns 0 when nothing is left, else 1. Raises TandemError."""
+    """Drain one worker or all workers on this machine; returns 0 if nothing is left, else 1. Raises TandemError."""
     config = resolved.config
     timeout_s = config.worker.drain_s if args.timeout is None else args.timeout
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:
@@ -37,7 +37,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker")
     if args.local:
         return asyncio.run(_drain_local(config, timeout_s))
-    return _tell(args.worker, asyncio.run(_drain_one(config, args.worker, timeout_s)), timeout_s)
+    return _print_result(args.worker, asyncio.run(_drain_one(config, args.worker, timeout_s)), timeout_s)
 
 
 async def _drain_one(config: Config, worker: str, timeout_s: float) -> int:
@@ -50,7 +50,7 @@ async def _drain_one(config: Config, worker: str, timeout_s: float) -> int:
 
 
 async def _drain_local(config: Config, timeout_s: float) -> int:
-    """All at once, without Redis, which may have gone before."""
+    """Drain all workers on this machine concurrently, without Redis, which may be gone already."""
     if not config.worker.run_dir:
         message = "workers that run here are found by their files: set worker.run_dir, for them and for this"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.run_dir")
@@ -63,9 +63,12 @@ async def _drain_local(config: Config, timeout_s: float) -> int:
 
 
 async def _drain_found(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> int:
-    """One that may have ended without removing its file, and then has nothing left."""
+    """Drain a worker that was found by its run file; returns the exit code.
+
+    If the worker has ended without removing its file, there is nothing left to drain: returns 0.
+    """
     try:
-        return _tell(worker.id, await _drain(trust, worker, timeout_s), timeout_s)
+        return _print_result(worker.id, await _drain(trust, worker, timeout_s), timeout_s)
     except grpc.aio.AioRpcError as error:
         has_ended = error.details() == OTHER_LIFE or not await _listens(worker.address)
         what = "does not run any more" if has_ended else f"is not drained: {reason_of(error)}"
@@ -74,25 +77,26 @@ async def _drain_found(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> 
 
 
 async def _listens(address: str) -> bool:
-    """Whether somebody does there, which a call that fails does not tell from one that is not believed."""
+    """Check whether a process listens at the address. A failed gRPC call alone does not show it: the worker may have
+    refused the call's signature."""
     host, _, port = address.rpartition(":")
     try:
-        _, way = await asyncio.open_connection(host.strip("[]"), int(port))
+        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except OSError:
         return False
-    way.close()
+    writer.close()
     return True
 
 
 async def _drain(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> int:
-    """Returns how many jobs and leases are left."""
+    """Drain a worker and return the number of jobs and leases that are left."""
     request = worker_pb2.DrainRequest(timeout_ms=round(timeout_s * 1e3))
     async with open_stub(trust, worker) as stub:
         reply = await stub.Drain(request, timeout=timeout_s + MARGIN_S)
         return int(reply.num_left)
 
 
-def _tell(worker: str, num_left: int, timeout_s: float) -> int:
-    said = f"{num_left} jobs and leases are left after {timeout_s:g} s" if num_left else "nothing is left"
-    print(f"{worker} takes no new work, {said}")  # noqa: T201 - the command's output
+def _print_result(worker: str, num_left: int, timeout_s: float) -> int:
+    result = f"{num_left} jobs and leases are left after {timeout_s:g} s" if num_left else "nothing is left"
+    print(f"{worker} takes no new work, {result}")  # noqa: T201 - the command's output
     return 1 if num_left else 0

@@ -1,4 +1,4 @@
-"""`tandem fit-cost`: a profile for the simulator from the step logs of real workers; never runs either."""
+"""Implement `tandem fit-cost`: fit a profile for the simulator on the step logs of real workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tandem.sim.machines.profile import Profile, WorkerProfile, encode_profile, 
 
 
 def run(_resolved: Resolved, args: argparse.Namespace) -> int:
-    """0. Raises TandemError for what cannot be read, fitted or written."""
+    """Write the profile and print a summary; returns 0. Raises TandemError for logs that cannot be read or fitted, and
+    for an output that cannot be written."""
     logs = read_logs(args.logs)
     fitted = fit_all(logs)
     profile = profile_of(logs, fitted, args.latency_ms / 1e3, args.bandwidth, args.note)
@@ -24,17 +25,17 @@ def run(_resolved: Resolved, args: argparse.Namespace) -> int:
         args.output.write_text(encode_profile(profile))
     except OSError as error:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"cannot write {args.output}: {error}") from error
-    sys.stdout.write("\n".join([*(_told(pool, *found) for pool, found in fitted.items()), str(args.output), ""]))
+    sys.stdout.write("\n".join([*(_summary(pool, *found) for pool, found in fitted.items()), str(args.output), ""]))
     return 0
 
 
-def read_logs(places: Iterable[Path]) -> list[StepLog]:
-    """Of each file, and of each `*.jsonl` in a directory. Raises TandemError."""
+def read_logs(paths: Iterable[Path]) -> list[StepLog]:
+    """Read the step log of each file, and of each `*.jsonl` in a directory. Raises TandemError."""
     logs = []
-    for place in places:
-        files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    for path in paths:
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"no *.jsonl in {place}")
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"no *.jsonl in {path}")
         for file in files:
             try:
                 with file.open(encoding="utf-8") as lines:
@@ -50,7 +51,7 @@ Fitted = dict[str, tuple[WorkerProfile, FitQuality]]
 
 
 def fit_all(logs: Iterable[StepLog]) -> Fitted:
-    """By pool. Raises TandemError."""
+    """Fit the workers of each pool together; returns the results by pool. Raises TandemError."""
     by_pool: dict[str, list[StepLog]] = {}
     for log in logs:
         by_pool.setdefault(log.head.pool, []).append(log)
@@ -58,24 +59,28 @@ def fit_all(logs: Iterable[StepLog]) -> Fitted:
 
 
 def profile_of(logs: Iterable[StepLog], fitted: Fitted, latency_s: float, bandwidth: float, note: str) -> Profile:
-    """Raises TandemError when the logs are of several models."""
+    """Make the profile of a cluster from the fitted pools. Raises TandemError if the logs are of several models.
+
+    `latency_s`: between client and worker, one way. `bandwidth`: bytes per second of a worker's link. `note`: what was
+    measured, for the profile's provenance.
+    """
     heads = [log.head for log in logs]
     models = sorted({head.model for head in heads})
     if len(models) > 1:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"the logs are of several models: {', '.join(models)}")
     kinds = Counter(f"{head.pool} with {head.num_threads} threads" for head in heads)
     steps = sum(worker.num_steps for worker, _ in fitted.values())
-    told = f"fitted on {steps} steps of {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"
+    provenance = f"fitted on {steps} steps of {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"
     return Profile(
         model=models[0],
         workers={pool_named(pool): worker for pool, (worker, _) in fitted.items()},
         latency_s=latency_s,
         bandwidth=bandwidth,
-        provenance=f"{told}; {note}" if note else told,
+        provenance=f"{provenance}; {note}" if note else provenance,
     )
 
 
-def _told(pool: str, worker: WorkerProfile, quality: FitQuality) -> str:
+def _summary(pool: str, worker: WorkerProfile, quality: FitQuality) -> str:
     cost = worker.cost
     return (
         f"{pool}: {worker.num_steps} steps; {cost.base_s * 1e3:.2f} ms, and {cost.prefill_token_s * 1e6:.1f} us per "

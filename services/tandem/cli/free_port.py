@@ -1,4 +1,4 @@
-"""Looks whether the gateway's ports can be had; never keeps one."""
+"""Check that the gateway's ports are free before anything is started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.core.errors import ErrorKind, TandemError
 
 
 def require_free_port(config: GatewayConfig) -> None:
-    """Refuse a port that is taken before anything is started. Raises TandemError."""
+    """Raise TandemError(INVALID_REQUEST) if the gateway's HTTP or gRPC port cannot be bound."""
     _require(config.host, config.port, "port")
     _require(config.host, config.own_grpc_port, "grpc_port")
 

@@ -1,4 +1,4 @@
-"""The gateway process that `tandem serve` starts, waits for and ends; never serves itself."""
+"""Start, await and stop the gateway process of `tandem serve`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from tandem.core.settings import settings
 GATEWAY = (sys.executable, "-m", "tandem.cli", "gateway")
 POLL_S = 0.1
 STOP_MARGIN_S = 10.0
-"""How much longer than its `drain_s` the gateway gets before it is killed."""
+"""Seconds beyond `gateway.drain_s` before the gateway is killed."""
 
 
 class GatewayProcess:
-    """A process of its own: without torch, and one that dies with this one. It is told all settings by environment."""
+    """Own a gateway process, which gets all settings by environment variables.
+
+    The process does not import torch, and receives SIGTERM when this process ends in any way.
+    """
 
     def __init__(self, config: Config, command: Sequence[str] = GATEWAY) -> None:
         self._stop_s = config.gateway.drain_s + STOP_MARGIN_S
@@ -35,24 +38,25 @@ class GatewayProcess:
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is for the parent, which ends its parts in order
+            start_new_session=True,  # Ctrl-C in the terminal must reach only the parent, which stops its parts in order
             preexec_fn=die_with(os.getpid(), signal.SIGTERM),
         )
         self.url = ""
         self.grpc_target = ""
 
     def wait_until_listening(self) -> bool:
-        """Read the line that says where it listens. False when it ended instead."""
+        """Read the gateway's addresses from its first output line; returns False if the gateway ended instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             return False
-        facts = json.loads(line)
-        self.url, self.grpc_target = facts["url"], facts["grpc"]
+        addresses = json.loads(line)
+        self.url = addresses["url"]
+        self.grpc_target = addresses["grpc"]
         return True
 
     def wait_until_ready(self, timeout_s: float) -> str | None:
-        """None once `/ready` says so; else what is missing when the time is over or the process ended."""
+        """Wait until `/ready` succeeds; returns None, or the reason if the timeout is over or the gateway has ended."""
         problem = "it does not answer"
         for _ in range(int(timeout_s / POLL_S)):
             if self._ends_within(POLL_S):
@@ -78,7 +82,7 @@ class GatewayProcess:
         self.stop()
 
     def stop(self) -> None:
-        """Let it drain; kill it when that takes too long. Nothing happens when it has ended."""
+        """Let the gateway drain, and kill it if that takes too long; does nothing if it has ended already."""
         self._process.terminate()
         try:
             self._process.wait(self._stop_s)
@@ -99,4 +103,4 @@ class GatewayProcess:
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""A proxy that the environment names for the outside is not for our own gateway."""
+"""Opens URLs without the HTTP proxy from the environment, which is for external traffic."""

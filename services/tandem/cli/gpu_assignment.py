@@ -1,4 +1,4 @@
-"""Divides the GPUs of this machine among the workers that run on it; never looks for one and never starts a worker."""
+"""Divide the GPUs of this machine among the workers that run on it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind, TandemError
 
 _PARTS = 10_000
-"""Ray counts GPUs in parts of so many."""
+"""Ray's resolution of fractional GPUs: 1 / 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """Of one rank of a worker: what Ray reserves for it, in GPUs, and how much of that GPU's memory it may take."""
+    """GPU resources of one rank of a worker.
+
+    `num_gpus`: GPUs that Ray reserves for the rank, 1 or a fraction. `memory_utilization`: fraction of that GPU's
+    memory that the rank may use.
+    """
 
     num_gpus: float
     memory_utilization: float
 
 
 def gpu_share(num_workers: int, num_gpus: int, utilization: float, num_ranks: int = 1) -> GpuShare:
-    """Every rank of every worker gets the same: `utilization` of a GPU's memory is shared by those that have to be on
-    one. Raises TandemError where there is no GPU, or not one for each of several ranks."""
+    """Return the share of each rank, equal for all ranks of all workers.
+
+    Ranks that must run on one GPU divide `utilization` (the fraction of its memory that may be used) evenly. Raises
+    TandemError(UNSUPPORTED) if there is no GPU, or if workers of several ranks cannot have one GPU for each rank.
+    """
     if num_gpus < 1:
         message = "device 'cuda': Ray finds no GPU on this machine (is one visible in CUDA_VISIBLE_DEVICES?)"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="device")

@@ -1,4 +1,4 @@
-"""Draws a new API key, shows it once, and its hash for the tenants file; never stores either."""
+"""Implement `tandem key`: generate an API key and print it with its hash for the tenants file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tandem.core.settings import Resolved
 
 
 def run(_resolved: Resolved, _args: argparse.Namespace) -> int:
-    """`tandem key`: two lines of YAML, the key for its owner and the hash for the tenants file."""
+    """Print two lines of YAML, the key for its owner and the hash for the tenants file; returns 0.
+
+    The key is not stored anywhere.
+    """
     key = key_text(secrets.token_bytes(KEY_BYTES))
     print(f"key: {key}")  # noqa: T201 - the command's output
     print(f"hash: {hash_text(key_digest(key))}")  # noqa: T201

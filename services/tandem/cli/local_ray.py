@@ -1,4 +1,4 @@
-"""A Ray on this machine with one Serve application per worker pool; never sees a request."""
+"""Run Ray on this machine with one Serve application for each worker pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# What Ray does by itself, but said by us: then it does not warn about it.
+# Ray's own default, set explicitly because Ray otherwise logs a warning about it.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 import ray
@@ -22,11 +22,14 @@ from tandem.worker.serve.deployment import pool_application
 from tandem.worker.serve.pool_spec import PoolSpec, told_all
 
 OBJECT_STORE_BYTES = 100 << 20
-"""Ray's smallest sensible one: no tensor ever goes through it."""
+"""Close to Ray's minimum, because no tensors go through the object store."""
 
 
 class LocalRay:
-    """`logs` is the directory with one file per worker, `num_gpus` how many GPUs Ray found."""
+    """Running local Ray cluster, on which worker pools can be deployed and drained.
+
+    `logs`: directory with one log file for each worker. `num_gpus`: number of GPUs that Ray found.
+    """
 
     def __init__(self, logs: Path, num_gpus: int) -> None:
         self.logs = logs
@@ -34,8 +37,10 @@ class LocalRay:
         self._apps: list[str] = []
 
     def deploy(self, configs: Mapping[str, Config], pools: Mapping[str, int], num_gpus: float = 0.0) -> None:
-        """Run all pools, with `num_gpus` for each worker; returns when every worker is healthy. Raises TandemError when
-        one cannot start."""
+        """Start all pools, with `num_gpus` for each worker, and wait until every worker is healthy.
+
+        Raises TandemError(INTERNAL) with the reasons if a worker cannot start.
+        """
         targets = [local_target(configs[pool], pool, size, num_gpus) for pool, size in pools.items()]
         self._apps = [target.name for target in targets]
         try:
@@ -45,20 +50,21 @@ class LocalRay:
             raise TandemError(ErrorKind.INTERNAL, message) from error
 
     def drain(self) -> None:
-        """End the workers in order. Not by `serve.shutdown`: it prints the end of Serve's controller as a failure."""
+        """Delete the applications one by one. Not with `serve.shutdown`, which logs the end of Serve's controller as a
+        failure."""
         for app in self._apps:
             serve.delete(app)
 
 
 def local_target(config: Config, role: str, num_replicas: int, num_gpus: float = 0.0) -> serve.RunTarget:
-    """The workers of one role with exactly these settings, each with an id and a port of its own."""
+    """Return the Serve target of one role's workers with these settings; each worker chooses its own id and port."""
     own = replace(config, worker=replace(config.worker, pool=role, id="", port=0))  # type: ignore[arg-type]
     pool = PoolSpec(name=role, above=(told_all(own, "tandem serve"),), num_gpus=num_gpus)
     return serve.RunTarget(target=pool_application(pool, own, num_replicas), name=pool.deployment, route_prefix=None)
 
 
 def _reasons() -> str:
-    """Why deployments failed: the last line of each one's message, which ends with the traceback of a worker."""
+    """Return why deployments failed: the last line of each failed deployment's message, which ends with a traceback."""
     apps = serve.status().applications.values()
     messages = [deployment.message for app in apps for deployment in app.deployments.values()]
     last_lines = [message.strip().splitlines()[-1] for message in messages if "Traceback" in message]
@@ -67,11 +73,13 @@ def _reasons() -> str:
 
 @contextmanager
 def local_ray(num_ranks: int) -> Iterator[LocalRay]:
-    """Start Ray and Serve without their dashboard and proxies; end both on the way out, after a drain of the workers
-    unless an exception leads there."""
+    """Start Ray and Serve without dashboard and proxies, and stop both at the end.
+
+    The workers are drained first, unless the block was left by an exception.
+    """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        # One CPU per rank of a worker, which is a slot and not a core; the other one is for Serve's own actors.
+        # One CPU for each rank (a scheduling slot, not a core), and one for Serve's own actors.
         context = ray.init(
             address="local",
             num_cpus=num_ranks + 1,

@@ -1,4 +1,4 @@
-"""Parses the command line, merges the layers of settings and hands over to one program; imports it only then."""
+"""Parse the command line, merge the layers of settings, and import and run the chosen subcommand."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from tandem.stores.settings_file import read_settings
 
 
 class _Subcommand(NamedTuple):
-    """`target` is `module:function`, called with the resolved settings and the parsed arguments. It has flags for the
-    settings of `sections`, None for all, and those that `add_flags` adds; `defaults` replace the settings' own."""
+    """Definition of a subcommand.
+
+    `target`: `module:function`, called with the resolved settings and the parsed arguments. `extra`: extras of the
+    package that it needs. `sections`: sections of settings that have flags, None for all. `defaults`: values that
+    replace the settings' own defaults. `add_flags`: adds further flags.
+    """
 
     doc: str
     target: str
@@ -35,7 +39,7 @@ def _add_chat_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: 512)")
 
 
-# Imported on use: the gateway must start without torch, and `tandem config` without anything.
+# Targets are imported on use: the gateway must start without torch, and `tandem config` without optional packages.
 _PROGRAMS = {
     "serve": _Subcommand(
         "start workers and a gateway on this machine",
@@ -47,7 +51,7 @@ _PROGRAMS = {
     "worker": _Subcommand("run one worker", "tandem.cli.programs:run_worker", "worker"),
     "chat": _Subcommand("talk to a running gateway", "tandem.cli.chat:run", "gateway", add_flags=_add_chat_flags),
     "simulate": _Subcommand(
-        "run a workload on a cluster that one does not have",
+        "simulate a workload on a cluster",
         "tandem.cli.simulate:run",
         "sim",
         (*simulate_flags.SECTIONS, "planner"),
@@ -55,7 +59,7 @@ _PROGRAMS = {
         simulate_flags.add_simulate_flags,
     ),
     "plan": _Subcommand(
-        "find the cheapest cluster that keeps a promise",
+        "find the cheapest cluster that meets an SLO",
         "tandem.cli.plan:run",
         "sim",
         simulate_flags.SECTIONS,
@@ -70,39 +74,39 @@ _PROGRAMS = {
         add_flags=simulate_flags.add_fit_flags,
     ),
     "role": _Subcommand(
-        "list the workers, or set what one is taken for",
+        "list the workers, or set the role of one",
         "tandem.cli.role:run",
         "gateway",
         ("redis", "cluster"),
         add_flags=member_flags.add_role_flags,
     ),
     "drain": _Subcommand(
-        "have a worker take no new work, and wait for what it has",
+        "stop a worker from accepting jobs, and wait for the jobs it has",
         "tandem.cli.drain:run",
         "gateway",
         ("redis", "cluster", "worker"),
         add_flags=member_flags.add_drain_flags,
     ),
     "planner": _Subcommand(
-        "hold the targets by changing how many workers there are",
+        "autoscale the workers to meet the latency targets",
         "tandem.cli.planner:run",
         "gateway,kubernetes",
         ("planner", "slo", "redis", "cluster", "telemetry"),
         add_flags=planner.add_flags,
     ),
     "doctor": _Subcommand(
-        "look whether this machine, and a cluster, have what Tandem needs, and say what to do",
+        "check this machine and a cluster, and print remedies",
         "tandem.cli.doctor:run",
         "gateway",
         add_flags=doctor_flags.add_doctor_flags,
     ),
-    "key": _Subcommand("draw an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
-    "config": _Subcommand("print the resolved settings and where each came from", "tandem.cli.config:run", ""),
+    "key": _Subcommand("generate an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
+    "config": _Subcommand("print the resolved settings and their origins", "tandem.cli.config:run", ""),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The `tandem` command. Returns the exit code: 2 for settings that are refused, before anything is started."""
+    """Run the `tandem` command and return its exit code: 2 for settings that are refused before anything is started."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -116,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Command(argparse.ArgumentParser):
-    """Has its flags once it is the one that was chosen: of all commands they are thousands."""
+    """Parser of a subcommand, which adds its flags only when it is chosen: those of all subcommands are thousands."""
 
     program: _Subcommand
 
@@ -126,7 +130,7 @@ class _Command(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tandem", description="LLM serving with prefill and decode apart.")
+    parser = argparse.ArgumentParser(prog="tandem", description="LLM serving with disaggregated prefill and decode.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Command)
     for name, program in _PROGRAMS.items():
         commands.add_parser(name, help=program.doc, description=program.doc).program = program
@@ -144,7 +148,7 @@ def _add_flags(command: argparse.ArgumentParser, program: _Subcommand) -> None:
 
 
 def _add_flag(command: argparse.ArgumentParser, setting: Setting, default: object, names: tuple[str, ...]) -> None:
-    """Values stay text here; `resolve` reads and checks them like those of every other layer."""
+    """Add the flag of a setting. Its value stays text, which `resolve` parses and checks like that of every layer."""
     text = f"{setting.doc} (default: {default})".replace("%", "%%")
     if setting.type is bool:
         command.add_argument(*names, dest=setting.key, action=argparse.BooleanOptionalAction, default=None, help=text)

@@ -1,4 +1,4 @@
-"""`tandem plan`: finds the cheapest cluster that keeps a promise and says why; never buys or starts one."""
+"""Implement `tandem plan`: find the cheapest cluster that meets an SLO, by simulation, and explain the choice."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from tandem.sim.report import table
 from tandem.sim.simulate import collecting_seldom
 
 _SEARCHED = {
-    "engine.max_num_batched_tokens": "--budgets says which step budgets are tried",
-    "engine.kv_cache_memory": "KV takes what the weights leave",
-    "slo.itl_ms": "--slo says what must hold, and steps are paced to it where that helps",
+    "engine.max_num_batched_tokens": "set the step budgets to try with --budgets",
+    "engine.kv_cache_memory": "KV gets the memory that the weights leave",
+    "slo.itl_ms": "set the targets with --slo; steps are paced to them if that helps",
 }
 CONFIRMATION_SEED, CONFIRMATION_TIMES = 1, 2
-"""Added to the seed, and how many times as many requests."""
+"""Added to the seed, and factor for the number of requests, of the run that confirms a result."""
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """0 when something holds, 1 when nothing does. Raises TandemError for what cannot be planned."""
+    """Plan and print the result; returns 0 if a cluster meets the SLO, else 1. Raises TandemError for invalid flags."""
     _refuse_searched(resolved)
-    promise, confirmation = _promises(args)
+    target, confirmation = _targets(args)
     machines, resolved = simulate_setup.machines(resolved, args)
     axes, path = _axes(args.break_even), simulate_setup.writable("--json", args.json)
     chart = simulate_setup.writable("--chart", args.chart)
     if chart is not None:
         import_module("tandem.sim.report.chart").require_drawable(chart)
-    asked = _recipes(resolved, args, machines, promise.slo)
+    kinds = _recipes(resolved, args, machines, target.slo)
     clock = SystemClock()
     began = clock.now()
     with ProgressBar(clock, None) as bar, collecting_seldom():
-        planner = _planner(promise, confirmation, args.max_gpus, resolved, bar)
-        plan = planner.find(asked)
-        curves = _curves(axes, promise, plan, args.max_gpus, bar)
-    _print(args, plan, promise, machines, curves)
+        planner = _planner(target, confirmation, args.max_gpus, resolved, bar)
+        plan = planner.find(kinds)
+        curves = _curves(axes, target, plan, args.max_gpus, bar)
+    _print(args, plan, target, machines, curves)
     print(f"\n{len(plan.tried)} clusters simulated in {clock.now() - began:.0f} s")  # noqa: T201
     if path is not None:
-        simulate_setup.write_json(path, _document(args, plan, promise, machines, curves))
+        simulate_setup.write_json(path, _document(args, plan, target, machines, curves))
     if chart is not None:
         import_module("tandem.sim.planner.plan_chart").draw_plan(chart, args.workload, plan, curves)
     return 0 if plan.winner is not None else 1
@@ -62,24 +62,27 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
 def _refuse_searched(resolved: Resolved) -> None:
     for key, instead in _SEARCHED.items():
         if resolved.origins[key] != DEFAULT_LAYER:
-            raise simulate_setup.refuse(f"{key} (from {resolved.origins[key]}) is not a plan's: {instead}")
+            raise simulate_setup.refuse(f"{key} (from {resolved.origins[key]}) cannot be set for a plan: {instead}")
 
 
-def _promises(args: argparse.Namespace) -> tuple[SloTarget, SloTarget]:
-    """What is searched with, and what confirms it. A trace has one seed and is confirmed by a longer part of itself."""
+def _targets(args: argparse.Namespace) -> tuple[SloTarget, SloTarget]:
+    """Return the target of the search and that of the confirming run, which has other or more requests.
+
+    A mix is confirmed with another seed. A trace has no seed, so a longer part of it confirms.
+    """
     slo, count = parse_slo(args.slo), simulate_setup.count_of(args)
     if slo == Slo():
-        raise simulate_setup.refuse("--slo says what must hold: ttft=500ms,itl=40ms, or one of them")
+        raise simulate_setup.refuse("set the SLO with --slo: ttft=500ms,itl=40ms, or one of them")
     if not 0 < args.percentile < 100:
         raise simulate_setup.refuse(f"--percentile {args.percentile:g} must lie between 0 and 100")
     if args.max_gpus < 1:
         raise simulate_setup.refuse(f"--max-gpus {args.max_gpus} must be at least 1")
     more = None if count is None else count * CONFIRMATION_TIMES
-    first = list(simulate_setup.asks(args, count, args.seed))
+    first = list(simulate_setup.workload_requests(args, count, args.seed))
     if not first:
         raise simulate_setup.refuse(f"--workload {args.workload} has no request")
-    # Of a trace, as much of that as it holds.
-    second = list(islice(simulate_setup.asks(args, None, args.seed + CONFIRMATION_SEED), more))
+    # A trace may have fewer requests than that.
+    second = list(islice(simulate_setup.workload_requests(args, None, args.seed + CONFIRMATION_SEED), more))
     return (
         SloTarget(first, slo, args.percentile, args.seed),
         SloTarget(second, slo, args.percentile, args.seed + CONFIRMATION_SEED),
@@ -92,29 +95,29 @@ def _recipes(
     degrees, budgets = _numbers("--tp", args.tp), _numbers("--budgets", args.budgets)
     link = simulate_setup.link_bandwidth(args)
     if len(machines) > 1 and not all(machine.price_per_hour for machine in machines):
-        raise simulate_setup.refuse("--hardware names several: each needs a price to be compared")
+        raise simulate_setup.refuse("--hardware names several kinds: each needs a price to be compared")
     return [r for m in machines for r in recipes(m, degrees, budgets, resolved.config, slo, link)]
 
 
 def _planner(
-    promise: SloTarget, confirmation: SloTarget, max_gpus: int, resolved: Resolved, bar: ProgressBar
+    target: SloTarget, confirmation: SloTarget, max_gpus: int, resolved: Resolved, bar: ProgressBar
 ) -> CapacityPlanner:
     engine = with_device_defaults(resolved.config).engine
-    needs = demand(promise.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
+    needs = demand(target.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
     planner = CapacityPlanner(
-        promise, confirmation, needs, max_gpus, lambda text: bar.update(len(planner.plan.tried), lambda: text)
+        target, confirmation, needs, max_gpus, lambda text: bar.update(len(planner.plan.tried), lambda: text)
     )
     return planner
 
 
 def _curves(
-    axes: Sequence[str], promise: SloTarget, plan: Plan, max_gpus: int, bar: ProgressBar
+    axes: Sequence[str], target: SloTarget, plan: Plan, max_gpus: int, bar: ProgressBar
 ) -> dict[str, list[BreakEvenPoint]]:
     if len(plan.best) < 2:
         return {}
     num_tried = len(plan.tried)
     return {
-        axis: along(axis, promise, plan.best, max_gpus, lambda text: bar.update(num_tried, lambda: text))
+        axis: along(axis, target, plan.best, max_gpus, lambda text: bar.update(num_tried, lambda: text))
         for axis in axes
     }
 
@@ -122,14 +125,14 @@ def _curves(
 def _print(
     args: argparse.Namespace,
     plan: Plan,
-    promise: SloTarget,
+    target: SloTarget,
     machines: Sequence[Machine],
     curves: dict[str, list[BreakEvenPoint]],
 ) -> None:
     rate = f" at {args.rate:g} requests/s" if args.rate is not None else ""
     model = args.shape if args.profile is None else args.profile
-    print(f"{model}, {len(promise.asks):,} requests of {args.workload}{rate}, seed {args.seed}\n")  # noqa: T201
-    print(plan_table.told(plan, promise))  # noqa: T201
+    print(f"{model}, {len(target.asks):,} requests of {args.workload}{rate}, seed {args.seed}\n")  # noqa: T201
+    print(plan_table.told(plan, target))  # noqa: T201
     if curves:
         print(f"\n{plan_table.break_evens(curves)}")  # noqa: T201
     for machine in machines:
@@ -147,23 +150,23 @@ def _axes(text: str) -> tuple[str, ...]:
 def _numbers(flag: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise simulate_setup.refuse(f"{flag} {text} must be numbers from 1 on, with commas between them")
+        raise simulate_setup.refuse(f"{flag} {text} must be a comma-separated list of numbers from 1 on")
     return sorted({int(part) for part in parts})
 
 
 def _document(
     args: argparse.Namespace,
     plan: Plan,
-    promise: SloTarget,
+    target: SloTarget,
     machines: Sequence[Machine],
     curves: dict[str, list[BreakEvenPoint]],
 ) -> dict[str, Any]:
-    """What `--json` writes."""
+    """Return the content of the `--json` file."""
     winner, runner_up = plan.winner, plan.runner_up
     return {
         "workload": {name: getattr(args, name) for name in ("workload", "seed", "count", "rate", "speedup")},
-        "slo": asdict(promise.slo),
-        "percentile": promise.percentile,
+        "slo": asdict(target.slo),
+        "percentile": target.percentile,
         "winner": None if winner is None else _found(winner),
         "runner_up": None if runner_up is None else _found(runner_up),
         "tried": [

@@ -1,4 +1,4 @@
-"""`tandem planner`: has a cluster grow and shrink with what it is asked for; composes nothing itself."""
+"""Implement `tandem planner`: check its settings and run the autoscaler of a cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tandem.core.settings import Resolved
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--once", action="store_true", help="make one decision, say why, and end")
+    command.add_argument("--once", action="store_true", help="make one decision, print its reasons, and exit")
     command.add_argument("--json", action="store_true", help="write each decision as a line of JSON")
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Returns 0; 1 where a single decision failed. Raises TandemError."""
+    """Run the planner; returns 0, or 1 if the single decision of `--once` failed. Raises TandemError for settings."""
     config = resolved.config
     if not config.redis.url:
         message = "a planner finds gateways and workers in Redis: say where with --redis-url"

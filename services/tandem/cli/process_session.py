@@ -1,7 +1,8 @@
-"""Puts a program into a session of its own, below the process that a user started; never knows what it does there.
+"""Run the rest of a program in a session of its own, as a child of the process that the user started.
 
-A signal to the whole process group of that process (Ctrl-C in a terminal, a supervisor's SIGTERM) would also reach what
-libraries start, and end it before it can drain. Here it reaches one process, which passes it on to one other.
+A signal to the whole process group (Ctrl-C in a terminal, a supervisor's SIGTERM) would also reach the processes that
+libraries start, and end them before they can drain. With a separate session it reaches only the parent, which forwards
+it to the child alone.
 """
 
 from __future__ import annotations
@@ -13,35 +14,40 @@ import sys
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def enter_own_session() -> int | None:
-    """Fork. None in the child, which goes on and is killed when its parent is; the parent stays here until the child
-    has ended, and gets its exit code. To be called before there is any thread."""
+    """Fork into a new session. Returns None in the child; in the parent the child's exit code, after the child's end.
+
+    The child is killed when its parent ends. Call this before any thread is started.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     child = os.fork()
     if child == 0:
         os.setsid()
         die_with(parent, signal.SIGKILL)()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return None
-    for number in _PASSED_ON:
+    for number in _FORWARDED:
         signal.signal(number, lambda received, _frame: os.kill(child, received))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # Not waitpid: a child that is collected already must not be sent a signal, since its id may be another's.
+    # Wait without reaping: the signal handler must not send to a reaped child, whose id another process may have.
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
 
 
 def die_with(parent: int, number: signal.Signals) -> Callable[[], None]:
-    """What a child of `parent` runs to get a signal when that ends. It is tied to the parent's thread that forked,
-    which must be its main thread."""
+    """Return a function that makes a child of `parent` receive the signal `number` when the parent ends.
+
+    The child runs the function after the fork. Linux binds this to the thread that forked, so that must be the parent's
+    main thread.
+    """
     prctl = ctypes.CDLL(None).prctl
 
     def arm() -> None:

@@ -1,4 +1,4 @@
-"""Runs one gateway or one worker in this process; composes nothing itself."""
+"""Implement `tandem gateway` and `tandem worker`: check the settings and run one program in this process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Says how far something long has come: a line that changes on a terminal, a line now and then in a log; never decides
-when it ends."""
+"""Show the progress of a long run on standard error: one changing line on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,8 +11,11 @@ WIDTH, EVERY_S, EVERY_LOGGED_S = 24, 0.1, 30.0
 
 
 class ProgressBar:
-    """Used in a `with`, whose end clears the line. `count` is None where the end is not known. On no terminal a line is
-    written when half a minute has passed, so that a short run is silent."""
+    """Context manager that shows progress, and clears its line at the end.
+
+    `count`: number of steps, None if it is unknown. If standard error is not a terminal, a line is written every
+    `EVERY_LOGGED_S` seconds, so a short run writes nothing.
+    """
 
     def __init__(self, clock: Clock, count: int | None) -> None:
         self._clock = clock
@@ -30,7 +32,7 @@ class ProgressBar:
             self._write("")
 
     def update(self, done: int, text: Callable[[], str]) -> None:
-        """`text` is called only when the line is written, ten times per second at most."""
+        """Show that `done` steps are done, with `text()`, which is called only if a line is due."""
         if self._clock.now() < self._next_s:
             return
         self._next_s = self._clock.now() + self._every_s
@@ -43,4 +45,4 @@ class ProgressBar:
     def _write(self, line: str) -> None:
         if self._is_watched:
             line = f"\r\x1b[K{line}"
-        print(line, end="" if self._is_watched else "\n", file=sys.stderr, flush=True)  # noqa: T201 - what it is for
+        print(line, end="" if self._is_watched else "\n", file=sys.stderr, flush=True)  # noqa: T201 - the progress line

@@ -1,4 +1,4 @@
-"""`tandem role`: lists the workers of a cluster, or sets what one is taken for; never restarts one."""
+"""Implement `tandem role`: list the workers of a cluster, or set the role of one without a restart."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _HEADINGS = ("WORKER", "POOL", "ROLE", "INCARNATION", "ADDRESS", "STATE")
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """Returns 0. Raises TandemError."""
+    """Print the list of workers, or set a role and print the change; returns 0. Raises TandemError."""
     if args.worker and not args.role:
-        message = f"say what {args.worker} is to be taken for: {', '.join(get_args(Pool))}"
+        message = f"name the role of {args.worker}: {', '.join(get_args(Pool))}"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="role")
     print(asyncio.run(_run(resolved, args.worker, args.role)))  # noqa: T201 - the command's output
     return 0
@@ -52,7 +52,7 @@ def _row(record: WorkerRecord, state: str) -> tuple[str, ...]:
 
 
 async def _state(members: ClusterMembers, record: WorkerRecord) -> str:
-    """What it says itself; a worker that does not answer is still listed until its entry lapses."""
+    """Return the state that a worker reports. A worker that does not answer is listed until its entry lapses."""
     try:
         async with members.stub(record.worker) as stub:
             reply = await stub.Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
@@ -70,7 +70,7 @@ def _num_jobs(load: worker_pb2.Load) -> int:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the last one has no end."""
+    """Format rows as columns that are as wide as their widest cell, without blanks at the ends of lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -1,5 +1,7 @@
-"""The cluster's secret of one `tandem serve`, in a file that only its owner can read; never in an argument or the
-environment, where other users could see it."""
+"""Make the cluster secret of one `tandem serve` run, in a file that only its owner can read.
+
+The secret is not passed as an argument or environment variable, where other users could see it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ SECRET_BYTES = 32
 
 @contextmanager
 def run_secret() -> Iterator[Path]:
-    """The file, in a directory of its own; both are gone afterwards."""
+    """Create the secret file in a directory of its own, and remove both at the end."""
     with tempfile.TemporaryDirectory(prefix="tandem-serve-") as directory:
         path = Path(directory) / "secret"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

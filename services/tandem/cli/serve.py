@@ -1,4 +1,4 @@
-"""Owns the start and the end of all that `tandem serve` runs on this machine; never serves a request itself."""
+"""Implement `tandem serve`: start Redis, workers and a gateway on this machine, and stop them in order."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
                 config = _private(resolved.config, stack, progress)
                 gateway, logs = _start(config, stack, progress, signals)
             progress.step("ready", "")
-            # Only our own server's address: a user's may hold a password.
+            # Print only the embedded server's address: a user's URL may hold a password.
             operating = "" if resolved.config.redis.url else _operating(config)
-            print(_banner(gateway, config, logs) + operating, flush=True)  # noqa: T201 - what the user waits for
+            print(_banner(gateway, config, logs) + operating, flush=True)  # noqa: T201 - the command's output
             while not signals.wait(0.5):
                 if gateway.exit_code() is not None:
                     raise TandemError(ErrorKind.INTERNAL, f"the gateway ended with code {gateway.exit_code()}")
@@ -58,7 +58,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def _private(config: Config, stack: ExitStack, progress: Progress) -> Config:
-    """The settings with what this run has for itself alone: an embedded server and a secret, unless they are named."""
+    """Return the settings with an embedded Redis server and a cluster secret for this run, unless the user set them."""
     redis, cluster = config.redis, config.cluster
     if not redis.url:
         progress.step("redis", "starting an embedded server")
@@ -69,10 +69,12 @@ def _private(config: Config, stack: ExitStack, progress: Progress) -> Config:
 
 
 def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSignals) -> tuple[GatewayProcess, Path]:
-    """Start everything, side by side where Ray, which takes longest, lets the rest begin early. What was started is on
-    the stack; returns the gateway and where workers log."""
+    """Start everything and return the gateway and the directory of the workers' logs; `stack` stops what was started.
+
+    The gateway is started first, so that it starts while Ray, which takes longest, does.
+    """
     pools = {pool: size for pool in ("prefill", "decode", "mixed") if (size := getattr(config.serve, pool))}
-    # What a worker on a GPU computes on the CPU fills no core.
+    # A worker on a GPU does little work on the CPU: one thread is enough.
     num_threads = config.engine.num_threads or (1 if config.model.device == "cuda" else 0)
     threads = threads_by_pool(pools, num_threads)
     gateway = stack.enter_context(GatewayProcess(config))
@@ -81,7 +83,7 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
     progress.step("ray", "starting")
     local = stack.enter_context(import_module("tandem.cli.local_ray").local_ray(_num_ranks(config, pools)))
     signals.listen()
-    stack.callback(gateway.stop)  # it drains while there still are workers
+    stack.callback(gateway.stop)  # the gateway drains first, while the workers still run
     names = " + ".join(f"{size} {pool} ({_counted(threads[pool])})" for pool, size in pools.items())
     progress.step("workers", f"starting {names}")
     engine, num_gpus = config.engine, 0.0
@@ -101,12 +103,12 @@ def _start(config: Config, stack: ExitStack, progress: Progress, signals: StopSi
 
 
 def _num_ranks(config: Config, pools: Mapping[str, int]) -> int:
-    """Of all workers."""
+    """Return the number of ranks of all workers together."""
     return sum(pools.values()) * config.engine.tensor_parallel
 
 
 def _operating(config: Config) -> str:
-    """How to list the workers and set their roles."""
+    """Return the command that lists the workers and sets their roles."""
     redis = config.redis
     where = f"--redis-url {redis.url} --namespace {redis.namespace} --secret-file {config.cluster.secret_file}"
     return f"  tandem role {where}\n"
@@ -124,7 +126,7 @@ def _counted(num_threads: int) -> str:
 
 
 def _prepare_model(config: Config) -> None:
-    """Fetch and convert the model once, before several workers want it."""
+    """Download and convert the model once, before several workers load it."""
     catalog = import_module("tandem.runtime.model_store")
     catalog.resolve_model(config.model.id, catalog.cache_root(config.model.cache_dir))
 

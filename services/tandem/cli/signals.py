@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to `tandem serve`; never ends anything itself."""
+"""Handle SIGINT and SIGTERM of `tandem serve`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,42 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """A start was stopped. Not KeyboardInterrupt itself: where that passes through code that a C extension runs, as the
-    import of torch does, `python -m` ends by SIGINT, although somebody caught it."""
+    """A signal has interrupted the start.
+
+    This is a subclass because of `python -m`: if KeyboardInterrupt itself passes through code that a C extension runs,
+    as in the import of torch, the interpreter exits by SIGINT even though the exception was caught.
+    """
 
 
 class StopSignals:
-    """`has_come` after the first signal. One that comes during the start also raises Stopped there, because most of a
-    start is waiting inside libraries that know nothing of it."""
+    """Record the first signal, and interrupt a start with `Stopped`.
+
+    A start must be interrupted because it mostly waits inside libraries that know nothing of the signal. `has_received`
+    is true from the first signal on.
+    """
 
     def __init__(self) -> None:
-        self.has_come = False
-        # A handler interrupts whatever the main thread is at, another call of itself included, and this is what may be
-        # told in the middle of anything: an Event's lock may be held by the very code that was interrupted.
-        self._come: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.has_received = False
+        # A handler may interrupt the main thread anywhere, even in another call of the handler. SimpleQueue.put is
+        # reentrant; an Event is not: the interrupted code may hold its lock.
+        self._received: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._is_starting = False
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether a signal has come by then."""
-        if not self.has_come:
+        """Wait for a signal for at most `timeout_s`; returns whether one has been received."""
+        if not self.has_received:
             with suppress(queue.Empty):
-                self._come.get(timeout=timeout_s)
-        return self.has_come
+                self._received.get(timeout=timeout_s)
+        return self.has_received
 
     def listen(self) -> None:
-        """Take the signals, again if need be: libraries put handlers of their own in place."""
+        """Install the signal handlers. Call this again after starting libraries that install their own."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
     @contextmanager
     def starting(self) -> Iterator[None]:
+        """Install the handlers and raise Stopped in the block at the first signal."""
         self._is_starting = True
         self.listen()
         try:
@@ -49,8 +56,8 @@ class StopSignals:
             self._is_starting = False
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self.has_come = True
-        self._come.put(number)
+        self.has_received = True
+        self._received.put(number)
         if self._is_starting:
-            self._is_starting = False  # the way out is not interrupted a second time
+            self._is_starting = False  # do not interrupt the cleanup by a second signal
             raise Stopped

@@ -1,4 +1,4 @@
-"""`tandem simulate`: runs a workload on a cluster in virtual time and prints what came of it; never starts one."""
+"""Implement `tandem simulate`: run a workload on a simulated cluster in virtual time and print a report."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ FORMAT = "tandem-simulation-1"
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
-    """0, also where requests were not served: the report says so. Raises TandemError for what cannot be simulated."""
+    """Simulate and print the report; returns 0, even if requests were not served. Raises TandemError for invalid
+    flags."""
     machines, resolved = simulate_setup.machines(resolved, args)
     if len(machines) > 1:
-        raise simulate_setup.refuse(f"--hardware {args.hardware}: a cluster to simulate has one kind")
+        raise simulate_setup.refuse(f"--hardware {args.hardware}: a simulated cluster has one kind of accelerator")
     deployment = Deployment(
         machine=machines[0],
         pools=parse_pools(args.pools, args.tp),
@@ -71,15 +72,15 @@ def _run(
 
     with ProgressBar(clock, count) as bar, collecting_seldom():
         try:
-            asks = simulate_setup.asks(args, count, args.seed)
-            report, tally = simulate(deployment.cluster(args.seed), asks, slo, series=series, look=look)
+            requests = simulate_setup.workload_requests(args, count, args.seed)
+            report, tally = simulate(deployment.cluster(args.seed), requests, slo, series=series, look=look)
         except ValueError as error:
             raise simulate_setup.refuse(str(error)) from error
     return report, tally, clock.now() - began
 
 
 def _chart(args: argparse.Namespace) -> Path | None:
-    """Imports matplotlib before a long run, so that its absence is told at once."""
+    """Return the path of the chart; imports matplotlib before the long run, so that its absence is an error at once."""
     path = simulate_setup.writable("--chart", args.chart)
     if path is not None:
         import_module("tandem.sim.report.chart").require_drawable(path)
@@ -94,8 +95,11 @@ def _document(
     tally: LatencyStats,
     series: Series | None,
 ) -> dict[str, Any]:
-    """What `--json` writes: seconds, bytes and tokens, as the dataclasses say. `buckets`: how each measure of each
-    class lies, as `Histogram.buckets`. `loadtest compare` reads some of it."""
+    """Return the content of the `--json` file, in seconds, bytes and tokens as the dataclasses define them.
+
+    `buckets` holds the distribution of each measure for each class of requests, as `Histogram.buckets`. `loadtest
+    compare` reads parts of the file.
+    """
     assert series is not None, "a document has a series"
     return {
         "format": FORMAT,

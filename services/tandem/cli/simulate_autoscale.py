@@ -1,4 +1,4 @@
-"""`tandem simulate --autoscale`: a simulated cluster whose workers come and go; decides nothing by itself."""
+"""Implement `tandem simulate --autoscale`: simulate a cluster whose number of workers an autoscaler changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ FORMAT = "tandem-autoscale-1"
 
 
 def run(deployment: Deployment, planner: PlannerConfig, args: argparse.Namespace, slo: Slo, path: Path | None) -> int:
-    """0, also where requests were not served. Raises TandemError for what cannot be simulated."""
+    """Simulate and print the report; returns 0, even if requests were not served. Raises TandemError for invalid
+    flags."""
     scaler = _scaler(args.autoscale, planner, slo)
     spec = deployment.cluster(args.seed)
     elastic = ElasticSpec(
@@ -37,10 +38,10 @@ def run(deployment: Deployment, planner: PlannerConfig, args: argparse.Namespace
         interval_s=planner.interval_s,
         start_s=planner.start_s,
     )
-    asks = simulate_setup.asks(args, simulate_setup.count_of(args), args.seed)
+    requests = simulate_setup.workload_requests(args, simulate_setup.count_of(args), args.seed)
     with collecting_seldom():
         try:
-            done = simulate_elastic(spec, elastic, scaler, asks, slo)
+            done = simulate_elastic(spec, elastic, scaler, requests, slo)
         except ValueError as error:
             raise simulate_setup.refuse(str(error)) from error
     heading = f"{args.workload}, seed {args.seed}: {args.autoscale}, beginning with {deployment}"
@@ -61,7 +62,7 @@ def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
     numbers = rest.split(":")
     if kind != "queue" or len(numbers) != 2 or not all(n.isascii() and n.isdecimal() and int(n) for n in numbers):
         raise simulate_setup.refuse(
-            f"--autoscale {text}: write planner, or queue=2:16 (requests at each prefill and decode)"
+            f"--autoscale {text}: use planner, or queue=2:16 (requests at each prefill and decode worker)"
         )
     return QueueScaler(QueuePolicy(wanted=(float(numbers[0]), float(numbers[1]))))
 
@@ -76,7 +77,8 @@ def _kinds(workers: Sequence[tuple[WorkerSpec, int]]) -> dict[Role, WorkerSpec]:
 
 
 def _document(args: argparse.Namespace, done: ElasticRun, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """What `--json` writes: GPU hours, the size at every look, and every decision with its reasons."""
+    """Return the content of the `--json` file: GPU hours, the cluster's size at every sample, and every decision with
+    its reasons."""
     return {
         "format": FORMAT,
         "autoscale": args.autoscale,

@@ -1,4 +1,4 @@
-"""Turns the flags of `tandem simulate` and `tandem plan` into what they name; never runs anything."""
+"""Build machines, workloads and limits from the flags of `tandem simulate` and `tandem plan`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tandem.workload.ask import ScheduledRequest
 from tandem.workload.source import built_in_names, open_workload
 
 COUNT = 1000
-"""Requests of a mix, which has no end of its own."""
+"""Default number of requests of a mix, which has no end of its own."""
 _TIMES = {"overhead": "overhead_s", "sum": "sum_s"}
 
 _OWN = ("num_threads", "kv_cache_memory")
@@ -36,8 +36,11 @@ Value = TypeVar("Value")
 
 
 def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine], Resolved]:
-    """Those that the flags name, and the settings; with a profile one, and the settings that it was measured with in
-    place of defaults. Raises TandemError(INVALID_REQUEST) for what is not known or does not go together."""
+    """Return the machines that the flags name, and the settings to simulate with.
+
+    With `--profile` there is one machine, and the settings with which it was measured replace the defaults. Raises
+    TandemError(INVALID_REQUEST) for unknown names and for flags that contradict each other.
+    """
     if args.price is not None and not 0 <= args.price < float("inf"):
         raise refuse(f"--price {args.price} must not be negative")
     if args.profile is None:
@@ -52,13 +55,15 @@ def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine
 
 
 def _measured(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
-    """The settings of all its workers, which are simulated with one tree: threads and memory are in what was measured
-    already, and may differ."""
+    """Return the settings with which the workers of a profile were measured, which must be equal for all of them.
+
+    Threads and memory may differ between workers, since their effect is in the measurements already.
+    """
     found = [
         {section: {k: v for k, v in values.items() if k not in _OWN} for section, values in worker.settings.items()}
         for worker in profile.workers.values()
     ]
-    if any(one != found[0] for one in found):
+    if any(values != found[0] for values in found):
         raise refuse(f"the workers of --profile {name} ran with different settings: fit a profile of each")
     return {section: values for section, values in found[0].items() if section in SECTIONS}
 
@@ -75,7 +80,8 @@ def _roofline(args: argparse.Namespace, hardware: str) -> Machine:
 
 
 def efficiency(text: str) -> Efficiency:
-    """`SERVING` with what `memory=0.85,overhead=2ms` changes. Raises TandemError(INVALID_REQUEST)."""
+    """Return `SERVING` with the changes in `text`, such as `memory=0.85,overhead=2ms`. Raises
+    TandemError(INVALID_REQUEST)."""
     changed: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
@@ -87,7 +93,7 @@ def efficiency(text: str) -> Efficiency:
             else:
                 raise refuse(f"--efficiency {part}: known are memory, compute, link, overhead and sum")
         except ValueError:
-            raise refuse(f"--efficiency {part}: {value!r} is no number") from None
+            raise refuse(f"--efficiency {part}: {value!r} is not a number") from None
     try:
         return replace(SERVING, **changed)
     except ValueError as error:
@@ -95,7 +101,7 @@ def efficiency(text: str) -> Efficiency:
 
 
 def link_bandwidth(args: argparse.Namespace) -> float | None:
-    """Bytes per second for each accelerator of a worker."""
+    """Return the link's bytes per second for each accelerator of a worker; None for the hardware's default."""
     if args.link is None:
         return None
     if not 0 < args.link < float("inf"):
@@ -104,26 +110,29 @@ def link_bandwidth(args: argparse.Namespace) -> float | None:
 
 
 def kv_bytes(resolved: Resolved) -> int | None:
-    """As asked for in the settings; None: what fits."""
-    is_asked = resolved.origins["engine.kv_cache_memory"] != DEFAULT_LAYER
-    return int(resolved.config.engine.kv_cache_memory) if is_asked else None
+    """Return the size of the KV cache if the settings set it, else None, which means all memory that is left."""
+    is_set = resolved.origins["engine.kv_cache_memory"] != DEFAULT_LAYER
+    return int(resolved.config.engine.kv_cache_memory) if is_set else None
 
 
 def count_of(args: argparse.Namespace) -> int | None:
-    """None: all of a trace."""
+    """Return the number of requests to simulate; None for all requests of a trace."""
     if args.count is not None and args.count < 1:
         raise refuse(f"--count {args.count} must be at least 1")
     is_mix = args.workload in built_in_names() or Path(args.workload).suffix in (".yaml", ".yml")
     return COUNT if args.count is None and is_mix else args.count
 
 
-def asks(args: argparse.Namespace, count: int | None, seed: int) -> Iterator[ScheduledRequest]:
+def workload_requests(args: argparse.Namespace, count: int | None, seed: int) -> Iterator[ScheduledRequest]:
+    """Open the mix or trace that the flags name."""
     return open_workload(args.workload, seed=seed, count=count, rate=args.rate, speedup=args.speedup)
 
 
 def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
-    """Of the gateway's tenants file, whose keys nobody asks for here; None: there is none, and all are alike. Raises
-    TandemError(INVALID_REQUEST)."""
+    """Return the tenants of the gateway's tenants file, ignoring their keys; None if there is no file.
+
+    Raises TandemError(INVALID_REQUEST).
+    """
     file = resolved.config.gateway.tenants
     if not file:
         return None
@@ -134,7 +143,7 @@ def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
 
 
 def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
-    """Raises TandemError(INVALID_REQUEST) that names what is known."""
+    """Return the table's value of a name. Raises TandemError(INVALID_REQUEST), which lists the known names."""
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
@@ -143,7 +152,7 @@ def known(flag: str, name: str, table: Mapping[str, Value]) -> Value:
 
 
 def writable(flag: str, name: str | None) -> Path | None:
-    """Refuses before a long run what could not be written after it."""
+    """Return the path of an output file. Raises TandemError before a long run if it could not be written after it."""
     if name is None:
         return None
     path = Path(name)

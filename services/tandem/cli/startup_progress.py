@@ -1,4 +1,4 @@
-"""Tells a waiting person what is being started and since when; never what a log line says."""
+"""Print the stages of a start to a waiting user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.core.clock import Clock
 
 
 class Progress:
-    """One whole line per stage on standard error, so that log lines of others stand between them and not inside."""
+    """Print one whole line for each stage to standard error, so that log lines do not break into it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,1 +1,1 @@
-"""Floor 5, the preflight: looks at what Tandem needs here and says what to do; never changes anything it looks at."""
+"""Floor 5: preflight checks of this machine and a cluster, which report problems with remedies and change nothing."""

@@ -1,6 +1,6 @@
-"""The address that workers tell others, and where it leads; never tells it to anybody.
+"""Check the address that workers of this machine advertise, and where it leads.
 
-Which address that is, is the workers' own rule and comes from outside.
+The caller passes the workers' own rule for choosing the address.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, ok, warn
 
-Told = Callable[[WorkerConfig, Mapping[str, str]], str]
-"""(settings, environment) -> host:port that is told. Raises TandemError where none can be."""
+AddressRule = Callable[[WorkerConfig, Mapping[str, str]], str]
+"""(settings, environment) -> host:port to advertise. Raises TandemError if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedAddress:
-    """`address` is host:port; `problem`: why there is none, else empty. `leads_to` are the addresses of its host,
-    `is_here` that one of them is this machine's."""
+    """Address that a worker would advertise.
+
+    `address`: host:port. `problem`: why there is none, else empty. `leads_to`: IP addresses to which its host resolves.
+    `is_here`: one of them belongs to this machine.
+    """
 
     address: str = ""
     problem: str = ""
@@ -29,42 +32,40 @@ class AdvertisedAddress:
     is_here: bool = False
 
 
-def read_announced(worker: WorkerConfig, environ: Mapping[str, str], told: Told) -> AdvertisedAddress:
+def read_advertised(worker: WorkerConfig, environ: Mapping[str, str], rule: AddressRule) -> AdvertisedAddress:
     try:
-        address = told(worker, environ)
+        address = rule(worker, environ)
     except TandemError as error:
         return AdvertisedAddress(problem=error.message)
     try:
         found = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return AdvertisedAddress(address)
-    leads_to = tuple(dict.fromkeys(str(where[0]) for *_, where in found))
+    leads_to = tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
     return AdvertisedAddress(address, "", leads_to, any(map(_is_local, leads_to)))
 
 
-def judge_announced(announced: AdvertisedAddress, host: str) -> Finding:
-    """`host` is where workers listen."""
-    if announced.problem:
+def judge_advertised(advertised: AdvertisedAddress, host: str) -> Finding:
+    """Report whether other machines can use the address. `host`: where workers listen."""
+    if advertised.problem:
         fix = "worker.advertise_address=HOST:0 at which others reach this machine; in a pod POD_IP by the downward API"
-        return fail("advertise-address", announced.problem, fix)
-    told = f"workers are announced at {announced.address.removesuffix(':0')}"
-    if not announced.leads_to:
+        return fail("advertise-address", advertised.problem, fix)
+    summary = f"workers are advertised at {advertised.address.removesuffix(':0')}"
+    if not advertised.leads_to:
         fix = (
             "worker.advertise_address of a name that the other machines' DNS knows, or of an IP address of this machine"
         )
-        return fail("advertise-address", f"{told}, which cannot be resolved", fix)
-    if is_loopback(announced.leads_to[0]) and not is_loopback(host):
+        return fail("advertise-address", f"{summary}, which cannot be resolved", fix)
+    if is_loopback(advertised.leads_to[0]) and not is_loopback(host):
         fix = "worker.advertise_address=HOST:0 of the address at which other machines reach this one (`hostname -I`)"
-        return warn("advertise-address", f"{told}, a loopback: others reach themselves there", fix)
-    if announced.is_here:
-        return ok("advertise-address", f"{told}, which is here")
-    return ok(
-        "advertise-address", f"{told} ({', '.join(announced.leads_to)}), which passes on to here if it is a proxy"
-    )
+        return warn("advertise-address", f"{summary}, a loopback address: other machines would reach themselves", fix)
+    if advertised.is_here:
+        return ok("advertise-address", f"{summary}, which is on this machine")
+    return ok("advertise-address", f"{summary} ({', '.join(advertised.leads_to)}), which must forward to this machine")
 
 
 def _is_local(address: str) -> bool:
-    """Only addresses of this machine can be bound."""
+    """Check whether an IP address belongs to this machine, by binding it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

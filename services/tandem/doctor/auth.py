@@ -1,7 +1,6 @@
-"""What keeps strangers out, as a gateway and a worker would judge it at their start; never opens a port.
+"""Check the authentication settings as a gateway and a worker would at their start.
 
-The judgement is the programs' own, and comes from outside: each of `gateway` and `worker` raises TandemError with what
-to say instead.
+The caller passes the programs' own checks, which raise TandemError with the flags to set.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from tandem.core.errors import TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.doctor.finding import Finding, fail, ok, skip
 
-Door = Callable[[Resolved], None]
+AuthCheck = Callable[[Resolved], None]
 
 
-def read_door(door: Door, resolved: Resolved) -> str:
-    """Why a program with these settings would not start; empty where it would."""
+def read_auth_problem(check: AuthCheck, resolved: Resolved) -> str:
+    """Return why a program with these settings would refuse to start; empty if it would start."""
     try:
-        door(resolved)
+        check(resolved)
     except TandemError as error:
         return error.message
     return ""
@@ -27,14 +26,14 @@ def read_door(door: Door, resolved: Resolved) -> str:
 def judge_tenants(problem: str, resolved: Resolved) -> Finding:
     gateway = resolved.config.gateway
     if not gateway.tenants and resolved.origins["gateway.auth"] == DEFAULT_LAYER and gateway.auth == "keys":
-        return skip("tenants", "no file of tenants is named: `serve` asks for no keys, a gateway alone wants --tenants")
+        return skip("tenants", "no tenants file is set: `serve` needs no keys, `gateway` needs --tenants")
     if not problem:
         return ok(
             "tenants",
-            f"{gateway.tenants} is taken" if gateway.tenants else "gateway.auth is off: no keys are asked for",
+            f"{gateway.tenants} is valid" if gateway.tenants else "gateway.auth is off: requests need no keys",
         )
     fix = (
-        "--tenants FILE: docs/tenants.md says what it holds, `tandem key` draws a key and its hash; in a pod "
+        "--tenants FILE: docs/tenants.md describes it, `tandem key` generates a key and its hash; in a pod "
         "`tenants.existingSecret` or `tenants.content`"
     )
     return fail("tenants", problem, fix)
@@ -42,5 +41,5 @@ def judge_tenants(problem: str, resolved: Resolved) -> Finding:
 
 def judge_guard(problem: str) -> Finding:
     if not problem:
-        return ok("guard", "a worker with these settings lets its own cluster in and nobody else")
-    return fail("guard", problem, "--secret-file FILE (`openssl rand -hex 32`), or a worker.host of this machine alone")
+        return ok("guard", "a worker with these settings accepts calls only from its own cluster")
+    return fail("guard", problem, "--secret-file FILE (`openssl rand -hex 32`), or a loopback address as worker.host")

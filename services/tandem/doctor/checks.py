@@ -1,4 +1,4 @@
-"""Which checks there are, and what of the settings each is given; never judges anything itself."""
+"""List the checks of `tandem doctor` and pass each the settings that it needs."""
 
 from __future__ import annotations
 
@@ -43,13 +43,16 @@ from tandem.doctor.system import System
 from tandem.stores.embedded_redis import EmbeddedServerError, find_program
 
 PAIRS_S = 3600.0
-"""All pairs one after the other; each has its own time."""
+"""Time limit for all pairs, which are measured one after the other with a time limit for each."""
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`url` of a gateway, empty where none is to be asked."""
+    """Command-line options of the doctor.
+
+    `url`: URL of a gateway to check, empty for none. `pairs`: pairs of workers whose links to measure.
+    """
 
     url: str = ""
     pairs: Literal["none", "few", "all"] = "none"
@@ -57,17 +60,20 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What programs of other rooms know: how to reach a cluster's members, what a gateway and a worker ask for before
-    they start, and where a worker says that it is."""
+    """Functions of other packages that the checks use.
+
+    `members_of` opens a cluster's list of workers, `check_gateway_auth` and `check_worker_auth` are the programs' own
+    checks of authentication settings, `worker_address` is the workers' rule for the address to advertise.
+    """
 
     members_of: Callable[[Config], AbstractAsyncContextManager[workers.MemberList]]
-    gateway_door: auth.Door
-    worker_door: auth.Door
-    worker_address: advertised_address.Told
+    check_gateway_auth: auth.AuthCheck
+    check_worker_auth: auth.AuthCheck
+    worker_address: advertised_address.AddressRule
 
 
-class _Once(Generic[_T]):
-    """What several checks ask for is read once."""
+class _Cached(Generic[_T]):
+    """Run an asynchronous read once and return its result to every caller."""
 
     def __init__(self, read: Callable[[], Awaitable[_T]]) -> None:
         self._read = read
@@ -80,59 +86,68 @@ class _Once(Generic[_T]):
 
 
 class CheckSuite:
-    """All checks for one set of settings. `checks` are run side by side, then `pairs`, which must have the links for
-    themselves. `parts` of Tandem are installed: what the others would need here is skipped."""
+    """All checks for one set of settings.
+
+    `checks` may run concurrently; `pairs` must run after them, since they need the links to themselves. `parts`: parts
+    of Tandem that are installed; checks for other parts are skipped.
+    """
 
     def __init__(
-        self, resolved: Resolved, system: System, outside: Dependencies, asked: Options, parts: Set[str], clock: Clock
+        self,
+        resolved: Resolved,
+        system: System,
+        dependencies: Dependencies,
+        options: Options,
+        parts: Set[str],
+        clock: Clock,
     ) -> None:
         self._resolved = resolved
         self._config = with_device_defaults(resolved.config)
         self._system = system
-        self._outside = outside
-        self._asked = asked
+        self._dependencies = dependencies
+        self._options = options
         self._parts = parts
         self._clock = clock
-        self._redis = _Once(self._read_redis)
-        self._front = _Once(self._read_front)
-        self._fleet = _Once(self._read_fleet)
-        self._rdma = _Once(lambda: on_thread(lambda: rdma.read_rdma(system)))
+        self._redis = _Cached(self._read_redis)
+        self._gateway_facts = _Cached(self._read_gateway)
+        self._worker_list = _Cached(self._read_workers)
+        self._rdma = _Cached(lambda: on_thread(lambda: rdma.read_rdma(system)))
 
     def checks(self) -> tuple[Check, ...]:
         return (
-            Check("versions", _looking(lambda: versions.judge_versions(versions.read_versions()))),
-            Check("settings", _looking(lambda: settings_lint.judge_settings(self._resolved))),
-            self._of("worker", Check("cpu", _looking(self._cpu))),
-            self._of("worker", Check("gpu", _looking(self._gpu), gpu.QUERY_S * 2 + gpu.TORCH_S + 5)),
-            self._of("worker", Check("rdma", self._examine_rdma)),
-            self._of("worker", Check("memlock", self._examine_memlock)),
-            self._of("worker", Check("shared-memory", _looking(self._shared_memory))),
-            self._of("worker", Check("ucx", _looking(self._ucx), ucx.LIMIT_S)),
-            self._of("worker", Check("model", _looking(self._model), 30.0)),
-            Check("ports", _looking(self._ports), 20.0),
-            self._of("worker", Check("advertise-address", _looking(self._announced))),
-            self._of("worker", Check("guard", _looking(self._guard))),
-            self._of("gateway", Check("open-files", _looking(self._open_files))),
-            self._of("gateway", Check("tenants", _looking(self._tenants))),
-            Check("secret", _looking(self._secret)),
-            Check("tls", _looking(self._tls)),
+            Check("versions", _threaded(lambda: versions.judge_versions(versions.read_versions()))),
+            Check("settings", _threaded(lambda: settings_lint.judge_settings(self._resolved))),
+            self._if_installed("worker", Check("cpu", _threaded(self._cpu))),
+            self._if_installed("worker", Check("gpu", _threaded(self._gpu), gpu.QUERY_S * 2 + gpu.TORCH_S + 5)),
+            self._if_installed("worker", Check("rdma", self._examine_rdma)),
+            self._if_installed("worker", Check("memlock", self._examine_memlock)),
+            self._if_installed("worker", Check("shared-memory", _threaded(self._shared_memory))),
+            self._if_installed("worker", Check("ucx", _threaded(self._ucx), ucx.LIMIT_S)),
+            self._if_installed("worker", Check("model", _threaded(self._model), 30.0)),
+            Check("ports", _threaded(self._ports), 20.0),
+            self._if_installed("worker", Check("advertise-address", _threaded(self._advertised))),
+            self._if_installed("worker", Check("guard", _threaded(self._worker_auth))),
+            self._if_installed("gateway", Check("open-files", _threaded(self._open_files))),
+            self._if_installed("gateway", Check("tenants", _threaded(self._tenants))),
+            Check("secret", _threaded(self._secret)),
+            Check("tls", _threaded(self._tls)),
             Check("redis", self._examine_redis),
-            Check("workers", self._examine_fleet, 30.0),
-            Check("gateway", self._examine_front, 15.0),
+            Check("workers", self._examine_workers, 30.0),
+            Check("gateway", self._examine_gateway, 15.0),
             Check("clock", self._examine_clock, 30.0),
-            Check("pod", _looking(self._pod)),
-            Check("rbac", _looking(lambda: [rbac.examine_permissions(self._system, self._config)]), 60.0),
+            Check("pod", _threaded(self._pod)),
+            Check("rbac", _threaded(lambda: [rbac.examine_permissions(self._system, self._config)]), 60.0),
         )
 
     def pairs(self) -> tuple[Check, ...]:
-        return () if self._asked.pairs == "none" else (Check("pairs", self._examine_pairs, PAIRS_S),)
+        return () if self._options.pairs == "none" else (Check("pairs", self._examine_pairs, PAIRS_S),)
 
-    def _of(self, part: str, check: Check) -> Check:
-        """The check where that part is installed, else one that says that it is not."""
+    def _if_installed(self, part: str, check: Check) -> Check:
+        """Return the check if its part is installed, else a check that is skipped with that reason."""
         if part in self._parts:
             return check
         return Check(
-            check.name, _looking(lambda: [skip(check.name, f"tandem[{part}] is not installed: none runs here")])
+            check.name, _threaded(lambda: [skip(check.name, f"tandem[{part}] is not installed: none runs here")])
         )
 
     # ---- this machine
@@ -168,27 +183,31 @@ class CheckSuite:
         return (shared_memory.judge_shared_memory(shared_memory.read_shared_memory(self._system)),)
 
     def _ucx(self) -> Sequence[Finding]:
-        handoff, told = self._config.handoff, self._system.environ.get("UCX_TLS", "")
+        handoff, ucx_tls = self._config.handoff, self._system.environ.get("UCX_TLS", "")
         trial = ucx.Trial() if handoff.transport == "local" else ucx.read_trial(self._system)
-        return ucx.judge_trial(trial, handoff, self._config.transfer, told)
+        return ucx.judge_trial(trial, handoff, self._config.transfer, ucx_tls)
 
     def _model(self) -> Sequence[Finding]:
         return model.judge_model(model.read_model(self._config.model))
 
     def _ports(self) -> Sequence[Finding]:
-        wanted = [one for one in listen_ports.wanted_places(self._config) if one.part in self._parts]
-        return [listen_ports.judge_place(listen_ports.read_place(one, self._config.cluster)) for one in wanted]
+        addresses = [a for a in listen_ports.configured_addresses(self._config) if a.part in self._parts]
+        return [listen_ports.judge_address(listen_ports.probe_address(a, self._config.cluster)) for a in addresses]
 
-    def _announced(self) -> Sequence[Finding]:
+    def _advertised(self) -> Sequence[Finding]:
         worker = self._config.worker
-        found = advertised_address.read_announced(worker, self._system.environ, self._outside.worker_address)
-        return (advertised_address.judge_announced(found, worker.host),)
+        found = advertised_address.read_advertised(worker, self._system.environ, self._dependencies.worker_address)
+        return (advertised_address.judge_advertised(found, worker.host),)
 
-    def _guard(self) -> Sequence[Finding]:
-        return (auth.judge_guard(auth.read_door(self._outside.worker_door, self._resolved)),)
+    def _worker_auth(self) -> Sequence[Finding]:
+        return (auth.judge_guard(auth.read_auth_problem(self._dependencies.check_worker_auth, self._resolved)),)
 
     def _tenants(self) -> Sequence[Finding]:
-        return (auth.judge_tenants(auth.read_door(self._outside.gateway_door, self._resolved), self._resolved),)
+        return (
+            auth.judge_tenants(
+                auth.read_auth_problem(self._dependencies.check_gateway_auth, self._resolved), self._resolved
+            ),
+        )
 
     def _secret(self) -> Sequence[Finding]:
         return (secret.judge_secret(secret.read_secret(self._config.cluster.secret_file), self._config),)
@@ -199,20 +218,20 @@ class CheckSuite:
     def _pod(self) -> Sequence[Finding]:
         return (pod.judge_pod(pod.read_pod(self._system)),)
 
-    # ---- others
+    # ---- Redis, workers and gateway
 
     async def _read_redis(self) -> redis_server.RedisFacts:
         return await redis_server.read_redis(self._config.redis.url, self._clock)
 
-    async def _read_front(self) -> gateway.GatewayFacts:
-        return await on_thread(lambda: gateway.read_front(self._asked.url, self._clock))
+    async def _read_gateway(self) -> gateway.GatewayFacts:
+        return await on_thread(lambda: gateway.read_gateway(self._options.url, self._clock))
 
-    async def _read_fleet(self) -> workers.WorkerList:
+    async def _read_workers(self) -> workers.WorkerList:
         if not self._config.redis.url:
-            return workers.WorkerList(reason="no Redis is named that lists workers (--redis-url)")
+            return workers.WorkerList(reason="redis.url is not set, so no workers are known (--redis-url)")
         try:
-            async with self._outside.members_of(self._config) as members:
-                return await workers.read_fleet(members, self._clock)
+            async with self._dependencies.members_of(self._config) as members:
+                return await workers.read_workers(members, self._clock)
         except TandemError as error:
             return workers.WorkerList(reason=error.message)
 
@@ -221,40 +240,40 @@ class CheckSuite:
             return redis_server.judge_redis(await self._redis(), self._config.redis.url)
         return redis_server.judge_own_server(await on_thread(_no_server))
 
-    async def _examine_fleet(self) -> Sequence[Finding]:
-        found = await self._fleet()
+    async def _examine_workers(self) -> Sequence[Finding]:
+        found = await self._worker_list()
         roles = workers.judge_roles(found, self._config.gateway.disaggregation)
         return (*workers.judge_workers(found), *workers.judge_fingerprints(found), *roles)
 
-    async def _examine_front(self) -> Sequence[Finding]:
-        return (gateway.judge_front(await self._front() if self._asked.url else None),)
+    async def _examine_gateway(self) -> Sequence[Finding]:
+        return (gateway.judge_gateway(await self._gateway_facts() if self._options.url else None),)
 
     async def _examine_clock(self) -> Sequence[Finding]:
         skews: list[clock_skew.Skew] = []
-        if self._config.redis.url and not (told := await self._redis()).problem:
-            skews.append(clock_skew.Skew("Redis", told.ahead_s, told.within_s))
-        if self._asked.url and (own := (await self._front()).skew) is not None:
-            skews.append(own)
-        return clock_skew.judge_skews([*skews, *workers.skews_of(await self._fleet())])
+        if self._config.redis.url and not (redis := await self._redis()).problem:
+            skews.append(clock_skew.Skew("Redis", redis.ahead_s, redis.within_s))
+        if self._options.url and (skew := (await self._gateway_facts()).skew) is not None:
+            skews.append(skew)
+        return clock_skew.judge_skews([*skews, *workers.skews_of(await self._worker_list())])
 
     async def _examine_pairs(self) -> Sequence[Finding]:
-        """One after the other: two at once would share a link and each look slow."""
-        found = await self._fleet()
-        chosen = pairs.choose_pairs(found, is_all=self._asked.pairs == "all")
+        """Measure one pair after the other: concurrent reads would share a link, and each would look slow."""
+        found = await self._worker_list()
+        chosen = pairs.choose_pairs(found, is_all=self._options.pairs == "all")
         if not chosen:
             return pairs.judge_choice(found, chosen)
-        async with self._outside.members_of(self._config) as members:
+        async with self._dependencies.members_of(self._config) as members:
             measured = [await pairs.measure(members, pair) for pair in chosen]
-        return tuple(pairs.judge_pair(one, self._config.transfer) for one in measured)
+        return tuple(pairs.judge_pair(each, self._config.transfer) for each in measured)
 
 
-def _looking(look: Callable[[], Sequence[Finding]]) -> Callable[[], Awaitable[Sequence[Finding]]]:
-    """What may wait for the kernel, on a thread of its own."""
-    return lambda: on_thread(look)
+def _threaded(check: Callable[[], Sequence[Finding]]) -> Callable[[], Awaitable[Sequence[Finding]]]:
+    """Make a check that may block (in the kernel, for example) run on a thread of its own."""
+    return lambda: on_thread(check)
 
 
 def _no_server() -> str:
-    """Why `serve` finds no server to start; empty where it does."""
+    """Return why `tandem serve` has no Redis server to start; empty if it has one."""
     try:
         program = find_program()
     except EmbeddedServerError as error:

@@ -1,7 +1,8 @@
-"""How far clocks are apart: this machine's, Redis', gateways' and workers'; never sets one.
+"""Compare the clocks of Redis, gateways and workers with that of this machine.
 
-Redis and workers tell their time, which is known as exactly as asking was quick. Gateways tell theirs only in the Date
-of their HTTP answers, which has whole seconds. That is enough: a call to a worker is believed within 30 s.
+Redis and workers return their time, which is known up to half of the round trip. A gateway's clock is read from the
+Date header of its HTTP responses, which has whole seconds. That is enough: workers accept calls that were signed up to
+30 s ago.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from tandem.wire.call_auth import MAX_SKEW_S
 
 WARN_S = 5.0
 DATE_S = 1.0
-"""What a Date header cuts off."""
+"""Resolution of a Date header in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """`who` is `ahead_s` before this machine's clock, known to `within_s`."""
+    """Difference between the clock of `who` and this machine's, in seconds: `ahead_s`, plus or minus `within_s`."""
 
     who: str
     ahead_s: float
@@ -27,28 +28,28 @@ class Skew:
 
 
 def judge_skews(skews: Sequence[Skew]) -> tuple[Finding, ...]:
-    """What is out of bounds, each; else one finding for all."""
+    """Return a finding for each clock that is out of bounds; if none is, one finding for all clocks."""
     if not skews:
-        return (skip("clock", "nobody was asked who has another clock (--redis-url, --url)"),)
+        return (skip("clock", "there is no other clock to compare with (--redis-url, --url)"),)
     wrong = tuple(_wrong(skew) for skew in skews if _least(skew) > WARN_S)
-    told = ", ".join(f"{skew.who} {_seconds(abs(skew.ahead_s) + skew.within_s)}" for skew in skews)
-    return wrong or (ok("clock", f"apart from this machine's at most: {told}"),)
+    summary = ", ".join(f"{skew.who} {_seconds(abs(skew.ahead_s) + skew.within_s)}" for skew in skews)
+    return wrong or (ok("clock", f"apart from this machine's at most: {summary}"),)
 
 
 def _wrong(skew: Skew) -> Finding:
-    fix = "set the clock of whichever is wrong by NTP (`timedatectl set-ntp true`, `chronyc tracking`)"
+    fix = "synchronize the clock that is wrong by NTP (`timedatectl set-ntp true`, `chronyc tracking`)"
     if _least(skew) > MAX_SKEW_S:
-        refused = f"{skew.who} {_told(skew)}: beyond {MAX_SKEW_S:g} s workers refuse calls (cluster.secret_file)"
-        return fail("clock", refused, fix)
-    return warn("clock", f"{skew.who} {_told(skew)}; at {MAX_SKEW_S:g} s workers refuse calls", fix)
+        text = f"{skew.who} {_direction(skew)}: beyond {MAX_SKEW_S:g} s workers refuse calls (cluster.secret_file)"
+        return fail("clock", text, fix)
+    return warn("clock", f"{skew.who} {_direction(skew)}; at {MAX_SKEW_S:g} s workers refuse calls", fix)
 
 
 def _least(skew: Skew) -> float:
-    """What it is apart at least."""
+    """Return the least possible difference of a clock in seconds."""
     return max(0.0, abs(skew.ahead_s) - skew.within_s)
 
 
-def _told(skew: Skew) -> str:
+def _direction(skew: Skew) -> str:
     return f"is {_seconds(abs(skew.ahead_s))} {'ahead' if skew.ahead_s > 0 else 'behind'}"
 
 

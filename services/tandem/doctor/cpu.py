@@ -1,4 +1,4 @@
-"""Whether compiled kernels can be had: the processor's vectors and a C++ compiler; never compiles anything."""
+"""Check what compiled CPU kernels need: the processor's vector instructions and a C++ compiler."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from tandem.doctor.finding import Finding, ok, skip, warn, wrong
 from tandem.doctor.system import System
 
 COMPILERS = ("c++", "g++", "clang++")
-"""Where CXX names none; the first that is found builds the kernels."""
+"""Used if CXX is unset; the first that is found builds the kernels."""
 _VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """`compiler` is its path, empty where none is found; `flags` as the kernel calls the processor's features."""
+    """Processor and compiler of this machine.
+
+    `flags`: the processor's features, in the kernel's names. `compiler`: path of the C++ compiler, empty if none is
+    found.
+    """
 
     machine: str
     flags: frozenset[str]
@@ -30,15 +34,16 @@ def read_cpu(system: System) -> Cpu:
         if line.startswith(("flags", "Features")):
             flags = frozenset(line.partition(":")[2].split())
             break
-    wanted = [name for name in (system.environ.get("CXX"), *COMPILERS) if name]
-    found = (shutil.which(name, path=system.environ.get("PATH")) for name in wanted)
+    names = [name for name in (system.environ.get("CXX"), *COMPILERS) if name]
+    found = (shutil.which(name, path=system.environ.get("PATH")) for name in names)
     return Cpu(platform.machine(), flags, next(filter(None, found), ""))
 
 
 def judge_cpu(cpu: Cpu, device: Literal["cpu", "cuda"], kernels: str) -> tuple[Finding, ...]:
-    """Without a compiler or vectors a CPU worker computes in plain torch, which is right and slow."""
+    """Report missing vector instructions or a missing compiler, without which a CPU worker computes in plain torch:
+    correctly, but slowly."""
     if device == "cuda":
-        return (skip("cpu", "model.device is cuda, whose kernels are not the processor's"),)
+        return (skip("cpu", "model.device is cuda, which uses no CPU kernels"),)
     return (_vectors(cpu), _compiler(cpu, is_fatal=kernels == "compiled"))
 
 
@@ -46,8 +51,8 @@ def _vectors(cpu: Cpu) -> Finding:
     for flag, name in _VECTORS:
         if flag in cpu.flags:
             return ok("cpu", f"{cpu.machine} with {name}")
-    told = f"{cpu.machine} with none of {', '.join(name for _, name in _VECTORS)}"
-    return warn("cpu", f"{told}: steps take several times as long", "run workers on a processor with AVX2 or NEON")
+    summary = f"{cpu.machine} with none of {', '.join(name for _, name in _VECTORS)}"
+    return warn("cpu", f"{summary}: steps take several times as long", "run workers on a processor with AVX2 or NEON")
 
 
 def _compiler(cpu: Cpu, *, is_fatal: bool) -> Finding:

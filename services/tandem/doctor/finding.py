@@ -1,4 +1,4 @@
-"""What one check found and what to do about it; never looks for anything itself."""
+"""Define the finding of a check and its severity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """The value is what reports say."""
+    """Severity of a finding; the value is its text in reports."""
 
     OK = "ok"
     WARN = "warn"
@@ -18,9 +18,12 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check` names what was looked at; `found` is what there is, of a skipped check why nobody looked; `fix` a
-    command, a setting or a key of the chart's values, and there is one exactly where something is to be done.
-    `figures` are     for machines, where what was found is a measurement."""
+    """Result of a check.
+
+    `check`: name of what was checked. `found`: what the check found, or why it was skipped. `fix`: a remedy (a command,
+    a setting or a key of the chart's values), set exactly if the severity is WARN or FAIL. `figures`: measured values
+    for the JSON report.
+    """
 
     check: str
     verdict: Severity
@@ -30,9 +33,9 @@ class Finding:
 
     def __post_init__(self) -> None:
         if bool(self.fix) is not (self.verdict in (Severity.WARN, Severity.FAIL)):
-            raise ValueError(f"{self.check}: a fix is for what is wrong, and all that is wrong has one")
+            raise ValueError(f"{self.check}: warnings and failures need a fix, other findings must not have one")
         if not self.found:
-            raise ValueError(f"{self.check}: nothing is said of what was found")
+            raise ValueError(f"{self.check}: found is empty")
 
 
 def ok(check: str, found: str) -> Finding:
@@ -52,5 +55,5 @@ def skip(check: str, reason: str) -> Finding:
 
 
 def wrong(check: str, found: str, fix: str, *, is_fatal: bool) -> Finding:
-    """A failure where it is fatal, else a warning."""
+    """Return a failure if it is fatal, else a warning."""
     return Finding(check, Severity.FAIL if is_fatal else Severity.WARN, found, fix)

@@ -1,4 +1,4 @@
-"""GPUs, their driver, and whether torch and NIXL were built for it; never computes on one."""
+"""Check the GPUs, their driver, and whether torch and NIXL are built for it, without computing on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
 from tandem.doctor.system import NOT_FOUND, Ran, System
 
 QUERY_S, TORCH_S = 10.0, 30.0
-"""A driver in trouble answers late or never; torch takes seconds to load its libraries."""
+"""Time limits: a failing driver answers late or not at all; torch takes seconds to load its libraries."""
 _FIELDS = (
     *("name", "driver_version", "memory.total", "memory.used"),
     *("compute_mode", "persistence_mode", "mig.mode.current"),
@@ -30,7 +30,7 @@ _IN_A_POD = "in a pod `pools.<name>.gpus`, a node with the device plugin, and it
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Bytes; `compute_mode` and the switches as nvidia-smi writes them."""
+    """State of a GPU; `compute_mode`, `persistence` and `mig` as nvidia-smi prints them."""
 
     name: str
     num_bytes: int
@@ -42,7 +42,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """`problem` where nvidia-smi gave no answer, else empty; `cuda` the newest that the driver knows, as (13, 0)."""
+    """NVIDIA driver and its GPUs.
+
+    `problem`: why nvidia-smi failed, else empty. `cuda`: newest CUDA version that the driver supports, as (13, 0).
+    """
 
     problem: str = ""
     version: str = ""
@@ -52,7 +55,11 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """`cuda` is None for a build without; `nixl` names the flavours of NIXL that are installed, as ("cu12",)."""
+    """Installed torch and NIXL.
+
+    `cuda`: CUDA version of the torch build, None for a build without CUDA. `nixl`: installed variants of NIXL, as
+    ("cu12",).
+    """
 
     problem: str = ""
     version: str = ""
@@ -63,14 +70,15 @@ class Torch:
 
 
 def read_driver(system: System) -> Driver:
-    asked = system.run(["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"], QUERY_S)
-    if asked.code:
-        return Driver(problem=_problem(asked))
-    return parse_driver(asked.out, system.run(["nvidia-smi"], QUERY_S).out)
+    ran = system.run(["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"], QUERY_S)
+    if ran.code:
+        return Driver(problem=_problem(ran))
+    return parse_driver(ran.out, system.run(["nvidia-smi"], QUERY_S).out)
 
 
 def parse_driver(rows: str, banner: str) -> Driver:
-    """`rows` in the order of the fields that are asked for; the banner alone tells the CUDA version."""
+    """Parse the output of nvidia-smi: `rows` has the queried fields in their order, only `banner` has the CUDA
+    version."""
     gpus, version = [], ""
     for line in filter(None, map(str.strip, rows.splitlines())):
         name, version, total, used, mode, persistence, mig = (cell.strip() for cell in line.split(","))
@@ -80,11 +88,11 @@ def parse_driver(rows: str, banner: str) -> Driver:
 
 
 def read_torch(system: System) -> Torch:
-    """By another process, because one that has looked at a GPU keeps memory there."""
-    asked = system.run([sys.executable, "-c", _TORCH], TORCH_S)
-    if asked.code:
-        return Torch(problem=_problem(asked))
-    version, cuda, sees_gpu, num_gpus, nixl = json.loads(asked.out.splitlines()[-1])
+    """Query torch in another process, because a process that has initialized CUDA keeps memory on the GPU."""
+    ran = system.run([sys.executable, "-c", _TORCH], TORCH_S)
+    if ran.code:
+        return Torch(problem=_problem(ran))
+    version, cuda, sees_gpu, num_gpus, nixl = json.loads(ran.out.splitlines()[-1])
     return Torch("", version, _version(cuda) if cuda else None, sees_gpu, num_gpus, tuple(n[5:] for n in nixl))
 
 
@@ -110,10 +118,10 @@ def judge_cuda(torch: Torch, driver: Driver, device: str) -> tuple[Finding, ...]
     if torch.cuda is None:
         fix = "`pip install torch --index-url` of the CUDA build (pytorch.org says which), or model.device=cpu"
         return (fail("cuda", f"torch {torch.version} was built without CUDA", fix),)
-    built = f"torch {torch.version} for CUDA {_told(torch.cuda)}"
+    built = f"torch {torch.version} for CUDA {_version_text(torch.cuda)}"
     if driver.cuda != (0, 0) and torch.cuda[0] > driver.cuda[0]:
         fix = f"a driver for CUDA {torch.cuda[0]} or later, or a torch built for CUDA {driver.cuda[0]}"
-        return (fail("cuda", f"{built}, and the driver knows CUDA {_told(driver.cuda)} at most", fix),)
+        return (fail("cuda", f"{built}, and the driver knows CUDA {_version_text(driver.cuda)} at most", fix),)
     if not torch.sees_gpu:
         fix = f"CUDA_VISIBLE_DEVICES and /dev/nvidia* must be there for this user; {_IN_A_POD}"
         return (fail("cuda", f"{built} sees no GPU", fix),)
@@ -121,35 +129,41 @@ def judge_cuda(torch: Torch, driver: Driver, device: str) -> tuple[Finding, ...]
 
 
 def _nixl(torch: Torch, major: int) -> Finding:
-    told = f"NIXL for {', '.join(torch.nixl) or 'no CUDA at all'}"
+    summary = f"NIXL for {', '.join(torch.nixl) or 'no CUDA at all'}"
     if f"cu{major}" in torch.nixl:
-        return ok("cuda", told)
+        return ok("cuda", summary)
     extra = "worker,cuda" if major == 13 else "worker"
     return warn(
-        "cuda", f"{told}, and torch for CUDA {major}: one process loads both", f"`pip install 'tandem[{extra}]'`"
+        "cuda", f"{summary}, and torch for CUDA {major}: one process loads both", f"`pip install 'tandem[{extra}]'`"
     )
 
 
 def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Sequence[Finding]:
-    told = f"{index} {gpu.name}, driver {driver}, {size.format_bytes(gpu.num_bytes)}"
+    summary = f"{index} {gpu.name}, driver {driver}, {size.format_bytes(gpu.num_bytes)}"
     found: list[Finding] = []
     if gpu.compute_mode == "Prohibited":
-        found.append(fail("gpu", f"{told}: nobody may compute on it", f"`nvidia-smi -i {index} -c DEFAULT`"))
+        found.append(
+            fail(
+                "gpu",
+                f"{summary}: no process may compute on it (compute mode Prohibited)",
+                f"`nvidia-smi -i {index} -c DEFAULT`",
+            )
+        )
     if gpu.compute_mode.startswith("Exclusive"):
-        several = f"{told}: one process only (compute mode {gpu.compute_mode}), and several workers share a GPU"
+        several = f"{summary}: one process only (compute mode {gpu.compute_mode}), and several workers share a GPU"
         found.append(warn("gpu", several, f"`nvidia-smi -i {index} -c DEFAULT`, or one worker for each GPU"))
     if gpu.mig == "Enabled":
         fix = f"`nvidia-smi -i {index} -mig 0`, or a whole GPU for each worker and transfer.require=any"
-        found.append(wrong("gpu", f"{told}: MIG is on, and its slices have no cuda_ipc", fix, is_fatal=needs_ipc))
+        found.append(wrong("gpu", f"{summary}: MIG is on, and its slices have no cuda_ipc", fix, is_fatal=needs_ipc))
     num_free = gpu.num_bytes - gpu.num_used_bytes
     if num_free < share * gpu.num_bytes:
-        fix = "end who has it unless that is Tandem (`nvidia-smi`), or a smaller engine.gpu_memory_utilization"
-        left = f"{told}: {num_free / gpu.num_bytes:.0%} are free, engine.gpu_memory_utilization is {share:g}"
+        fix = "end processes of other programs on it (`nvidia-smi`), or a smaller engine.gpu_memory_utilization"
+        left = f"{summary}: {num_free / gpu.num_bytes:.0%} are free, engine.gpu_memory_utilization is {share:g}"
         found.append(warn("gpu", left, fix))
     if gpu.persistence == "Disabled":
-        slow = f"{told}: without persistence mode each start takes seconds longer"
+        slow = f"{summary}: without persistence mode each start takes seconds longer"
         found.append(warn("gpu", slow, "`nvidia-smi -pm 1` (the nvidia-persistenced service)"))
-    return found or (ok("gpu", f"{told}, {num_free / gpu.num_bytes:.0%} free"),)
+    return found or (ok("gpu", f"{summary}, {num_free / gpu.num_bytes:.0%} free"),)
 
 
 def _problem(ran: Ran) -> str:
@@ -160,7 +174,7 @@ def _problem(ran: Ran) -> str:
 
 
 def _mib(text: str) -> int:
-    """Of a number of MiB; 0 where the driver does not tell."""
+    """Convert a number of MiB to bytes; 0 if the driver does not report it."""
     return int(text) << 20 if text.isdecimal() else 0
 
 
@@ -169,5 +183,5 @@ def _version(text: str) -> tuple[int, int]:
     return int(major), int(minor.partition(".")[0] or 0)
 
 
-def _told(version: tuple[int, int]) -> str:
+def _version_text(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"

@@ -1,4 +1,4 @@
-"""The addresses that Tandem wants to listen at: whether they can be had or are Tandem's already; never keeps one."""
+"""Check that the addresses on which Tandem listens are free, or are used by a running Tandem already."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ Speaks = Literal["http", "grpc", "metrics"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """`key` is the setting that names it. `port` 0 takes any free one."""
+class ConfiguredAddress:
+    """Address on which a program is set to listen.
+
+    `key`: the setting of the port. `port`: 0 means any free port. `speaks`: protocol that is served there.
+    """
 
     key: str
     host: str
@@ -34,85 +37,103 @@ class Wanted:
 
     @property
     def part(self) -> str:
-        """Of Tandem, that listens there."""
+        """Part of Tandem that listens there: gateway or worker."""
         return self.key.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """`problem`: why nobody can listen there, empty where one can. `is_taken`: somebody listens there already, and
-    `is_ours` that it answers as Tandem does."""
+    """Result of trying to listen on a configured address.
 
-    wanted: Wanted
+    `problem`: why it cannot be bound, else empty. `is_taken`: another process listens there. `is_ours`: that process
+    answers as Tandem does.
+    """
+
+    configured: ConfiguredAddress
     problem: str = ""
     is_taken: bool = False
     is_ours: bool = False
 
 
-def wanted_places(config: Config) -> tuple[Wanted, ...]:
-    """Those with a number; any free port can always be had."""
+def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
+    """Return the addresses to check: those with a port number, and the worker's, whose host must exist."""
     gateway, worker = config.gateway, config.worker
     places = (
-        Wanted("gateway.port", gateway.host, gateway.port, "http"),
-        Wanted("gateway.grpc_port", gateway.host, gateway.own_grpc_port, "grpc"),
-        Wanted("worker.port", worker.host, worker.port, "grpc"),
-        Wanted("worker.metrics_port", worker.host, worker.metrics_port, "metrics"),
+        ConfiguredAddress("gateway.port", gateway.host, gateway.port, "http"),
+        ConfiguredAddress("gateway.grpc_port", gateway.host, gateway.own_grpc_port, "grpc"),
+        ConfiguredAddress("worker.port", worker.host, worker.port, "grpc"),
+        ConfiguredAddress("worker.metrics_port", worker.host, worker.metrics_port, "metrics"),
     )
     return tuple(place for place in places if place.port > 0 or place.key == "worker.port")
 
 
-def read_place(wanted: Wanted, cluster: ClusterConfig) -> ListenAddress:
-    """`cluster` as the programs have it: a worker that has TLS answers nobody else."""
+def probe_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> ListenAddress:
+    """Try to bind an address. `cluster` has the TLS files with which to reach a worker that listens there already."""
     try:
-        family, *_, address = socket.getaddrinfo(wanted.host, wanted.port, type=socket.SOCK_STREAM)[0]
+        family, *_, address = socket.getaddrinfo(configured.host, configured.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        return ListenAddress(wanted, problem=f"{wanted.host} is no host: {error.strerror}")
+        return ListenAddress(configured, problem=f"{configured.host} is not a known host: {error.strerror}")
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
             is_taken = error.errno == errno.EADDRINUSE
-            return ListenAddress(wanted, error.strerror or str(error), is_taken, is_taken and _is_ours(wanted, cluster))
-    return ListenAddress(wanted)
+            return ListenAddress(
+                configured, error.strerror or str(error), is_taken, is_taken and _is_ours(configured, cluster)
+            )
+    return ListenAddress(configured)
 
 
-def judge_place(place: ListenAddress) -> Finding:
-    wanted = place.wanted
-    told = f"{wanted.key} {_endpoint(wanted)}"
+def judge_address(place: ListenAddress) -> Finding:
+    configured = place.configured
+    summary = f"{configured.key} {_endpoint(configured)}"
     if not place.problem:
-        return ok("ports", f"{told} is free" if wanted.port else f"{told}: any free port of a host of this machine")
+        return ok(
+            "ports", f"{summary} is free" if configured.port else f"{summary}: any free port of a host of this machine"
+        )
     if place.is_ours:
-        return ok("ports", f"{told} is taken by a Tandem that answers")
+        return ok("ports", f"{summary} is taken by a Tandem that answers")
     if place.is_taken:
-        fix = f"end who listens there (`ss -ltnp 'sport = :{wanted.port}'`), or another {wanted.key}"
-        return fail("ports", f"{told} is taken by somebody else", fix)
+        fix = (
+            f"end the process that listens there (`ss -ltnp 'sport = :{configured.port}'`), or another {configured.key}"
+        )
+        return fail("ports", f"{summary} is taken by another program", fix)
     fix = (
-        f"a {wanted.part}.host of this machine (`ip addr`; 0.0.0.0 is every one), and a port from 1024 on but for root"
+        f"a {configured.part}.host of this machine (`ip addr`; 0.0.0.0 means all), and a port from 1024 on unless root"
     )
-    return fail("ports", f"{told}: {place.problem}", fix)
+    return fail("ports", f"{summary}: {place.problem}", fix)
 
 
-def _is_ours(wanted: Wanted, cluster: ClusterConfig) -> bool:
-    host = "127.0.0.1" if wanted.host == _WILDCARDS[0] else "::1" if wanted.host == _WILDCARDS[1] else wanted.host
-    if wanted.speaks == "grpc":
-        target = f"[{host}]:{wanted.port}" if ":" in host else f"{host}:{wanted.port}"
-        return _answers_grpc(target, _credentials(cluster) if wanted.part == "worker" else None)
-    body = _get(host, wanted.port)
-    return body.startswith(b'{"status":"ok"') if wanted.speaks == "http" else body == b"ok\n"
+def _is_ours(configured: ConfiguredAddress, cluster: ClusterConfig) -> bool:
+    host = (
+        "127.0.0.1"
+        if configured.host == _WILDCARDS[0]
+        else "::1"
+        if configured.host == _WILDCARDS[1]
+        else configured.host
+    )
+    if configured.speaks == "grpc":
+        target = f"[{host}]:{configured.port}" if ":" in host else f"{host}:{configured.port}"
+        return _answers_grpc(target, _credentials(cluster) if configured.part == "worker" else None)
+    body = _get(host, configured.port)
+    return body.startswith(b'{"status":"ok"') if configured.speaks == "http" else body == b"ok\n"
 
 
 def _get(host: str, port: int) -> bytes:
-    """The body of /health; empty where there is none."""
-    with suppress(OSError, http.client.HTTPException), closing(http.client.HTTPConnection(host, port, _ANSWER_S)) as to:
-        to.request("GET", "/health")
-        answer = to.getresponse()
+    """Return the body of /health; empty if there is no response with status 200."""
+    with (
+        suppress(OSError, http.client.HTTPException),
+        closing(http.client.HTTPConnection(host, port, _ANSWER_S)) as connection,
+    ):
+        connection.request("GET", "/health")
+        answer = connection.getresponse()
         return answer.read(1024) if answer.status == 200 else b""
     return b""
 
 
 def _credentials(cluster: ClusterConfig) -> grpc.ChannelCredentials | None:
-    """None without TLS, and where its files cannot be used, which is another check's finding."""
+    """Return the TLS credentials; None without TLS or if its files are unusable, which the check `tls` reports."""
     try:
         return TlsFiles(cluster).channel_credentials() if cluster.has_tls else None
     except TandemError:
@@ -127,7 +148,10 @@ def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.C
 
 
 def _answers_grpc(target: str, credentials: grpc.ChannelCredentials | None) -> bool:
-    """It is a gateway's that serves, or a worker's, which knows no such call or does not believe us."""
+    """Check whether a Tandem program answers a gRPC health call.
+
+    A serving gateway answers it. A worker refuses it with UNIMPLEMENTED, or with UNAUTHENTICATED since it is not
+    signed."""
     workers = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED}
     with _channel(target, credentials) as channel:
         try:
@@ -137,5 +161,7 @@ def _answers_grpc(target: str, credentials: grpc.ChannelCredentials | None) -> b
     return True
 
 
-def _endpoint(wanted: Wanted) -> str:
-    return f"[{wanted.host}]:{wanted.port}" if ":" in wanted.host else f"{wanted.host}:{wanted.port}"
+def _endpoint(configured: ConfiguredAddress) -> str:
+    return (
+        f"[{configured.host}]:{configured.port}" if ":" in configured.host else f"{configured.host}:{configured.port}"
+    )

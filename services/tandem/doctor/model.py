@@ -1,4 +1,4 @@
-"""The model's files and the room for them; never fetches, converts or loads any."""
+"""Check the model's files and the space for them, without fetching, converting or loading anything."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tandem.doctor import size
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
 
 NEEDED_BYTES = 4 << 30
-"""Free in the cache before a model is fetched there. Of the smallest that is served, its file and what is made of it,
-1.2 GB; most are larger, and how large is not known before."""
+"""Space that must be free in the cache before a model is fetched. The smallest served model takes 1.2 GB including its
+converted form; most are larger, but their size is not known in advance."""
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Where fetched models are kept; `problem`: why nothing can be written there, else empty."""
+    """Directory for fetched models; `problem`: why it cannot be written, else empty."""
 
     path: str
     num_free_bytes: int
@@ -32,8 +32,11 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`directory` is empty where the model is not on this machine yet. `missing`: files that it lacks; `problem`: why
-    no worker would load it, or find it; `num_bytes` of weights."""
+    """State of the model on this machine.
+
+    `directory`: empty if the model is not on this machine yet. `missing`: files that the directory lacks. `problem`:
+    why a worker could not find or load the model, else empty. `num_bytes`: size of the weights.
+    """
 
     model: str
     cache: Cache
@@ -44,7 +47,7 @@ class ModelFacts:
 
 
 def read_model(model: ModelConfig) -> ModelFacts | None:
-    """None where nothing is installed that runs models."""
+    """Look for the model's files; returns None if the worker's packages are not installed."""
     try:
         catalog = import_module("tandem.runtime.model_store")
     except ModuleNotFoundError:
@@ -69,26 +72,26 @@ def judge_model(facts: ModelFacts | None) -> tuple[Finding, ...]:
 def _model(facts: ModelFacts) -> Finding:
     if facts.missing or facts.problem:
         where = facts.directory or facts.model
-        told = f"{where}: {facts.problem or 'it lacks ' + ', '.join(facts.missing)}"
+        summary = f"{where}: {facts.problem or 'it lacks ' + ', '.join(facts.missing)}"
         fix = "a --model that is an alias, a directory with config, tokenizer and safetensors, a .gguf file or a hub id"
         if facts.missing:
             fix = f"remove {where} and let a worker fetch it again, or complete it"
-        return fail("model", told, fix)
+        return fail("model", summary, fix)
     if not facts.directory:
-        fix = "the first worker fetches it; where it cannot, fetch it elsewhere and mount it (`cache` of the chart)"
+        fix = "the first worker fetches it; if it cannot, fetch it elsewhere and mount it (`cache` of the chart)"
         return warn("model", f"{facts.model} is not on this machine yet", fix)
     return ok("model", f"{facts.model} in {facts.directory}, {size.format_bytes(facts.num_bytes)} of weights")
 
 
 def _cache(cache: Cache, *, is_needed: bool) -> Finding:
-    told = f"{size.format_bytes(cache.num_free_bytes)} are free in {cache.path}"
+    summary = f"{size.format_bytes(cache.num_free_bytes)} are free in {cache.path}"
     if cache.problem and is_needed:
         fix = "--model-cache-dir DIRECTORY that can be written, in a pod the volume of `cache`"
         return fail("cache", f"{cache.path}: {cache.problem}", fix)
     if cache.num_free_bytes < NEEDED_BYTES and is_needed:
         fix = "--model-cache-dir on a larger disk; in a pod a larger `cache.size`"
-        return warn("cache", f"{told}, and the model is still to come", fix)
-    return ok("cache", told + ("; nothing needs to be written there" if cache.problem else ""))
+        return warn("cache", f"{summary}, and the model is not fetched yet", fix)
+    return ok("cache", summary + ("; nothing needs to be written there" if cache.problem else ""))
 
 
 def _files(model: str, directory: Path, cache: Cache, check: Callable[[Path], object]) -> ModelFacts:
@@ -105,7 +108,7 @@ def _files(model: str, directory: Path, cache: Cache, check: Callable[[Path], ob
 
 
 def _weights(directory: Path) -> list[str]:
-    """Names of all files that weights are in, by the index where there is one."""
+    """Return the names of all files with weights, according to the index if there is one."""
     index = directory / "model.safetensors.index.json"
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -124,7 +127,7 @@ def _num_free(cache: Path) -> int:
 
 
 def _unwritable(cache: Path) -> str:
-    """Why nothing can be made there; empty where it can."""
+    """Return why a directory cannot be written or made; empty if it can."""
     nearest = _nearest(cache)
     if os.access(nearest, os.W_OK | os.X_OK):
         return ""
@@ -132,5 +135,5 @@ def _unwritable(cache: Path) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """That exists already."""
-    return next(one for one in (path, *path.parents) if one.is_dir())
+    """Return the path or its nearest parent that exists."""
+    return next(directory for directory in (path, *path.parents) if directory.is_dir())

@@ -1,6 +1,7 @@
-"""The links between workers, each measured by reading a test block; never judges who should talk to whom in traffic.
+"""Measure the links between workers by reading test blocks, and report slow or unexpected ones.
 
-The consumer does it, over the very transport that moves KV (`ProbeLink` of worker.proto): only it knows how bytes come.
+The consumer measures, over the transport that also moves KV (`ProbeLink` of worker.proto), because only the consumer
+knows over which kind of link the bytes arrive.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from tandem.wire.gen import worker_pb2
 from tandem.wire.peer_auth import reason_of
 
 MEASURE_S = 30.0
-"""Of one pair: connecting takes up to seconds, and over a slow link so does the block."""
+"""Time limit of one pair: connecting may take seconds, and so may the read over a slow link."""
 FEW_PRODUCERS, FEW_PAIRS = 3, 16
-"""Without --all-pairs: so many for each consumer, and in all."""
+"""Without --all-pairs: maximum number of producers for each consumer, and of pairs in all."""
 
 
 class Pair(NamedTuple):
+    """Consumer that reads and producer whose memory is read."""
+
     consumer: WorkerFacts
     producer: WorkerFacts
 
@@ -34,7 +37,11 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """`error`: why no byte moved, else empty; `cannot`: the consumer's version knows no such call."""
+    """Measurement of a pair.
+
+    `error`: why nothing was read, else empty. `is_unsupported`: the consumer's version has no `ProbeLink`. `problem`:
+    why the link does not meet the consumer's settings, else empty. `is_refused`: the pair is not used because of it.
+    """
 
     pair: Pair
     link_type: str = ""
@@ -44,18 +51,18 @@ class MeasuredPair:
     problem: str = ""
     is_refused: bool = False
     error: str = ""
-    cannot: bool = False
+    is_unsupported: bool = False
 
     @property
     def gbps(self) -> float:
-        """10^9 bytes per second."""
+        """Bandwidth in 10^9 bytes per second."""
         return self.num_bytes / self.seconds / 1e9 if self.seconds else 0.0
 
 
-def choose_pairs(fleet: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
-    """Each with a partner of its kind. All: in both directions; else those by which prompts move, from
-    a worker that prefills to one that decodes."""
-    live = [worker for worker in fleet.workers if worker.is_live]
+def choose_pairs(worker_list: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
+    """Choose pairs of workers of the same kind: all of them in both directions, or a few by which prompts move, from a
+    worker that prefills to one that decodes."""
+    live = [worker for worker in worker_list.workers if worker.is_live]
     partners = {t.ref.id: [g for g in live if g is not t and g.kind == t.kind] for t in live}
     if is_all:
         return tuple(Pair(consumer, producer) for consumer in live for producer in partners[consumer.ref.id])
@@ -77,8 +84,8 @@ async def measure(members: MemberList, pair: Pair) -> MeasuredPair:
         async with members.stub(pair.consumer.ref) as stub:
             reply = await stub.ProbeLink(request, timeout=MEASURE_S)
     except grpc.aio.AioRpcError as error:
-        cannot = error.code() is grpc.StatusCode.UNIMPLEMENTED
-        return MeasuredPair(pair, error=reason_of(error), cannot=cannot)
+        is_unsupported = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        return MeasuredPair(pair, error=reason_of(error), is_unsupported=is_unsupported)
     except TandemError as error:
         return MeasuredPair(pair, error=error.message)
     report = reply.report
@@ -90,34 +97,39 @@ async def measure(members: MemberList, pair: Pair) -> MeasuredPair:
 
 
 def judge_pair(measured: MeasuredPair, transfer: TransferConfig) -> Finding:
-    """By what the consumer says of its own settings, and by ours where that has nothing to say."""
+    """Report a measurement: by the consumer's own judgement of its settings, or else by our settings `transfer`."""
     pair = measured.pair
-    if measured.cannot:
-        return skip("pairs", f"{pair}: {pair.consumer.ref.id} cannot measure; it is of an older version")
+    if measured.is_unsupported:
+        return skip("pairs", f"{pair}: {pair.consumer.ref.id} cannot measure; its version is older")
     if measured.error:
         fix = (
-            f"is {pair.producer.ref.address} open from {pair.consumer.ref.id}, and UCX's own ports too (pods of "
-            "workers need all of them)? Its log says what NIXL met"
+            f"check that {pair.consumer.ref.id} can reach {pair.producer.ref.address} and UCX's own ports (pods of "
+            "workers need all of them); its log has NIXL's error"
         )
         return fail("pairs", f"{pair}: nothing moved: {measured.error}", fix)
-    told = f"{pair}  {measured.link_type}  {measured.gbps:.2f} GB/s  ({measured.evidence or 'no evidence'})"
+    summary = f"{pair}  {measured.link_type}  {measured.gbps:.2f} GB/s  ({measured.evidence or 'no evidence'})"
     problem = measured.problem or _problem(measured, transfer)
     if not problem:
-        return Finding("pairs", Severity.OK, told, figures=_figures(measured))
+        return Finding("pairs", Severity.OK, summary, figures=_figures(measured))
     verdict = Severity.FAIL if measured.is_refused else Severity.WARN
     unused = "; it is not used" if measured.is_refused else ""
-    return Finding("pairs", verdict, f"{told}: {problem}{unused}", _fix(measured, transfer), _figures(measured))
+    return Finding("pairs", verdict, f"{summary}: {problem}{unused}", _fix(measured, transfer), _figures(measured))
 
 
-def judge_choice(fleet: WorkerList, pairs: Sequence[Pair]) -> tuple[Finding, ...]:
-    """Where there is nothing to measure."""
+def judge_choice(worker_list: WorkerList, pairs: Sequence[Pair]) -> tuple[Finding, ...]:
+    """Report why there is nothing to measure; no finding if there are pairs."""
     if pairs:
         return ()
-    return (skip("pairs", fleet.reason or "no two workers of one kind answer, one to give and one to take"),)
+    return (
+        skip("pairs", worker_list.reason or "no two workers of one kind answer, one as producer and one as consumer"),
+    )
 
 
 def _problem(measured: MeasuredPair, transfer: TransferConfig) -> str:
-    """Workers of one machine are never asked for rdma, and only they know whether they are."""
+    """Return why a link does not meet our settings; empty if it does.
+
+    Workers on one machine need no rdma. Only they know whether they are, so a local link type never misses it.
+    """
     is_local = measured.link_type in ("shared_memory", "cuda_ipc")
     if transfer.require not in ("any", measured.link_type) and not (transfer.require == "rdma" and is_local):
         return f"transfer.require is {transfer.require}"
@@ -135,7 +147,7 @@ def _fix(measured: MeasuredPair, transfer: TransferConfig) -> str:
         "shared_memory": "both workers on one machine in one pod, and process_vm_readv allowed (the check `ucx`)",
     }
     return fixes.get(
-        transfer.require, "the consumer's transfer.require and transfer.min_gbps, or the way that they ask for"
+        transfer.require, "the consumer's transfer.require and transfer.min_gbps, or a link that meets them"
     )
 
 

@@ -1,4 +1,4 @@
-"""What Kubernetes gives a pod of Tandem: its service account and its namespace; never asks the API server."""
+"""Check what Kubernetes provides to this pod: service account token and namespace, without a call to the API server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """`api` is host:port of the API server, empty outside a cluster."""
+    """Kubernetes environment of this process. `api`: host:port of the API server, empty outside a cluster."""
 
     api: str
     namespace: str
@@ -30,6 +30,6 @@ def read_pod(system: System) -> PodFacts:
 
 def judge_pod(pod: PodFacts) -> Finding:
     if not pod.api:
-        return skip("pod", "KUBERNETES_SERVICE_HOST is unset: this is no pod")
-    token = "a" if pod.has_token else "no"
-    return ok("pod", f"in namespace {pod.namespace or 'unknown'}, API server {pod.api}, {token} token to ask it")
+        return skip("pod", "KUBERNETES_SERVICE_HOST is unset: this is not a pod")
+    token = "with" if pod.has_token else "without"
+    return ok("pod", f"in namespace {pod.namespace or 'unknown'}, API server {pod.api}, {token} a token for it")

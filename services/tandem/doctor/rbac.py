@@ -1,6 +1,6 @@
-"""What the planner may ask of Kubernetes' API server, as that says itself; never changes an object.
+"""Check the planner's permissions at Kubernetes' API server, without changing an object.
 
-Asked by SelfSubjectAccessReview (authorization.k8s.io/v1), which everybody may.
+The check posts SelfSubjectAccessReview (authorization.k8s.io/v1), which every account may do.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Permission(NamedTuple):
+    """Verb on a resource of an API group; the group is empty for the core API."""
+
     group: str
     resource: str
     verb: str
@@ -33,19 +35,19 @@ class Permission(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """`problem`: why the API server did not say, else empty."""
+    """Result of a review. `problem`: why the API server did not answer it, else empty."""
 
     denied: tuple[Permission, ...] = ()
-    num_asked: int = 0
+    num_reviewed: int = 0
     problem: str = ""
 
 
 Post = Callable[[str, Any], tuple[int, Any]]
-"""(path, body) -> HTTP status and the answer, both of JSON; raises OSError."""
+"""(path, JSON body) -> (HTTP status, JSON response). Raises OSError."""
 
 
-def wanted_permissions(config: Config) -> tuple[Permission, ...]:
-    """What the planner asks of the API server: nothing, unless it patches the RayCluster itself."""
+def required_permissions(config: Config) -> tuple[Permission, ...]:
+    """Return the permissions that the planner needs: none, unless it patches the RayCluster itself."""
     if config.planner.actuator != "raycluster":
         return ()
     clusters = [Permission("ray.io", "rayclusters", verb) for verb in ("get", "patch")]
@@ -63,14 +65,14 @@ def review(permissions: Sequence[Permission], namespace: str, post: Post) -> Rev
         except (OSError, ValueError, http.client.HTTPException) as error:
             return Reviewed(problem=str(error) or type(error).__name__)
         if status not in (200, 201) or not isinstance(answer, dict):
-            return Reviewed(problem=f"it answers {status}")
+            return Reviewed(problem=f"HTTP status {status}")
         if not answer.get("status", {}).get("allowed"):
             denied.append(permission)
     return Reviewed(tuple(denied), len(permissions))
 
 
 def poster(system: System, pod: PodFacts) -> Post:
-    """As the pod's service account, over TLS that is checked by the CA beside its token."""
+    """Return a function that posts as the pod's service account, over TLS verified with the cluster's CA."""
     context = ssl.create_default_context(cafile=str(system.path(f"{ACCOUNT}/ca.crt")))
     token = system.text(f"{ACCOUNT}/token")
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -89,27 +91,29 @@ def poster(system: System, pod: PodFacts) -> Post:
 def judge_review(reviewed: Reviewed, namespace: str) -> Finding:
     if reviewed.problem:
         fix = "the NetworkPolicy must let the planner reach the API server"
-        return fail("rbac", f"the API server does not say what we may do: {reviewed.problem}", fix)
+        return fail("rbac", f"the API server does not review our permissions: {reviewed.problem}", fix)
     if not reviewed.denied:
-        return ok("rbac", f"all {reviewed.num_asked} permissions that the planner needs in {namespace}")
-    told = ", ".join(map(str, reviewed.denied))
+        return ok("rbac", f"all {reviewed.num_reviewed} permissions that the planner needs in {namespace}")
+    denied = ", ".join(map(str, reviewed.denied))
     fix = (
         "the Role of the chart (`planner.enabled` with `planner.actuator: raycluster`), or "
         f"`kubectl -n {namespace} create role` with these verbs and a rolebinding to the pod's service account"
     )
-    return fail("rbac", f"we may not {told} in {namespace}", fix)
+    return fail("rbac", f"the service account may not {denied} in {namespace}", fix)
 
 
 def examine_permissions(system: System, config: Config) -> Finding:
-    """All of it: what is asked for, and whether the API server allows it."""
-    wanted, pod = wanted_permissions(config), read_pod(system)
-    if not wanted:
-        return skip("rbac", "planner.actuator is serve: nothing is asked of the API server")
+    """Review the permissions that the planner needs; skipped where it needs none or there is no API server."""
+    required, pod = required_permissions(config), read_pod(system)
+    if not required:
+        return skip("rbac", "planner.actuator is serve: the planner does not use the API server")
     if not pod.api:
-        return skip("rbac", "KUBERNETES_SERVICE_HOST is unset: this is no pod")
+        return skip("rbac", "KUBERNETES_SERVICE_HOST is unset: this is not a pod")
     if not pod.has_token:
-        return skip("rbac", "this pod has no token of a service account: only the planner's needs one, ask there")
-    return judge_review(review(wanted, pod.namespace, poster(system, pod)), pod.namespace)
+        return skip(
+            "rbac", "this pod has no service account token: only the planner's pod needs one, run the check there"
+        )
+    return judge_review(review(required, pod.namespace, poster(system, pod)), pod.namespace)
 
 
 def _question(permission: Permission, namespace: str) -> dict[str, Any]:

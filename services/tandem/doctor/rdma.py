@@ -1,6 +1,6 @@
-"""RDMA network cards, the addresses that they may use, and whether they reach GPU memory; never opens one.
+"""Check RDMA network cards, their GIDs, and whether they reach GPU memory, without opening a card.
 
-Ports and GIDs are those of /sys/class/infiniband, as the kernel's sysfs-class-infiniband describes it.
+Ports and GIDs are read from /sys/class/infiniband (see the kernel's sysfs-class-infiniband).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _CLASS = "/sys/class/infiniband"
 _ROCE_V2 = "RoCE v2"
 _IPV4_MAPPED = re.compile(r"^(0000:){5}ffff:(?!0000:0000)")
 _DMABUF_KERNEL = (5, 12)
-"""From which on a card can be given GPU memory without a module of the driver's."""
+"""First Linux version in which a card can register GPU memory by dma-buf, without nvidia_peermem."""
 _IN_A_POD = "in a pod `pools.<name>.rdma` (resources of the RDMA device plugin) and `pools.<name>.hostNetwork: true`"
 
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """`kind` is what the kernel says: "IB/RoCE v1" or "RoCE v2"."""
+    """Entry of a port's GID table. `kind`: the kernel's name of its type, "IB/RoCE v1" or "RoCE v2"."""
 
     index: int
     address: str
@@ -35,7 +35,10 @@ class Gid:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """`state` is "ACTIVE", "DOWN", ...; `link_layer` "InfiniBand" or "Ethernet"; `rate` as the kernel writes it."""
+    """Port of an RDMA card.
+
+    `state`: "ACTIVE", "DOWN", ... `link_layer`: "InfiniBand" or "Ethernet". `rate`: as the kernel prints it.
+    """
 
     device: str
     number: int
@@ -59,7 +62,11 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
-    """`has_verbs`: programs may open a card; `has_open_driver`: NVIDIA's kernel modules are the open ones."""
+    """RDMA state of this machine.
+
+    `has_verbs`: programs can open a card (/dev/infiniband/uverbs*). `has_peermem`: nvidia_peermem is loaded.
+    `has_open_driver`: NVIDIA's kernel modules are the open ones. `kernel`: Linux version, as (5, 12).
+    """
 
     ports: tuple[Port, ...]
     has_verbs: bool
@@ -85,12 +92,12 @@ def read_rdma(system: System) -> Rdma:
 
 
 def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
-    """`is_required`: `transfer.require` is rdma."""
+    """Report each port, or that there is none. `is_required`: `transfer.require` is rdma."""
     if not rdma.ports:
         if is_required:
             fix = f"install the driver of the network card (`rdma link` shows what there is); {_IN_A_POD}"
             return (fail("rdma", "transfer.require is rdma, and there is no RDMA device", fix),)
-        return (skip("rdma", "there is no RDMA device, and transfer.require asks for none"),)
+        return (skip("rdma", "there is no RDMA device, and transfer.require needs none"),)
     if not rdma.has_verbs:
         fix = f"`modprobe ib_uverbs`; docker: --device=/dev/infiniband; {_IN_A_POD}"
         names = ", ".join(port.name for port in rdma.ports)
@@ -100,10 +107,13 @@ def judge_devices(rdma: Rdma, *, is_required: bool) -> tuple[Finding, ...]:
 
 
 def judge_gids(rdma: Rdma, gid_index: str, *, is_required: bool) -> tuple[Finding, ...]:
-    """`gid_index` is UCX_IB_GID_INDEX, empty where it is unset: then UCX looks for a RoCE v2 one itself."""
+    """Report whether RoCE ports have a usable GID.
+
+    `gid_index`: UCX_IB_GID_INDEX, empty if unset; UCX then chooses a RoCE v2 GID itself.
+    """
     ports = [port for port in rdma.ports if port.is_roce and port.is_active]
     if not ports:
-        return (skip("gid", "no active RoCE port, and only those are found by their GID"),)
+        return (skip("gid", "there is no active RoCE port, and other ports need no GID"),)
     return tuple(_gid(port, gid_index, is_fatal=is_required) for port in ports)
 
 
@@ -116,11 +126,12 @@ def judge_gpu_direct(rdma: Rdma, *, is_cuda: bool, is_required: bool) -> Finding
         return ok("gpudirect", "network cards reach GPU memory (nvidia_peermem is loaded)")
     if rdma.has_open_driver and rdma.kernel >= _DMABUF_KERNEL:
         return ok(
-            "gpudirect", f"network cards reach GPU memory (dma-buf: open kernel modules, Linux {_told(rdma.kernel)})"
+            "gpudirect",
+            f"network cards reach GPU memory (dma-buf: open kernel modules, Linux {_version_text(rdma.kernel)})",
         )
     return wrong(
         "gpudirect",
-        f"neither nvidia_peermem nor dma-buf (open kernel modules and Linux {_told(_DMABUF_KERNEL)} or later)",
+        f"neither nvidia_peermem nor dma-buf (open kernel modules and Linux {_version_text(_DMABUF_KERNEL)} or later)",
         "`modprobe nvidia_peermem` on the node (GPU operator: driver.rdma.enabled=true), or the driver's open modules",
         is_fatal=is_required,
     )
@@ -143,17 +154,17 @@ def _ports(system: System) -> Iterator[Port]:
 def _gids(system: System, port: str) -> Iterator[Gid]:
     for index in system.names(f"{port}/gids"):
         address = system.text(f"{port}/gids/{index}")
-        if address.replace(":", "").strip("0"):  # a place without an address is all zeros
+        if address.replace(":", "").strip("0"):  # an unused entry is all zeros
             yield Gid(int(index), address, system.text(f"{port}/gid_attrs/types/{index}"))
 
 
 def _device(port: Port, *, is_fatal: bool) -> Finding:
-    told = f"{port.name} {port.link_layer}, {port.rate or 'rate unknown'}, {port.state or 'state unknown'}"
+    summary = f"{port.name} {port.link_layer}, {port.rate or 'rate unknown'}, {port.state or 'state unknown'}"
     if port.is_active:
-        return ok("rdma", told)
+        return ok("rdma", summary)
     link = f"`ip link set dev <interface of {port.device}> up`" if port.is_roce else "start a subnet manager (opensm)"
-    fix = f"look at the cable and the switch port (`rdma link show`), then {link}; or leave it out by UCX_NET_DEVICES"
-    return wrong("rdma", told, fix, is_fatal=is_fatal)
+    fix = f"check the cable and the switch port (`rdma link show`), then {link}; or exclude it by UCX_NET_DEVICES"
+    return wrong("rdma", summary, fix, is_fatal=is_fatal)
 
 
 def _gid(port: Port, gid_index: str, *, is_fatal: bool) -> Finding:
@@ -165,14 +176,14 @@ def _gid(port: Port, gid_index: str, *, is_fatal: bool) -> Finding:
             "`pools.<name>.hostNetwork: true` or a secondary network of the RDMA device plugin"
         )
         return wrong("gid", f"{port.name} has no RoCE v2 GID of an IPv4 address ({kinds})", fix, is_fatal=is_fatal)
-    told = f"{port.name} has RoCE v2 GIDs of IPv4 addresses at {', '.join(map(str, good))}"
+    summary = f"{port.name} has RoCE v2 GIDs of IPv4 addresses at {', '.join(map(str, good))}"
     if not gid_index or gid_index == "auto":
-        return ok("gid", f"{told}; UCX chooses, because UCX_IB_GID_INDEX is unset")
+        return ok("gid", f"{summary}; UCX chooses, because UCX_IB_GID_INDEX is unset")
     if gid_index in map(str, good):
-        return ok("gid", f"{told}; UCX_IB_GID_INDEX={gid_index}")
+        return ok("gid", f"{summary}; UCX_IB_GID_INDEX={gid_index}")
     fix = f"unset UCX_IB_GID_INDEX, or UCX_IB_GID_INDEX={good[0]} (in a pod `pools.<name>.ucx`)"
-    return warn("gid", f"{told}, and UCX_IB_GID_INDEX={gid_index} names another one", fix)
+    return warn("gid", f"{summary}, and UCX_IB_GID_INDEX={gid_index} names another one", fix)
 
 
-def _told(version: tuple[int, int]) -> str:
+def _version_text(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"

@@ -1,4 +1,4 @@
-"""The Redis that `redis.url` names: whether it does what Tandem asks of one, and its clock; never writes a key."""
+"""Check that the Redis server at `redis.url` meets Tandem's requirements, without writing a key; read its clock."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from tandem.doctor.finding import Finding, fail, ok, warn
 from tandem.stores.redis_client import connect
 
 OLDEST = (7, 0)
-"""Valkey counts from 7.2 on."""
+"""Oldest version that is tested; the first Valkey version is 7.2."""
 SLOW_S = 0.02
-"""Of one command. A request that meets quotas waits for two of them."""
+"""Round trip above which Redis counts as slow; a request with quotas waits for two round trips."""
 _NUM_PINGS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """`problem`: why it gave no answer, else empty, and `is_auth` that it refused who asked. `info` as INFO says it,
-    empty where we may not ask for it.
-    `ahead_s`: how far its clock is before this machine's, known to `within_s`."""
+    """State of a Redis server.
+
+    `problem`: why it did not answer, else empty. `is_auth`: it refused our user or password. `info`: reply to INFO,
+    empty if our user may not send it. `script_problem`: why it runs no Lua scripts, else empty. `ping_s`: seconds of
+    the fastest PING. `ahead_s`: its clock minus this machine's, plus or minus `within_s`."""
 
     problem: str = ""
     is_auth: bool = False
@@ -48,10 +50,10 @@ async def read_redis(url: str, clock: Clock) -> RedisFacts:
             began = clock.now()
             await client.ping()
             pings.append(clock.now() - began)
-        asked, began = wall_ns() / 1e9, clock.now()
+        sent_at, began = wall_ns() / 1e9, clock.now()
         seconds, micros = await client.time()
         took = clock.now() - began
-        ahead = seconds + micros / 1e6 - (asked + took / 2)
+        ahead = seconds + micros / 1e6 - (sent_at + took / 2)
         return RedisFacts("", False, await _info(client), await _script_problem(client), min(pings), ahead, took / 2)
     except (RedisError, OSError) as error:
         return RedisFacts(problem=str(error) or type(error).__name__, is_auth=_is_auth(error))
@@ -63,17 +65,17 @@ def judge_redis(facts: RedisFacts, url: str) -> tuple[Finding, ...]:
     where = without_password(url)
     if facts.problem:
         return (_unreachable(facts, where),)
-    told = f"{where}: {_told(facts.info)}, {facts.ping_s * 1e3:.1f} ms"
+    summary = f"{where}: {_summary(facts.info)}, {facts.ping_s * 1e3:.1f} ms"
     if not facts.info:
         fix = "`redis-cli acl setuser <user> +info` for the user of redis.url"
-        unknown = f"{where} does not tell us its version, role and memory policy: we may not ask for INFO"
+        unknown = f"{where} hides its version, role and memory policy: our user may not send INFO"
         return (warn("redis", unknown, fix), *_script(facts, where))
-    misplaced = _place(facts, url, where)
-    if misplaced:
-        return misplaced
+    wrong_kind = _kind(facts, url, where)
+    if wrong_kind:
+        return wrong_kind
     wrong = (*_version(facts.info, where), *_memory(facts.info, where), *_script(facts, where))
     late = (_latency(facts.ping_s, where),) if facts.ping_s > SLOW_S else ()
-    return (*wrong, *late) or (ok("redis", told),)
+    return (*wrong, *late) or (ok("redis", summary),)
 
 
 def without_password(url: str) -> str:
@@ -81,7 +83,7 @@ def without_password(url: str) -> str:
 
 
 def version_of(info: Mapping[str, Any]) -> tuple[str, tuple[int, int]]:
-    """Its kind and (major, minor)."""
+    """Return "redis" or "valkey", and its version as (major, minor)."""
     is_valkey = info.get("server_name") == "valkey"
     text = str(info.get("valkey_version" if is_valkey else "redis_version", "0.0"))
     major, minor, *_ = [*text.split("."), "0"]
@@ -91,16 +93,16 @@ def version_of(info: Mapping[str, Any]) -> tuple[str, tuple[int, int]]:
 def _unreachable(facts: RedisFacts, where: str) -> Finding:
     if facts.is_auth:
         fix = "the user and password in redis.url (redis://user:password@host:6379), as TANDEM_REDIS__URL from a Secret"
-        return fail("redis", f"{where} does not let us in: {facts.problem}", fix)
+        return fail("redis", f"{where} refuses our login: {facts.problem}", fix)
     if "redis+cluster" in facts.problem:
         return fail(
             "redis", f"{where}: {facts.problem}", "redis+cluster:// (or rediss+cluster://) as redis.url's scheme"
         )
     if "Cluster mode is not enabled" in facts.problem:
-        return fail("redis", f"{where} is no Redis Cluster but one server", f"redis.url as {_as_single(where)}")
+        return fail("redis", f"{where} is a single server, not a Redis Cluster", f"redis.url as {_as_single(where)}")
     fix = (
-        f"is it running, and is the way there open? `redis-cli -u {where} ping`; TLS asks for rediss://; "
-        "in a pod look at `redis.external.addresses` and the NetworkPolicy"
+        f"check that it runs and that the network lets you reach it: `redis-cli -u {where} ping`; TLS needs rediss://; "
+        "in a pod check `redis.external.addresses` and the NetworkPolicy"
     )
     return fail("redis", f"{where} does not answer: {facts.problem}", fix)
 
@@ -109,22 +111,22 @@ def _version(info: Mapping[str, Any], where: str) -> tuple[Finding, ...]:
     kind, version = version_of(info)
     if version >= OLDEST:
         return ()
-    told = f"{where} is {kind} {version[0]}.{version[1]}, tested are {OLDEST[0]}.{OLDEST[1]} and later, and Valkey"
-    return (fail("redis", told, "Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)"),)
+    summary = f"{where} is {kind} {version[0]}.{version[1]}, tested are {OLDEST[0]}.{OLDEST[1]} and later, and Valkey"
+    return (fail("redis", summary, "Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)"),)
 
 
-def _place(facts: RedisFacts, url: str, where: str) -> tuple[Finding, ...]:
-    """A primary, and of the kind that the URL says."""
+def _kind(facts: RedisFacts, url: str, where: str) -> tuple[Finding, ...]:
+    """Return a failure unless the server is a primary, and of the kind (cluster or single) that the URL names."""
     info = facts.info
     if info.get("role", "master") != "master":
         primary = f"{info.get('master_host', 'unknown')}:{info.get('master_port', '')}"
         fix = f"redis.url of the primary ({primary}), or of a name that follows it"
         return (fail("redis", f"{where} is a replica, which takes no writes", fix),)
-    is_cluster, says_cluster = bool(int(info.get("cluster_enabled", 0))), "+cluster" in url.partition(":")[0]
-    if is_cluster and not says_cluster:
+    is_cluster, url_is_cluster = bool(int(info.get("cluster_enabled", 0))), "+cluster" in url.partition(":")[0]
+    if is_cluster and not url_is_cluster:
         return (fail("redis", f"{where} is a node of a Redis Cluster", f"redis.url as {_as_cluster(where)}"),)
-    if says_cluster and not is_cluster:
-        return (fail("redis", f"{where} is no Redis Cluster but one server", f"redis.url as {_as_single(where)}"),)
+    if url_is_cluster and not is_cluster:
+        return (fail("redis", f"{where} is a single server, not a Redis Cluster", f"redis.url as {_as_single(where)}"),)
     return ()
 
 
@@ -133,17 +135,15 @@ def _memory(info: Mapping[str, Any], where: str) -> tuple[Finding, ...]:
     if policy == "noeviction":
         return ()
     fix = "`redis-cli config set maxmemory-policy noeviction`, and the same in its configuration"
-    told = (
-        f"{where} throws keys away when it is full (maxmemory-policy {policy}): quotas and workers would be forgotten"
-    )
-    return (warn("redis", told, fix),)
+    summary = f"{where} evicts keys when it is full (maxmemory-policy {policy}): quotas and workers would be lost"
+    return (warn("redis", summary, fix),)
 
 
 def _script(facts: RedisFacts, where: str) -> tuple[Finding, ...]:
     if not facts.script_problem:
         return ()
     fix = "`redis-cli acl setuser <user> +eval +evalsha +script` for the user of redis.url"
-    return (fail("redis", f"{where} runs no scripts for us: {facts.script_problem}", fix),)
+    return (fail("redis", f"{where} runs no scripts for our user: {facts.script_problem}", fix),)
 
 
 def _latency(seconds: float, where: str) -> Finding:
@@ -152,7 +152,7 @@ def _latency(seconds: float, where: str) -> Finding:
 
 
 def judge_own_server(problem: str) -> tuple[Finding, ...]:
-    """Where no URL is set: `problem` of finding a server that `serve` can start, empty where there is one."""
+    """Report whether `tandem serve` can start a server, if no URL is set. `problem`: why not, empty if it can."""
     if not problem:
         return (ok("redis", "redis.url is empty: `serve` starts a server of its own"),)
     fix = "`pip install 'tandem[worker]'`, which brings a server, or --redis-url with one of yours"
@@ -175,7 +175,7 @@ async def _script_problem(client: Any) -> str:
 
 
 def _flat(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a cluster the library may answer by node: then of the first."""
+    """Return the INFO reply of one server; for a cluster the library may return one for each node: take the first."""
     first = next(iter(info.values()), None)
     return first if isinstance(first, Mapping) and "redis_version" in first else info
 
@@ -185,7 +185,7 @@ def _is_auth(error: Exception) -> bool:
     return isinstance(error, kinds) or str(error).startswith(("NOAUTH", "WRONGPASS", "NOPERM"))
 
 
-def _told(info: Mapping[str, Any]) -> str:
+def _summary(info: Mapping[str, Any]) -> str:
     kind, version = version_of(info)
     return f"{kind} {version[0]}.{version[1]}, primary, scripts run"
 

@@ -1,4 +1,4 @@
-"""What all checks found, as a table for people and as JSON for machines, and the exit code; never prints."""
+"""Format the findings of all checks as a table or as a JSON document, and compute the exit code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tandem.doctor.runner import Examined
 
 _COLOURS = {Severity.OK: "32", Severity.WARN: "33", Severity.FAIL: "31", Severity.SKIP: "2"}
 """SGR codes: green, yellow, red, faint."""
-_NOUNS = {Severity.OK: "ok", Severity.WARN: "to look at", Severity.FAIL: "failed", Severity.SKIP: "skipped"}
+_NOUNS = {Severity.OK: "ok", Severity.WARN: "warnings", Severity.FAIL: "failed", Severity.SKIP: "skipped"}
 
 
 def exit_code(examined: Sequence[Examined], *, is_strict: bool) -> int:
-    """0: all is well, whatever was skipped; 1: something failed, or is to be looked at where that counts too."""
+    """Return 1 if a check failed, or if `is_strict` and there is a warning; else 0. Skipped checks don't count."""
     verdicts = {finding.verdict for finding in _findings(examined)}
     return int(Severity.FAIL in verdicts or (is_strict and Severity.WARN in verdicts))
 
 
 def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
-    """One line per finding, its fix below it, and a line that counts them."""
+    """Return a line for each finding with its fix below, and a line with the number of findings by severity."""
     findings = _findings(examined)
     widths = max(map(len, (v.value for v in Severity))), max((len(f.check) for f in findings), default=0)
     lines: list[str] = []
@@ -32,17 +32,17 @@ def table(examined: Sequence[Examined], *, has_colour: bool) -> str:
             lines.append(" " * (sum(widths) + 4) + f"-> {finding.fix}")
     counted = Counter(finding.verdict for finding in findings)
     summary = ", ".join(f"{counted[verdict]} {noun}" for verdict, noun in _NOUNS.items() if counted[verdict])
-    return "\n".join([*lines, "", summary or "nothing was looked at"])
+    return "\n".join([*lines, "", summary or "no check was run"])
 
 
 def document(examined: Sequence[Examined], *, is_strict: bool) -> dict[str, Any]:
-    """`ok` says what the exit code says; `counts` has every verdict."""
+    """Return the JSON report: `ok` is true for exit code 0, `counts` has the number of findings of every severity."""
     counted = Counter(finding.verdict for finding in _findings(examined))
     return {
         "ok": exit_code(examined, is_strict=is_strict) == 0,
         "counts": {verdict.value: counted[verdict] for verdict in Severity},
         "findings": [_entry(finding) for finding in _findings(examined)],
-        "seconds": {one.check: round(one.seconds, 3) for one in examined},
+        "seconds": {each.check: round(each.seconds, 3) for each in examined},
     }
 
 
@@ -56,7 +56,7 @@ def _entry(finding: Finding) -> dict[str, Any]:
 
 
 def _findings(examined: Sequence[Examined]) -> list[Finding]:
-    return [finding for one in examined for finding in one.findings]
+    return [finding for each in examined for finding in each.findings]
 
 
 def _painted(text: str, verdict: Severity, has_colour: bool) -> str:

@@ -1,6 +1,6 @@
-"""Runs checks, each within its time and apart from the others; never knows what one looks at.
+"""Run checks concurrently, each with a time limit and isolated from the others.
 
-Whatever a check does, it ends in findings: one that raises or does not end is a failure of its own.
+Every check ends in findings: one that raises or exceeds its limit becomes a failure of that check alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`examine` looks and judges; it is given `limit_s` seconds."""
+    """Named check. `examine` runs it and returns its findings; `limit_s`: time limit in seconds."""
 
     name: str
     examine: Callable[[], Awaitable[Sequence[Finding]]]
@@ -32,23 +32,28 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
+    """Findings of a check, and its duration in seconds."""
+
     check: str
     findings: tuple[Finding, ...]
     seconds: float
 
 
 async def run_checks(checks: Sequence[Check], clock: Clock) -> tuple[Examined, ...]:
-    """Side by side; the results in the order of `checks`."""
+    """Run the checks concurrently; returns the results in the order of `checks`."""
     return tuple(await asyncio.gather(*(_run(check, clock) for check in checks)))
 
 
 async def on_thread(work: Callable[[], _T]) -> _T:
-    """What `work` returns or raises. The thread is a daemon: a file system that hangs keeps nobody from ending."""
+    """Run `work` on a new thread and return or raise what it does.
+
+    The thread is a daemon, so that a hanging file system does not keep the process from exiting.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
     def settle(result: _T | None, error: Exception | None) -> None:
-        if done.done():  # nobody waits any more
+        if done.done():  # the caller does not wait any more
             return
         if error is None:
             done.set_result(result)  # type: ignore[arg-type]  # without an error it is what `work` returned
@@ -82,16 +87,16 @@ async def _run(check: Check, clock: Clock) -> Examined:
 def _overdue(check: Check) -> Finding:
     return fail(
         check.name,
-        f"no end within {check.limit_s:g} s",
-        f"something that it asks hangs: `tandem doctor --only {check.name}` tries it alone",
+        f"not finished within {check.limit_s:g} s",
+        f"a program or server that it queries hangs: `tandem doctor --only {check.name}` runs it alone",
     )
 
 
 def _broken(check: Check, error: Exception) -> Finding:
     _log.debug("the check %s raised", check.name, exc_info=error)
-    told = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
+    reason = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
     return fail(
         check.name,
-        f"it could not be looked at: {told}",
-        f"`tandem doctor --only {check.name} --log-level debug` says where; if nothing is wrong here, report it",
+        f"the check itself failed: {reason}",
+        f"`tandem doctor --only {check.name} --log-level debug` shows where; if this machine is fine, report a bug",
     )

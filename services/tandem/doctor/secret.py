@@ -1,4 +1,4 @@
-"""The file of the cluster's secret: whether it holds one and who can read it; never tells what it says."""
+"""Check the file of the cluster's secret and its permissions, without printing the secret."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.wire.secret_file import SecretFile, parse_secrets
 
 @dataclass(frozen=True, slots=True)
 class SecretFacts:
-    """`problem`: why no program would take the file, else empty. `mode`: permission bits of what the name leads to."""
+    """State of the secret file. `problem`: why it cannot be used, else empty. `mode`: permission bits of the file."""
 
     path: str
     problem: str = ""
@@ -24,7 +24,7 @@ class SecretFacts:
 
 
 def read_secret(path: str) -> SecretFacts | None:
-    """None where no file is named."""
+    """Read the file's state; returns None if no file is set."""
     if not path:
         return None
     try:
@@ -43,18 +43,18 @@ def judge_secret(facts: SecretFacts | None, config: Config) -> Finding:
     if facts.problem:
         fix = f"`openssl rand -hex 32 > {facts.path}`, one for all; in a pod `cluster.existingSecret` (key `secret`)"
         return fail("secret", facts.problem, fix)
-    told = f"{facts.path} holds {facts.num_secrets} secret{'s' * (facts.num_secrets > 1)}"
+    summary = f"{facts.path} holds {facts.num_secrets} secret{'s' * (facts.num_secrets > 1)}"
     if facts.mode & stat.S_IROTH:
         fix = f"`chmod 600 {facts.path}`; of a mounted Secret `defaultMode: 0440` with the pod's `fsGroup`"
-        return warn("secret", f"{told}, and everybody of this machine can read it (mode {facts.mode:04o})", fix)
-    return ok("secret", f"{told}, mode {facts.mode:04o}")
+        return warn("secret", f"{summary}, and every user of this machine can read it (mode {facts.mode:04o})", fix)
+    return ok("secret", f"{summary}, mode {facts.mode:04o}")
 
 
 def _without(config: Config) -> Finding:
     if is_loopback(config.worker.host) or config.cluster.has_tls:
-        return skip("secret", "cluster.secret_file is empty: `serve` draws a secret of its own, and hosts are loopback")
+        return skip("secret", "cluster.secret_file is empty: `serve` generates a secret, and hosts are loopback")
     fix = "`openssl rand -hex 32 > secret`, and --secret-file secret for gateways and workers alike"
     if config.cluster.insecure:
-        told = f"cluster.insecure: whoever reaches {config.worker.host} may use its workers"
-        return warn("secret", told, fix)
+        summary = f"cluster.insecure: anybody who can reach {config.worker.host} may use its workers"
+        return warn("secret", summary, fix)
     return fail("secret", f"worker.host is {config.worker.host}, which others can reach, without a secret or TLS", fix)

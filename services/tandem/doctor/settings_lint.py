@@ -1,6 +1,6 @@
-"""Settings that are allowed one by one and together do not do what somebody wants; never refuses any.
+"""Warn about combinations of settings that are valid but probably unintended.
 
-Pure: what is refused altogether is `core.config_rules`.
+Pure. Combinations that are refused are in `core.config_rules`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tandem.doctor.finding import Finding, ok, wrong
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """`is_in` says whether somebody has stepped into it."""
+    """Lint rule. `applies` returns whether the settings match it; `found` and `fix` are the texts of its finding."""
 
-    is_in: Callable[[Config], bool]
+    applies: Callable[[Config], bool]
     found: str
     fix: str
     is_fatal: bool = False
 
 
-_TRAPS = (
+_RULES = (
     _Rule(
         lambda c: c.worker.port == 0 and c.worker.advertise_address.rpartition(":")[2] not in ("", "0"),
         "worker.advertise_address names a port, and worker.port=0 listens at any free one",
@@ -33,11 +33,11 @@ _TRAPS = (
     _Rule(
         lambda c: c.gateway.auth == "off" and not is_loopback(c.gateway.host),
         "gateway.auth=off, and others can reach gateway.host: everybody is served",
-        "--auth keys --tenants FILE (`tandem key` draws keys)",
+        "--auth keys --tenants FILE (`tandem key` generates keys)",
     ),
     _Rule(
         lambda c: c.cluster.insecure and not is_loopback(c.worker.host),
-        "cluster.insecure, and others can reach worker.host: everybody may give it work and read its KV",
+        "cluster.insecure, and others can reach worker.host: anybody may submit jobs to it and read its KV",
         "--secret-file FILE for gateways and workers (`openssl rand -hex 32 > FILE`), and no cluster.insecure",
     ),
     _Rule(
@@ -65,24 +65,24 @@ _TRAPS = (
     ),
     _Rule(
         lambda c: not c.handoff.digests,
-        "handoff.digests is off: KV that was read from memory used anew would go unnoticed",
+        "handoff.digests is off: KV read from memory that was reused meanwhile would not be detected",
         "--kv-digests; off is for measuring only",
     ),
 )
 
 
 def judge_settings(resolved: Resolved) -> tuple[Finding, ...]:
-    """One for each trap; where there is none, one that says how many settings were made."""
+    """Return a finding for each rule that applies; if none does, one with the number of settings that are set."""
     found = tuple(
-        wrong("settings", trap.found, trap.fix, is_fatal=trap.is_fatal)
-        for trap in _TRAPS
-        if trap.is_in(resolved.config)
+        wrong("settings", rule.found, rule.fix, is_fatal=rule.is_fatal)
+        for rule in _RULES
+        if rule.applies(resolved.config)
     )
     num_set = sum(origin != DEFAULT_LAYER for origin in resolved.origins.values())
     layers = sorted({origin for origin in resolved.origins.values() if origin != DEFAULT_LAYER})
-    told = f"{num_set} settings from {', '.join(layers)}" if layers else "all of them the defaults"
-    return found or (ok("settings", f"{told}; `tandem config` prints them"),)
+    summary = f"{num_set} settings from {', '.join(layers)}" if layers else "all of them the defaults"
+    return found or (ok("settings", f"{summary}; `tandem config` prints them"),)
 
 
 def _has_targets(config: Config) -> bool:
-    return any(getattr(config.slo, one.name) > 0 for one in fields(config.slo))
+    return any(getattr(config.slo, field.name) > 0 for field in fields(config.slo))

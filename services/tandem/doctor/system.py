@@ -1,6 +1,6 @@
-"""The machine as checks see it: files below a root, environment variables, programs that are run; never judges them.
+"""Access to this machine for checks: files, environment variables and programs.
 
-Tests give another root and another runner.
+Tests replace the root of the file system and the function that runs programs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 NOT_FOUND, TIMED_OUT = 127, 124
-"""As shells say it."""
+"""Exit codes, as those of a shell and of `timeout`."""
 
 
 class Ran(NamedTuple):
-    """What a program said; `code` as of a shell, negative where a signal ended it."""
+    """Result of a program: exit code (negative if a signal ended it), standard output and standard error."""
 
     code: int
     out: str
@@ -27,11 +27,11 @@ class Ran(NamedTuple):
 
 
 Runner = Callable[[Sequence[str], float, Mapping[str, str]], Ran]
-"""(command, seconds that it may take, its environment) -> what it said; never raises for what the program does."""
+"""(command, time limit in seconds, environment) -> result. Does not raise if the program fails."""
 
 
 def run_program(command: Sequence[str], limit_s: float, environ: Mapping[str, str]) -> Ran:
-    """In a session of its own, so that its children end with it."""
+    """Run a program in a session of its own, so that its children are killed with it at the time limit."""
     try:
         process = subprocess.Popen(
             list(command),
@@ -57,23 +57,25 @@ def run_program(command: Sequence[str], limit_s: float, environ: Mapping[str, st
 
 @dataclass(frozen=True, slots=True)
 class System:
+    """File system below `root`, environment, and runner of programs."""
+
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     runner: Runner = run_program
 
     def path(self, name: str) -> Path:
-        """Of an absolute name, below the root."""
+        """Return the path of an absolute name below the root."""
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """Of a small file, without white space around it; empty where it cannot be read."""
+        """Return the stripped text of a small file; empty if it cannot be read."""
         try:
             return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return ""
 
     def names(self, directory: str) -> tuple[str, ...]:
-        """In order; none where it cannot be read. Those that are numbers, by number."""
+        """Return the names in a directory, numbers first in numeric order; none if it cannot be read."""
         try:
             found = os.listdir(self.path(directory))
         except OSError:
@@ -81,5 +83,5 @@ class System:
         return tuple(sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)))
 
     def run(self, command: Sequence[str], limit_s: float, **variables: str) -> Ran:
-        """With these variables beside the environment's."""
+        """Run a program with these variables in addition to the environment."""
         return self.runner(command, limit_s, {**self.environ, **variables})

@@ -1,7 +1,7 @@
-"""The three TLS files of `cluster`: tried on each other in memory as two programs would; never on a wire.
+"""Check the three TLS files of `cluster` by a handshake in memory, as two programs would make it.
 
-A handshake finds what each part alone would not tell: a key of another certificate, a CA that did not sign it, a name
-that it has not, a certificate that has expired or may not be a client's.
+A handshake finds problems that no single file shows: a key of another certificate, a CA that did not sign it, a missing
+name, a certificate that has expired or is not valid for clients.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from tandem.wire.tls import TlsFiles
 
 SOON_S = 14 * 86_400.0
 _ROUNDS = 8
-"""Messages to and fro; TLS 1.3 needs three."""
+"""Maximum number of exchanges of messages; TLS 1.3 needs three."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFacts:
-    """`problem`: why two programs with these files would not believe each other, else empty. `ends_at`: seconds since
-    the epoch at which the certificate ends."""
+    """State of the TLS files.
+
+    `problem`: why a handshake between two programs with these files fails, else empty. `ends_at`: expiry of the
+    certificate, in seconds since the epoch.
+    """
 
     problem: str = ""
     ends_at: float = 0.0
 
 
 def read_tls(cluster: ClusterConfig) -> TlsFacts | None:
-    """None where there is no TLS."""
+    """Load the files and try a handshake; returns None without TLS."""
     if not cluster.has_tls:
         return None
     try:
@@ -45,21 +48,21 @@ def read_tls(cluster: ClusterConfig) -> TlsFacts | None:
 
 
 def judge_tls(facts: TlsFacts | None, now: float) -> Finding:
-    """`now` in seconds since the epoch."""
+    """Report a failed handshake or an expiry within `SOON_S`. `now`: seconds since the epoch."""
     if facts is None:
-        return skip("tls", "cluster.tls_cert_file is empty: gateways and workers speak without TLS")
+        return skip("tls", "cluster.tls_cert_file is empty: gateways and workers communicate without TLS")
     renew = f"a certificate of the cluster's CA for DNS:{TLS_NAME}, for servers and clients (cert-manager: usages)"
     if facts.problem:
         return fail("tls", facts.problem, f"{renew}, its key in tls_key_file and that CA in tls_ca_file")
     days = (facts.ends_at - now) / 86_400
-    told = f"certificate, key and CA belong together, {TLS_NAME} is its name, {days:.0f} days left"
+    summary = f"certificate, key and CA belong together, {TLS_NAME} is its name, {days:.0f} days left"
     if facts.ends_at - now < SOON_S:
-        return warn("tls", told, f"{renew}; the files are read again when they change")
-    return ok("tls", told)
+        return warn("tls", summary, f"{renew}; the files are read again when they change")
+    return ok("tls", summary)
 
 
 def _ends_at(cluster: ClusterConfig) -> float:
-    """By a handshake in which each side asks for the other's certificate. Raises ssl.SSLError."""
+    """Return the certificate's expiry after a mutual handshake, in seconds since the epoch. Raises ssl.SSLError."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context in (server, client):
@@ -67,18 +70,18 @@ def _ends_at(cluster: ClusterConfig) -> float:
         context.load_verify_locations(cluster.tls_ca_file)
         context.verify_mode = ssl.CERT_REQUIRED
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(to_client, to_server, server_hostname=TLS_NAME)
-    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    client_side = client.wrap_bio(to_client, to_server, server_hostname=TLS_NAME)
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(_ROUNDS):
-        is_done = [_advanced(side) for side in (asking, answering)]
+        is_done = [_advanced(side) for side in (client_side, server_side)]
         if all(is_done):
             break
-    found = asking.getpeercert() or {}
+    found = client_side.getpeercert() or {}
     return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
 
 
 def _advanced(side: ssl.SSLObject) -> bool:
-    """Whether its handshake has ended."""
+    """Advance one side's handshake; returns whether it is complete."""
     try:
         side.do_handshake()
     except ssl.SSLWantReadError:

@@ -1,7 +1,7 @@
-"""What UCX can use on this machine and what it chooses, as its own log says of a real read; never moves a byte itself.
+"""Check which transports UCX can use on this machine and which it chooses, from its log of a real read.
 
-UCX writes a table of the transports and devices that it found, and for each kind of operation a table of what it will
-use by size (UCX_PROTO_INFO). KV moves by "remote memory read".
+UCX logs a table of the transports and devices that it has found, and for each kind of operation a table of the
+transports that it uses by size (UCX_PROTO_INFO). KV is moved by "remote memory read". `ucx_trial` makes the read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ _KERNEL_COPY = "cma"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`problem`: why no byte was read, else empty. `available`: transport -> its devices. `chosen`: what a read of the
-    whole block used, as "cma/memory". `missing`: names in UCX_TLS that this machine has nothing for."""
+    """Result of the trial read.
+
+    `problem`: why nothing was read, else empty. `available`: (transport, its devices) pairs. `chosen`: transports that
+    the read of the whole block used, as "cma/memory". `missing`: names in UCX_TLS that this machine does not have.
+    """
 
     problem: str = ""
     version: str = ""
@@ -51,7 +54,7 @@ class Trial:
 
 
 def link_type_of(transport: str) -> str:
-    """The value of `transfer.require` that asks for this transport of UCX; "tcp" and "unknown" beside them."""
+    """Return the link type of a UCX transport: a value of `transfer.require`, "tcp" or "unknown"."""
     for link_type, names in _LINK_TYPES.items():
         if transport in names or (link_type == "rdma" and transport.partition("_")[0] in names):
             return link_type
@@ -59,17 +62,17 @@ def link_type_of(transport: str) -> str:
 
 
 def read_trial(system: System) -> Trial:
-    """Half a second for each of two agents, and the reads."""
+    """Run the trial in a subprocess; takes about half a second for each of two agents, and the reads."""
     ran = system.run([sys.executable, "-m", MODULE], LIMIT_S - 5, **_LOGGED)
     if ran.code:
         return Trial(problem=_last_line(ran.err) or f"exit code {ran.code}")
     return parse_trial(ran.out, ran.err)
 
 
-def parse_trial(said: str, log: str) -> Trial:
-    """Of the line that the trial printed and of UCX's log."""
+def parse_trial(output: str, log: str) -> Trial:
+    """Parse the line that the trial printed, and UCX's log."""
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
-    result = json.loads(said.strip().splitlines()[-1])
+    result = json.loads(output.strip().splitlines()[-1])
     found = re.search(r"UCX\s+INFO\s+Version (\S+)", log)
     return Trial(
         problem=result.get("problem", ""),
@@ -82,17 +85,21 @@ def parse_trial(said: str, log: str) -> Trial:
     )
 
 
-def judge_trial(trial: Trial, handoff: HandoffConfig, transfer: TransferConfig, told: str) -> tuple[Finding, ...]:
-    """`told` is UCX_TLS, empty where it is unset."""
+def judge_trial(trial: Trial, handoff: HandoffConfig, transfer: TransferConfig, ucx_tls: str) -> tuple[Finding, ...]:
+    """Report the result of the trial. `ucx_tls`: the variable UCX_TLS, empty if unset."""
     if handoff.transport == "local":
         return (skip("ucx", "handoff.transport is local, which reads through the kernel without UCX"),)
     if trial.problem:
-        return (_stuck(trial, told),)
-    return (_chose(trial, told), *_missing(trial, told), *_required(trial, transfer, told))
+        return (_stuck(trial, ucx_tls),)
+    return (_chose(trial, ucx_tls), *_missing(trial, ucx_tls), *_required(trial, transfer, ucx_tls))
 
 
-def _stuck(trial: Trial, told: str) -> Finding:
-    because = f" (UCX_TLS={told} names {', '.join(trial.missing)}, which this machine has not)" if trial.missing else ""
+def _stuck(trial: Trial, ucx_tls: str) -> Finding:
+    because = (
+        f" (UCX_TLS={ucx_tls} names {', '.join(trial.missing)}, which this machine does not have)"
+        if trial.missing
+        else ""
+    )
     fix = (
         "`pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is there "
         f"({_names(trial) or 'tcp,sm,self'}); handoff.transport=local does without on one machine"
@@ -100,12 +107,12 @@ def _stuck(trial: Trial, told: str) -> Finding:
     return fail("ucx", f"NIXL moves nothing between two processes: {trial.problem}{because}", fix)
 
 
-def _chose(trial: Trial, told: str) -> Finding:
+def _chose(trial: Trial, ucx_tls: str) -> Finding:
     speed = trial.num_bytes / trial.seconds / 1e9 if trial.seconds else 0.0
     lanes = ", ".join(trial.chosen) or "nothing that its log names"
     moved = f"UCX {trial.version} reads of this machine by {lanes}, {speed:.1f} GB/s"
-    if told or "tcp" not in trial.link_types:
-        return ok("ucx", f"{moved} (available: {_names(trial)})" + (f"; UCX_TLS={told}" if told else ""))
+    if ucx_tls or "tcp" not in trial.link_types:
+        return ok("ucx", f"{moved} (available: {_names(trial)})" + (f"; UCX_TLS={ucx_tls}" if ucx_tls else ""))
     return warn(
         "ucx",
         f"{moved}: it may not read another process's memory",
@@ -114,15 +121,18 @@ def _chose(trial: Trial, told: str) -> Finding:
     )
 
 
-def _missing(trial: Trial, told: str) -> Iterator[Finding]:
+def _missing(trial: Trial, ucx_tls: str) -> Iterator[Finding]:
     if trial.missing:
         fix = f"UCX_TLS of what there is: {_names(trial)}; RDMA needs the card in the pod (`pools.<name>.rdma`)"
-        yield warn("ucx", f"UCX_TLS={told} names {', '.join(trial.missing)}, which this machine has not", fix)
+        yield warn("ucx", f"UCX_TLS={ucx_tls} names {', '.join(trial.missing)}, which this machine does not have", fix)
 
 
-def _required(trial: Trial, transfer: TransferConfig, told: str) -> Iterator[Finding]:
-    """Of this machine alone; between machines only a pair of workers can tell. GPU memory is none of this trial's, so
-    of cuda_ipc it can only say that it is there."""
+def _required(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> Iterator[Finding]:
+    """Report whether this machine meets `transfer.require`.
+
+    Links between machines are checked only by measuring a pair of workers. The trial reads no GPU memory, so for
+    cuda_ipc it shows only that UCX has the transport.
+    """
     require = transfer.require
     if require == "any":
         return
@@ -136,7 +146,7 @@ def _required(trial: Trial, transfer: TransferConfig, told: str) -> Iterator[Fin
         "cuda_ipc": "GPUs of one machine in one pod (`colocate: true`), and no UCX_TLS without cuda_copy and cuda_ipc",
         "shared_memory": "no UCX_TLS without sm, and process_vm_readv allowed between processes of one user",
     }
-    found = f"transfer.require={require}, and UCX has {_names(trial)}{f' with UCX_TLS={told}' if told else ''}"
+    found = f"transfer.require={require}, and UCX has {_names(trial)}{f' with UCX_TLS={ucx_tls}' if ucx_tls else ''}"
     yield wrong("ucx", found, f"{fixes[require]}; or transfer.require=any", is_fatal=transfer.on_slow_link == "refuse")
 
 
@@ -145,7 +155,7 @@ def _names(trial: Trial) -> str:
 
 
 def _available(lines: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Rows of the table after its title; `+` marks what is enabled. One row per transport."""
+    """Yield the enabled transports (marked `+`) of the table, which has one row for each, with their devices."""
     try:
         start = next(i for i, line in enumerate(lines) if "Available Transports and Devices" in line)
     except StopIteration:
@@ -159,7 +169,7 @@ def _available(lines: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _chosen(lines: Sequence[str]) -> tuple[str, ...]:
-    """Of the last table of reads, which is that of the peer's, the last row, which is that of the largest sizes."""
+    """Return the transports for the largest reads from the peer: the last row of the last table of reads."""
     lanes: tuple[str, ...] = ()
     for start in (i for i, line in enumerate(lines) if "remote memory read by ucp_get" in line):
         for line in lines[start:]:

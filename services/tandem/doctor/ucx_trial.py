@@ -1,7 +1,7 @@
-"""Two processes of this machine, one of which reads the other's memory over NIXL; never judges how.
+"""Read the memory of another process on this machine over NIXL, for the check `ucx`.
 
-`python -m tandem.doctor.ucx_trial` is the consumer and starts the producer itself. It prints one line of JSON; what UCX
-chose stands in UCX's own log, on standard error.
+`python -m tandem.doctor.ucx_trial` is the consumer and starts the producer as a subprocess. The consumer prints one
+line of JSON; UCX logs the transports that it chose to standard error.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from tandem.transfer.nixl_agent import NixlAgent, open_agent
 MODULE = "tandem.doctor.ucx_trial"
 NUM_BYTES = 8 << 20
 NUM_READS = 5
-"""The first one connects; the best of the rest is told."""
+"""The first read connects; the fastest of the others is reported."""
 _PRODUCER = "producer"
 _POLL_S = 0.0005
 _CONTENT = 0x5A
 
 
-def take() -> dict[str, Any]:
-    """Seconds of the best read. Raises TandemError, or an error of NIXL's."""
+def run_consumer() -> dict[str, Any]:
+    """Start the producer, read its memory, and return the size and the seconds of the fastest read.
+
+    Raises TandemError, or an error of NIXL's.
+    """
     quiet = {**os.environ, "UCX_LOG_LEVEL": "error", "UCX_PROTO_INFO": "n"}
     command = [sys.executable, "-m", MODULE, _PRODUCER]
-    # Leaving the context closes its input, which ends it.
+    # Leaving the context closes the producer's input, which ends it.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=quiet, text=True) as producer:
         assert producer.stdout is not None
         agent, memory = _registered("consumer", 0)
-        told = producer.stdout.readline()
-        if not told:
+        line = producer.stdout.readline()
+        if not line:
             raise RuntimeError("the producer did not start")
-        metadata, address = json.loads(told)
+        metadata, address = json.loads(line)
         seconds = _read(agent, memory, bytes.fromhex(metadata), address)
         return {"num_bytes": NUM_BYTES, "seconds": seconds}
 
@@ -51,7 +54,7 @@ def _read(agent: NixlAgent, memory: Any, metadata: bytes, address: int) -> float
     read = agent.api.make_prepped_xfer("READ", ours, [0], theirs, [0])
     seconds = [_once(agent, read) for _ in range(NUM_READS)]
     if memory[0] != bytes([_CONTENT]) or memory[NUM_BYTES - 1] != bytes([_CONTENT]):
-        raise RuntimeError("what was read is not what was there")
+        raise RuntimeError("the bytes that were read differ from those in the producer's memory")
     return min(seconds[1:])
 
 
@@ -66,8 +69,8 @@ def _once(agent: NixlAgent, read: Any) -> float:
     return time.perf_counter() - began
 
 
-def give() -> None:
-    """Polled until standard input ends: a read over TCP moves only while its target polls."""
+def run_producer() -> None:
+    """Offer memory, and poll until standard input ends: a read over TCP advances only while its target polls."""
     agent, memory = _registered(_PRODUCER, _CONTENT)
     print(json.dumps([agent.api.get_agent_metadata().hex(), ctypes.addressof(memory)]), flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], _POLL_S)[0]:
@@ -75,7 +78,7 @@ def give() -> None:
 
 
 def _registered(name: str, content: int) -> tuple[NixlAgent, Any]:
-    """An agent and its memory, filled, for as long as both are referred to."""
+    """Make an agent and register filled memory with it; both must stay referenced while they are used."""
     agent, memory = open_agent(name), ctypes.create_string_buffer(NUM_BYTES)
     ctypes.memset(memory, content, NUM_BYTES)
     agent.api.register_memory([(ctypes.addressof(memory), NUM_BYTES, 0, "")], "DRAM")
@@ -83,7 +86,7 @@ def _registered(name: str, content: int) -> tuple[NixlAgent, Any]:
 
 
 def _end(code: int) -> NoReturn:
-    """Without destructors: those of the library can wait for a peer that has gone."""
+    """Exit without destructors, since the library's may wait for a peer that is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -91,11 +94,11 @@ def _end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     if sys.argv[1:] == [_PRODUCER]:
-        give()
+        run_producer()
         _end(0)
     try:
-        said = take()
+        result = run_consumer()
     except (TandemError, RuntimeError, OSError, ValueError) as error:
-        said = {"problem": str(error)}
-    print(json.dumps(said), flush=True)  # noqa: T201 - what the doctor reads
+        result = {"problem": str(error)}
+    print(json.dumps(result), flush=True)  # noqa: T201 - the doctor reads this line
     _end(0)

@@ -1,4 +1,4 @@
-"""What the kernel lets a process have: locked memory, open files; never changes a limit."""
+"""Check the kernel's limits of this process: locked memory and open files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from tandem.doctor.finding import Finding, fail, ok, skip, warn
 from tandem.doctor.system import System
 
 _IPC_LOCK_BIT = 14
-"""CAP_IPC_LOCK of capabilities(7): whoever has it may lock any amount."""
+"""CAP_IPC_LOCK of capabilities(7): a process with it may lock any amount."""
 OWN_FILES = 1024
-"""Open files of a gateway that are no client's connection: to workers, Redis, logs, libraries."""
+"""Open files of a gateway besides client connections: connections to workers and Redis, logs, libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Of this process. None: no limit. `memlock` in bytes; `open_files` is the limit that a process may raise its own
-    to."""
+    """Limits of this process; None means unlimited.
+
+    `memlock`: soft limit of locked memory in bytes. `open_files`: hard limit, to which a process may raise its own.
+    """
 
     memlock: int | None
     has_ipc_lock: bool
@@ -25,13 +27,13 @@ class ResourceLimits:
 
 
 def read_limits(system: System) -> ResourceLimits:
-    """Raises ValueError where the kernel does not tell."""
+    """Read the limits from /proc. Raises ValueError if a line is missing."""
     lines = system.text("/proc/self/limits").splitlines()
     return ResourceLimits(_soft(lines, "Max locked memory"), _has_ipc_lock(system), _hard(lines, "Max open files"))
 
 
 def judge_memlock(limits: ResourceLimits, pool_bytes: int, uses_rdma: bool) -> Finding:
-    """`pool_bytes` of host memory are registered with a network card where RDMA is used, which locks them."""
+    """Report whether the KV pool can be locked: RDMA registers `pool_bytes` of host memory, which locks them."""
     if not uses_rdma:
         return skip("memlock", f"{_size(limits.memlock)} may be locked; nothing is, because there is no RDMA device")
     if limits.has_ipc_lock:

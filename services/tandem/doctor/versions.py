@@ -1,4 +1,4 @@
-"""The packages that are installed against those that Tandem asks for; never imports one of them."""
+"""Compare the installed packages with Tandem's requirements, without importing them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "gateway": ("grpcio-reflection", "grpcio-health-checking"),
     "worker": ("torch", "ray", "nixl-cu12"),
 }
-"""Of each part of the installation, "" the one that all have, packages that nothing else brings: where none of them is
-installed nobody wanted the part. Ray brings all of an HTTP server."""
+"""For each part of the installation ("" is common to all): packages that only this part installs. If none of them is
+installed, the part was not chosen. The gateway's HTTP server is not listed, since Ray installs it too."""
 _SHOWN = {
     "": ("grpcio", "redis"),
     "gateway": ("uvicorn", "httptools"),
@@ -30,11 +30,14 @@ _SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """`requires` are the requirements of the installed Tandem as its metadata have them, None where it is run from
-    files without metadata; `installed` has a version for each package that is there."""
+    """Installed versions and requirements.
+
+    `required_python`: specifier of Tandem's Python versions. `requires`: requirements in the metadata of the installed
+    Tandem, None if it runs from files without metadata. `installed`: version of each installed package.
+    """
 
     python: str
-    asked_python: str
+    required_python: str
     tandem: str
     requires: tuple[str, ...] | None
     installed: Mapping[str, str]
@@ -49,7 +52,7 @@ def read_versions() -> Versions:
     names = [Requirement(text).name for text in requires] + [name for shown in _SHOWN.values() for name in shown]
     return Versions(
         python=platform.python_version(),
-        asked_python=str(own.metadata.json.get("requires_python", "")),
+        required_python=str(own.metadata.json.get("requires_python", "")),
         tandem=own.version,
         requires=requires,
         installed=dict(_installed(names)),
@@ -57,23 +60,25 @@ def read_versions() -> Versions:
 
 
 def installed_parts() -> frozenset[str]:
-    """Those of which something is there."""
+    """Return the parts of Tandem that are installed at least partly."""
     return frozenset(part for part, marks in PARTS.items() if part and dict(_installed(marks)))
 
 
 def judge_versions(versions: Versions) -> tuple[Finding, ...]:
     if versions.requires is None:
         fix = "`pip install -e .` in the repository, or `pip install 'tandem[gateway,worker]'`"
-        return (warn("packages", "this Tandem is run from files and says not what it needs", fix),)
+        return (
+            warn("packages", "Tandem runs from files without package metadata, so its requirements are unknown", fix),
+        )
     return (_python(versions), *(_part(versions, part) for part in PARTS))
 
 
 def _python(versions: Versions) -> Finding:
-    told = f"{versions.python}, Tandem {versions.tandem}"
-    if Version(versions.python) in SpecifierSet(versions.asked_python):
-        return ok("python", told)
-    fix = f"an environment with Python {versions.asked_python}"
-    return fail("python", f"{told} asks for {versions.asked_python}", fix)
+    summary = f"{versions.python}, Tandem {versions.tandem}"
+    if Version(versions.python) in SpecifierSet(versions.required_python):
+        return ok("python", summary)
+    fix = f"an environment with Python {versions.required_python}"
+    return fail("python", f"{summary} requires {versions.required_python}", fix)
 
 
 def _part(versions: Versions, part: str) -> Finding:
@@ -81,17 +86,20 @@ def _part(versions: Versions, part: str) -> Finding:
     if part and not any(mark in versions.installed for mark in PARTS[part]):
         return skip("packages", f"{name} is not installed: no {part} runs here")
     assert versions.requires is not None
-    wanted = [requirement for requirement in map(Requirement, versions.requires) if _is_of(requirement, part)]
-    wrong = [told for requirement in wanted if (told := _mismatch(requirement, versions.installed))]
+    requirements = [requirement for requirement in map(Requirement, versions.requires) if _is_of(requirement, part)]
+    wrong = [text for requirement in requirements if (text := _mismatch(requirement, versions.installed))]
     if wrong:
         fix = f"`pip install '{name}=={versions.tandem}'` in this environment"
         return fail("packages", f"{name}: {'; '.join(wrong)}", fix)
-    shown = [f"{one} {versions.installed[one]}" for one in _SHOWN[part] if one in versions.installed]
-    return ok("packages", f"{name}: {', '.join(shown)}, all {len(wanted)} as it asks for")
+    shown = [f"{package} {versions.installed[package]}" for package in _SHOWN[part] if package in versions.installed]
+    return ok("packages", f"{name}: {', '.join(shown)}, all {len(requirements)} as required")
 
 
 def _is_of(requirement: Requirement, part: str) -> bool:
-    """The extra's own: what all parts ask for has no marker or holds without one."""
+    """Check whether a requirement belongs to the extra `part` alone ("": to no extra).
+
+    A requirement that is common to all parts has no marker, or a marker that holds without an extra.
+    """
     if requirement.marker is None:
         return not part
     holds = requirement.marker.evaluate({"extra": part})
@@ -99,7 +107,7 @@ def _is_of(requirement: Requirement, part: str) -> bool:
 
 
 def _mismatch(requirement: Requirement, installed: Mapping[str, str]) -> str:
-    """What is wrong with it; empty where nothing is."""
+    """Return how the installed package violates a requirement; empty if it does not."""
     found = installed.get(requirement.name)
     if found is None:
         return f"{requirement.name} is missing"

@@ -108,7 +108,7 @@ async def _ask(targets: ReplicaTargets, model: str, role: str, deployed: int | N
     """The number that counts, once others have been told what this Serve means to have. Raises TargetsUnavailable."""
     me = serve_name()
     if deployed is not None:
-        await targets.tell_deployed(model, role, me, deployed)
+        await targets.publish_deployed(model, role, me, deployed)
     said, serves = await targets.read(model), (await targets.deployed(model)).get(role, {})
     is_alone = {*serves} <= {me}
     return said.replicas.get(role) if said is not None and is_alone else None

@@ -1,1 +1,1 @@
-"""Floor 4, what is kept in Redis, and the file of settings; never judges whether a worker lives."""
+"""Floor 4: everything kept in Redis (registry, prefix index, quotas, demand, targets), and the settings file."""

@@ -1,7 +1,7 @@
-"""What gateways were asked for and have answered, told to planners through Redis; never counts anything itself.
+"""Publish each gateway's demand and service totals to the planners through Redis.
 
-A record has the totals since its gateway began, so one that is lost loses nothing: the next one says it too. A planner
-takes the differences, life by life.
+A record holds totals since its gateway process started, so a lost record loses nothing: the next record includes the
+same counts. A planner computes differences between successive records of one gateway process.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from tandem.stores.redis_client import connect
 from tandem.stores.redis_health import RedisHealth
 
 SCHEMA = 1
-"""Rises when a field changes its meaning or goes."""
+"""Version of the record format; increase it when a field changes its meaning or is removed."""
 TTL_S = 15.0
-"""A gateway that says nothing for so long is forgotten."""
+"""A gateway's record is dropped when it has not been published for this long."""
 
 _log = logging.getLogger(__name__)
 
 
 class DemandUnavailable(Exception):
-    """Redis does not answer, or refuses. Trying again later is right."""
+    """Redis did not answer, or refused the command. The caller may retry later."""
 
 
 @dataclass(slots=True)
 class DemandTotals:
-    """Of one model, since the gateway began. Requests and input tokens count as they come; those that are served, what
-    was cached of their inputs and the prefill pairs at the first token; the rest at the end. `num_prefill_pairs`: the
-    sum over prompts of (token computed, token it attends to) pairs."""
+    """Counts of one model since the gateway process started.
+
+    `num_requests` and `num_input_tokens` count at arrival; `num_served`, `num_cached_tokens` and `num_prefill_pairs` at
+    the first token; all others at the end of a request. `num_prefill_pairs` sums, over prompts, the pairs (token
+    computed, token it attends to).
+    """
 
     num_requests: int = 0
     num_input_tokens: int = 0
@@ -52,7 +55,7 @@ class DemandTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
-    """Requests of a model that have no place yet, and the tokens of their prompts, now."""
+    """Requests of one model that are not placed on a worker yet, and the number of tokens in their prompts."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -60,8 +63,11 @@ class QueueBacklog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandRecord:
-    """The word of one life of a gateway, by model. `lived_s`: how long it had counted when it said so, infinite where
-    it does not say. `age_s`: how long ago that was."""
+    """Demand that one gateway process reports, by model.
+
+    `lived_s`: for how many seconds the gateway had been counting when it published the record, infinite if the record
+    does not have the field. `age_s`: seconds since the record was published, by the clock of the Redis server.
+    """
 
     gateway: GatewayId
     totals: Mapping[str, DemandTotals]
@@ -79,42 +85,46 @@ class DemandRecord:
 
     @classmethod
     def from_json(cls, gateway: str, text: bytes, age_s: float) -> DemandRecord:
-        """Raises ValueError for what this version cannot read."""
+        """Parse a stored record. Raises ValueError for a record that this version cannot read."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise ValueError(f"not a demand record of schema {SCHEMA}")
-        models = {model: word for model, word in _mapping(content, "models").items() if isinstance(word, dict)}
+        models = {model: entry for model, entry in _mapping(content, "models").items() if isinstance(entry, dict)}
         return cls(
             gateway=GatewayId(gateway),
-            totals={model: DemandTotals(**_counts(word, "totals", DemandTotals)) for model, word in models.items()},
-            backlog={model: QueueBacklog(**_counts(word, "backlog", QueueBacklog)) for model, word in models.items()},
+            totals={model: DemandTotals(**_counts(entry, "totals", DemandTotals)) for model, entry in models.items()},
+            backlog={model: QueueBacklog(**_counts(entry, "backlog", QueueBacklog)) for model, entry in models.items()},
             lived_s=_seconds(content, "lived_s"),
             age_s=age_s,
         )
 
 
 class DemandStore:
-    """Where gateways tell it and planners read it. `url` as `tandem.stores.redis_client.connect` takes it."""
+    """Store of the gateways' demand records: gateways publish, planners read.
+
+    `url` has a form that `tandem.stores.redis_client.connect` accepts. All methods but `close` raise
+    DemandUnavailable.
+    """
 
     def __init__(self, url: str, namespace: str, *, ttl_s: float = TTL_S, health: RedisHealth | None = None) -> None:
         self._redis = connect(url, store="demand", health=health)
         self._ttl_ms = round(ttl_s * 1000)
-        # Braces: Redis Cluster hashes only what is between them.
+        # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:demand}}:{name}" for name in ("words", "said")]
-        self._tell = Script(self._redis, read_script("demand"))
+        self._publish = Script(self._redis, read_script("demand"))
         self._read = Script(self._redis, read_script("demands"))
         self._unreadable: frozenset[bytes] = frozenset()
 
-    async def tell(self, record: DemandRecord) -> None:
-        """Raises DemandUnavailable, and then nothing is lost."""
-        await self._run(self._tell, [record.gateway, record.to_json(), self._ttl_ms])
+    async def publish(self, record: DemandRecord) -> None:
+        """Replace the gateway's record. After an error nothing is lost, since the next record has the same totals."""
+        await self._run(self._publish, [record.gateway, record.to_json(), self._ttl_ms])
 
     async def withdraw(self, gateway: GatewayId) -> None:
-        """Its life is over, and nobody is to wait for its word. Raises DemandUnavailable."""
-        await self._run(self._tell, [gateway, "", self._ttl_ms])
+        """Delete the record of a gateway that shuts down, so that planners don't wait for the next one."""
+        await self._run(self._publish, [gateway, "", self._ttl_ms])
 
     async def read(self) -> tuple[DemandRecord, ...]:
-        """By gateway. Those that this version cannot read are left out. Raises DemandUnavailable."""
+        """Return the records that have not lapsed, sorted by gateway, without those that this version cannot read."""
         flat = await self._run(self._read, [self._ttl_ms])
         found: list[DemandRecord] = []
         unreadable: set[bytes] = set()
@@ -124,7 +134,7 @@ class DemandStore:
             except (ValueError, TypeError) as error:
                 unreadable.add(gateway)
                 if gateway not in self._unreadable:
-                    _log.warning("what gateway %s says of demand is left out: %s", gateway.decode(), error)
+                    _log.warning("the demand record of gateway %s is left out: %s", gateway.decode(), error)
         self._unreadable = frozenset(unreadable)
         return tuple(sorted(found, key=lambda record: record.gateway))
 
@@ -141,22 +151,22 @@ class DemandStore:
 def _mapping(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = content.get(name)
     if not isinstance(value, dict):
-        raise ValueError(f"{name} is no mapping: {value!r}")
+        raise ValueError(f"{name} is not a mapping: {value!r}")
     return value
 
 
 def _seconds(content: Mapping[str, Any], name: str) -> float:
-    """Infinite where it is missing: a version before this one does not say it."""
+    """Return a field in seconds; infinite if it is missing, since older versions do not write it."""
     value = content.get(name, math.inf)
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise ValueError(f"{name} is no time: {value!r}")
+        raise ValueError(f"{name} is not a time: {value!r}")
     return float(value)
 
 
-def _counts(word: Mapping[str, Any], name: str, kind: type) -> dict[str, int]:
-    """What it has of the fields of a kind; one that is missing counts as 0, and one that is new is skipped."""
-    told = _mapping(word, name)
-    found = {one.name: told.get(one.name, 0) for one in fields(kind)}
+def _counts(entry: Mapping[str, Any], name: str, kind: type) -> dict[str, int]:
+    """Return the values of the dataclass `kind`'s fields; a missing field is 0, an unknown field is skipped."""
+    counts = _mapping(entry, name)
+    found = {known.name: counts.get(known.name, 0) for known in fields(kind)}
     for key, value in found.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{key} is not a count: {value!r}")

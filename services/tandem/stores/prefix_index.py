@@ -1,12 +1,13 @@
-"""The prefix index in Redis: streams of facts by shard and one snapshot for each worker; never what they come to.
+"""Write and read the prefix index in Redis: one stream of KV events for each shard, one snapshot for each worker.
 
-Every command has one key, so Redis Cluster may put each where it likes:
+Every command has one key, so Redis Cluster may put each key on any node:
 
-    {namespace:index:SHARD}        stream; what the workers of a shard tell, cut to some `MAX_ENTRIES`
-    {namespace:index:w:ID}:blocks  what a worker holds, written by that worker alone; lapses with it
-    {namespace:index:w:ID}:want    "incarnation:number": some gateway wants a snapshot of at least so many facts
+    {namespace:index:SHARD}        stream of the events of a shard's workers, trimmed to about `MAX_ENTRIES`
+    {namespace:index:w:ID}:blocks  snapshot of a worker's blocks, written by that worker alone; lapses with it
+    {namespace:index:w:ID}:want    "incarnation:number": a gateway requests a snapshot of at least that many events
 
-Writing an entry twice does no harm, since facts are numbered, so what may have been lost is written again.
+Events are numbered, so writing an entry twice does no harm: an entry that may have been lost is written again. Readers
+(`gateway.prefix_index_client`) apply events and snapshots; this module only moves them.
 """
 
 from __future__ import annotations
@@ -33,80 +34,89 @@ from tandem.stores.redis_client import Client, connect
 from tandem.stores.redis_health import RedisHealth
 
 NUM_SHARDS = 16
-"""The same for ever and everywhere: who writes and who reads must agree."""
+"""Number of streams. It cannot be changed in a running cluster: writers and readers must agree on it."""
 MAX_ENTRIES = 4096
-"""Of a shard: at 20 ms per entry some 5 s of 16 workers. What is older is in a snapshot."""
+"""Entries kept in one shard's stream: about 5 s of 16 workers at 20 ms per entry. Older events are in a snapshot."""
 MAX_FACTS = 128
-"""In an entry: 1 KiB, so a stream is at most 5 MiB."""
+"""Events in one entry: 1 KiB, so a stream holds at most 5 MiB."""
 READ_ENTRIES = 256
-"""Of a shard in one read."""
+"""Entries of one shard in one read."""
 SNAPSHOT_TTL_S = 30.0
-WANT_TTL_S = 10.0
+REQUEST_TTL_S = 10.0
+"""A gateway's request for a snapshot lapses after this time."""
 STREAM_TTL_S = 3600.0
-"""Nobody tells anything for so long: the namespace is not used any more."""
+"""A stream to which no worker has written for this long is deleted, since its namespace is not in use any more."""
 _FIELD = b"f"
 _log = logging.getLogger(__name__)
 
 
 class IndexUnavailable(Exception):
-    """Redis does not answer, or refuses; what was written may be there or not. Trying again later is right."""
+    """Redis did not answer, or refused; a write may have been executed or not. The caller may retry later."""
 
 
 def shard_of(worker: WorkerId) -> int:
-    """The stream in which a worker tells: the same in every process."""
+    """Return the number of the stream to which a worker writes; the same in every process."""
     return int.from_bytes(hashlib.blake2b(worker.encode(), digest_size=8).digest(), "little") % NUM_SHARDS
 
 
 class IndexWriter:
-    """One life of one worker. `url` as `tandem.stores.redis_client.connect` takes it."""
+    """Write the stream entries and the snapshot of one worker process.
+
+    `url` has a form that `tandem.stores.redis_client.connect` accepts. All methods but `close` raise IndexUnavailable.
+    """
 
     def __init__(self, url: str, namespace: str, worker: WorkerRef, *, health: RedisHealth | None = None) -> None:
         self._redis = connect(url, store="index", health=health)
         self._worker = worker
         self._stream = _stream(namespace, shard_of(worker.id))
-        self._blocks, self._want = _blocks(namespace, worker.id), _want(namespace, worker.id)
+        self._snapshot_key = _snapshot_key(namespace, worker.id)
+        self._request_key = _request_key(namespace, worker.id)
 
-    async def tell(self, entries: Sequence[WorkerKVEvents]) -> None:
-        """Append entries, in order: of these, after an error, any number from the first on may be there. Raises
-        IndexUnavailable."""
-        async with _asking(self._redis, "XADD") as pipe:
+    async def append(self, entries: Sequence[WorkerKVEvents]) -> None:
+        """Append entries to the stream, in order. After an error, any number of them from the first on may be there."""
+        async with _pipeline(self._redis, "XADD") as pipe:
             for entry in entries:
                 pipe.xadd(self._stream, {_FIELD: pack_entry(entry)}, maxlen=MAX_ENTRIES, approximate=True)
             pipe.pexpire(self._stream, _ms(STREAM_TTL_S))
             await pipe.execute()
 
     async def write(self, snapshot: IndexSnapshot) -> None:
-        """Replace this worker's snapshot. Raises IndexUnavailable."""
-        async with _asking(self._redis, "SET") as pipe:
-            pipe.set(self._blocks, pack_snapshot(snapshot), px=_ms(SNAPSHOT_TTL_S))
+        """Replace this worker's snapshot."""
+        async with _pipeline(self._redis, "SET") as pipe:
+            pipe.set(self._snapshot_key, pack_snapshot(snapshot), px=_ms(SNAPSHOT_TTL_S))
             await pipe.execute()
 
     async def renew(self) -> int | None:
-        """Keep the snapshot from lapsing. Returns how many facts one must stand for that some gateway wants, 0 where
-        none does; None when there is no snapshot. Raises IndexUnavailable."""
-        async with _asking(self._redis, "PEXPIRE") as pipe:
-            pipe.pexpire(self._blocks, _ms(SNAPSHOT_TTL_S))
-            pipe.get(self._want)
-            is_there, want = await pipe.execute()
-        return self._wanted(want) if is_there else None
+        """Extend the snapshot's time to live and return the number of events that a gateway's request needs in it.
+
+        Returns 0 if no gateway requests a snapshot of this worker process, None if there is no snapshot to extend.
+        """
+        async with _pipeline(self._redis, "PEXPIRE") as pipe:
+            pipe.pexpire(self._snapshot_key, _ms(SNAPSHOT_TTL_S))
+            pipe.get(self._request_key)
+            is_there, request = await pipe.execute()
+        return self._requested_number(request) if is_there else None
 
     async def withdraw(self) -> None:
-        """Leave no snapshot behind. Raises IndexUnavailable."""
-        async with _asking(self._redis, "DEL") as pipe:
-            pipe.delete(self._blocks)
+        """Delete the snapshot."""
+        async with _pipeline(self._redis, "DEL") as pipe:
+            pipe.delete(self._snapshot_key)
             await pipe.execute()
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    def _wanted(self, want: bytes | None) -> int:
-        """Another life's is not ours."""
-        life, _, number = (want or b"").partition(b":")
-        return int(number) if life == str(self._worker.incarnation).encode() and number.isdigit() else 0
+    def _requested_number(self, request: bytes | None) -> int:
+        """Return the number of events in a request; 0 if there is none for this incarnation of the worker."""
+        incarnation, _, number = (request or b"").partition(b":")
+        return int(number) if incarnation == str(self._worker.incarnation).encode() and number.isdigit() else 0
 
 
 class IndexReader:
-    """One gateway's way through the streams. `url` as `tandem.stores.redis_client.connect` takes it."""
+    """Read the streams and snapshots for one gateway; keeps the position in each stream.
+
+    `url` has a form that `tandem.stores.redis_client.connect` accepts. All methods but `close` raise IndexUnavailable.
+    """
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
         self._redis = connect(url, store="index", health=health)
@@ -116,12 +126,13 @@ class IndexReader:
         self._has_unreadable = False
 
     async def read(self) -> tuple[list[WorkerKVEvents], bool]:
-        """What is new, at most `READ_ENTRIES` of each shard; entries of one worker are in order. True: there may be
-        more at once. Raises IndexUnavailable, and then begins again with the oldest entries that there are: another
-        server may answer next, whose entries have other places.
+        """Return new entries, at most `READ_ENTRIES` of each shard, and whether more may be waiting.
+
+        Entries of one worker are in order. After an error, the next call starts with the oldest entries that exist,
+        because another server may answer by then, whose stream positions differ.
         """
         try:
-            async with _asking(self._redis, "XREAD") as pipe:
+            async with _pipeline(self._redis, "XREAD") as pipe:
                 for stream, after in zip(self._streams, self._after, strict=True):
                     pipe.xread({stream: after}, count=READ_ENTRIES)
                 answers = await pipe.execute()
@@ -138,22 +149,23 @@ class IndexReader:
         return entries, has_more
 
     async def snapshot(self, worker: WorkerId) -> IndexSnapshot | None:
-        """A worker's snapshot, of whichever life; None where there is none that can be read. Raises
-        IndexUnavailable."""
-        async with _asking(self._redis, "GET") as pipe:
-            pipe.get(_blocks(self._namespace, worker))
+        """Return a worker's snapshot, of any incarnation; None if there is none that this version can read."""
+        async with _pipeline(self._redis, "GET") as pipe:
+            pipe.get(_snapshot_key(self._namespace, worker))
             (raw,) = await pipe.execute()
         try:
             return None if raw is None else unpack_snapshot(raw)
         except IndexFormatError as error:
-            self._complain(error)
+            self._warn_once(error)
             return None
 
-    async def want(self, worker: WorkerRef, number: int) -> None:
-        """Ask a worker for a snapshot that stands for at least `number` facts. Of several gateways the last is heard,
-        so ask again until it is there. Raises IndexUnavailable."""
-        async with _asking(self._redis, "SET") as pipe:
-            pipe.set(_want(self._namespace, worker.id), f"{worker.incarnation}:{number}", px=_ms(WANT_TTL_S))
+    async def request_snapshot(self, worker: WorkerRef, number: int) -> None:
+        """Request from a worker a snapshot that includes at least its first `number` events.
+
+        A request replaces that of another gateway, so repeat it until the snapshot is there.
+        """
+        async with _pipeline(self._redis, "SET") as pipe:
+            pipe.set(_request_key(self._namespace, worker.id), f"{worker.incarnation}:{number}", px=_ms(REQUEST_TTL_S))
             await pipe.execute()
 
     async def close(self) -> None:
@@ -165,13 +177,13 @@ class IndexReader:
             try:
                 entries.append(unpack_entry(raw))
             except IndexFormatError as error:
-                self._complain(error)
+                self._warn_once(error)
         return entries
 
-    def _complain(self, error: IndexFormatError) -> None:
-        """Once: another version may write many."""
+    def _warn_once(self, error: IndexFormatError) -> None:
+        """Log the first value that cannot be read; another version may write many of them."""
         if not self._has_unreadable:
-            _log.warning("the prefix index holds what cannot be read here: %s", error)
+            _log.warning("the prefix index holds an entry or snapshot that this version cannot read: %s", error)
         self._has_unreadable = True
 
 
@@ -179,11 +191,11 @@ def _stream(namespace: str, shard: int) -> str:
     return f"{{{namespace}:index:{shard}}}"
 
 
-def _blocks(namespace: str, worker: WorkerId) -> str:
+def _snapshot_key(namespace: str, worker: WorkerId) -> str:
     return f"{{{namespace}:index:w:{worker}}}:blocks"
 
 
-def _want(namespace: str, worker: WorkerId) -> str:
+def _request_key(namespace: str, worker: WorkerId) -> str:
     return f"{{{namespace}:index:w:{worker}}}:want"
 
 
@@ -192,9 +204,11 @@ def _ms(seconds: float) -> int:
 
 
 @asynccontextmanager
-async def _asking(redis: Client, command: str) -> AsyncGenerator[Any, None]:
-    """A pipeline. A cluster is looked at before there is one, so that may fail like what is asked. Raises
-    IndexUnavailable."""
+async def _pipeline(redis: Client, command: str) -> AsyncGenerator[Any, None]:
+    """Open a pipeline and convert errors of opening and executing it into IndexUnavailable.
+
+    Opening may fail too, because a cluster client first loads the slot table.
+    """
     try:
         async with redis.command_scope(command), redis.pipeline(transaction=False) as pipe:
             yield pipe

@@ -1,7 +1,7 @@
-"""Tenants' quotas in Redis, one set of books for all gateways; never decides anything but by its script.
+"""Keep the tenants' quotas in Redis, shared by all gateways.
 
-`admission.quota.QuotaBook` says what each method means. Books are kept on the clock of the server alone: clocks of
-gateways differ, and the fastest of them would fill everybody's buckets.
+The Lua script `quota` implements `admission.quota.QuotaBook`, which documents each operation. It uses the clock of the
+Redis server alone: gateways' clocks differ, and the fastest of them would refill everybody's buckets too early.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tandem.stores.redis_health import RedisHealth
 from tandem.stores.script_pipeline import ScriptPipeline
 
 ANSWER_S = 0.5
-"""A request waits no longer for its quota; then its gateway goes on alone."""
+"""Seconds that a request waits for its quota; after that its gateway decides without Redis."""
 DEFAULT_TTL_S = 20.0
-"""Longer than workers go on with the jobs of a gateway that is gone (`worker.gateway_grace_s`)."""
+"""Must exceed the time for which workers continue the jobs of a lost gateway (`worker.gateway_grace_s`)."""
 MAX_RENEWALS = 256
-"""In one call of the script, which holds up everybody else's."""
+"""Reservations renewed in one call of the script, during which the server executes nothing else."""
 
 
 class RedisQuotas:
-    """Calls are carried out in the order in which they are made. All raise StoreUnavailable when awaited.
+    """Reserve, renew and settle quota for requests.
 
-    `now_ms` replaces the server's clock, for tests, which cannot wait for it; every user of one server must then
-    bring the same.
+    Calls are executed in the order in which they are made, and raise StoreUnavailable when awaited. `now_ms` replaces
+    the server's clock in tests; all clients of one server must then use the same clock.
     """
 
     def __init__(
@@ -45,19 +45,27 @@ class RedisQuotas:
         self.ttl_s = ttl_s
         self._namespace = namespace
         self._now_ms = now_ms
-        self._line = ScriptPipeline(connect(url, answer_s, store="quota", health=health), read_script("quota"))
+        self._calls = ScriptPipeline(connect(url, answer_s, store="quota", health=health), read_script("quota"))
 
     def reserve(
-        self, tenant: TenantId, limits: QuotaLimits, ask: Reservation
+        self, tenant: TenantId, limits: QuotaLimits, reservation: Reservation
     ) -> Coroutine[Any, Any, ReservationResult]:
-        """Called at once, before anything that is called later; as is `settle`."""
-        answer = self._call(tenant, "reserve", limits, ask.id, ask.requests, ask.tokens, int(ask.force))
-        return _verdict(answer, limits)
+        """Enqueue the reservation at once and return its result to await; `settle` does the same.
+
+        The order of the calls, not of the awaits, is the order of execution.
+        """
+        answer = self._call(
+            tenant, "reserve", limits, reservation.id, reservation.requests, reservation.tokens, int(reservation.force)
+        )
+        return _reservation_result(answer, limits)
 
     async def renew(self, tenant: TenantId, limits: QuotaLimits, used: Mapping[str, int]) -> set[str]:
-        """Those that are not open. Without any to renew, this settles those whose time is over."""
-        told = list(used.items())
-        parts = [told[i : i + MAX_RENEWALS] for i in range(0, len(told), MAX_RENEWALS)] or [[]]
+        """Extend reservations, by id with the tokens used so far; returns the ids that are not open any more.
+
+        An empty `used` only settles the tenant's reservations that have expired.
+        """
+        items = list(used.items())
+        parts = [items[i : i + MAX_RENEWALS] for i in range(0, len(items), MAX_RENEWALS)] or [[]]
         calls = [self._call(tenant, "renew", limits, *(value for pair in part for value in pair)) for part in parts]
         return {name.decode() for answer in await asyncio.gather(*calls) for name in answer[2:]}
 
@@ -65,20 +73,20 @@ class RedisQuotas:
         return self._call(tenant, "settle", limits, name, "" if used is None else used)
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._calls.close()
 
     def _call(self, tenant: TenantId, verb: str, limits: QuotaLimits, *arguments: Argument) -> asyncio.Future[Any]:
         now: Argument = "" if self._now_ms is None else self._now_ms()
-        return self._line.call(self._keys(tenant), [verb, *limits, round(self.ttl_s * 1000), now, *arguments])
+        return self._calls.call(self._keys(tenant), [verb, *limits, round(self.ttl_s * 1000), now, *arguments])
 
     def _keys(self, tenant: TenantId) -> Sequence[str]:
-        """Braces: Redis Cluster hashes only what is between them, so that a tenant's books are on one server, and those
-        of many tenants on many."""
+        """Return the tenant's keys. Redis Cluster hashes only the part in braces, so one tenant's keys share a slot,
+        and those of many tenants are spread over the nodes."""
         return [f"{self._namespace}:quota:{{{tenant}}}:{name}" for name in ("levels", "open", "expiry")]
 
 
-async def _verdict(answering: Awaitable[Any], limits: QuotaLimits) -> ReservationResult:
-    answer = await answering
+async def _reservation_result(reply: Awaitable[Any], limits: QuotaLimits) -> ReservationResult:
+    answer = await reply
     return ReservationResult(_levels(answer, limits), answer[2].decode(), answer[3])
 
 

@@ -1,8 +1,8 @@
-"""How a Redis client is made here: one server or a Redis Cluster, its deadlines and patience; never sends a command.
+"""Make Redis clients for one server or a Redis Cluster, with deadlines and health tracking.
 
-A client differs from the library's in three ways. Every command has an end within `answer_s`, whatever it waits for:
-a name, a connection, a handshake, a retry, another node. What became of it is told to a `RedisHealth`. And a server
-that has become a replica is left, since a name or a balancer may lead to the new primary by now.
+A client differs from the library's in three ways. Every command ends within `answer_s`, whatever it waits for: name
+resolution, a connection, a handshake, a retry, another node. Its result is reported to a `RedisHealth`. And connections
+to a server that has become a replica are closed, since the address may lead to the new primary by now.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tandem.stores.deadline import Deadline
 from tandem.stores.redis_health import RedisHealth
 
 _ANSWER_S = 2.0
-"""No command of ours takes longer on a server that is well."""
+"""In seconds; on a healthy server every command of Tandem is faster."""
 _CLUSTER = "+cluster"
 _FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
-"""What the library raises when a command fails; the last where another command's failure has closed the connection that
-this one is about to write to."""
+"""Exceptions that the library raises for a failed command. It raises AttributeError where the failure of another
+command has closed the connection to which this one is about to write."""
 
 
 class _ObservedClient:
-    """What both kinds of client add to the library's."""
+    """Mix-in that adds the deadline and the health reports to both kinds of client."""
 
     store = ""
     answer_s = _ANSWER_S
@@ -42,9 +42,11 @@ class _ObservedClient:
 
     @asynccontextmanager
     async def command_scope(self, command: str) -> AsyncGenerator[list[Any], None]:
-        """Around whatever is asked under this name, which ends within `answer_s` as `Deadline` counts. The errors among
-        the answers that are put into the list count like one that is raised; that a script is not known counts as an
-        answer."""
+        """Run a command or pipeline under the deadline `answer_s` and report its result to `health` as `command`.
+
+        The caller may put the replies of a pipeline into the list that it gets: the first error among them is reported
+        like a raised one. NoScriptError counts as a success, since the server answered.
+        """
         answers: list[Any] = []
         task = asyncio.current_task()
         num_cancels = task.cancelling() if task is not None else 0
@@ -55,13 +57,13 @@ class _ObservedClient:
             self.health.answered(self.store, command)
             raise
         except _FAILURES as error:
-            told = explained(error, self.answer_s)
-            await self._failed(command, told)
-            raise told from error
+            converted = explained(error, self.answer_s)
+            await self._failed(command, converted)
+            raise converted from error
         finally:
             if task is not None and task.cancelling() > num_cancels:
-                # The library writes in `asyncio.wait_for`, which before Python 3.12 forgets a cancel that comes with
-                # the result: the loop that asks would go on for ever.
+                # The library writes in `asyncio.wait_for`, which before Python 3.12 drops a cancel that arrives
+                # together with the result: the caller's loop would then run for ever.
                 raise asyncio.CancelledError
         answers[:] = [explained(a, self.answer_s) if isinstance(a, Exception) else a for a in answers]
         first = next((answer for answer in answers if isinstance(answer, Exception)), None)
@@ -71,7 +73,7 @@ class _ObservedClient:
             await self._failed(command, first)
 
     async def leave(self) -> None:
-        """Close the connections; the next command opens new ones, to whatever the address leads to by then."""
+        """Close the connections; the next command resolves the address again and opens new ones."""
         raise NotImplementedError
 
     async def _failed(self, command: str, error: Exception) -> None:
@@ -90,7 +92,7 @@ class StandaloneClient(_ObservedClient, Redis):  # type: ignore[misc]  # the lib
 
 
 class ClusterClient(_ObservedClient, RedisCluster):  # type: ignore[misc]
-    """Slots, MOVED, ASK and failover are the library's."""
+    """Client of a Redis Cluster. The library handles slots, MOVED, ASK and failover."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         async with self.command_scope(str(args[0])):
@@ -100,7 +102,7 @@ class ClusterClient(_ObservedClient, RedisCluster):  # type: ignore[misc]
         await self.aclose()
 
     async def aclose(self) -> None:
-        """The library closes nothing where it was about to look at the cluster anew."""
+        """Close all connections, including those that the library keeps open while it reloads the slot table."""
         await super().aclose()
         for kind in ("nodes_cache", "startup_nodes"):
             await self.nodes_manager.aclose(kind)
@@ -108,13 +110,16 @@ class ClusterClient(_ObservedClient, RedisCluster):  # type: ignore[misc]
     async def _failed(self, command: str, error: Exception) -> None:
         await super()._failed(command, error)
         if isinstance(error, RedisConnectionError | RedisTimeoutError):
-            # In a pipeline the library does not look for who took over.
+            # In a pipeline the library does not look for the new primary.
             await self.leave()
 
 
-class _KeyPlaces:
-    """Where the keys of our commands are. The library asks a node for all commands that there are, each time that it
-    looks at the cluster anew: always the first node, also when it is that one which does not answer."""
+class _KeyPositions:
+    """Command parser that knows which arguments of Tandem's commands are keys, without asking a server.
+
+    The library's own parser queries the COMMAND table of the first node each time it reloads the slot table, even when
+    that node does not answer.
+    """
 
     async def initialize(self, node: ClusterNode | None = None) -> None:
         return None
@@ -132,30 +137,34 @@ Client = StandaloneClient | ClusterClient
 def connect(
     url: str, answer_s: float = _ANSWER_S, *, store: str = "redis", health: RedisHealth | None = None
 ) -> Client:
-    """A client that connects at its first command, and waits `answer_s` seconds for an answer. `health` hears of it as
-    of `store`.
+    """Make a client that connects at its first command and waits `answer_s` seconds for the result of each.
 
     `redis://`, `rediss://` and `unix://` name one server; `redis+cluster://host:port,host:port` and `rediss+cluster://`
-    a Redis Cluster, of which any node leads to all.
+    a Redis Cluster, of which any reachable node is enough to find the others. Results are reported to `health` under
+    the name `store`. Raises ValueError for other URLs.
 
-    One retry, at once, because a pooled connection may have died unseen; beyond that the caller decides. Raises
-    ValueError for another kind of URL.
+    A command is retried once, immediately, because a pooled connection may have died unnoticed; further retries are up
+    to the caller.
     """
     retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
     client: Client
     if _CLUSTER in urlsplit(url).scheme:
         client = _cluster(url, answer_s, retry)
     else:
-        # No limit of the library's on an answer: it would count time in which this process stood still.
-        one = StandaloneClient.from_url(url, retry=retry, socket_timeout=None, socket_connect_timeout=answer_s)
-        client = cast(StandaloneClient, one)
-    client.store, client.answer_s, client.health = store, answer_s, health or RedisHealth()
+        # Without the library's read timeout, which would count time in which this process did not run.
+        standalone = StandaloneClient.from_url(url, retry=retry, socket_timeout=None, socket_connect_timeout=answer_s)
+        client = cast(StandaloneClient, standalone)
+    client.store = store
+    client.answer_s = answer_s
+    client.health = health or RedisHealth()
     return client
 
 
 def _cluster(url: str, answer_s: float, retry: Retry) -> ClusterClient:
-    """One node that does not answer leaves half of the time for another one; that limit is the library's, and counts
-    time in which this process stood still."""
+    """Make a cluster client whose per-node timeout is half of `answer_s`, so that another node can be tried in time.
+
+    The per-node timeout is the library's and also counts time in which this process did not run.
+    """
     urls = _node_urls(url)
     nodes = [parse_url(each) for each in urls]
     seeds = [ClusterNode(node["host"], node.get("port", 6379)) for node in nodes[1:] if "host" in node]
@@ -164,12 +173,12 @@ def _cluster(url: str, answer_s: float, retry: Retry) -> ClusterClient:
         found = ClusterClient.from_url(urls[0], startup_nodes=seeds, retry=retry, require_full_coverage=False, **waits)
     except RedisClusterException as error:
         raise ValueError(f"redis.url: {error}") from error
-    found.commands_parser = _KeyPlaces()  # type: ignore[assignment]
+    found.commands_parser = _KeyPositions()  # type: ignore[assignment]
     return cast(ClusterClient, found)
 
 
 def _node_urls(url: str) -> Sequence[str]:
-    """One for each node, as the library reads them."""
+    """Split a cluster URL into one single-server URL for each node."""
     parts = urlsplit(url)
     user, at, hosts = parts.netloc.rpartition("@")
     scheme = parts.scheme.removesuffix(_CLUSTER)
@@ -180,12 +189,14 @@ def _node_urls(url: str) -> Sequence[str]:
 
 
 def explained(error: Exception, answer_s: float) -> Exception:
-    """What to tell people of it."""
+    """Convert an exception of the library into one with a message for operators; `answer_s` is named in timeouts."""
     if isinstance(error, MovedError):
         return RedisError(
             "this server is one of a Redis Cluster: let redis.url begin with redis+cluster:// (or rediss+)"
         )
-    if isinstance(error, RedisClusterException | AttributeError):  # no RedisError; the first: no node answers
+    if isinstance(
+        error, RedisClusterException | AttributeError
+    ):  # neither is a RedisError; the first means that no node answers
         return RedisConnectionError(str(error))
     if isinstance(error, TimeoutError):
         return RedisTimeoutError(f"no answer within {answer_s:g} s")

@@ -1,10 +1,10 @@
-"""A small program between an embedded server and the process that wants it; never outlives either.
+"""Run an embedded Redis server as a child and stop it when the owner process ends, however that ends.
 
-Run by path, without site packages: `supervise.py SOCKET LOG COMMAND...`. Standard input is a pipe whose other end the
-owner holds: it ends when the owner closes it or dies in whatever way. The death signal of Linux is bound to the
-*thread* that forked, which is why the owner does not use it itself; this program has one thread, so that here it
-covers the supervisor's own violent end. Writes `ready` to standard output when the server answers, or else the end of
-its log, and removes the directory of the socket at the end.
+Run by path, without site packages: `redis_supervisor.py SOCKET LOG COMMAND...`. Standard input is a pipe whose other
+end the owner holds: end-of-file means that the owner has closed it or died. Linux's parent-death signal
+(`PR_SET_PDEATHSIG`) is bound to the *thread* that forked, so the owner cannot use it; this program has one thread and
+uses it to end the server if the supervisor itself is killed. The program writes `ready` to standard output when the
+server answers, or else the end of the server's log, and removes the directory of the socket when it ends.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.02
 _TAIL_BYTES = 500
 _TERM_S = 3.0
-"""After this long without an end the server is killed; it has nothing to save."""
+"""Seconds between SIGTERM and SIGKILL; the server has nothing to save."""
 
 
 def main(socket_path: str, log_path: str, command: list[str]) -> int:
     try:
         return _supervise(socket_path, log_path, command)
     except OSError as error:
-        _tell(str(error).encode())
+        _report(str(error).encode())
         return 1
     finally:
         shutil.rmtree(Path(socket_path).parent, ignore_errors=True)
@@ -41,22 +41,22 @@ def main(socket_path: str, log_path: str, command: list[str]) -> int:
 def _supervise(socket_path: str, log_path: str, command: list[str]) -> int:
     wake = _wake_on_signals()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent())
-    if _comes_up(server, socket_path, wake):
-        _tell(b"ready\n")
+    if _wait_ready(server, socket_path, wake):
+        _report(b"ready\n")
         select.select([0, wake], [], [])
     else:
-        _tell(_tail(log_path))
+        _report(_tail(log_path))
     return _stop(server)
 
 
-def _tell(words: bytes) -> None:
-    """To the owner, who may have gone in the meantime; then its end of the other pipe is closed too."""
+def _report(text: bytes) -> None:
+    """Write to the owner. If the owner has died, ignore the broken pipe: standard input ends too."""
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, words)
+        os.write(1, text)
 
 
-def _comes_up(server: subprocess.Popen[bytes], socket_path: str, wake: int) -> bool:
-    """Wait until the server answers; False when it has ended or nobody wants it any more."""
+def _wait_ready(server: subprocess.Popen[bytes], socket_path: str, wake: int) -> bool:
+    """Wait until the server answers; returns False if it has ended, the owner is gone, or a signal has arrived."""
     while not _answers(socket_path):
         if server.poll() is not None or select.select([0, wake], [], [], _POLL_S)[0]:
             return False
@@ -64,7 +64,7 @@ def _comes_up(server: subprocess.Popen[bytes], socket_path: str, wake: int) -> b
 
 
 def _wake_on_signals() -> int:
-    """A descriptor that becomes readable when the server ends or somebody wants us to."""
+    """Return a descriptor that becomes readable at SIGCHLD (the server ended), SIGTERM and SIGINT."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
@@ -74,7 +74,10 @@ def _wake_on_signals() -> int:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Runs in the forked server before its program starts. Only Linux has it; elsewhere the pipe has to do."""
+    """Return a function that makes the forked server receive SIGKILL when the supervisor dies.
+
+    The function runs in the child before its program starts. Returns None except on Linux.
+    """
     if not sys.platform.startswith("linux"):
         return None
     supervisor = os.getpid()

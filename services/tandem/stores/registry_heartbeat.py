@@ -1,4 +1,4 @@
-"""Keeps one worker's entry in the registry alive; never decides what its loss means."""
+"""Keep one worker's entry in the registry alive with periodic heartbeats."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ class Registration(Enum):
     PENDING = "pending"
     REGISTERED = "registered"
     SUPERSEDED = "superseded"
-    """A later life of this worker holds the id: two processes were given one name."""
+    """A later incarnation holds this worker id, because two processes were given the same id."""
     UNREACHABLE = "unreachable"
 
 
 class Heartbeat:
-    """Publishes a record over and over. `state` is what became of the last beat; `told` is given what routers take the
-    worker for, at each beat that registers it."""
+    """Publish a record every third of the registry's time to live.
+
+    `state` is the result of the last heartbeat. `on_role` is called at each successful heartbeat with the role by which
+    routers use the worker.
+    """
 
     def __init__(
-        self, registry: WorkerRegistry, record: WorkerRecord, told: Callable[[str], None] = lambda role: None
+        self, registry: WorkerRegistry, record: WorkerRecord, on_role: Callable[[str], None] = lambda role: None
     ) -> None:
         self._registry = registry
         self._record = record
-        self._told = told
+        self._on_role = on_role
         self.state = Registration.PENDING
 
     async def run(self) -> None:
-        """Beat until cancelled, then withdraw the entry as well as Redis allows."""
+        """Send heartbeats until cancelled, then withdraw the entry if Redis is reachable."""
         try:
             while True:
                 self._enter(await self._beat())
@@ -49,14 +52,14 @@ class Heartbeat:
 
     async def _beat(self) -> Registration:
         try:
-            standing = await self._registry.publish(self._record)
+            status = await self._registry.publish(self._record)
         except RegistryUnavailable:
             return Registration.UNREACHABLE
-        if standing is None:
+        if status is None:
             return Registration.SUPERSEDED
-        # A registry that has lost everything hears it from here.
-        self._record = replace(self._record, role=standing.role)
-        self._told(self._record.effective_role)
+        # The next heartbeat restores the role in a registry that has lost its data.
+        self._record = replace(self._record, role=status.role)
+        self._on_role(self._record.effective_role)
         return Registration.REGISTERED
 
     def _enter(self, state: Registration) -> None:

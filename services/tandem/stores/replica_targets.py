@@ -1,7 +1,8 @@
-"""How many workers of each role there should be, as a planner says it through Redis; never decides it.
+"""Publish through Redis how many workers of each role a planner wants, and how many each Ray Serve deploys.
 
-One planner at a time: the first that speaks is heard until it has been silent for a while. Several Serves may have
-workers of one model, as in an upgrade to a new cluster: each says what it means to have, under its own name.
+One planner at a time is the leader: the first that publishes, until it has not published for a while. Several Ray Serve
+instances may run workers of one model, as during an upgrade to a new cluster: each publishes the number that it
+intends to run, under its own id.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ from tandem.stores.redis_client import connect
 from tandem.stores.redis_health import RedisHealth
 
 SCHEMA = 1
-"""Rises when a field changes its meaning or goes."""
+"""Version of the record format; increase it when a field changes its meaning or is removed."""
 TTL_S = 180.0
-"""A target that nobody has said again for so long is none."""
+"""A target lapses when it has not been published for this long."""
 DEPLOYED_TTL_S = 30.0
-"""A Serve that says nothing for so long has no workers."""
+"""A Serve's number lapses, and counts as no workers, when it has not been published for this long."""
 OLDER_SERVE = ServeId("one of an older version")
-"""It says its numbers, but not who it is."""
+"""Stands for a Serve of an older version, which publishes its numbers without its id."""
 ROLES = ("prefill", "decode", "mixed")
 
 
 class TargetsUnavailable(Exception):
-    """Redis does not answer, or refuses. Trying again later is right."""
+    """Redis did not answer, or refused the command. The caller may retry later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRecord:
-    """Of one model. `replicas` by the role of a pool, as its workers were started: a worker that has another role than
-    its pool counts where it was started. `reasons` are for people."""
+    """Number of workers that a planner wants for one model.
+
+    `replicas`: target by the role with which a pool's workers were started; a worker whose role was changed later
+    still counts in its pool. `reasons`: text for operators.
+    """
 
     model: str
     planner: PlannerId
@@ -55,16 +59,16 @@ class TargetRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TargetRecord:
-        """Raises ValueError for what this version cannot read."""
+        """Parse a stored target. Raises ValueError for a record that this version cannot read."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise ValueError(f"not a target of schema {SCHEMA}")
         replicas = content.get("replicas")
         if not isinstance(replicas, dict) or not all(_is_count(number) for number in replicas.values()):
-            raise ValueError(f"replicas are no counts by role: {replicas!r}")
+            raise ValueError(f"replicas are not counts by role: {replicas!r}")
         reasons = content.get("reasons", [])
         if not isinstance(reasons, list):
-            raise ValueError(f"reasons are no list: {reasons!r}")
+            raise ValueError(f"reasons are not a list: {reasons!r}")
         return cls(
             model=str(content.get("model")),
             planner=PlannerId(str(content.get("planner"))),
@@ -74,49 +78,52 @@ class TargetRecord:
 
 
 class ReplicaTargets:
-    """`hold_s`: after so much silence of a planner another one is heard. `url` as `tandem.stores.redis_client.connect`
-    takes it. Methods raise TargetsUnavailable."""
+    """Store of targets (written by planners) and of deployed numbers (written by each Ray Serve).
+
+    `hold_s`: another planner may become the leader when the current one has not published for this long. `url` has a
+    form that `tandem.stores.redis_client.connect` accepts. All methods but `close` raise TargetsUnavailable.
+    """
 
     def __init__(self, url: str, namespace: str, *, hold_s: float = 15.0, health: RedisHealth | None = None) -> None:
         self._redis = connect(url, store="targets", health=health)
         self._namespace = namespace
         self._hold_ms = round(hold_s * 1000)
-        self._say = Script(self._redis, read_script("target"))
+        self._publish = Script(self._redis, read_script("target"))
         self._resign = Script(self._redis, read_script("resign"))
         self._deployed = Script(self._redis, read_script("deployed"))
 
     async def publish(self, record: TargetRecord) -> PlannerId:
-        """Returns the planner whose word counts: another one's was taken where it is not the record's."""
+        """Publish a target if no other planner is the leader; returns the leader, whose target counts."""
         arguments: list[Argument] = [record.planner, record.to_json(), round(TTL_S * 1000), self._hold_ms]
-        held = await self._run(self._say(self._keys(record.model), arguments))
-        return PlannerId(held.decode())
+        leader = await self._run(self._publish(self._keys(record.model), arguments))
+        return PlannerId(leader.decode())
 
     async def resign(self, model: str, planner: PlannerId) -> None:
-        """Leave it to another one; what was said holds on."""
+        """Give up leadership for a model; the published target stays in force."""
         await self._run(self._resign(self._keys(model)[1:], [planner]))
 
     async def read(self, model: str) -> TargetRecord | None:
-        """None: nobody says one, or in words that this version does not know."""
+        """Return a model's target; None if there is none or this version cannot read it."""
         text = await self._run(self._redis.execute_command("GET", self._keys(model)[0]))
         try:
             return None if text is None else TargetRecord.from_json(text)
         except ValueError:
             return None
 
-    async def tell_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
-        """Said by who starts workers of that role: how many it means to have. It lapses soon."""
+    async def publish_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
+        """Publish how many workers of a role `serve` intends to run; lapses after `DEPLOYED_TTL_S`."""
         arguments: list[Argument] = [f"{role} {serve}", number, round(DEPLOYED_TTL_S * 1000)]
         await self._run(self._deployed(self._deployed_keys(model), arguments))
 
     async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
-        """The number by role and by Serve, of those roles of which somebody has said it."""
+        """Return the number of workers that each Serve intends to run, by role; roles without a number are absent."""
         flat = await self._run(self._deployed(self._deployed_keys(model), [""]))
         older = await self._run(self._redis.execute_command("MGET", *self._older_keys(model)))
         found: dict[str, dict[ServeId, int]] = {
             role: {OLDER_SERVE: int(number)} for role, number in zip(ROLES, older, strict=True) if number is not None
         }
-        for who, number in zip(flat[::2], flat[1::2], strict=True):
-            role, _, serve = who.decode().partition(" ")
+        for key, number in zip(flat[::2], flat[1::2], strict=True):
+            role, _, serve = key.decode().partition(" ")
             found.setdefault(role, {})[ServeId(serve)] = int(number)
         return found
 
@@ -133,7 +140,7 @@ class ReplicaTargets:
         return [f"{self._prefix(model)}:deployed:{role}" for role in ROLES]
 
     def _prefix(self, model: str) -> str:
-        """A brace in a model's name would end what Redis Cluster hashes."""
+        """Return the key prefix of a model, with braces escaped: they would end the part that Redis Cluster hashes."""
         name = model.replace("%", "%25").replace("{", "%7b").replace("}", "%7d")
         return f"{{{self._namespace}:target:{name}}}"
 

@@ -1,8 +1,8 @@
-"""Many calls of one Lua script over one connection; never knows what the script does.
+"""Batch concurrent calls of one Lua script into Redis pipelines over one connection.
 
-All calls that wait go in one pipeline, and the next one leaves when its answers are here. So a thousand requests that
-come at once cost a round trip or two and one connection, not a thousand, and calls run in the order in which they were
-made, also those that nobody waits for.
+All waiting calls are sent in one pipeline; the next pipeline is sent when its replies have arrived. So a thousand
+simultaneous requests cost one connection and a few round trips, not a thousand. Calls are executed in the order in
+which they were made, including calls whose result nobody awaits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tandem.stores.lua_script import Argument, Script
 from tandem.stores.redis_client import Client
 
 MAX_CALLS = 256
-"""In one pipeline: some milliseconds of the server's time, in which it answers nobody else's long wait."""
+"""Calls in one pipeline: a few milliseconds of the server's time, so that other clients are not delayed for long."""
 log = logging.getLogger(__name__)
 
 
 class StoreUnavailable(Exception):
-    """Redis does not answer, or refuses; whether the call was carried out is unknown."""
+    """Redis did not answer, or refused; the call may have been executed or not."""
 
 
 class _Call(NamedTuple):
@@ -34,8 +34,10 @@ class _Call(NamedTuple):
 
 
 class ScriptPipeline:
-    """Owns `redis` and closes it. No call waits longer than a command of `redis` may: what stands in line behind calls
-    that got no answer has none either."""
+    """Own the queue of waiting calls and the client `redis`, which `close` closes.
+
+    No call waits longer than one command of `redis` may: when a pipeline fails, all calls that wait behind it fail too.
+    """
 
     def __init__(self, redis: Client, script: str) -> None:
         self._redis = redis
@@ -44,16 +46,19 @@ class ScriptPipeline:
         self._sender: asyncio.Task[None] | None = None
 
     def call(self, keys: Sequence[str], arguments: Sequence[Argument]) -> asyncio.Future[Any]:
-        """The script's answer to be, or StoreUnavailable. The call is made even if nobody waits for it any more."""
+        """Enqueue a call and return its future result, which raises StoreUnavailable if there is none.
+
+        The call is sent even if its future is cancelled.
+        """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Call(keys, arguments, answer))
         if self._sender is None:
-            # For all who call, so without the context of the first.
+            # The task serves all callers, so it must not inherit the context of the first.
             self._sender = asyncio.create_task(self._send(), context=Context())
         return answer
 
     async def close(self) -> None:
-        """Wait for the calls that were made, then close the connection."""
+        """Wait for the calls that are enqueued, then close the connection."""
         if self._sender is not None:
             await asyncio.wait({self._sender})
         await self._redis.aclose()
@@ -65,28 +70,29 @@ class ScriptPipeline:
                 try:
                     answers = await self._answers(calls)
                 except Exception as error:
-                    # Whatever it is: those who wait are told, or they would wait for ever.
+                    # Fail the waiting calls at any exception: they would wait for ever otherwise.
                     if not isinstance(error, RedisError | OSError):
                         log.exception("calls of a script failed")
                     calls, self._waiting = calls + self._waiting, []
                     answers = [error] * len(calls)
                 for call, answer in zip(calls, answers, strict=True):
-                    _tell(call.answer, answer)
+                    _resolve(call.answer, answer)
         finally:
             self._sender = None
 
     async def _answers(self, calls: Sequence[_Call]) -> list[Any]:
-        """One for each call; an exception where there is none."""
-        async with self._redis.command_scope("EVALSHA") as told:
+        """Return one reply for each call, or an exception in its place."""
+        async with self._redis.command_scope("EVALSHA") as replies:
             answers = await self._round_trip("EVALSHA", self._script.sha, calls)
             unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
             if unknown:
-                # A server that is new here, or was started again. What it has not run may be run now.
+                # The server has lost its scripts in a restart or failover. It has not executed these calls: resend
+                # them.
                 again = await self._round_trip("EVAL", self._script.text, [calls[index] for index in unknown])
                 for index, answer in zip(unknown, again, strict=True):
                     answers[index] = answer
-            told += answers
-        return told
+            replies += answers
+        return replies
 
     async def _round_trip(self, command: str, script: str, calls: Sequence[_Call]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -96,7 +102,7 @@ class ScriptPipeline:
         return answers
 
 
-def _tell(waiting: asyncio.Future[Any], answer: Any) -> None:
+def _resolve(waiting: asyncio.Future[Any], answer: Any) -> None:
     if waiting.done():
         return
     if isinstance(answer, Exception):

@@ -1,6 +1,7 @@
-"""What each gateway has served to whom, told to the others through Redis; never counts anything itself.
+"""Exchange through Redis how much each gateway has served to each tenant, so that all gateways queue fairly.
 
-Totals since a gateway began, so an exchange that is lost loses nothing: the next one says it too.
+Counters are totals since a gateway process started, so a failed exchange loses nothing: the next one has the same
+counts.
 """
 
 from __future__ import annotations
@@ -19,29 +20,35 @@ from tandem.stores.redis_client import connect
 from tandem.stores.redis_health import RedisHealth
 
 TTL_S = 10.0
-"""A gateway that says nothing for so long is forgotten."""
+"""A gateway's totals are dropped when it has made no exchange for this long."""
 
 
 class CountersUnavailable(Exception):
-    """Redis does not answer, or refuses. Trying again later is right."""
+    """Redis did not answer, or refused the command. The caller may retry later."""
 
 
 class ServiceCounters:
-    """One gateway's end. `url` as `tandem.stores.redis_client.connect` takes it."""
+    """Exchange one gateway's totals for those of the others, and remember which of them are known already.
+
+    `url` has a form that `tandem.stores.redis_client.connect` accepts.
+    """
 
     def __init__(self, url: str, namespace: str, gateway: GatewayId, *, health: RedisHealth | None = None) -> None:
         self._redis = connect(url, store="service", health=health)
         self._gateway = gateway
-        # Braces: Redis Cluster hashes only what is between them.
+        # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:service}}:{name}" for name in ("totals", "lapse")]
         self._script = Script(self._redis, read_script("exchange"))
         self._others: dict[str, dict[ModelFlow, int]] = {}
         self._is_first = True
 
     async def exchange(self, served: Iterable[tuple[ModelFlow, int]]) -> list[tuple[ModelFlow, int]]:
-        """Tell this gateway's totals; returns what others have served since the last exchange. What they had served
-        before the first one is nobody's business here. Raises CountersUnavailable, and then nothing is lost."""
-        arguments: list[str | int] = [self._gateway, _written(served), round(TTL_S * 1000)]
+        """Publish this gateway's totals and return what the other gateways have served since the last exchange.
+
+        The first exchange returns nothing: what was served before it does not matter here. Raises CountersUnavailable;
+        the next exchange then returns what this one did not.
+        """
+        arguments: list[str | int] = [self._gateway, _encode(served), round(TTL_S * 1000)]
         try:
             flat = await self._script(self._keys, arguments)
         except (RedisError, OSError) as error:
@@ -49,7 +56,7 @@ class ServiceCounters:
         fresh: list[tuple[ModelFlow, int]] = []
         for gateway, text in zip(flat[::2], flat[1::2], strict=True):
             if gateway.decode() != self._gateway:
-                fresh += self._changes(gateway.decode(), dict(_read(text)))
+                fresh += self._changes(gateway.decode(), dict(_decode(text)))
         if self._is_first:
             self._is_first, fresh = False, []
         return fresh
@@ -66,12 +73,12 @@ class ServiceCounters:
                 yield service, change
 
 
-def _written(served: Iterable[tuple[ModelFlow, int]]) -> str:
+def _encode(served: Iterable[tuple[ModelFlow, int]]) -> str:
     return json.dumps([[s.model, s.account.lane, s.account.tenant, total] for s, total in served])
 
 
-def _read(text: bytes) -> Iterator[tuple[ModelFlow, int]]:
-    """Another version may write what this one cannot read: that is left out."""
+def _decode(text: bytes) -> Iterator[tuple[ModelFlow, int]]:
+    """Yield a gateway's totals; stops at the first row that this version cannot read."""
     try:
         rows = json.loads(text)
         for model, lane, tenant, total in rows:

@@ -1,4 +1,4 @@
-"""A file of settings as the mapping that `tandem.core.settings` takes for a layer; never judges what is in it."""
+"""Read a YAML settings file into a mapping, which `tandem.core.settings` validates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.core.errors import ErrorKind, TandemError
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The sections of a YAML file, none of an empty one. Raises TandemError(INVALID_REQUEST)."""
+    """Return the sections of a YAML file; an empty file has none. Raises TandemError(INVALID_REQUEST)."""
     try:
         value = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

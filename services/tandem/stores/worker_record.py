@@ -1,4 +1,4 @@
-"""What a worker says of itself in the registry, and its form as JSON; never says how full the worker is."""
+"""Define the record that a worker publishes in the registry, and its JSON form. It has no load figures."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.topology import Topology
 
 SCHEMA = 1
-"""Rises when a field changes its meaning or goes. Fields may be added without: readers skip what they don't know."""
+"""Version of the record format; increase it when a field changes its meaning or is removed. A new field needs no
+increase, since readers skip unknown fields."""
 
 _LABELS = ("host", "rack", "zone")
 
 
 class RecordError(Exception):
-    """A stored record that this version cannot read."""
+    """The stored record cannot be read by this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """`pool` is a label for routers, `role` one that was set for this life from outside, empty where none was: the
-    registry keeps it beside the record's text. `fingerprint` and `bundle_digest` are hexadecimal digests; `layout` is
-    for people to read: partners compare the real one in their handshake."""
+    """Identity, pool and model of one worker process.
+
+    `pool`: the pool (prefill, decode or mixed) with which the worker was started. `role`: the role that an operator or
+    planner set for this incarnation, empty if none; the registry stores it beside the record's JSON. `fingerprint` and
+    `bundle_digest`: hexadecimal digests. `layout`: KV layout as text for operators; workers compare the exact layout in
+    their handshake.
+    """
 
     worker: WorkerRef
     pool: str
@@ -37,7 +42,7 @@ class WorkerRecord:
 
     @property
     def effective_role(self) -> str:
-        """What routers take this worker for."""
+        """The role by which routers use this worker: `role`, or else `pool`."""
         return self.role or self.pool
 
     def to_json(self) -> str:
@@ -60,7 +65,7 @@ class WorkerRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkerRecord:
-        """Raises RecordError."""
+        """Parse a stored record. Raises RecordError."""
         try:
             content = json.loads(text)
         except ValueError as error:

@@ -1,7 +1,8 @@
-"""The list of workers in Redis, for gateways to find them; never the judge of who is alive.
+"""Keep the list of workers in Redis, from which gateways discover them.
 
-A worker that is missing here and answers is alive; one that is here and does not answer is not. All keys of the
-registry share one hash slot, and each method is one script, so that it is atomic and works on Redis Cluster.
+The registry does not decide which workers are alive: a worker that answers is alive even if its entry is missing, and a
+worker that does not answer is not, even if it has an entry. All keys of the registry share one hash slot, and each
+method is one script, so that it is atomic and works on Redis Cluster.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from tandem.stores.redis_health import RedisHealth
 from tandem.stores.worker_record import RecordError, WorkerRecord
 
 DEFAULT_TTL_S = 10.0
-_LIFE_DIGITS = 20
+_INCARNATION_DIGITS = 20
 
 _log = logging.getLogger(__name__)
 
 
 class RegistryUnavailable(Exception):
-    """Redis does not answer, or refuses; what it holds is unknown. Trying again later is right."""
+    """Redis did not answer, or refused; the content of the registry is unknown. The caller may retry later."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryView:
-    """The records by worker id. While Redis is not `reachable` they are the last ones it told."""
+    """Registered workers, sorted by worker id. While Redis is not `reachable`, `records` are the last ones known."""
 
     records: tuple[WorkerRecord, ...]
     reachable: bool
@@ -40,7 +41,7 @@ class RegistryView:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationStatus:
-    """Of a life that is registered. `role`: what was set for it, empty where nothing was."""
+    """State of a registered worker process. `role`: the role that was set for it from outside, empty if none."""
 
     role: str
 
@@ -51,10 +52,11 @@ class _Known(NamedTuple):
 
 
 class WorkerRegistry:
-    """Publishes, withdraws and lists records, and sets roles. An entry lapses `ttl_s` seconds after it was last
-    published, and its role with it.
+    """Publish, withdraw and list records, and set roles.
 
-    `url` as `tandem.stores.redis_client.connect` takes it. Nothing is sent before the first call of a method.
+    An entry and its role lapse `ttl_s` seconds after the entry was last published. `url` has a form that
+    `tandem.stores.redis_client.connect` accepts. Nothing is sent before the first call of a method. Methods raise
+    RegistryUnavailable, except `watch` and `close`.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class WorkerRegistry:
     ) -> None:
         self.ttl_s = ttl_s
         self._redis = connect(url, store="registry", health=health)
-        # Braces: Redis Cluster hashes only what is between them.
+        # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:workers}}:{name}" for name in ("records", "lapse", "version", "roles")]
         self._publish = Script(self._redis, read_script("publish"))
         self._withdraw = Script(self._redis, read_script("withdraw"))
@@ -72,27 +74,28 @@ class WorkerRegistry:
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: WorkerRecord) -> RegistrationStatus | None:
-        """Register, or go on being registered. None when a later life of the worker holds its id.
+        """Register a worker or renew its entry. Returns None if a later incarnation holds the worker id.
 
-        The whole record goes each time, so that a registry that lost it has it again; the role of the record counts
-        only there, where it has been known before.
+        Each call sends the whole record, which restores it in a registry that has lost its data. `record.role` is used
+        only to restore the role in that case; otherwise the role in the registry stays.
         """
         ttl_ms = round(self.ttl_s * 1000)
-        is_held, role = await self._run(self._publish, [*_life(record.worker), record.to_json(), ttl_ms, record.role])
+        is_held, role = await self._run(self._publish, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])
         return RegistrationStatus(role.decode(errors="replace")) if is_held else None
 
     async def set_role(self, worker: WorkerRef, role: str) -> bool:
-        """What routers take this life for from now on, for as long as it is registered. False when it is not there."""
-        return bool(await self._run(self._role, [*_life(worker), role]))
+        """Set the role by which routers use this incarnation, until its entry lapses. Returns False if it has none."""
+        return bool(await self._run(self._role, [*_ids(worker), role]))
 
     async def withdraw(self, worker: WorkerRef) -> bool:
-        """Take this life's entry out. False when it is not there."""
-        return bool(await self._run(self._withdraw, _life(worker)))
+        """Remove the entry of this incarnation. Returns False if it has none."""
+        return bool(await self._run(self._withdraw, _ids(worker)))
 
     async def list(self) -> tuple[WorkerRecord, ...]:
-        """All entries that have not lapsed, by worker id. Those that this version cannot read are left out.
+        """Return the entries that have not lapsed, sorted by worker id, without those that this version cannot read.
 
-        Redis sends them only when they have changed since the last call: with thousands of workers they are megabytes.
+        Redis sends the entries only if they have changed since the last call: those of thousands of workers take
+        megabytes.
         """
         version, *changed = await self._run(self._list, [self._known.version])
         if changed:
@@ -101,7 +104,8 @@ class WorkerRegistry:
         return self._known.records
 
     def _readable(self, texts: Sequence[bytes], roles: Mapping[bytes, bytes]) -> tuple[WorkerRecord, ...]:
-        """`roles`: worker id -> incarnation as 20 decimal digits, then its role."""
+        """Parse records, and log once each that cannot be read. `roles`: worker id -> incarnation as 20 decimal digits,
+        then the role."""
         found: list[WorkerRecord] = []
         unreadable: set[bytes] = set()
         for text in texts:
@@ -115,9 +119,9 @@ class WorkerRegistry:
         return tuple(sorted(found, key=lambda record: record.worker))
 
     async def watch(self, poll_s: float = 1.0) -> AsyncGenerator[RegistryView, None]:
-        """The view now, then one per change, for ever. Being unreachable is a view, not an error.
+        """Yield the current view, then one for each change, for ever. An unreachable Redis is a view, not an error.
 
-        A poll and not a subscription: it needs no second connection, misses nothing, and costs one command of
+        This polls instead of subscribing: polling needs no second connection, misses nothing, and costs one command of
         microseconds per gateway and second.
         """
         view: RegistryView | None = None
@@ -145,11 +149,12 @@ class WorkerRegistry:
             raise RegistryUnavailable(f"{type(error).__name__}: {error}") from error
 
 
-def _life(worker: WorkerRef) -> tuple[str, str]:
-    return worker.id, f"{worker.incarnation:0{_LIFE_DIGITS}d}"
+def _ids(worker: WorkerRef) -> tuple[str, str]:
+    """Return the worker id and its incarnation as 20 decimal digits, whose text order is their numeric order."""
+    return worker.id, f"{worker.incarnation:0{_INCARNATION_DIGITS}d}"
 
 
 def _with_role(record: WorkerRecord, roles: Mapping[bytes, bytes]) -> WorkerRecord:
-    name, life = _life(record.worker)
+    name, incarnation = _ids(record.worker)
     role = roles.get(name.encode(), b"").decode(errors="replace")
-    return replace(record, role=role[_LIFE_DIGITS:]) if role.startswith(life) else record
+    return replace(record, role=role[_INCARNATION_DIGITS:]) if role.startswith(incarnation) else record

@@ -1,1 +1,4 @@
-"""Floor 4, protobuf to core values and back, and clients; the only room that imports generated code."""
+"""Floor 4: encode and decode protobuf messages, authenticate calls, and configure gRPC channels and servers.
+
+Only this package imports the generated protobuf code.
+"""

@@ -1,4 +1,4 @@
-"""Lets the calls of strangers no further than gRPC's door; never reads a message of one, and tells it nothing."""
+"""Reject unauthenticated gRPC calls before any of their messages is read."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from tandem.wire.call_auth import AuthFailure, CallCheck, headers_of
 from tandem.wire.secret_file import SecretFile
 
 LOG_S = 60.0
-"""Between two log lines about calls that are refused for one reason."""
+"""Minimum seconds between two log lines about calls that are refused for the same reason."""
 OTHER_LIFE = "this is another life of the worker"
+"""Error details of a call that is meant for another incarnation of the worker; peers compare this text."""
 
 _log = logging.getLogger(__name__)
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # which it takes in the stubs only
-    """On the event loop. `wall` gives seconds since the epoch.
+    """Check the signature of each call to one incarnation of a worker; used on the event loop.
 
-    Who knows the secret and means another life of the worker is told so, with FAILED_PRECONDITION: that is how a member
-    learns of a restart. Everybody else gets UNAUTHENTICATED.
+    A call that is signed with the secret but meant for another incarnation fails with FAILED_PRECONDITION and
+    `OTHER_LIFE`, from which its sender learns of a restart. All other refused calls fail with UNAUTHENTICATED. `wall`
+    returns seconds since the epoch.
     """
 
     def __init__(self, incarnation: Incarnation, secret: SecretFile, wall: Callable[[], float]) -> None:
         self._check = CallCheck(incarnation)
         self._secret = secret
         self._wall = wall
-        self._told: dict[AuthFailure, tuple[float, int]] = {}
+        # Failure -> (time of its last log line, calls refused for it since without a line).
+        self._logged: dict[AuthFailure, tuple[float, int]] = {}
 
     async def intercept_service(
         self,
@@ -48,23 +51,26 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         return self._refusal(fault)
 
     def _refusal(self, fault: AuthFailure) -> grpc.RpcMethodHandler[Any, Any]:
-        """As a stream whatever the method is: gRPC reads the message of any other call before it is refused."""
+        """Return a handler that aborts the call.
+
+        The handler is a streaming one for every method: gRPC would read the message of a unary call before the abort.
+        """
 
         async def refuse(_requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            self._tell(fault, context.peer())
+            self._log_refusal(fault, context.peer())
             if fault is AuthFailure.OTHER_LIFE:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, OTHER_LIFE)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    def _tell(self, fault: AuthFailure, peer: str) -> None:
-        """A line for the first call refused for a reason, and one per minute that has more."""
+    def _log_refusal(self, fault: AuthFailure, peer: str) -> None:
+        """Log the first call that is refused for a reason, then at most one line per `LOG_S` for that reason."""
         now = self._wall()
-        last, num_silent = self._told.get(fault, (None, 0))
+        last, num_unlogged = self._logged.get(fault, (None, 0))
         if last is not None and 0 <= now - last < LOG_S:
-            self._told[fault] = (last, num_silent + 1)
+            self._logged[fault] = (last, num_unlogged + 1)
             return
-        self._told[fault] = (now, 0)
-        more = f" ({num_silent} more since the last such line)" if num_silent else ""
+        self._logged[fault] = (now, 0)
+        more = f" ({num_unlogged} more since the last such line)" if num_unlogged else ""
         _log.warning("a call from %s is refused: %s%s", peer, fault.value, more)

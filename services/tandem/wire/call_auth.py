@@ -1,9 +1,9 @@
-"""What a call to a worker says to be believed, and whether it is; never reads time, a file or a call.
+"""Sign calls to a worker and check their signatures; pure, with time and secrets as arguments.
 
-A call carries one binary header: HMAC-SHA256 (RFC 2104) over the method and over all that follows it in the header,
-which is a version, when it was sent, the incarnation that it is meant for, a nonce, and who sends it. The answer to
-`Describe` carries a MAC over that nonce and over what the worker says of its transport. Bodies are not covered: who
-can change what is on the wire is kept out by TLS.
+A call carries one binary header: an HMAC-SHA256 (RFC 2104) over the method and the rest of the header, which is a
+version, the time of sending, the incarnation of the worker for which the call is meant, a nonce, and the sender's name.
+The reply to `Describe` carries a MAC over that nonce and the worker's identity and transport. Message bodies are not
+covered: TLS protects against an attacker who can change them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tandem.core.ids import Incarnation
 
 HEADER = "tandem-auth-bin"
 MAX_SKEW_S = 30.0
-"""How far a sender's clock and the delay of a call may be off."""
+"""Maximum difference between the time of sending and the receiver's clock: clock skew plus the call's delay."""
 NONCE_BYTES = 16
 MAX_NONCES = 1 << 17
-"""Remembered at once: 2,000 calls/s for the whole window, some 20 MB. With more the window gets shorter."""
+"""Nonces remembered at once: 2,000 calls/s for the whole window, about 20 MB. With more calls the window is shorter."""
 
 _VERSION = 1
 _MAC_BYTES = 32
@@ -33,19 +33,23 @@ _CALL, _TRANSPORT = b"tandem call\0", b"tandem transport\0"
 
 
 class AuthFailure(Enum):
-    """Why a call is not believed; the value is for this program's own log."""
+    """Reason to refuse a call; the value is text for this process's log and is not sent to the caller."""
 
     MISSING = "it carries no signature"
     MALFORMED = "its signature is malformed"
     WRONG = "it is signed with another secret"
     STALE = f"it was signed more than {MAX_SKEW_S:g} s from now: clocks differ, or it was held back"
-    OTHER_LIFE = "it was meant for another life of this worker"
-    REPLAYED = "it has come before"
+    OTHER_LIFE = "it was meant for another incarnation of this worker"
+    REPLAYED = "it was received before (replay)"
 
 
 @dataclass(frozen=True, slots=True)
 class CallToken:
-    """`sent_ms`: milliseconds since the epoch. `who` is told to logs only: whoever has the secret may be anybody."""
+    """Signed content of a call's header.
+
+    `who`: the sender's name, for logs only, since any holder of the secret can claim any name. `sent_ms`: milliseconds
+    since the epoch. `incarnation`: that of the worker for which the call is meant.
+    """
 
     who: str
     sent_ms: int
@@ -53,15 +57,15 @@ class CallToken:
     nonce: bytes
 
 
-def sign_token(stamp: CallToken, method: str, secret: bytes) -> bytes:
-    """The header of a call of `method`, as `/package.Service/Method`."""
-    who = stamp.who.encode(errors="replace")[:_MAX_WHO_BYTES]
-    body = _HEAD.pack(_VERSION, stamp.sent_ms, stamp.incarnation, stamp.nonce) + who
+def sign_token(token: CallToken, method: str, secret: bytes) -> bytes:
+    """Return the signed header of a call of `method`, which has the form `/package.Service/Method`."""
+    who = token.who.encode(errors="replace")[:_MAX_WHO_BYTES]
+    body = _HEAD.pack(_VERSION, token.sent_ms, token.incarnation, token.nonce) + who
     return _call_mac(secret, method, body) + body
 
 
 def parse_token(header: bytes) -> CallToken | None:
-    """What a header says, believed or not; None when it is malformed or of another version."""
+    """Parse a header without checking its MAC; returns None if it is malformed or of another version."""
     if not _MIN_BYTES <= len(header) <= _MAX_BYTES:
         return None
     version, sent_ms, incarnation, nonce = _HEAD.unpack_from(header, _MAC_BYTES)
@@ -71,21 +75,22 @@ def parse_token(header: bytes) -> CallToken | None:
 
 
 def headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[bytes]:
-    """All signatures of a call; it should have one."""
+    """Return all signature headers of a call; a valid call has exactly one."""
     return [value for key, value in metadata or () if key == HEADER and isinstance(value, bytes)]
 
 
 def prove(nonce: bytes, transport: bytes, secret: bytes) -> bytes:
-    """What only who knows the secret can say of a transport to the caller that drew the nonce."""
+    """Return the MAC that proves to the caller with this nonce that the sender of `transport` knows the secret."""
     return hmac.digest(secret, _TRANSPORT + nonce + transport, "sha256")
 
 
 def is_proven(proof: bytes, nonce: bytes, transport: bytes, secrets: Sequence[bytes]) -> bool:
+    """Check a MAC made by `prove` with any of the secrets."""
     return _is_any(proof, [prove(nonce, transport, secret) for secret in secrets])
 
 
 class CallCheck:
-    """Judges the calls to one life of a worker and remembers those that it believed, so that none is believed twice."""
+    """Check the calls to one incarnation of a worker, and remember the nonces of accepted calls to refuse replays."""
 
     def __init__(self, incarnation: Incarnation, max_nonces: int = MAX_NONCES) -> None:
         self._incarnation = incarnation
@@ -95,43 +100,43 @@ class CallCheck:
         return f"<check of calls to incarnation {self._incarnation}, {self._nonces.count} remembered>"
 
     def judge(self, headers: Sequence[bytes], method: str, secrets: Sequence[bytes], now: float) -> AuthFailure | None:
-        """None: the call is believed. `now` is in seconds since the epoch."""
+        """Return the reason to refuse a call, None to accept it. `now` is in seconds since the epoch."""
         if not headers:
             return AuthFailure.MISSING
-        stamp = parse_token(headers[0]) if len(headers) == 1 else None
-        if stamp is None:
+        token = parse_token(headers[0]) if len(headers) == 1 else None
+        if token is None:
             return AuthFailure.MALFORMED
         mac, body = headers[0][:_MAC_BYTES], headers[0][_MAC_BYTES:]
         if not _is_any(mac, [_call_mac(secret, method, body) for secret in secrets]):
             return AuthFailure.WRONG
-        if abs(now - stamp.sent_ms / 1e3) > MAX_SKEW_S:
+        if abs(now - token.sent_ms / 1e3) > MAX_SKEW_S:
             return AuthFailure.STALE
-        if stamp.incarnation != self._incarnation:
+        if token.incarnation != self._incarnation:
             return AuthFailure.OTHER_LIFE
-        return self._nonces.admit(stamp, now)
+        return self._nonces.admit(token, now)
 
 
 class _Nonces:
-    """By the second in which they were sent, so that a whole second is forgotten at once."""
+    """Set of accepted nonces, grouped by the second of sending so that a whole second can be dropped at once."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0
         self._limit = limit
         self._by_second: dict[int, set[bytes]] = {}
         self._floor = 0
-        """What was sent before this second is not told from a replay any more."""
+        """Calls sent before this second are refused, since their nonces are not remembered any more."""
 
-    def admit(self, stamp: CallToken, now: float) -> AuthFailure | None:
-        second = stamp.sent_ms // 1000
+    def admit(self, token: CallToken, now: float) -> AuthFailure | None:
+        second = token.sent_ms // 1000
         if second < self._floor:
             return AuthFailure.STALE
         nonces = self._by_second.get(second)
         if nonces is None:
             self._forget(int(now - MAX_SKEW_S))
             nonces = self._by_second[second] = set()
-        if stamp.nonce in nonces:
+        if token.nonce in nonces:
             return AuthFailure.REPLAYED
-        nonces.add(stamp.nonce)
+        nonces.add(token.nonce)
         self.count += 1
         if self.count > self._limit:
             oldest = min(self._by_second)
@@ -148,6 +153,6 @@ def _call_mac(secret: bytes, method: str, body: bytes) -> bytes:
     return hmac.digest(secret, b"".join((_CALL, method.encode(), b"\0", body)), "sha256")
 
 
-def _is_any(mac: bytes, wanted: Sequence[bytes]) -> bool:
-    """In a time that does not tell how much of it is right."""
-    return sum(hmac.compare_digest(mac, one) for one in wanted) > 0
+def _is_any(mac: bytes, expected: Sequence[bytes]) -> bool:
+    """Compare in constant time, so that the duration does not reveal how many bytes match."""
+    return sum(hmac.compare_digest(mac, candidate) for candidate in expected) > 0

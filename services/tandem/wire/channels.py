@@ -1,4 +1,4 @@
-"""The gRPC channel and server settings that every Tandem program shares; never opens a port or sends a message."""
+"""Define the gRPC channel and server options that every Tandem program shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 _COMMON: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer whose link is cut says nothing: pings find out within 15 s, on streams without traffic too.
+    # A cut link raises no error by itself: pings detect it within 15 s, also on streams without traffic.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -20,18 +20,18 @@ _COMMON: tuple[tuple[str, int], ...] = (
 
 _CHANNEL: tuple[tuple[str, int], ...] = (
     *_COMMON,
-    # Workers are neighbours: a proxy that the environment names for the outside is not for them.
+    # Workers are in the same cluster: ignore HTTP proxies from the environment, which are for external traffic.
     ("grpc.enable_http_proxy", 0),
-    # A worker that restarts is found again within seconds.
+    # Reconnect to a restarted worker within seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Channels to one address share no connection, so that one gateway's trouble stays its own.
+    # Channels to one address share no connection, so that a failing connection affects only its own channel.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 TLS_NAME = "tandem-cluster"
-"""The DNS name that the certificate of every worker has, because addresses of pods change."""
+"""DNS name in every worker's certificate, checked instead of the address, because addresses of pods change."""
 
 _SERVER: tuple[tuple[str, int], ...] = (
     *_COMMON,
@@ -52,7 +52,7 @@ def server_options() -> list[tuple[str, int]]:
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """A channel to `host:port`, without encryption where there are no credentials. It connects at its first call."""
+    """Open a channel to `host:port`, which connects at its first call; unencrypted if there are no credentials."""
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=channel_options())
     options: list[tuple[str, Any]] = [*_CHANNEL, ("grpc.ssl_target_name_override", TLS_NAME)]

@@ -1,4 +1,4 @@
-"""The limit on each wait of a stream, at the price of one timer for many waits; never says what a timeout means."""
+"""Limit the duration of each wait of a stream with one timer for many waits."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import asyncio
 import math
 from types import TracebackType
 
-AWAY_S = 0.05
-"""An event loop that looks later than this did not run."""
+STALL_S = 0.05
+"""A timer callback that runs later than this shows that the event loop was stalled."""
 
 
 class IdleTimeout:
-    """A block that ends with TimeoutError when a wait in it, from `wait` to the next `wait` or `rest`, takes `seconds`.
+    """Async context manager that raises TimeoutError when one wait in it takes longer than `seconds`.
 
-    Says what `asyncio.timeout` around each of these waits would say. But that arms a timer for every message, which
-    costs more than the message: here one timer looks at when the wait began, and there is none while nothing waits.
+    A wait lasts from a call of `wait` to the next call of `wait` or `rest`. `asyncio.timeout` around each wait would do
+    the same, but arms a timer for every message, which costs more than the message itself: here one timer compares the
+    time with the beginning of the current wait, and no timer is armed while nothing waits.
 
-    Time in which this process itself stood still does not count: a look that comes late (it was stopped, or its host
-    took the core away) gives back what was lost, at most `seconds` to a wait, in which what came meanwhile is read.
+    If the timer callback runs more than `STALL_S` late, this process did not run (it was stopped, or its host took the
+    core away). The limit then moves by the time that was lost, by at most `seconds` for each wait, so that a message
+    that arrived during the stall can still be read.
     """
 
-    __slots__ = ("_due", "_loop", "_seconds", "_spare_s", "_timeout", "_timer")
+    __slots__ = ("_due", "_extension_left_s", "_loop", "_seconds", "_timeout", "_timer")
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = self._spare_s = seconds
+        self._seconds = seconds
+        self._extension_left_s = seconds
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
@@ -41,26 +44,26 @@ class IdleTimeout:
         await self._timeout.__aexit__(kind, error, trace)
 
     def wait(self) -> None:
-        """A wait begins."""
+        """Start a wait; it ends the previous one."""
         self._due = self._loop.time() + self._seconds
-        self._spare_s = self._seconds
+        self._extension_left_s = self._seconds
         if self._timer is None:
-            self._timer = self._loop.call_at(self._due, self._look)
+            self._timer = self._loop.call_at(self._due, self._on_timer)
 
     def rest(self) -> None:
-        """Until the next wait there is no limit."""
+        """End the current wait; there is no limit until the next call of `wait`."""
         self._due = math.inf
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.time()
         assert self._timer is not None
-        away_s = now - self._timer.when()
+        stall_s = now - self._timer.when()
         self._timer = None
-        if self._due <= now and away_s > AWAY_S:
-            given_s = min(away_s, self._spare_s)
-            self._spare_s -= given_s
-            self._due = now + given_s
+        if self._due <= now and stall_s > STALL_S:
+            extension_s = min(stall_s, self._extension_left_s)
+            self._extension_left_s -= extension_s
+            self._due = now + extension_s
         if self._due <= now:
             self._timeout.reschedule(self._due)
         elif self._due < math.inf:
-            self._timer = self._loop.call_at(self._due, self._look)
+            self._timer = self._loop.call_at(self._due, self._on_timer)

@@ -1,6 +1,6 @@
-"""Jobs as messages of worker.proto and back; never decides whether one is taken.
+"""Encode and decode jobs as messages of worker.proto.
 
-What a message says wrongly raises TandemError(INVALID_REQUEST), as in `tandem.wire.worker_codec`.
+A malformed message raises TandemError(INVALID_REQUEST), as in `tandem.wire.worker_codec`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.kv_codec import decode_worker, encode_worker, malformed, require
 
 MAX_TRACEPARENT = 64
-"""Characters; the standard's have 55 of them."""
+"""In characters; W3C Trace Context defines 55."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, whose Watch stream carries its tokens, and which life of the worker is meant."""
+    """Job that a gateway submits to one incarnation of a worker.
+
+    `gateway`: the gateway whose Watch stream receives the job's tokens.
+    """
 
     gateway: GatewayId
     incarnation: Incarnation
     job: Job
 
 
-class _JobFacts(TypedDict):
-    """What all kinds of jobs have."""
+class _JobFields(TypedDict):
+    """Fields that all kinds of jobs have."""
 
     request: Request
     attempt: int
@@ -70,7 +73,7 @@ def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
 
 
 def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
-    """The ranges are checked by SamplingParams itself."""
+    """Decode sampling parameters; SamplingParams itself checks their ranges."""
     return SamplingParams(
         max_tokens=message.max_tokens,
         temperature=message.temperature,
@@ -97,7 +100,7 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
 
 
 def encode_submission(submission: Submission) -> pb.SubmitRequest:
-    """Token ids and numbers come from clients: what does not fit its field is refused here, as a TandemError."""
+    """Encode a submission. Raises TandemError(INVALID_REQUEST) for a client's number that does not fit its field."""
     job, request = submission.job, submission.job.request
     try:
         message = pb.SubmitRequest(
@@ -143,7 +146,7 @@ def decode_submission(message: pb.SubmitRequest) -> Submission:
 
 
 def _decode_traceparent(text: str) -> str:
-    """Nothing is decided by it, so what can be none is left out, and the job is not refused for it."""
+    """Return the traceparent, or "" if it is malformed: the job is not refused for it, since it affects only traces."""
     return text if len(text) <= MAX_TRACEPARENT and text.isascii() else ""
 
 
@@ -161,7 +164,7 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         traceparent=_decode_traceparent(message.traceparent),
     )
-    facts = _JobFacts(
+    job_fields = _JobFields(
         request=request,
         attempt=key.attempt,
         choice=key.choice,
@@ -171,13 +174,13 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
     match message.WhichOneof("job"):
         case "generate":
             prefix = _decode_prefix(message.generate.prefix) if message.generate.HasField("prefix") else None
-            return GenerateJob(**facts, prefix=prefix)
+            return GenerateJob(**job_fields, prefix=prefix)
         case "prefill":
             prefix = _decode_prefix(message.prefill.prefix) if message.prefill.HasField("prefix") else None
-            return PrefillJob(**facts, handoff=_decode_handoff(message.prefill.handoff), prefix=prefix)
+            return PrefillJob(**job_fields, handoff=_decode_handoff(message.prefill.handoff), prefix=prefix)
         case "resume":
             return ResumeJob(
-                **facts,
+                **job_fields,
                 handoff=_decode_handoff(message.resume.handoff),
                 source=decode_worker(message.resume.source),
                 offer_attempt=message.resume.offer_attempt,
@@ -192,7 +195,7 @@ def _encode_prefix(prefix: RemotePrefix) -> pb.RemotePrefix:
 
 
 def _decode_prefix(message: pb.RemotePrefix) -> RemotePrefix:
-    """Its range is checked by RemotePrefix itself."""
+    """Decode a remote prefix; RemotePrefix itself checks its range."""
     source = decode_worker(message.source)
     return RemotePrefix(handoff=_decode_handoff(message.handoff), source=source, num_blocks=message.num_blocks)
 

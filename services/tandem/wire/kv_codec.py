@@ -1,7 +1,7 @@
-"""The values of the rooms as messages of kv.proto and back; never decides what a hand-off does.
+"""Encode and decode workers, memory layouts, announcements and prefix requests as messages of kv.proto.
 
-`encode_*` takes our values, `decode_*` what a peer sent. A message that says less than it must, or says it wrongly,
-raises TandemError(INVALID_REQUEST); nothing else is raised for what a peer sent.
+`encode_*` takes values of `core`, `kv` and `engine`; `decode_*` takes a message from a peer. An incomplete or malformed
+message raises TandemError(INVALID_REQUEST) and no other exception.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from tandem.wire.gen import kv_pb2 as pb
 
 
 def malformed(message: str) -> TandemError:
-    """What every decoder raises."""
+    """Return the error that every decoder raises."""
     return TandemError(ErrorKind.INVALID_REQUEST, f"malformed message: {message}")
 
 
 def require(ok: object, message: str) -> None:
+    """Raise the decoders' error unless `ok` is true."""
     if not ok:
         raise malformed(message)
 
@@ -47,7 +48,7 @@ def decode_handoff_key(message: pb.HandoffKey) -> HandoffKey:
     return HandoffKey(HandoffId(message.handoff), message.attempt)
 
 
-def encode_take(key: HandoffKey, num_output_tokens: int) -> pb.PullRemainder:
+def encode_pull_remainder(key: HandoffKey, num_output_tokens: int) -> pb.PullRemainder:
     return pb.PullRemainder(key=encode_handoff_key(key), num_output_tokens=num_output_tokens)
 
 
@@ -60,12 +61,12 @@ def encode_prefix_request(key: HandoffKey, prefix_request: RemotePrefixRequest) 
 def decode_prefix_request(message: pb.RemotePrefixRequest) -> tuple[HandoffKey, RemotePrefixRequest]:
     raw = message.hashes
     hashes = tuple(BlockHash(raw[i : i + HASH_BYTES]) for i in range(0, len(raw), HASH_BYTES))
-    require(len(raw) % HASH_BYTES == 0, f"names of blocks are {HASH_BYTES} bytes long")
+    require(len(raw) % HASH_BYTES == 0, f"block hashes are {HASH_BYTES} bytes long")
     require(
         len(hashes) <= MAX_REMOTE_PREFIX_BLOCKS,
-        f"{len(hashes)} blocks are to be lent, {MAX_REMOTE_PREFIX_BLOCKS} may be",
+        f"{len(hashes)} blocks are requested, at most {MAX_REMOTE_PREFIX_BLOCKS} may be",
     )
-    require(message.first_index < len(hashes), "no block is to be lent")
+    require(message.first_index < len(hashes), "no block is requested")
     return decode_handoff_key(message.key), RemotePrefixRequest(message.first_index, hashes)
 
 
@@ -131,7 +132,10 @@ def encode_peer(peer: TransportPeer) -> pb.TransportPeer:
 
 
 def decode_peer(message: pb.TransportPeer) -> TransportPeer:
-    """Who can be read, with regions that are as large as the layout says; whether they hold every head is not asked."""
+    """Decode a peer's agents and memory regions.
+
+    Checks that the size of each region's blocks matches the layout, but not that the ranks together hold every head.
+    """
     layout = decode_layout(message.layout)
     ranks = tuple(_decode_rank(rank, layout) for rank in message.ranks)
     require(ranks, "a transport peer has no rank")
@@ -147,11 +151,14 @@ def _decode_rank(message: pb.TransportRank, layout: KVLayout) -> TransportRank:
     return TransportRank(message.agent, message.metadata, region)
 
 
-# ---- what is announced
+# ---- announcements of hand-offs
 
 
 def encode_sampled(token: SampledToken, message: pb.SampledToken | None = None) -> pb.SampledToken:
-    """Into `message` where one is given, which is still empty: appending to a list would copy it."""
+    """Encode a token, into the empty `message` if one is given.
+
+    Pass the element that `repeated_field.add()` returns: appending a finished message would copy it.
+    """
     message = pb.SampledToken() if message is None else message
     message.id = token.id
     if token.logprob is not None:
@@ -184,8 +191,8 @@ def encode_announcement(announcement: Announcement) -> pb.Announcement:
 
 def decode_announcement(message: pb.Announcement) -> Announcement:
     blocks = tuple(BlockDigest(BlockId(offered.block), tuple(offered.digests)) for offered in message.blocks)
-    has_digests = {len(offered.heads) for offered in blocks}
-    require(len(has_digests) <= 1, "blocks of one announcement have different numbers of digests")
+    digest_counts = {len(offered.heads) for offered in blocks}
+    require(len(digest_counts) <= 1, "blocks of one announcement have different numbers of digests")
     first = tuple(decode_sampled(token) for token in message.first_tokens)
-    key, facts = decode_handoff_key(message.key), (message.num_cached, message.moving, message.last)
-    return Announcement(key, message.first_index, blocks, message.num_computed, first, *facts)
+    key, rest = decode_handoff_key(message.key), (message.num_cached, message.moving, message.last)
+    return Announcement(key, message.first_index, blocks, message.num_computed, first, *rest)

@@ -1,4 +1,4 @@
-"""Reports on links between workers as messages of worker.proto and back; never judges a way."""
+"""Encode and decode reports on links between workers as messages of worker.proto."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def encode_link(report: LinkReport) -> pb.LinkReport:
 
 
 def decode_link(message: pb.LinkReport) -> LinkReport:
-    """A way that only newer versions know is unknown. Raises TandemError(INVALID_REQUEST)."""
-    require(math.isfinite(message.seconds) and message.seconds >= 0, "bytes moved in a time that is none")
+    """Decode a report; a link type that only newer versions know becomes `unknown`. Raises
+    TandemError(INVALID_REQUEST)."""
+    require(math.isfinite(message.seconds) and message.seconds >= 0, "a link report has an invalid duration")
     return LinkReport(
         source=decode_worker(message.source),
         link_type=_link_type(message.link_type),

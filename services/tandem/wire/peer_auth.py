@@ -1,6 +1,6 @@
-"""How one program proves to the others of its cluster that it belongs there, and asks them to; never serves a call.
+"""Authenticate one program to the others of its cluster and them to it, as a gRPC client and server.
 
-Without a secret and without TLS files everybody is believed, which is for one machine.
+Without a secret and TLS files every call is accepted, which is meant for a single machine.
 """
 
 from __future__ import annotations
@@ -34,19 +34,25 @@ from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.secret_file import SecretFile
 from tandem.wire.tls import Pems, TlsFiles
 
-REFUSED = f"it does not believe us: its cluster.secret_file differs, or its clock does by more than {MAX_SKEW_S:g} s"
-"""What UNAUTHENTICATED means to whoever has signed."""
+REFUSED = f"it rejects our signature: its cluster.secret_file differs, or its clock does by more than {MAX_SKEW_S:g} s"
+"""Explanation of UNAUTHENTICATED for the sender of a signed call."""
 
 _SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"]
 
 
 class Signed(NamedTuple):
+    """Signature of one call: the metadata to send, and the nonce for which the reply must hold a proof."""
+
     metadata: tuple[tuple[str, bytes], ...]
     nonce: bytes
 
 
 class PeerAuth:
-    """`who` names this program to the others. `wall` gives seconds since the epoch, `draw` so many random bytes."""
+    """Own this program's credentials, and make authenticated stubs, channels and servers with them.
+
+    `who` names this program in the logs of others. `wall` returns seconds since the epoch, `random_bytes` as many
+    random bytes as its argument says.
+    """
 
     def __init__(
         self,
@@ -54,17 +60,18 @@ class PeerAuth:
         secret: SecretFile | None = None,
         tls: TlsFiles | None = None,
         wall: Callable[[], float] = lambda: wall_ns() / 1e9,
-        draw: Callable[[int], bytes] = secrets.token_bytes,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._who = who
         self._secret = secret
         self._tls = tls
         self._wall = wall
-        self._draw = draw
+        self._random_bytes = random_bytes
 
     @classmethod
     def of(cls, who: str, config: ClusterConfig) -> PeerAuth:
-        """By settings. Raises TandemError(INVALID_REQUEST) for files that cannot be used."""
+        """Load the secret and TLS files that the settings name. Raises TandemError(INVALID_REQUEST) for unusable
+        files."""
         secret = SecretFile(Path(config.secret_file)) if config.secret_file else None
         return cls(who, secret, TlsFiles(config) if config.has_tls else None)
 
@@ -73,71 +80,75 @@ class PeerAuth:
 
     @property
     def is_open(self) -> bool:
-        """Everybody is believed."""
+        """True if calls are not authenticated at all."""
         return self._secret is None and self._tls is None
 
     # ---- as a client
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
-        """A channel to `host:port`. It connects at its first call."""
+        """Open a channel to `host:port`, which connects at its first call."""
         return open_channel(address, None if self._tls is None else self._tls.channel_credentials())
 
     def certificate_signature(self) -> Pems | None:
-        """What a channel shows that is opened now. One that was opened with something else is to be opened again when
-        it breaks."""
+        """Return the TLS files that a channel opened now would use; None without TLS.
+
+        A channel that was opened with other files should be opened anew when it breaks.
+        """
         return None if self._tls is None else self._tls.current()
 
     def stub(self, channel: grpc.aio.Channel, incarnation: Incarnation) -> WorkerStub:
-        """The calls to one life of a worker, signed; its `Describe` raises TandemError(UNAUTHENTICATED) when the
-        answer does not prove that the worker knows the secret too."""
+        """Make a stub that signs each call for one incarnation of a worker.
+
+        Its `Describe` raises TandemError(UNAUTHENTICATED) if the reply does not prove that the worker knows the secret.
+        """
         stub = WorkerStub(channel)
         if self._secret is None:
             return stub
         describe = stub.Describe
         for method in _SERVICE.methods:
             setattr(stub, method.name, self._signing(getattr(stub, method.name), _path(method.name), incarnation))
-        stub.Describe = self._doubting(describe, incarnation)
+        stub.Describe = self._verifying(describe, incarnation)
         return stub
 
     def sign(self, method: str, incarnation: Incarnation) -> Signed:
-        """The metadata of one call, good once; none without a secret."""
+        """Return the metadata for one call, which must not be reused; empty without a secret."""
         if self._secret is None:
             return Signed((), b"")
-        now, nonce = self._wall(), self._draw(NONCE_BYTES)
-        stamp = CallToken(self._who, int(now * 1e3), incarnation, nonce)
-        return Signed(((HEADER, sign_token(stamp, method, self._secret.current(now)[0])),), nonce)
+        now, nonce = self._wall(), self._random_bytes(NONCE_BYTES)
+        token = CallToken(self._who, int(now * 1e3), incarnation, nonce)
+        return Signed(((HEADER, sign_token(token, method, self._secret.current(now)[0])),), nonce)
 
     def require_proof(self, nonce: bytes, reply: worker_pb2.DescribeReply) -> None:
-        """Raises TandemError(UNAUTHENTICATED) unless who answered knows the secret."""
+        """Raise TandemError(UNAUTHENTICATED) unless the reply proves that its sender knows the secret."""
         assert self._secret is not None
-        said, now = _bytes_of(reply), self._wall()
-        is_believed = is_proven(reply.transport_proof, nonce, said, self._secret.current(now))
-        if not is_believed and self._secret.look():
-            is_believed = is_proven(reply.transport_proof, nonce, said, self._secret.current(now))
-        if not is_believed:
-            # Nothing of what a stranger says goes further than here, into no log either.
-            message = "who answers does not prove that it knows the cluster's secret (cluster.secret_file)"
+        covered, now = _bytes_of(reply), self._wall()
+        is_valid = is_proven(reply.transport_proof, nonce, covered, self._secret.current(now))
+        if not is_valid and self._secret.look():
+            is_valid = is_proven(reply.transport_proof, nonce, covered, self._secret.current(now))
+        if not is_valid:
+            # Do not quote the reply: content from an unauthenticated peer must not reach a log.
+            message = "the program that answers does not prove that it knows the cluster's secret (cluster.secret_file)"
             raise TandemError(ErrorKind.UNAUTHENTICATED, message)
 
     # ---- as a server
 
     def server(self, incarnation: Incarnation) -> grpc.aio.Server:
-        """One that lets only calls in that are meant for this life of a worker by somebody of the cluster."""
+        """Make a server that accepts only calls that are signed with the cluster's secret for this incarnation."""
         guards = () if self._secret is None else (AuthInterceptor(incarnation, self._secret, self._wall),)
         return grpc.aio.server(options=server_options(), interceptors=guards)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Take a port. Raises RuntimeError when it cannot be had."""
+        """Bind `host:port` and return the port. Raises RuntimeError if it cannot be bound."""
         if self._tls is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, self._tls.server_credentials())
 
     def sign_reply(self, metadata: Any, reply: worker_pb2.DescribeReply) -> None:
-        """Prove to the caller with this metadata that the answer's transport is ours. Nothing without a secret."""
-        stamp = parse_token(next(iter(headers_of(metadata)), b""))
-        if self._secret is not None and stamp is not None:
+        """Add to the reply the proof for the caller with this metadata; does nothing without a secret."""
+        token = parse_token(next(iter(headers_of(metadata)), b""))
+        if self._secret is not None and token is not None:
             secret = self._secret.current(self._wall())[0]
-            reply.transport_proof = prove(stamp.nonce, _bytes_of(reply), secret)
+            reply.transport_proof = prove(token.nonce, _bytes_of(reply), secret)
 
     # ---- inside
 
@@ -147,7 +158,7 @@ class PeerAuth:
 
         return signed
 
-    def _doubting(self, call: Any, incarnation: Incarnation) -> Any:
+    def _verifying(self, call: Any, incarnation: Incarnation) -> Any:
         async def describe(request: worker_pb2.DescribeRequest, **options: Any) -> worker_pb2.DescribeReply:
             signed = self.sign(_path("Describe"), incarnation)
             reply: worker_pb2.DescribeReply = await call(request, metadata=signed.metadata, **options)
@@ -162,19 +173,22 @@ def _path(method: str) -> str:
 
 
 def _bytes_of(reply: worker_pb2.DescribeReply) -> bytes:
-    """Of who answers and how its KV is read. Equal on both sides also where one knows more fields than the other:
-    new ones take rising ids, and unknown ones are kept behind all others."""
+    """Return the bytes that the proof covers: the worker's identity and its KV transport.
+
+    They are equal on both sides even if one side knows more fields than the other, because new fields take rising ids
+    and unknown fields are serialized after all others.
+    """
     worker = reply.worker.SerializeToString(deterministic=True)
     return len(worker).to_bytes(4, "big") + worker + reply.transport.SerializeToString(deterministic=True)
 
 
 def means_other_life(error: grpc.aio.AioRpcError) -> bool:
-    """A call was meant for a life of a worker that is over, as another one at its address says."""
+    """Check whether a call failed because another incarnation of the worker now runs at its address."""
     return error.code() is grpc.StatusCode.FAILED_PRECONDITION and error.details() == OTHER_LIFE
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """Why a call to a worker failed, for people."""
+    """Return why a call to a worker failed, as text for operators."""
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return f"unauthenticated: {REFUSED}"
     return f"{error.code().name.lower()}: {error.details()}"

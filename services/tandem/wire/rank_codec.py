@@ -1,4 +1,4 @@
-"""Rank commands and events as bytes, and back; never sends them."""
+"""Encode and decode the commands and events of tensor-parallel ranks as messages of rank.proto."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ def encode_command(command: RankCommand | AgentCommand) -> bytes:
 
 
 def decode_command(data: bytes) -> RankCommand | AgentCommand:
-    """Raises ValueError and TandemError when it is none."""
-    said = _parsed(pb.RankCommand(), data)
-    match said.WhichOneof("command"):
+    """Decode a command. Raises ValueError or TandemError for malformed bytes."""
+    message = _parsed(pb.RankCommand(), data)
+    match message.WhichOneof("command"):
         case "spill":
-            return SpillBlocks(tuple((BlockId(a), HostSlot(b)) for a, b in _pairs(said.spill)))
+            return SpillBlocks(tuple((BlockId(a), HostSlot(b)) for a, b in _pairs(message.spill)))
         case "fill":
-            return FillBlocks(tuple((HostSlot(a), BlockId(b)) for a, b in _pairs(said.fill)))
+            return FillBlocks(tuple((HostSlot(a), BlockId(b)) for a, b in _pairs(message.fill)))
         case "copy":
-            return CopyBlocks(tuple((BlockId(a), BlockId(b)) for a, b in _pairs(said.copy)))
+            return CopyBlocks(tuple((BlockId(a), BlockId(b)) for a, b in _pairs(message.copy)))
         case "clear":
-            return ClearBlocks(tuple(map(BlockId, said.clear.blocks)))
+            return ClearBlocks(tuple(map(BlockId, message.clear.blocks)))
         case "digest":
-            return DigestBlocks(said.digest.num_blocks)
+            return DigestBlocks(message.digest.num_blocks)
         case "forward":
-            shape = said.forward
+            shape = message.forward
             sizes = (shape.num_rows, shape.num_sequences, shape.num_blocks)
             return Forward(*sizes, num_decodes=shape.num_decodes, max_rows=shape.max_rows)
         case "logits":
-            return Logits(said.logits)
+            return Logits(message.logits)
         case "mover":
-            return MoverBytes(said.mover)
+            return MoverBytes(message.mover)
         case "open_mover":
-            return OpenMover(decode_worker(said.open_mover))
+            return OpenMover(decode_worker(message.open_mover))
         case _:
-            raise ValueError("a rank's command without content")
+            raise ValueError("a rank command without content")
 
 
 def encode_event(event: RankEvent) -> bytes:
@@ -70,21 +70,21 @@ def encode_event(event: RankEvent) -> bytes:
 
 
 def decode_event(data: bytes) -> RankEvent:
-    """Raises ValueError and TandemError when it is none."""
-    said = _parsed(pb.RankEvent(), data)
-    match said.WhichOneof("event"):
+    """Decode an event. Raises ValueError or TandemError for malformed bytes."""
+    message = _parsed(pb.RankEvent(), data)
+    match message.WhichOneof("event"):
         case "joining":
-            return RankReady(said.joining)
+            return RankReady(message.joining)
         case "loaded":
-            return Loaded(said.loaded)
+            return Loaded(message.loaded)
         case "failed":
-            return RankFailed(ErrorKind(said.failed.kind), said.failed.message)
+            return RankFailed(ErrorKind(message.failed.kind), message.failed.message)
         case "mover":
-            return MoverBytes(said.mover)
+            return MoverBytes(message.mover)
         case "readable":
-            return RankRegistered(decode_peer(said.readable))
+            return RankRegistered(decode_peer(message.readable))
         case _:
-            raise ValueError("a rank's event without content")
+            raise ValueError("a rank event without content")
 
 
 def _command(command: RankCommand | AgentCommand) -> pb.RankCommand:
@@ -135,7 +135,7 @@ def _copies(pairs: Sequence[tuple[int, int]]) -> pb.BlockCopies:
 
 
 def _pairs(copies: pb.BlockCopies) -> list[tuple[int, int]]:
-    """Raises ValueError unless there are as many targets as sources."""
+    """Return (source, target) pairs. Raises ValueError if the numbers of sources and targets differ."""
     return list(zip(copies.sources, copies.targets, strict=True))
 
 
@@ -143,5 +143,5 @@ def _parsed(message: _Message, data: bytes) -> _Message:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise ValueError(f"not a message of a rank: {error}") from None
+        raise ValueError(f"not a rank message: {error}") from None
     return message

@@ -1,8 +1,8 @@
-"""The cluster's secrets as their file has them now; never signs anything and never writes the file.
+"""Read the cluster's secrets from their file, and read it again when it changes.
 
-The file holds one secret per line, one line or two: the first signs, each is accepted. So a rotation is two changes of
-the file, a new second line and then the two lines swapped, with as much time between them as the files of all
-programs take to follow. The file is looked for by its name, because a mounted Secret is swapped as a whole directory.
+The file holds one secret per line, in one line or two: the first is used to sign, each is accepted. So a rotation takes
+two changes of the file: add the new secret as the second line, then, after all programs have read it, swap the lines.
+The file is opened by its path each time, because Kubernetes replaces the whole directory of a mounted Secret.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.core.errors import ErrorKind, TandemError
 MIN_SECRET_BYTES = 32
 MAX_SECRETS = 2
 LOOK_S = 1.0
-"""Between two looks at the file while secrets are asked for."""
+"""Minimum seconds between two checks whether the file has changed."""
 
 _MAX_FILE_BYTES = 64 << 10
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ Signature = tuple[int, ...]
 
 
 def parse_secrets(content: bytes, name: str) -> tuple[bytes, ...]:
-    """The lines of a file without white space around them. Raises TandemError(INVALID_REQUEST), which tells none."""
+    """Return the non-blank lines, stripped. Raises TandemError(INVALID_REQUEST), whose text contains no secret."""
     found = tuple(line.strip() for line in content.splitlines() if line.strip())
     if not 1 <= len(found) <= MAX_SECRETS:
         raise _refuse(f"{name} holds {len(found)} secrets: write one per line, one line or two")
@@ -33,7 +33,7 @@ def parse_secrets(content: bytes, name: str) -> tuple[bytes, ...]:
 
 
 def signature(*paths: Path) -> Signature:
-    """Changes when a name stands for another file, or the file for another content; empty where one is missing."""
+    """Return a value that changes when a path names another file or a file's content changes; () if one is missing."""
     try:
         stats = [path.stat() for path in paths]
     except OSError:
@@ -42,10 +42,13 @@ def signature(*paths: Path) -> Signature:
 
 
 class SecretFile:
-    """Seconds are those of any one clock. A file that cannot be taken leaves the secrets as they were."""
+    """Own the current secrets and refresh them from the file; an unusable file leaves them as they were.
+
+    `now` may be of any clock in seconds, but always of the same one.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises TandemError(INVALID_REQUEST) for a file that holds no secret."""
+        """Read the file. Raises TandemError(INVALID_REQUEST) if it cannot be used."""
         self._path = path
         self._seen = signature(path)
         self._secrets = self._read()
@@ -55,16 +58,18 @@ class SecretFile:
         return f"<secrets of {self._path}, {len(self._secrets)}>"
 
     def current(self, now: float) -> tuple[bytes, ...]:
-        """The first signs, each is accepted."""
-        # A clock that was set back must not keep a rotation from being seen.
+        """Return the secrets, of which the first is used to sign and each is accepted."""
+        # The clock may have been set back, which must not delay a rotation: hence the lower bound.
         if self._looked_at is None or not 0 <= now - self._looked_at < LOOK_S:
             self._looked_at = now
             self._look()
         return self._secrets
 
     def look(self) -> bool:
-        """Whether there are other secrets now. To be asked about what none of the current ones explains: somebody else
-        may have seen a change of the file sooner."""
+        """Check the file now and return whether the secrets have changed.
+
+        Call this when a signature matches none of the current secrets: the peer may have read a new file sooner.
+        """
         before = self._secrets
         self._look()
         return self._secrets != before
@@ -73,11 +78,11 @@ class SecretFile:
         seen = signature(self._path)
         if seen == self._seen:
             return
-        self._seen = seen  # of before it was read: what is written meanwhile is seen at the next look
+        self._seen = seen  # taken before reading, so that a change during the read is seen by the next check
         try:
             self._secrets = self._read()
         except TandemError as error:
-            _log.error("the secret file is not taken, the last secrets go on to hold: %s", error.message)
+            _log.error("the secret file cannot be used, the previous secrets stay in force: %s", error.message)
         else:
             _log.info("%s was read again: %d secrets", self._path, len(self._secrets))
 

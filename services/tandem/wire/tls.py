@@ -1,7 +1,8 @@
-"""TLS between the programs of a cluster: its three files, and gRPC credentials made of them; never opens a port.
+"""Read the TLS files of a cluster's programs and make gRPC credentials from them (mutual TLS).
 
-Both sides show a certificate of the cluster's CA. Pods have changing addresses, so these are not checked: a server's
-certificate has `channels.TLS_NAME` among its DNS names, and of a client any certificate of that CA will do.
+Both sides present a certificate that the cluster's CA has signed. Pods have changing addresses, so addresses are not
+checked: a server's certificate must have `channels.TLS_NAME` among its DNS names; a client may have any certificate of
+that CA.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Pems(NamedTuple):
-    """The content of the three files."""
+    """Content of the three PEM files."""
 
     key: bytes
     cert: bytes
@@ -29,11 +30,14 @@ class Pems(NamedTuple):
 
 
 class TlsFiles:
-    """PEM files, looked at for each channel that is opened and each connection that is accepted. Files that cannot be
-    used leave what was read before. On any thread."""
+    """Own the current PEM files and refresh them; usable from any thread.
+
+    The files are checked for changes at each channel that is opened and each connection that is accepted. Unusable
+    files leave the previous content in force.
+    """
 
     def __init__(self, config: ClusterConfig) -> None:
-        """Raises TandemError(INVALID_REQUEST) for files that are missing or cannot be used."""
+        """Read the files. Raises TandemError(INVALID_REQUEST) if one is missing or unusable."""
         for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
             if not getattr(config, name):
                 message = f"cluster.{name} is empty: TLS takes a certificate, its key and a CA"
@@ -41,31 +45,32 @@ class TlsFiles:
         self._key, self._cert = Path(config.tls_key_file), Path(config.tls_cert_file)
         self._ca = Path(config.tls_ca_file)
         self._seen = self._signature()
-        self._pems = self._served = self._read()
+        self._pems = self._read()
+        self._served = self._pems
 
     def __repr__(self) -> str:
         return f"<TLS of {self._cert}>"
 
     def current(self) -> Pems:
-        """What a connection is made with that begins now."""
+        """Return the content to use for a new connection."""
         seen = self._signature()
         if seen != self._seen:
-            self._seen = seen  # of before they were read: what is written meanwhile is seen at the next look
+            self._seen = seen  # taken before reading, so that a change during the read is seen by the next check
             try:
                 self._pems = self._read()
             except TandemError as error:
-                _log.error("the TLS files are not taken, the last ones go on to hold: %s", error.message)
+                _log.error("the TLS files cannot be used, the previous ones stay in force: %s", error.message)
             else:
                 _log.info("%s was read again", self._cert)
         return self._pems
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For one channel: it keeps them for as long as it is open."""
+        """Return credentials for one channel, which keeps them for as long as it is open."""
         pems = self.current()
         return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Of the files as they are at each handshake: running connections stay as they are."""
+        """Return credentials that use the current files at each handshake; open connections are not affected."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._served),
             self._changed,  # type: ignore[arg-type]  # the stubs don't know that None is allowed
@@ -73,7 +78,8 @@ class TlsFiles:
         )
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called on a thread of gRPC at each handshake; None where nothing is new."""
+        """Return the new configuration, None if nothing has changed. gRPC calls this on its thread at each
+        handshake."""
         pems = self.current()
         if pems == self._served:
             return None
@@ -84,11 +90,14 @@ class TlsFiles:
         return signature(self._key, self._cert, self._ca)
 
     def _read(self) -> Pems:
-        """All three, after a look whether they belong together: gRPC would tell it at a handshake, and not why."""
+        """Read all three files after checking that key and certificate match.
+
+        gRPC itself would report a mismatch only at a handshake and without the reason.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_verify_locations(self._ca)
-        except OSError as error:  # SSLError is one
+        except OSError as error:  # SSLError is an OSError
             raise _refuse("tls_ca_file", self._ca, error) from None
         try:
             context.load_cert_chain(self._cert, self._key)

@@ -1,7 +1,7 @@
-"""What is asked of a rank's mover and what it answers, as messages of mover.proto and back; never moves anything.
+"""Encode and decode the commands and events of a rank's transfer engine ("mover") as messages of mover.proto.
 
-`None` in place of a command asks the mover to halt. What a message says too little of, or wrongly, raises
-TandemError(INVALID_REQUEST); nothing else is raised for it.
+`None` in place of a command stops the transfer engine. An incomplete or malformed message raises
+TandemError(INVALID_REQUEST) and no other exception.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def decode_command(message: pb.MoverCommand) -> Command | None:
         case "halt":
             return None
         case _:
-            raise malformed("a mover is asked nothing")
+            raise malformed("a mover command without content")
 
 
 def _encode_order(order: ReadRequest) -> pb.ReadOrder:
@@ -86,10 +86,13 @@ def _encode_order(order: ReadRequest) -> pb.ReadOrder:
 
 
 def _decode_order(message: pb.ReadOrder) -> ReadRequest:
-    require(len(message.blocks) == len(message.local) == len(message.logical), "a read names blocks without a place")
+    require(
+        len(message.blocks) == len(message.local) == len(message.logical),
+        "a read has unequal numbers of remote blocks, local blocks and logical indices",
+    )
     copies = tuple(
-        BlockCopy(BlockId(theirs.block), BlockId(ours))
-        for theirs, ours in zip(message.blocks, message.local, strict=True)
+        BlockCopy(BlockId(remote.block), BlockId(local))
+        for remote, local in zip(message.blocks, message.local, strict=True)
     )
     digests = tuple(tuple(block.digests) for block in message.blocks) if message.checked else None
     return ReadRequest(message.id, decode_peer(message.peer), copies, tuple(message.logical), digests)
@@ -135,7 +138,7 @@ def decode_event(message: pb.MoverEvent) -> Event:
         case "stopped":
             return TransferStopped(message.stopped.error if message.stopped.HasField("error") else None)
         case _:
-            raise malformed("a mover says nothing")
+            raise malformed("a mover event without content")
 
 
 def _decode_failed(message: pb.ReadFailed) -> ReadFailed:

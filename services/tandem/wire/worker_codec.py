@@ -1,8 +1,7 @@
-"""The values of the rooms as messages of worker.proto and back; never decides what a worker or a gateway does.
+"""Encode and decode errors, job events, load reports and tokenizer bundles as messages of worker.proto.
 
-`encode_*` takes our values, `decode_*` what a peer sent; jobs and kv.proto have files of their own beside this one.
-A message that says less than it must, or says it wrongly, raises TandemError(INVALID_REQUEST); nothing else is raised
-for what a peer sent.
+`encode_*` takes values of `core`; `decode_*` takes a message from a peer. An incomplete or malformed message raises
+TandemError(INVALID_REQUEST) and no other exception. `job_codec` handles jobs, `kv_codec` the messages of kv.proto.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ def encode_refusal(kind: ErrorKind, message: str) -> pb.Refusal:
 
 
 def decode_refusal(message: pb.Refusal) -> TandemError:
-    """An error to raise or to keep."""
+    """Decode a refusal into an error, which the caller may raise or keep."""
     return TandemError(decode_kind(message.kind), message.message)
 
 
 def decode_kind(value: str) -> ErrorKind:
-    """A kind that only newer versions know is INTERNAL: an error must not get lost over its name."""
+    """Return the error kind of a name; INTERNAL for a kind that only newer versions know, to keep the error itself."""
     try:
         return ErrorKind(value)
     except ValueError:
@@ -70,8 +69,10 @@ def decode_kind(value: str) -> ErrorKind:
 def encode_update(
     events: Iterable[JobEvent], load: WorkerLoad | None = None, step_cost: StepCost | None = None
 ) -> pb.WatchUpdate:
-    """One message for the events of a step. Tokens of one job come in the order of their indices; where these are
-    consecutive they share a run."""
+    """Encode the events of one engine step into one message.
+
+    Tokens of one job must be in the order of their indices; tokens with consecutive indices share a run.
+    """
     update = pb.WatchUpdate()
     runs: dict[JobKey, pb.TokenRun] = {}
     for event in events:
@@ -143,7 +144,8 @@ def _encode_end(event: TerminalEvent) -> pb.JobEnd:
 
 
 def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
-    """Arrived and offered KV and scores first, then tokens in order, then ends."""
+    """Decode the events of a step: received KV, prompt scores and offered migrations first, then tokens in order, then
+    ends."""
     events: list[JobEvent] = [_decode_pulled(pulled) for pulled in message.pulled]
     events += [_decode_scores(scores) for scores in message.scores]
     events += [MigrationOffered(decode_key(each.key), decode_handoff_key(each.offer)) for each in message.moving]
@@ -159,9 +161,9 @@ def decode_update(message: pb.WatchUpdate) -> tuple[JobEvent, ...]:
 
 
 def _decode_stages(message: pb.JobStages) -> JobStages:
-    """Another program's word: what is no time at all counts as none."""
-    told = (getattr(message, name) for name in JobStages._fields)
-    return JobStages(*(seconds if 0 <= seconds < math.inf else 0.0 for seconds in told))
+    """Decode the durations of a job's stages; an invalid one (negative, infinite, NaN) becomes 0."""
+    durations = (getattr(message, name) for name in JobStages._fields)
+    return JobStages(*(seconds if 0 <= seconds < math.inf else 0.0 for seconds in durations))
 
 
 def _decode_scores(message: pb.PromptScores) -> PromptLogprobs:
@@ -193,7 +195,7 @@ def _decode_end(message: pb.JobEnd) -> TerminalEvent:
         case "cancelled":
             return Cancelled(key)
         case _:
-            raise malformed(f"the end of {key} does not say which")
+            raise malformed(f"the end of {key} has no kind")
 
 
 def _decode_reason(value: str) -> FinishReason | None:
@@ -205,7 +207,7 @@ def _decode_reason(value: str) -> FinishReason | None:
         raise malformed(f"unknown finish reason {value!r}") from None
 
 
-# ---- load, step cost and books: their protobuf fields have the names of ours
+# ---- load, step cost and engine statistics ("books"): protobuf and Python fields have the same names
 
 _LOAD = tuple(field.name for field in fields(WorkerLoad))
 _BY_LANE = ("lane_tokens", "lane_longest", "size_tokens", "size_longest")
@@ -216,11 +218,17 @@ def encode_load(load: WorkerLoad) -> pb.Load:
 
 
 def decode_load(message: pb.Load) -> WorkerLoad:
-    require(len(message.lane_tokens) == len(message.lane_longest), "lanes of a load differ in number")
-    require(len(message.lane_tokens) in (0, len(Lane)), "a load has another number of lanes")
-    require(len(message.size_tokens) == len(message.size_longest), "sizes of a load differ in number")
+    require(
+        len(message.lane_tokens) == len(message.lane_longest),
+        "a load has unequal numbers of lane_tokens and lane_longest",
+    )
+    require(len(message.lane_tokens) in (0, len(Lane)), "a load has an unexpected number of lanes")
+    require(
+        len(message.size_tokens) == len(message.size_longest),
+        "a load has unequal numbers of size_tokens and size_longest",
+    )
     num_sizes = len(message.lane_tokens) * len(PROMPT_SIZES)
-    require(len(message.size_tokens) in (0, num_sizes), "a load has another number of sizes")
+    require(len(message.size_tokens) in (0, num_sizes), "a load has an unexpected number of prompt sizes")
     return WorkerLoad(
         **{name: getattr(message, name) for name in _LOAD} | {name: tuple(getattr(message, name)) for name in _BY_LANE}
     )
@@ -231,7 +239,7 @@ def encode_step_cost(cost: StepCost) -> pb.StepCost:
 
 
 def decode_step_cost(message: pb.StepCost) -> StepCost:
-    """The ranges are checked by StepCost itself."""
+    """Decode a step cost; StepCost itself checks the ranges."""
     try:
         return StepCost(**{field.name: getattr(message, field.name) for field in fields(StepCost)})
     except ValueError as error:
@@ -246,7 +254,7 @@ def decode_books(message: pb.Books) -> EngineStats:
     return EngineStats(**{field.name: getattr(message, field.name) for field in fields(EngineStats)})
 
 
-# ---- what gateways tokenize with
+# ---- tokenizer bundles, with which gateways tokenize
 
 
 def encode_bundle(bundle: TokenizerBundle) -> pb.TokenizerBundle:

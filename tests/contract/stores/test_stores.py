@@ -130,14 +130,14 @@ async def test_the_prefix_index(url: str, namespace: str, health: RedisHealth) -
         for worker, w in zip(workers, words, strict=True)
     ]
     for writer, entry in zip(writers, told, strict=True):
-        await writer.tell([entry])
+        await writer.append([entry])
     entries, has_more = await reader.read()
     assert sorted(entries, key=lambda entry: entry.worker) == told and not has_more
     assert (await reader.read())[0] == []
     snapshot = IndexSnapshot(workers[0].incarnation, 5, 64, array("Q", range(1, 9)))
     assert await writers[0].renew() is None
     await writers[0].write(snapshot)
-    await reader.want(workers[0], 9)
+    await reader.request_snapshot(workers[0], 9)
     assert await writers[0].renew() == 9
     assert await reader.snapshot(workers[0].id) == snapshot and await reader.snapshot(workers[1].id) is None
     await writers[0].withdraw()
@@ -168,7 +168,7 @@ async def test_demand_and_targets(url: str, namespace: str, client: Client, heal
     board, targets = DemandStore(url, namespace, health=health), ReplicaTargets(url, namespace, health=health)
     for number in range(3):
         totals = {tenant: DemandTotals(num_requests=number) for tenant in TENANTS}
-        await board.tell(DemandRecord(gateway=GatewayId(f"g{number}"), totals=totals))
+        await board.publish(DemandRecord(gateway=GatewayId(f"g{number}"), totals=totals))
         await forget_scripts(client)
     assert [record.totals[TENANTS[0]].num_requests for record in await board.read()] == [0, 1, 2]
     await board.withdraw(GatewayId("g1"))
@@ -177,7 +177,7 @@ async def test_demand_and_targets(url: str, namespace: str, client: Client, heal
         said = TargetRecord(model=model, planner=PlannerId("p1"), replicas={"decode": 2})
         assert await targets.publish(said) == "p1" and await targets.read(model) == said
         assert await targets.publish(replace(said, planner=PlannerId("p2"))) == "p1"
-        await targets.tell_deployed(model, "decode", ServeId("head-1"), 3)
+        await targets.publish_deployed(model, "decode", ServeId("head-1"), 3)
         assert await targets.deployed(model) == {"decode": {"head-1": 3}}
         await targets.resign(model, PlannerId("p1"))
         assert await targets.publish(replace(said, planner=PlannerId("p2"))) == "p2"

@@ -158,7 +158,7 @@ def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worke
     refused = tandem("role", *here[:-1], "/nowhere")
     assert refused.returncode == 2 and "cluster.secret_file: cannot read /nowhere" in refused.stderr
     strange = tandem("role", *here[:-1], str(wrong)).stdout.splitlines()[1:]
-    assert len(strange) == 3 and all("unreachable: unauthenticated: it does not believe us" in row for row in strange)
+    assert len(strange) == 3 and all("unreachable: unauthenticated: it rejects our signature" in row for row in strange)
 
 
 @pytest.mark.timeout(120)

@@ -86,7 +86,7 @@ async def workers(world: tuple[World, str], redis_url: str) -> AsyncIterator[lis
     """One in each pod, as registered as can be, and a gateway that is asked for nothing."""
     registry = WorkerRegistry(redis_url, NAMESPACE, ttl_s=600.0)
     board = DemandStore(redis_url, NAMESPACE, ttl_s=600.0)
-    await board.tell(DemandRecord(gateway=GatewayId("g"), totals={"m": DemandTotals()}))
+    await board.publish(DemandRecord(gateway=GatewayId("g"), totals={"m": DemandTotals()}))
     made = []
     for pool, group in GROUPS.items():
         (pod,) = world[0].pods(group)

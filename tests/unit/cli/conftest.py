@@ -1,4 +1,4 @@
-"""What tests of the command share: an environment without settings in it, and logging that is left as it was."""
+"""Fixtures for tests of the command: an environment without settings, and logging that is restored afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """A command that runs in this process sets up logging for all of it."""
+    """Restore logging, which a command that runs in this process sets up for the whole process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

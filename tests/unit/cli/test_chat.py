@@ -1,4 +1,4 @@
-"""`tandem chat` against a scripted server: answers, errors at every moment, a person who stops; never a real model."""
+"""Test `tandem chat` against a scripted server: answers, errors at every stage, interrupts by the user."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Script:
-    """Answers in order; `asked` holds the bodies of the questions."""
+    """Scripted answers, in order; `requests` holds the bodies of the received requests."""
 
     def __init__(self) -> None:
         self.models = [{"id": "small"}]
         self.key: str | None = None
         self.answers: list[Answer] = []
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.url = ""
 
 
@@ -40,7 +40,7 @@ def script() -> Iterator[Script]:
                 send(200, json.dumps({"data": script.models}))(self)
 
         def do_POST(self) -> None:
-            script.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            script.requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             script.answers.pop(0)(self)
 
         def log_message(self, format: str, *args: object) -> None:
@@ -67,7 +67,7 @@ def send(status: int, body: str) -> Answer:
 
 
 def stream(*events: object, then: Answer = lambda _: None) -> Answer:
-    """Server-sent events; the end of the connection ends them."""
+    """Send server-sent events, which the end of the connection ends."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -87,7 +87,7 @@ def delta(text: str) -> dict[str, Any]:
 
 
 def chat(monkeypatch: pytest.MonkeyPatch, script: Script, lines: Sequence[str]) -> int:
-    """Type these lines, then the end of the input."""
+    """Run the command with these lines as its input."""
     typed = iter(lines)
 
     def read(_prompt: str) -> str:
@@ -105,9 +105,9 @@ def test_a_conversation_grows_and_starts_over(
 ) -> None:
     script.answers = [stream(delta("Good "), delta("day"), "[DONE]") for _ in range(3)]
     assert chat(monkeypatch, script, ["Hello", "", "And?", "/new", "Again", "/quit", "never sent"]) == 0
-    contents = [[message["content"] for message in asked["messages"]] for asked in script.asked]
+    contents = [[message["content"] for message in request["messages"]] for request in script.requests]
     assert contents == [["Hello"], ["Hello", "Good day", "And?"], ["Again"]]
-    assert all(asked["model"] == "small" and asked["stream"] for asked in script.asked)
+    assert all(request["model"] == "small" and request["stream"] for request in script.requests)
     out = capsys.readouterr().out
     assert out.count("Good day") == 3 and "[path: remote]" in out
 
@@ -124,29 +124,29 @@ def test_a_key_comes_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "error_text"),
     [
         (send(503, '{"error": {"message": "no worker yet"}}'), "[failed: no worker yet]"),
         (send(502, "<html>bad gateway</html>"), "[failed: <html>bad gateway</html>]"),
         (stream({"error": {"message": "worker lost"}}), "[failed: worker lost]"),
     ],
 )
-def test_a_failed_answer_takes_its_question_back(
-    answer: Answer, told: str, script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_failed_answer_removes_its_question(
+    answer: Answer, error_text: str, script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.answers = [answer, stream(delta("fine"), "[DONE]")]
     assert chat(monkeypatch, script, ["one", "two"]) == 0
-    assert [message["content"] for message in script.asked[1]["messages"]] == ["two"]
+    assert [message["content"] for message in script.requests[1]["messages"]] == ["two"]
     out, error = capsys.readouterr()
-    assert told in error and "fine" in out
+    assert error_text in error and "fine" in out
 
 
-def test_an_error_in_mid_stream_keeps_what_came(
+def test_an_error_in_mid_stream_keeps_the_partial_answer(
     script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.answers = [stream(delta("Once upon"), {"error": {"message": "worker lost"}}), stream(delta("on"), "[DONE]")]
     assert chat(monkeypatch, script, ["tell", "go on"]) == 0
-    assert [message["content"] for message in script.asked[1]["messages"]] == ["tell", "Once upon", "go on"]
+    assert [message["content"] for message in script.requests[1]["messages"]] == ["tell", "Once upon", "go on"]
     out, error = capsys.readouterr()
     assert "Once upon" in out and "[failed: worker lost]" in error
 
@@ -160,8 +160,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt_and_hold(handler: BaseHTTPRequestHandler) -> None:
-        """Until the client hangs up. A signal that comes just before a thread begins to wait is seen only after: then
-        a person presses the keys again."""
+        """Send SIGINT until the client hangs up: a signal just before a thread begins to wait takes effect only after
+        the wait, so one may not be enough."""
         handler.connection.settimeout(5.0)
         while True:
             signal.pthread_kill(main_thread, signal.SIGINT)
@@ -175,15 +175,15 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     finally:
         signal.signal(signal.SIGINT, before)
     out = capsys.readouterr().out
-    assert "[stopped]" in out and "fine" in out and len(script.asked) == 2
+    assert "[stopped]" in out and "fine" in out and len(script.requests) == 2
 
 
-def test_no_gateway_is_said_plainly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_gateway_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:1"]) == 1
     assert "tandem chat: no gateway answers at http://127.0.0.1:1" in capsys.readouterr().err
 
 
-def test_a_gateway_without_a_model_is_said_plainly(
+def test_a_gateway_without_a_model_is_reported(
     script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.models = []

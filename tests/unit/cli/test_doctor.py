@@ -1,4 +1,4 @@
-"""`tandem doctor` as a whole: on this machine, against a Redis, and what it answers to wrong usage."""
+"""Test `tandem doctor` as a whole: on this machine, against a Redis, and with wrong usage."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ QUICK = (
     "versions,settings,cpu,gpu,rdma,memlock,shared-memory,ports,advertise-address,guard,open-files,tenants,secret,tls,redis,"
     "workers,gateway,clock,pod,rbac"
 )
-"""All checks but `model`, which loads the model, and `ucx`, which moves bytes between two processes."""
+"""All checks except the slow ones: `model` loads the model, `ucx` moves bytes between two processes."""
 
 
 @pytest.fixture
 def ports() -> list[str]:
-    """Others may have the usual ones on this machine."""
+    """Return free ports: other programs on this machine may use the default ones."""
     return ["--port", str(free_port()), "--grpc-port", str(free_port())]
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, str]]]:
+def findings_by_check(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, str]]]:
     found: dict[str, list[dict[str, str]]] = {}
     for finding in json.loads(capsys.readouterr().out)["findings"]:
         found.setdefault(finding["check"], []).append(finding)
@@ -38,7 +38,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, str]]]:
 @pytest.mark.parametrize("only", [QUICK, pytest.param("", marks=pytest.mark.nightly)], ids=["quick", "all"])
 def test_this_machine_is_well(only: str, ports: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--json", "--only", only, *ports])
-    found = told(capsys)
+    found = findings_by_check(capsys)
     assert (code, [f for each in found.values() for f in each if f["verdict"] == "fail"]) == (0, [])
     assert only or {finding["verdict"] for finding in (*found["ucx"], *found["model"])} <= {"ok", "warn"}
     for check in ("python", "packages", "ports", "redis", "cpu", "shared-memory", "settings"):
@@ -51,12 +51,12 @@ def test_what_fails_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtu
     away = ["--redis-url", f"unix://{tmp_path}/none.sock"]
     assert main(["doctor", "--only", "redis,workers", *away]) == 1
     out = capsys.readouterr().out
-    assert "fail  redis" in out and "-> is it running" in out and COLOUR not in out
+    assert "fail  redis" in out and "-> check that it runs" in out and COLOUR not in out
     assert "skip  workers" in out and "the registry does not answer" in out
     assert main(["doctor", "--only", "redis"]) == 0
 
 
-def test_what_is_to_be_looked_at_fails_if_one_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_fail_with_strict(capsys: pytest.CaptureFixture[str]) -> None:
     warned = ["doctor", "--only", "settings", "--no-kv-digests"]
     assert main(warned) == 0
     assert main([*warned, "--strict"]) == 1
@@ -74,16 +74,16 @@ def test_colour_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--only", "redis,hair"], "--only hair: there are versions, settings, cpu"),
         (["--only", "pairs"], "--only pairs: there are"),
         (["--transfer-require", "magic"], "transfer.require"),
     ],
 )
-def test_wrong_usage(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_pairs_are_few_or_all() -> None:
@@ -95,7 +95,7 @@ def test_pairs_are_few_or_all() -> None:
 def test_a_redis_without_workers(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     here = ["--redis-url", redis_url, "--namespace", f"doctor{next(_numbers)}"]
     assert main(["doctor", "--json", "--pairs", "--only", "redis,workers,clock,pairs", *here]) == 0
-    found = told(capsys)
+    found = findings_by_check(capsys)
     assert {check: each[0]["verdict"] for check, each in found.items()} == {
         "redis": "ok",
         "workers": "warn",

@@ -1,4 +1,4 @@
-"""`tandem fit-cost` from step logs to a profile that `tandem simulate` takes."""
+"""Test `tandem fit-cost` from step logs to a profile that `tandem simulate` accepts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_a_log_becomes_a_profile_that_can_be_simulated(tmp_path: Path, capsys: p
     write_log(tmp_path, 400)
     profile = tmp_path / "profile.json"
     assert main(["fit-cost", str(tmp_path), "--output", str(profile), "--note", "a desk", "--latency-ms", "3"]) == 0
-    told = capsys.readouterr().out
-    assert "mixed: 380 steps" in told and "predicts 100.0% of all time" in told
+    output = capsys.readouterr().out
+    assert "mixed: 380 steps" in output and "predicts 100.0% of all time" in output
     assert json.loads(profile.read_text())["latency_s"] == 0.003
     assert main(["simulate", "--profile", str(profile), "--count", "20", "--rate", "0.5"]) == 0
-    told = capsys.readouterr().out
-    assert "a desk" in told and "unknown: no other run was predicted with it yet" in told
+    output = capsys.readouterr().out
+    assert "a desk" in output and "unknown: no other run was predicted with it yet" in output
 
 
 def test_bad_logs_are_refused_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,11 +51,11 @@ def test_pools_with_settings_of_their_own_are_not_simulated_as_one(
     write_log(tmp_path, 400)
     profile = tmp_path / "profile.json"
     assert main(["fit-cost", str(tmp_path), "--output", str(profile)]) == 0
-    told = json.loads(profile.read_text())
-    other = json.loads(json.dumps(told["workers"]["mixed"]))
-    told["workers"]["decode"] = other
+    document = json.loads(profile.read_text())
+    other = json.loads(json.dumps(document["workers"]["mixed"]))
+    document["workers"]["decode"] = other
     for name, value, status in (("num_threads", 7, 0), ("max_num_seqs", 7, 2)):
         other["settings"]["engine"][name] = value
-        profile.write_text(json.dumps(told))
+        profile.write_text(json.dumps(document))
         assert main(["simulate", "--profile", str(profile), "--count", "5", "--rate", "0.5"]) == status
     assert "ran with different settings" in capsys.readouterr().err

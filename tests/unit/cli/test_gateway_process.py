@@ -1,4 +1,4 @@
-"""The gateway's process as `tandem serve` keeps it, with a scripted program in its place; never a real gateway."""
+"""Test how `tandem serve` runs its gateway process, with a scripted program in place of the gateway."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def scripted(answers: str) -> list[str]:
     return [sys.executable, "-S", "-c", SERVER, answers]
 
 
-def test_it_is_ready_when_it_says_so_and_ends_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # for the outside, not for our own gateway
+def test_the_gateway_becomes_ready_and_ends_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # must not be used for our own gateway
     with GatewayProcess(Config(), scripted('[[503, "not yet"], [503, "not yet"], [200, ""]]')) as child:
         assert child.wait_until_listening()
         assert child.wait_until_ready(PATIENCE_S) is None
@@ -55,20 +55,20 @@ def test_it_is_ready_when_it_says_so_and_ends_with_the_context(monkeypatch: pyte
     assert child.exit_code() == -signal.SIGTERM
 
 
-def test_it_may_be_ended_before_its_context_ends() -> None:
+def test_the_gateway_may_be_stopped_before_its_context_ends() -> None:
     with GatewayProcess(Config(), scripted('[[200, ""]]')) as child:
         assert child.wait_until_listening()
         child.stop()
         assert child.exit_code() == -signal.SIGTERM
 
 
-def test_what_is_missing_is_told() -> None:
+def test_the_reason_for_not_being_ready_is_returned() -> None:
     with GatewayProcess(Config(), scripted('[[503, "no live prefill worker"]]')) as child:
         assert child.wait_until_listening()
         assert child.wait_until_ready(0.5) == "after 0.5 s no live prefill worker"
 
 
-def test_its_end_is_told_at_once() -> None:
+def test_the_end_of_the_gateway_is_reported_at_once() -> None:
     with GatewayProcess(Config(), scripted('[[503, "not yet"], [0, ""]]')) as child:
         assert child.wait_until_listening()
         assert child.wait_until_ready(PATIENCE_S) == "it ended with code 3"
@@ -76,18 +76,20 @@ def test_its_end_is_told_at_once() -> None:
         assert not child.wait_until_listening()
 
 
-def test_it_is_told_every_setting_by_environment(tmp_path: Path) -> None:
+def test_the_gateway_gets_every_setting_by_environment(tmp_path: Path) -> None:
     config = Config(gateway=GatewayConfig(port=0, disaggregation="off"))
     config = replace(config, engine=replace(config.engine, enable_prefix_caching=False))
-    told = tmp_path / "environ"
-    code = f"import json, os; json.dump(dict(os.environ), open({str(told)!r}, 'w'))"
+    environ_file = tmp_path / "environ"
+    code = f"import json, os; json.dump(dict(os.environ), open({str(environ_file)!r}, 'w'))"
     with GatewayProcess(config, [sys.executable, "-S", "-c", code]) as child:
         assert not child.wait_until_listening()
-    environment = dict(line.split(": ", 1) for line in told.read_text().strip("{}").replace('"', "").split(", "))
+    environment = dict(
+        line.split(": ", 1) for line in environ_file.read_text().strip("{}").replace('"', "").split(", ")
+    )
     assert build([("environment", from_environment(environment))]) == config
 
 
-def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_process, "STOP_MARGIN_S", 0.2)
     code = (
         'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(\'{"url": "", "grpc": ""}\', flush=True)\n'
@@ -98,7 +100,7 @@ def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert child.exit_code() == -signal.SIGKILL
 
 
-def test_it_dies_with_its_parent_however_that_dies() -> None:
+def test_the_gateway_dies_with_a_killed_parent() -> None:
     child_code = 'import os, signal; print(\'{"url": "%d", "grpc": ""}\' % os.getpid(), flush=True); signal.pause()'
     code = (
         "import signal, sys\n"
@@ -117,7 +119,7 @@ def test_it_dies_with_its_parent_however_that_dies() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Not gone, and not a zombie that nobody has collected."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""GPUs divided among the workers of a machine: all find room, and those on one never ask for more than it has."""
+"""Test the assignment of GPUs: all workers fit, and workers on one GPU do not get more than the whole GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tandem key`: what it prints opens the door that its hash stands in."""
+"""Test that the key that `tandem key` prints is accepted by a tenants file with its hash."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_the_key_and_its_hash_belong_together(capsys: pytest.CaptureFixture[str]
         *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "", "gateway.example")),
     ],
 )
-def test_what_only_this_machine_reaches(host: str, is_here: bool) -> None:
+def test_loopback_addresses(host: str, is_here: bool) -> None:
     assert is_loopback(host) is is_here

@@ -1,4 +1,4 @@
-"""The command line: every setting has a flag, layers win in order, what is refused says why; nothing is started."""
+"""Test the command line: a flag for every setting, the precedence of layers, and the errors of refused settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OTHER = {
 
 
 def other_value(setting: Setting) -> str:
-    """A lawful value that is not the default."""
+    """Return a valid value that is not the default."""
     if setting.key in _OTHER:
         return _OTHER[setting.key]
     if setting.choices:
@@ -50,12 +50,12 @@ def test_every_setting_has_flags_that_change_it_alone(setting: Setting, capsys: 
     for flag in flags_of()[setting.key]:
         if setting.type is bool:
             given = [f"--no-{flag[2:]}" if setting.default else flag]
-            wanted: Any = not setting.default
+            expected: Any = not setting.default
         else:
             given = [flag, other_value(setting)]
-            wanted = value_of(build([("wanted", {setting.key: given[1]})]), setting.key)
+            expected = value_of(build([("expected", {setting.key: given[1]})]), setting.key)
         changed = config_printed(capsys, *given)
-        assert value_of(changed, setting.key) == wanted != setting.default
+        assert value_of(changed, setting.key) == expected != setting.default
         assert [s.key for s in settings() if value_of(changed, s.key) != s.default] == [setting.key]
 
 
@@ -68,15 +68,17 @@ def test_flags_beat_the_environment_and_that_beats_the_file(
     monkeypatch.setenv("TANDEM_SERVE__DECODE", "6")
     assert main(["config", "--config", str(file), "--decode", "7"]) == 0
     lines = [line.strip().split() for line in capsys.readouterr().out.splitlines()]
-    told = {words[0]: (words[1], words[3]) for words in lines if len(words) > 3}
-    assert told["port:"][0] in ("0", "2")  # the worker has one too
-    assert told["decode:"] == ("7", "command") and told["prefill:"] == ("5", f"{file};")
+    printed = {words[0]: (words[1], words[3]) for words in lines if len(words) > 3}
+    assert printed["port:"][0] in ("0", "2")  # the worker has one too
+    assert printed["decode:"] == ("7", "command") and printed["prefill:"] == ("5", f"{file};")
     config = config_printed(capsys, "--config", str(file), "--decode", "7")
     assert (config.gateway.port, config.gateway.host) == (2, "file")
     assert (config.serve.prefill, config.serve.decode) == (5, 7)
 
 
-def test_what_config_prints_reads_back_as_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_config_reads_back_as_the_same_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ["--model", "a'b: #c", "--disaggregation", "off", "--kv-cache-memory", "1536MiB", "--no-kv-digests"]
     first = config_printed(capsys, *given)
     main(["config", *given])
@@ -87,7 +89,7 @@ def test_what_config_prints_reads_back_as_the_same(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error_text"),
     [
         (["config", "--block-size", "17"], "engine.block_size = 17 (from command line) must be a power of two"),
         (["worker", "--kv-transport", "pigeon"], "must be one of nixl, local"),
@@ -102,15 +104,15 @@ def test_what_config_prints_reads_back_as_the_same(tmp_path: Path, capsys: pytes
     ],
 )
 def test_bad_settings_are_refused_before_anything_starts(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], error_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
     out, error = capsys.readouterr()
-    assert out == "" and error.startswith(f"tandem {arguments[0]}: ") and told in error
+    assert out == "" and error.startswith(f"tandem {arguments[0]}: ") and error_text in error
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error_text"),
     [
         ("engine: {blok_size: 16}", "did you mean engine.block_size"),
         ("- a list", "must hold a mapping"),
@@ -118,12 +120,14 @@ def test_bad_settings_are_refused_before_anything_starts(
         (b"\xff\xfe\x00", "cannot read"),
     ],
 )
-def test_a_bad_file_is_named(text: str | bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_file_is_named(
+    text: str | bytes, error_text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "bad.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert main(["config", "--config", str(file)]) == 2
     error = capsys.readouterr().err
-    assert told in error and "bad.yaml" in error
+    assert error_text in error and "bad.yaml" in error
 
 
 def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +166,7 @@ def test_a_missing_extra_is_named(
     assert f"{missing} is not installed: pip install '{extra}'" in capsys.readouterr().err
 
 
-def test_config_needs_nothing_that_is_heavy() -> None:
+def test_config_imports_no_heavy_package() -> None:
     code = (
         "import sys, io, contextlib\nfrom tandem.cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()): main(['config'])\n"
@@ -177,11 +181,16 @@ def test_a_taken_port_is_refused(command: str, capsys: pytest.CaptureFixture[str
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main([command, "--port", str(port)]) == 2
-        told = capsys.readouterr().err
+        error_text = capsys.readouterr().err
         assert main([command, "--port", "0", "--grpc-port", str(port)]) == 2
-        also_told = capsys.readouterr().err
-    assert f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in told and told.endswith("another --port\n")
-    assert f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in also_told and "another --grpc-port" in also_told
+        grpc_error_text = capsys.readouterr().err
+    assert f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in error_text and error_text.endswith(
+        "another --port\n"
+    )
+    assert (
+        f"tandem {command}: cannot listen on 127.0.0.1:{port}: " in grpc_error_text
+        and "another --grpc-port" in grpc_error_text
+    )
 
 
 def test_a_free_port_is_left_free() -> None:

@@ -1,4 +1,4 @@
-"""`tandem planner` where something was said wrongly or is away; with a cluster tests/e2e tries it."""
+"""Test `tandem planner` with wrong settings and without its dependencies; tests/e2e covers it with a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = ("planner", "--redis-url", "unix:///nowhere")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("planner",), "say where with --redis-url"),
         ((*HERE, "--actuator", "raycluster"), "--planner-rayservice"),
@@ -27,15 +27,13 @@ HERE = ("planner", "--redis-url", "unix:///nowhere")
         ((*HERE, "--planner-lease-s", "1"), "planner.lease_s"),
     ],
 )
-def test_what_was_said_wrongly_is_named(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
-) -> None:
+def test_wrong_settings_are_named(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
     assert main(arguments) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_reported(tmp_path: Path) -> None:
     arguments = (*HERE, "--actuator", "raycluster", "--rayservice", "a", "--groups", "prefill=a,decode=b", "--once")
     environment = {name: value for name, value in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
     environment |= {"HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
@@ -45,11 +43,11 @@ def test_without_a_kubeconfig_it_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_redis_that_is_away_holds_and_is_told(tmp_path: Path) -> None:
-    """In a process of its own, whose logging it sets up."""
+def test_an_absent_redis_holds_the_decision_and_is_reported(tmp_path: Path) -> None:
+    """Run the command in a separate process, since it sets up the process's logging."""
     arguments = ("planner", "--redis-url", f"unix://{tmp_path}/none.sock", "--once", "--json")
     command = [sys.executable, "-m", "tandem.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["outcome"]) == (0, "held_back"), done.stderr
-    assert "Redis does not tell who is there" in told["reasons"][0]
+    decision = json.loads(done.stdout)
+    assert (done.returncode, decision["outcome"]) == (0, "held_back"), done.stderr
+    assert "Redis does not tell who is there" in decision["reasons"][0]

@@ -1,4 +1,4 @@
-"""A program in a session of its own below the process that a user started: signals, codes, death; never a server."""
+"""Test a program in a session of its own below the process that a user started: signals, exit codes, death."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ part.wait()
 
 @contextmanager
 def started(end: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The outer process and the id of the inner one."""
+    """Start the program; returns the outer process and the id of the inner one."""
     command = [sys.executable, "-c", PROGRAM.format(end=end)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as outer:
         assert outer.stdout is not None
@@ -49,12 +49,12 @@ def started(end: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_group_comes_once_and_to_no_part(number: signal.Signals) -> None:
+def test_a_signal_to_the_group_reaches_only_the_program_once(number: signal.Signals) -> None:
     with started() as (outer, inner):
         assert os.getpgid(inner) != outer.pid
         os.killpg(outer.pid, number)
-        said, _ = outer.communicate(timeout=30)
-        assert said.split() == ["True", str(int(number))]
+        output, _ = outer.communicate(timeout=30)
+        assert output.split() == ["True", str(int(number))]
         assert outer.returncode == 0
 
 
@@ -66,7 +66,7 @@ def test_the_exit_code_is_that_of_the_program(end: str, code: int) -> None:
         assert outer.wait(30) == code
 
 
-def test_it_is_killed_with_the_process_that_the_user_started() -> None:
+def test_the_program_is_killed_with_the_process_that_the_user_started() -> None:
     with started() as (outer, inner):
         assert is_alive(inner)
         outer.kill()

@@ -1,4 +1,4 @@
-"""The bar says how far something has come, and leaves a terminal's line empty however it ends."""
+"""Test that the bar shows progress, and leaves a terminal's line empty at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_log_gets_a_line_each_half_minute_and_a_short_run_none(capsys: pytest.
     assert capsys.readouterr().err == f"  [{'#' * 12}{'.' * 12}] 5 of 10  half\n"
 
 
-def test_it_shows_the_share_and_what_is_said() -> None:
+def test_the_bar_shows_the_fraction_and_the_text() -> None:
     clock, terminal = Hands(), Terminal()
     with redirect_stderr(terminal), ProgressBar(clock, 1000) as bar:
         bar.update(250, lambda: "one")
@@ -39,7 +39,7 @@ def test_it_shows_the_share_and_what_is_said() -> None:
     assert written.endswith("\r\x1b[K"), "the line is left empty"
 
 
-def test_without_a_known_end_it_counts_and_an_interrupt_clears_it() -> None:
+def test_without_a_known_end_the_bar_counts_and_an_interrupt_clears_it() -> None:
     terminal = Terminal()
     with pytest.raises(KeyboardInterrupt), redirect_stderr(terminal), ProgressBar(Hands(), None) as bar:
         bar.update(7, lambda: "running")

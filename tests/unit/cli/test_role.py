@@ -1,4 +1,4 @@
-"""`tandem role` and `tandem drain` where something is wrong, or nobody is there; with workers tests/e2e tries them."""
+"""Test `tandem role` and `tandem drain` with wrong usage and without workers; tests/e2e covers them with workers."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def here(redis_url: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["role"], "say where with --redis-url"),
-        (["role", "w0"], "say what w0 is to be taken for: prefill, decode, mixed"),
+        (["role", "w0"], "name the role of w0: prefill, decode, mixed"),
         (["drain", "w0"], "say where with --redis-url"),
         (["drain", "w0", "--timeout", "-1"], "--timeout -1 must be between 0"),
         (["drain", "w0", "--timeout", "nan"], "--timeout nan must be between 0"),
@@ -56,18 +56,18 @@ def here(redis_url: str) -> list[str]:
         (["role", "--redis-url", "unix:///nowhere", "--tls-ca-file", "ca"], "cluster.tls_cert_file is empty"),
     ],
 )
-def test_what_was_said_wrongly_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert main(arguments) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_another_role_is_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_role_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["role", "w0", "encode"])
     assert "'prefill', 'decode', 'mixed'" in capsys.readouterr().err
 
 
-def test_a_redis_that_does_not_answer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_redis_that_does_not_answer_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["role"], ["role", "w0", "mixed"], ["drain", "w0"]):
         assert main([*command, "--redis-url", f"unix://{tmp_path}/nothing.sock"]) == 1
         assert "the registry does not answer" in capsys.readouterr().err

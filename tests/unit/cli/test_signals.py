@@ -1,4 +1,4 @@
-"""What a signal does during and after the start; never to a real server."""
+"""Test the effect of signals during and after a start, without a real server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def handlers_as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_one_during_the_start_interrupts_it_once(number: signal.Signals) -> None:
+def test_a_signal_during_the_start_interrupts_it_once(number: signal.Signals) -> None:
     signals = StopSignals()
     undone = False
     with pytest.raises(KeyboardInterrupt), signals.starting():
@@ -30,25 +30,25 @@ def test_one_during_the_start_interrupts_it_once(number: signal.Signals) -> None
         finally:
             signal.raise_signal(number)
             undone = True
-    assert undone and signals.has_come
+    assert undone and signals.has_received
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_one_after_the_start_is_told(number: signal.Signals) -> None:
+def test_a_signal_after_the_start_is_recorded(number: signal.Signals) -> None:
     signals = StopSignals()
     with signals.starting():
-        assert not signals.has_come
+        assert not signals.has_received
     signal.raise_signal(number)
-    assert signals.has_come
+    assert signals.has_received
 
 
-def test_it_takes_the_signals_back_from_a_library() -> None:
+def test_listen_replaces_the_handlers_of_a_library() -> None:
     signals = StopSignals()
     with signals.starting():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signals.listen()
     signal.raise_signal(signal.SIGTERM)
-    assert signals.has_come
+    assert signals.has_received
 
 
 _PROGRAM = """
@@ -58,12 +58,12 @@ from tandem.cli.signals import StopSignals
 signals = StopSignals()
 with signals.starting():
     ctypes.pythonapi.PyRun_SimpleString(b"import signal; signal.raise_signal(signal.SIGINT)")
-print(signals.has_come)
+print(signals.has_received)
 """
 
 
-def test_one_inside_what_an_extension_runs_does_not_end_the_process() -> None:
-    """The interpreter keeps in mind that a KeyboardInterrupt left such code, whoever caught it later."""
+def test_a_signal_inside_code_run_by_an_extension_does_not_end_the_process() -> None:
+    """The interpreter remembers that a KeyboardInterrupt has left such code, even if it is caught later."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
@@ -89,8 +89,8 @@ print(calls, signals.wait(5))
 """
 
 
-def test_one_may_come_in_the_middle_of_another_and_of_the_wait() -> None:
-    """A supervisor that signals a process and its group sends two at once."""
+def test_a_signal_may_interrupt_another_signal_and_the_wait() -> None:
+    """A supervisor that signals a process and its group sends two signals at once."""
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, check=False, timeout=30)
-    calls, has_come = done.stdout.split()
-    assert (done.returncode, has_come) == (0, "True") and int(calls) > 3, done.stderr
+    calls, has_received = done.stdout.split()
+    assert (done.returncode, has_received) == (0, "True") and int(calls) > 3, done.stderr

@@ -1,4 +1,4 @@
-"""`tandem simulate` and `tandem plan` from the command line to their files; never a time of this machine."""
+"""Test `tandem simulate` and `tandem plan` from the command line to their output files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def simulated(tmp_path: Path, *flags: str) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
-def test_a_run_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--pools", "prefill=1,decode=2", "--tp", "decode=2", "--slo", "ttft=500ms,itl=40ms", "--price", "2")
     document = simulated(tmp_path, *flags)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert set(document) == {"format", "workload", "deployment", "settings", "slo", "report", "buckets", "series"}
     assert document["deployment"]["num_gpus"] == 5 and document["deployment"]["price_per_hour"] == 10.0
     assert document["settings"]["engine"]["max_num_batched_tokens"] == 2048
@@ -33,7 +33,7 @@ def test_a_run_is_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [pool["pool"] for pool in report["pools"]] == ["decode", "prefill"]
     assert [group["name"] for group in report["groups"]] == ["all", "long", "medium", "short"]
     for words in ("1 prefill + 2 decode of 2 on 5 x h200", "TTFT", "goodput", "fidelity", report["digest"]):
-        assert words in told
+        assert words in output
     assert sum(window["output_rate"] for window in document["series"]["windows"]) > 0
     for group in report["groups"]:
         for measure, buckets in document["buckets"][group["name"]].items():
@@ -55,7 +55,7 @@ def test_settings_reach_the_simulated_workers(tmp_path: Path) -> None:
     assert blocks["digest"] != usual["digest"]
 
 
-def test_fp8_is_faster_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fp8_is_faster_and_is_named_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     usual = simulated(tmp_path)["report"]["groups"][0]["tpot"]["p50"]
     assert simulated(tmp_path, "--weights", "fp8", "--kv", "fp8")["report"]["groups"][0]["tpot"]["p50"] < usual
     assert "llama-3.1-8b (fp8, KV fp8)" in capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_fp8_is_faster_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("ending", ["svg", pytest.param("png", marks=pytest.mark.nightly)])
 @pytest.mark.slow
-def test_a_chart_is_drawn(tmp_path: Path, ending: str) -> None:
+def test_a_chart_is_written(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"run.{ending}"
     assert main(["simulate", *SMALL, "--chart", str(path), "--slo", "itl=40ms"]) == 0
@@ -74,7 +74,7 @@ def test_a_chart_is_drawn(tmp_path: Path, ending: str) -> None:
 REFUSED = [
     (["--model", "llama-3.1-9b"], "did you mean llama-3.1-8b?"),
     (["--hardware", "h300"], "h300 is not known"),
-    (["--hardware", "h100,h200"], "has one kind"),
+    (["--hardware", "h100,h200"], "has one kind of accelerator"),
     (["--tp", "3"], "cannot be cut into 3"),
     (["--model", "llama-3.1-70b", "--hardware", "l40s"], "does not fit into 1 x l40s"),
     (["--hardware", "a100", "--weights", "fp8"], "a100 does not multiply in fp8"),
@@ -99,21 +99,23 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "told"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
-def test_what_cannot_be_simulated_is_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check_refused(flags, told, capsys)
+@pytest.mark.parametrize(("flags", "message"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
+def test_what_cannot_be_simulated_is_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_refused(flags, message, capsys)
 
 
-def check_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def check_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--count", "5", *flags]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tandem simulate: ") and told in error
+    assert error.startswith("tandem simulate: ") and message in error
     assert error.count("\n") == 1, "one line, no traceback"
 
 
 @pytest.mark.slow
 def test_a_chart_of_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """It loads the library that draws, to ask for the kinds."""
+    """The check imports matplotlib, which knows the supported kinds."""
     check_refused(["--chart", "run.gif"], "must end in .svg", capsys)
 
 
@@ -153,23 +155,25 @@ def test_a_plan_names_the_winner_and_the_other_kind(tmp_path: Path, capsys: pyte
     path = tmp_path / "plan.json"
     flags = ["--slo", "ttft=500ms,itl=60ms", "--rate", "10", "--percentile", "90", "--json", str(path)]
     assert main(["plan", *FEW, *flags]) == 0
-    document, told = json.loads(path.read_text()), capsys.readouterr().out
+    document, output = json.loads(path.read_text()), capsys.readouterr().out
     assert document["winner"]["kind"] == "mixed" and document["winner"]["num_gpus"] == 1
     assert document["runner_up"]["kind"] == "split" and document["runner_up"]["num_gpus"] == 2
     assert document["winner"]["first"]["holds"] and document["winner"]["is_confirmed"]
-    assert "times as long as a long answer" not in told
-    assert "Disaggregation does NOT pay here" in told and "1 mixed on 1 x h200" in told and "fidelity" in told
+    assert "times as long as a long answer" not in output
+    assert "Disaggregation does NOT pay here" in output and "1 mixed on 1 x h200" in output and "fidelity" in output
 
 
 def test_a_plan_for_a_profile_names_it_and_no_other_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = made_profile(tmp_path)
     few = ("--tp", "1", "--budgets", "128", "--count", "10", "--rate", "0.2", "--max-gpus", "1")
     assert main(["plan", *few, "--slo", "ttft=1000s", "--profile", path]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"{path}, 10 requests of mix") and "llama" not in told
+    output = capsys.readouterr().out
+    assert output.startswith(f"{path}, 10 requests of mix") and "llama" not in output
 
 
-def test_a_plan_that_nothing_holds_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_a_feasible_cluster_fails_and_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "plan.json"
     assert main(["plan", *FEW, "--slo", "itl=2ms", "--rate", "10", "--json", str(path)]) == 1
     assert json.loads(path.read_text())["winner"] is None
@@ -189,7 +193,7 @@ def test_break_even_points_are_written(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.nightly
-def test_break_even_points_are_drawn(tmp_path: Path) -> None:
+def test_break_even_points_are_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     chart = tmp_path / "plan.svg"
     assert main(["plan", *FEW, *BREAK_EVEN, "--chart", str(chart)]) == 0
@@ -197,23 +201,25 @@ def test_break_even_points_are_drawn(tmp_path: Path) -> None:
 
 
 REFUSED_PLANS = [
-    ([], "--slo says what must hold"),
+    ([], "set the SLO with --slo"),
     (["--slo", "itl=1ms", "--percentile", "100"], "must lie between 0 and 100"),
     (["--slo", "itl=1ms", "--max-gpus", "0"], "must be at least 1"),
-    (["--slo", "itl=1ms", "--tp", "1,x"], "--tp 1,x must be numbers"),
+    (["--slo", "itl=1ms", "--tp", "1,x"], "--tp 1,x must be a comma-separated list"),
     (["--slo", "itl=1ms", "--break-even", "colour"], "known are prompt, load, link"),
     (["--slo", "itl=1ms", "--hardware", "h100,h200", "--price", "0"], "each needs a price"),
 ]
 
 
-@pytest.mark.parametrize(("flags", "told"), REFUSED_PLANS)
-def test_what_cannot_be_planned_is_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("flags", "message"), REFUSED_PLANS)
+def test_what_cannot_be_planned_is_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--count", "5", *flags]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tandem plan: ") and told in error
+    assert error.startswith("tandem plan: ") and message in error
 
 
-def test_an_interrupt_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_ends_a_plan_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -227,11 +233,11 @@ def test_an_interrupt_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: p
 )
 def test_a_plan_refuses_what_it_searches(flag: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--slo", "ttft=1s", "--count", "20", *flag]) == 2
-    assert "is not a plan's" in capsys.readouterr().err
+    assert "cannot be set for a plan" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_plan_of_a_short_trace_is_confirmed_by_what_there_is(
+def test_a_plan_of_a_short_trace_is_confirmed_by_the_whole_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [f"2023-11-16 18:17:{n:02}.0000000,400,20" for n in range(15)]

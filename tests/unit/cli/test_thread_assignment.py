@@ -1,4 +1,4 @@
-"""Cores divided among the workers of a machine: enough for each, and idle ones for prompts."""
+"""Test the assignment of cores to the workers of a machine, including idle cores for prefill workers."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def test_shares(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
     assert threads_by_pool(pools) == expected
-    assert threads_by_pool(pools, asked=3) == dict.fromkeys(pools, 3)
+    assert threads_by_pool(pools, num_threads=3) == dict.fromkeys(pools, 3)

@@ -1,10 +1,10 @@
-"""A clock that a test turns by hand; never reads time."""
+"""A clock that a test sets by hand."""
 
 from __future__ import annotations
 
 
 class Hands:
-    """A `Clock`."""
+    """Implement `Clock` with a time that the test sets."""
 
     def __init__(self) -> None:
         self.time = 0.0

@@ -1,4 +1,4 @@
-"""Workers that only describe themselves and measure, over real gRPC; never runs a job."""
+"""Test workers over real gRPC that only describe themselves and answer link probes."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def worker(
 
 
 class Double(WorkerServicer):
-    """`links`: producer -> what measuring it answers. `asked`: the producers, in order."""
+    """Worker with scripted replies. `links`: producer -> its probe reply. `probed`: probed producers, in order."""
 
-    def __init__(self, said: pb.DescribeReply, links: Mapping[str, pb.ProbeLinkReply] | None = None) -> None:
-        self.said = said
+    def __init__(self, description: pb.DescribeReply, links: Mapping[str, pb.ProbeLinkReply] | None = None) -> None:
+        self.description = description
         self.links = links or {}
-        self.asked: list[str] = []
+        self.probed: list[str] = []
 
     async def Describe(self, request: Any, context: Any) -> pb.DescribeReply:
-        return self.said
+        return self.description
 
     async def ProbeLink(self, request: Any, context: Any) -> pb.ProbeLinkReply:
-        self.asked.append(request.source.id)
+        self.probed.append(request.source.id)
         if request.source.id not in self.links:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         return self.links[request.source.id]
 
 
 class Listed:
-    """What the registry would say."""
+    """List of workers in place of the registry."""
 
     def __init__(self, records: Sequence[WorkerRecord]) -> None:
         self.records = tuple(records)
@@ -59,7 +59,7 @@ class Listed:
 
 @asynccontextmanager
 async def running(doubles: Mapping[str, Double]) -> AsyncIterator[Listed]:
-    """All of them serve."""
+    """Start all workers, and stop them at the end."""
     async with AsyncExitStack() as stack:
         records = []
         for name, double in doubles.items():

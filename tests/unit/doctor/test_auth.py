@@ -1,4 +1,4 @@
-"""What the programs themselves would refuse to start with."""
+"""Test the check of authentication settings with the programs' own checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.cli.auth_check import require_auth_if_public
 from tandem.core.settings import Resolved, resolve
-from tandem.doctor.auth import judge_guard, judge_tenants, read_door
+from tandem.doctor.auth import judge_guard, judge_tenants, read_auth_problem
 from tandem.worker.bind_check import require_worker_auth
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips
 
@@ -19,33 +19,33 @@ def settings(**values: Any) -> Resolved:
 
 
 def tenants(resolved: Resolved) -> Any:
-    return judge_tenants(read_door(require_auth_if_public, resolved), resolved)
+    return judge_tenants(read_auth_problem(require_auth_if_public, resolved), resolved)
 
 
-def test_a_file_that_is_taken() -> None:
-    assert_fine(tenants(settings(gateway__auth="keys", gateway__tenants=str(EXAMPLE))), "tenants", "is taken")
+def test_a_valid_tenants_file() -> None:
+    assert_fine(tenants(settings(gateway__auth="keys", gateway__tenants=str(EXAMPLE))), "tenants", "is valid")
     assert_fine(tenants(settings(gateway__auth="off")), "tenants", "gateway.auth is off")
 
 
 def test_what_keeps_a_gateway_from_starting(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("tenants: {acme: {keys: [nonsense]}}")
-    for resolved, told in (
+    for resolved, found in (
         (settings(gateway__auth="keys"), "name the file of tenants"),
         (settings(gateway__tenants=str(tmp_path / "none.yaml")), "cannot read"),
         (settings(gateway__tenants=str(tmp_path / "bad.yaml")), "acme"),
     ):
         finding = tenants(resolved)
-        assert_fails(finding, "tenants", told, "`tandem key` draws a key")
+        assert_fails(finding, "tenants", found, "`tandem key` generates a key")
         assert "`tenants.existingSecret`" in finding.fix
 
 
-def test_the_default_is_serve_s() -> None:
-    assert_skips(tenants(settings()), "tenants", "no file of tenants is named")
+def test_the_default_is_for_serve() -> None:
+    assert_skips(tenants(settings()), "tenants", "no tenants file is set")
 
 
-def test_a_worker_that_lets_strangers_in() -> None:
+def test_a_worker_that_accepts_unauthenticated_calls() -> None:
     def guard(resolved: Resolved) -> Any:
-        return judge_guard(read_door(lambda asked: require_worker_auth(asked.config) and None, resolved))
+        return judge_guard(read_auth_problem(lambda resolved: require_worker_auth(resolved.config) and None, resolved))
 
-    assert_fine(guard(settings()), "guard", "nobody else")
+    assert_fine(guard(settings()), "guard", "only from its own cluster")
     assert_fails(guard(settings(worker__host="0.0.0.0")), "guard", "others can reach", "--secret-file FILE")

@@ -1,4 +1,4 @@
-"""Which checks there are, and which of them are for whom."""
+"""Test the list of checks, and which checks are skipped for which installation."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def checkup(tmp_path: Path, parts: Set[str]) -> CheckSuite:
     return CheckSuite(settings, here, Dependencies(members, fine, fine, address), Options(), parts, SystemClock())  # type: ignore[arg-type]
 
 
-async def test_what_no_part_needs_here_is_skipped(tmp_path: Path) -> None:
-    """On a machine without a GPU, a card, a compiler or shared memory."""
+async def test_checks_of_parts_that_are_not_installed_are_skipped(tmp_path: Path) -> None:
+    """Run all checks on a machine without a GPU, an RDMA card, a compiler or shared memory."""
     found = {}
     for parts in ({"gateway"}, {"worker"}):
         examined = await run_checks([c for c in checkup(tmp_path, parts).checks() if c.name != "ucx"], SystemClock())
@@ -57,8 +57,8 @@ async def test_what_no_part_needs_here_is_skipped(tmp_path: Path) -> None:
     assert {"gpu", "shared-memory"} <= {f.check for f in found["worker"].values() if f.verdict is Severity.FAIL}
 
 
-def test_every_check_of_the_room_is_told_under_its_own_name_or_documented() -> None:
-    """`--only` takes what people read in the first columns, but for a few that are looked at together."""
+def test_every_check_reports_under_its_own_name_or_is_documented() -> None:
+    """`--only` accepts the names in the report, except a few that one check reports together."""
     together = {"python", "packages", "cuda", "compiler", "gid", "gpudirect", "cache", "fingerprints", "roles"}
     source = "".join(path.read_text() for path in ROOM.glob("*.py"))
     written = re.findall(r'\b(?:ok|warn|fail|skip|wrong)\(\s*"([a-z-]+)"', source)
@@ -67,8 +67,8 @@ def test_every_check_of_the_room_is_told_under_its_own_name_or_documented() -> N
 
 
 @pytest.mark.slow
-def test_it_runs_where_neither_models_nor_a_gateway_could() -> None:
-    """All that only one of the two parts brings is hidden."""
+def test_the_doctor_runs_without_the_packages_of_workers_and_gateways() -> None:
+    """Hide the packages that only one of the two parts installs."""
     code = """
 import sys
 for name in ("torch", "ray", "numpy", "nixl_cu12", "safetensors", "gguf", "tokenizers", "jinja2",

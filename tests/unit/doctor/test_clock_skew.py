@@ -1,4 +1,4 @@
-"""Clocks that are apart."""
+"""Test the report on clock skew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tandem.doctor.clock_skew import Skew, judge_skews
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
 
-def test_clocks_that_agree_are_told_in_one() -> None:
+def test_clocks_that_agree_give_one_finding() -> None:
     (finding,) = judge_skews([Skew("Redis", 0.001, 0.0005), Skew("w0", -0.2, 0.5)])
     assert_fine(finding, "clock", "apart from this machine's at most: Redis 1.5 ms, w0 0.7 s")
 
@@ -17,10 +17,10 @@ def test_clocks_that_do_not() -> None:
     assert_fails(behind, "clock", "w1 is 40.0 s behind: beyond 30 s workers refuse calls", "NTP")
 
 
-def test_what_is_not_known_for_sure_is_not_blamed() -> None:
+def test_a_skew_within_its_uncertainty_is_no_finding() -> None:
     (finding,) = judge_skews([Skew("w0", 30.4, 0.5)])
     assert_warns(finding, "clock", "30.4 s ahead", "NTP")
 
 
-def test_nobody_with_another_clock() -> None:
-    assert_skips(judge_skews([])[0], "clock", "nobody was asked")
+def test_no_other_clock() -> None:
+    assert_skips(judge_skews([])[0], "clock", "there is no other clock")

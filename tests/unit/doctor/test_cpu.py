@@ -1,4 +1,4 @@
-"""Vectors and a compiler."""
+"""Test the check of vector instructions and the compiler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, 
 FLAGS = frozenset({"sse2", "avx2"})
 
 
-def test_it_is_read_of_proc_and_of_the_path(tmp_path: Path) -> None:
+def test_the_processor_and_the_compiler_are_read(tmp_path: Path) -> None:
     compiler = tmp_path / "bin/mycc"
     compiler.parent.mkdir()
     compiler.write_text("#!/bin/sh\n")
@@ -22,13 +22,13 @@ def test_it_is_read_of_proc_and_of_the_path(tmp_path: Path) -> None:
     assert read_cpu(system(tmp_path, info, PATH=str(compiler.parent))).compiler == ""
 
 
-def test_all_there() -> None:
+def test_a_processor_with_vectors_and_a_compiler() -> None:
     vectors, compiler = judge_cpu(Cpu("x86_64", FLAGS, "/usr/bin/c++"), "cpu", "auto")
     assert_fine(vectors, "cpu", "x86_64 with AVX2")
     assert_fine(compiler, "compiler", "/usr/bin/c++")
 
 
-def test_a_compiler_is_needed_where_its_kernels_are_asked_for() -> None:
+def test_a_compiler_is_needed_for_compiled_kernels() -> None:
     for kernels, judged in (("auto", assert_warns), ("compiled", assert_fails)):
         _, compiler = judge_cpu(Cpu("x86_64", FLAGS, ""), "cpu", kernels)
         judged(compiler, "compiler", "no C++ compiler", "`apt-get install g++`")
@@ -39,6 +39,6 @@ def test_a_processor_without_vectors_is_slow() -> None:
     assert_warns(vectors, "cpu", "none of AVX-512, AVX2, NEON", "AVX2 or NEON")
 
 
-def test_on_a_gpu_it_does_not_matter() -> None:
+def test_on_a_gpu_the_processor_is_skipped() -> None:
     (finding,) = judge_cpu(Cpu("x86_64", frozenset(), ""), "cuda", "auto")
     assert_skips(finding, "cpu", "model.device is cuda")

@@ -1,4 +1,4 @@
-"""A gateway asked from outside, by a double that says what a test wants."""
+"""Test the check of a gateway with a scripted HTTP server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tandem.core.clock import SystemClock
-from tandem.doctor.gateway import GatewayFacts, judge_front, read_front
+from tandem.doctor.gateway import GatewayFacts, judge_gateway, read_gateway
 from tests.ports import free_port
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -19,12 +19,12 @@ CLOCK = SystemClock()
 
 @contextmanager
 def answering(answers: Mapping[str, tuple[int, Any]], date: str = "") -> Iterator[str]:
-    """Path -> status and JSON; its URL."""
+    """Serve `answers` (path -> status and JSON); yields the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, said = answers.get(self.path, (404, {}))
-            body = json.dumps(said).encode()
+            status, reply = answers.get(self.path, (404, {}))
+            body = json.dumps(reply).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -48,36 +48,38 @@ def answering(answers: Mapping[str, tuple[int, Any]], date: str = "") -> Iterato
 
 def test_one_that_is_ready() -> None:
     with answering({"/health": (200, {"status": "ok"}), "/ready": (200, {"status": "ready"})}) as url:
-        front = read_front(url, CLOCK)
-    assert_fine(judge_front(front), "gateway", f"{url} is ready")
-    assert front.skew is not None and abs(front.skew.ahead_s) <= front.skew.within_s + 2
+        facts = read_gateway(url, CLOCK)
+    assert_fine(judge_gateway(facts), "gateway", f"{url} is ready")
+    assert facts.skew is not None and abs(facts.skew.ahead_s) <= facts.skew.within_s + 2
 
 
 def test_one_that_is_not() -> None:
     not_ready = {"/health": (200, {}), "/ready": (503, {"status": "not_ready", "reason": "no worker prefills"})}
     with answering(not_ready) as url:
         assert_fails(
-            judge_front(read_front(url, CLOCK)), "gateway", "not ready: no worker prefills", "workers of both roles"
+            judge_gateway(read_gateway(url, CLOCK)), "gateway", "not ready: no worker prefills", "workers of both roles"
         )
     warning = {"/health": (200, {}), "/ready": (200, {"status": "ready", "warning": "tenants file rejected"})}
     with answering(warning) as url:
-        assert_warns(judge_front(read_front(url, CLOCK)), "gateway", "tenants file rejected", "its log has more")
+        assert_warns(judge_gateway(read_gateway(url, CLOCK)), "gateway", "tenants file rejected", "its log has more")
     with answering({}) as url:
-        assert_fails(judge_front(read_front(url, CLOCK)), "gateway", "/health is not ok", "Tandem's gateway itself")
+        assert_fails(judge_gateway(read_gateway(url, CLOCK)), "gateway", "/health is not ok", "Tandem's gateway itself")
 
 
 def test_one_that_does_not_answer() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    assert_fails(judge_front(read_front(url, CLOCK)), "gateway", "does not answer: [Errno 111]", "`curl -i URL/health`")
-    assert_fails(judge_front(read_front("nonsense", CLOCK)), "gateway", "is no http://", "`curl -i URL/health`")
-    assert_skips(judge_front(None), "gateway", "--url says where")
+    assert_fails(
+        judge_gateway(read_gateway(url, CLOCK)), "gateway", "does not answer: [Errno 111]", "`curl -i URL/health`"
+    )
+    assert_fails(judge_gateway(read_gateway("nonsense", CLOCK)), "gateway", "is not an http://", "`curl -i URL/health`")
+    assert_skips(judge_gateway(None), "gateway", "set --url")
     assert GatewayFacts("x").skew is None
 
 
-def test_its_clock_is_that_of_its_answers() -> None:
+def test_the_gateway_s_clock_is_read_from_its_responses() -> None:
     healthy = {"/health": (200, {}), "/ready": (200, {"status": "ready"})}
     with answering(healthy, "Mon, 01 Jan 2001 00:00:00 GMT") as url:
-        old = read_front(url, CLOCK).skew
+        old = read_gateway(url, CLOCK).skew
     assert old is not None and old.who == url and old.ahead_s < -(20 * 365 * 86_400)
     with answering(healthy, "no date") as url:
-        assert read_front(url, CLOCK).skew is None
+        assert read_gateway(url, CLOCK).skew is None

@@ -1,4 +1,4 @@
-"""GPUs, the driver and torch, of what nvidia-smi and torch print on machines with GPUs."""
+"""Test the check of GPUs with recorded output of nvidia-smi and torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_newer_drivers_name_their_cuda_otherwise() -> None:
     assert parse_driver(ROW, "CUDA UMD Version: 13.1").cuda == (13, 1)
 
 
-def test_it_is_asked_for_by_a_program() -> None:
+def test_nvidia_smi_is_run_as_a_program() -> None:
     def smi(command: Sequence[str], _limit_s: float, _environ: Mapping[str, str]) -> Ran:
         assert command[0] == "nvidia-smi"
         return Ran(0, ROW if len(command) > 1 else BANNER, "")
@@ -50,9 +50,9 @@ def test_a_machine_without_a_driver(tmp_path: Path) -> None:
     assert "`pools.<name>.gpus`" in finding.fix
 
 
-def test_torch_is_asked_by_another_process() -> None:
-    said = json.dumps(["2.13.0+cu130", "13.0", True, 1, ["nixl_cu12", "nixl_cu13"]])
-    assert read_torch(System(runner=lambda *_: Ran(0, f"noise\n{said}\n", ""))) == TORCH
+def test_torch_is_queried_in_another_process() -> None:
+    output = json.dumps(["2.13.0+cu130", "13.0", True, 1, ["nixl_cu12", "nixl_cu13"]])
+    assert read_torch(System(runner=lambda *_: Ran(0, f"noise\n{output}\n", ""))) == TORCH
     crash = "Traceback\nImportError: libcudart.so.13: cannot open shared object file"
     assert read_torch(System(runner=lambda *_: Ran(1, "", crash))).problem == crash.splitlines()[1]
     assert read_torch(System(runner=lambda *_: Ran(-9, "", ""))).problem == "exit code -9"
@@ -85,7 +85,7 @@ def test_a_gpu_to_look_at(gpu: Gpu, found: str, fix: str) -> None:
 
 def test_a_gpu_that_nobody_may_use() -> None:
     (finding,) = judge_gpus(replace(DRIVER, gpus=(replace(H100, compute_mode="Prohibited"),)), CUDA)
-    assert_fails(finding, "gpu", "nobody may compute on it", "-c DEFAULT")
+    assert_fails(finding, "gpu", "no process may compute on it", "-c DEFAULT")
 
 
 def test_mig_slices_have_no_cuda_ipc() -> None:
@@ -120,6 +120,6 @@ def test_a_nixl_of_another_cuda() -> None:
     assert_warns(nixl, "cuda", "NIXL for cu12, and torch for CUDA 13", "`pip install 'tandem[worker,cuda]'`")
 
 
-def test_on_a_cpu_nobody_looks() -> None:
+def test_on_a_cpu_gpus_are_skipped() -> None:
     assert_skips(judge_gpus(Driver(), Config())[0], "gpu", "model.device is cpu")
     assert_skips(judge_cuda(Torch(), Driver(), "cpu")[0], "cuda", "model.device is cpu")

@@ -1,4 +1,4 @@
-"""Addresses that can be had, that are taken, and that are Tandem's already."""
+"""Test addresses that are free, that are taken, and that a running Tandem uses."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from tandem.core.config import ClusterConfig, Config, GatewayConfig, WorkerConfig
 from tandem.doctor.finding import Finding
 from tandem.doctor.listen_ports import (
-    Wanted,
-    judge_place,
-    read_place,
-    wanted_places,
+    ConfiguredAddress,
+    configured_addresses,
+    judge_address,
+    probe_address,
 )
 from tandem.obs.metrics.metrics_server import MetricsEndpoint
 from tandem.wire.tls import TlsFiles
@@ -35,29 +35,31 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def judged(wanted: Wanted, cluster: ClusterConfig = OPEN) -> Finding:
-    return judge_place(read_place(wanted, cluster))
+def judged(configured: ConfiguredAddress, cluster: ClusterConfig = OPEN) -> Finding:
+    return judge_address(probe_address(configured, cluster))
 
 
 def test_a_port_that_is_free() -> None:
     port = free_port()
-    assert_fine(judged(Wanted("gateway.port", "127.0.0.1", port, "http")), "ports", f"127.0.0.1:{port} is free")
-    assert_fine(judged(Wanted("worker.port", "127.0.0.1", 0, "grpc")), "ports", "any free port")
+    assert_fine(
+        judged(ConfiguredAddress("gateway.port", "127.0.0.1", port, "http")), "ports", f"127.0.0.1:{port} is free"
+    )
+    assert_fine(judged(ConfiguredAddress("worker.port", "127.0.0.1", 0, "grpc")), "ports", "any free port")
 
 
-def test_a_port_of_somebody_else(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who accepts and says nothing is nobody of ours."""
+def test_a_port_of_another_program(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that accepts and does not answer is not Tandem's."""
     monkeypatch.setattr("tandem.doctor.listen_ports._ANSWER_S", 0.1)
-    finding = judged(Wanted("gateway.grpc_port", "127.0.0.1", taken, "grpc"))
-    assert_fails(finding, "ports", f"127.0.0.1:{taken} is taken by somebody else", f"'sport = :{taken}'")
+    finding = judged(ConfiguredAddress("gateway.grpc_port", "127.0.0.1", taken, "grpc"))
+    assert_fails(finding, "ports", f"127.0.0.1:{taken} is taken by another program", f"'sport = :{taken}'")
     assert finding.fix.endswith("another gateway.grpc_port")
 
 
 def test_a_host_of_another_machine() -> None:
-    finding = judged(Wanted("gateway.port", "192.0.2.1", 8000, "http"))
+    finding = judged(ConfiguredAddress("gateway.port", "192.0.2.1", 8000, "http"))
     assert_fails(finding, "ports", "gateway.port 192.0.2.1:8000", "a gateway.host of this machine")
-    finding = judged(Wanted("worker.port", "no.such.host.invalid", 8000, "grpc"))
-    assert_fails(finding, "ports", "no.such.host.invalid is no host", "a worker.host of this machine")
+    finding = judged(ConfiguredAddress("worker.port", "no.such.host.invalid", 8000, "grpc"))
+    assert_fails(finding, "ports", "no.such.host.invalid is not a known host", "a worker.host of this machine")
 
 
 def test_metrics_of_a_worker_are_ours() -> None:
@@ -65,44 +67,49 @@ def test_metrics_of_a_worker_are_ours() -> None:
     endpoint.start()
     try:
         port = int(endpoint.address.rpartition(":")[2])
-        told = judged(Wanted("worker.metrics_port", "0.0.0.0", port, "metrics"))
-        assert_fine(told, "ports", "is taken by a Tandem that answers")
-        assert_fails(judged(Wanted("gateway.port", "127.0.0.1", port, "http")), "ports", "by somebody else", "ss -ltnp")
+        finding = judged(ConfiguredAddress("worker.metrics_port", "0.0.0.0", port, "metrics"))
+        assert_fine(finding, "ports", "is taken by a Tandem that answers")
+        assert_fails(
+            judged(ConfiguredAddress("gateway.port", "127.0.0.1", port, "http")),
+            "ports",
+            "by another program",
+            "ss -ltnp",
+        )
     finally:
         endpoint.close()
 
 
 def test_a_worker_s_grpc_is_ours() -> None:
-    """It does not know the call, and that is how it is known."""
+    """A worker is recognized because it does not implement the health call."""
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        told = judged(Wanted("worker.port", "127.0.0.1", port, "grpc"))
-        assert_fine(told, "ports", "is taken by a Tandem that answers")
+        finding = judged(ConfiguredAddress("worker.port", "127.0.0.1", port, "grpc"))
+        assert_fine(finding, "ports", "is taken by a Tandem that answers")
     finally:
         server.stop(None).wait()
 
 
-def test_a_worker_s_that_has_tls_too(tmp_path: Path) -> None:
+def test_a_worker_s_port_with_tls_is_ours(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     theirs, ours = authority.issue("theirs"), authority.issue("ours")
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_secure_port("127.0.0.1:0", TlsFiles(theirs).server_credentials())
     server.start()
     try:
-        wanted = Wanted("worker.port", "127.0.0.1", port, "grpc")
-        assert_fine(judged(wanted, ours), "ports", "is taken by a Tandem that answers")
+        configured = ConfiguredAddress("worker.port", "127.0.0.1", port, "grpc")
+        assert_fine(judged(configured, ours), "ports", "is taken by a Tandem that answers")
         strange = ClusterConfig(tls_cert_file="none", tls_key_file="none", tls_ca_file="none")
         for cluster in (OPEN, strange):
-            assert_fails(judged(wanted, cluster), "ports", "is taken by somebody else", "ss -ltnp")
+            assert_fails(judged(configured, cluster), "ports", "is taken by another program", "ss -ltnp")
     finally:
         server.stop(None).wait()
 
 
-def test_which_are_looked_at() -> None:
+def test_addresses_that_are_checked() -> None:
     first, second = free_port(), free_port()
     config = Config(gateway=GatewayConfig(port=first, grpc_port=0), worker=WorkerConfig(metrics_port=second))
-    wanted = wanted_places(config)
-    assert [one.key for one in wanted] == ["gateway.port", "worker.port", "worker.metrics_port"]
-    assert [one.part for one in wanted] == ["gateway", "worker", "worker"]
+    configured = configured_addresses(config)
+    assert [one.key for one in configured] == ["gateway.port", "worker.port", "worker.metrics_port"]
+    assert [one.part for one in configured] == ["gateway", "worker", "worker"]

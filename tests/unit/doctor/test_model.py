@@ -1,4 +1,4 @@
-"""The files of a model, and where it would be kept."""
+"""Test the check of a model's files and of the cache."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_one_of_many_files_that_is_missing(directory: Path) -> None:
     assert_fails(model, "model", "it lacks tokenizer.json, two.safetensors", f"remove {directory}")
 
 
-def test_an_index_that_is_none(directory: Path) -> None:
+def test_a_malformed_index(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text("[]")
     assert read(directory).missing == ("model.safetensors.index.json (readable)",)
 
@@ -80,19 +80,19 @@ def test_a_model_that_is_here() -> None:
     assert_fine(cache, "cache", "4GiB are free in /cache")
 
 
-def test_a_model_that_is_still_to_come(tmp_path: Path) -> None:
+def test_a_model_that_is_not_fetched_yet(tmp_path: Path) -> None:
     found = read_model(ModelConfig(cache_dir=str(tmp_path / "none")))
     assert found is not None and (found.directory, found.problem) == ("", "")
     model, cache = judge_model(replace(found, cache=ROOM))
     assert_warns(model, "model", "smollm2-135m-instruct is not on this machine yet", "the first worker fetches it")
     assert_fine(cache, "cache", "4GiB are free")
     full = judge_model(ModelFacts("smol", Cache("/cache", 1 << 30)))[1]
-    assert_warns(full, "cache", "1GiB are free in /cache, and the model is still to come", "--model-cache-dir")
+    assert_warns(full, "cache", "1GiB are free in /cache, and the model is not fetched yet", "--model-cache-dir")
     closed = judge_model(ModelFacts("smol", Cache("/cache", 1 << 40, "/ cannot be written by user 7")))[1]
     assert_fails(closed, "cache", "/ cannot be written by user 7", "the volume of `cache`")
 
 
-def test_a_cache_that_cannot_be_written_does_where_nothing_must_be() -> None:
+def test_a_read_only_cache_is_fine_for_a_model_that_is_here() -> None:
     _, cache = judge_model(replace(HERE, cache=Cache("/cache", 0, "read-only")))
     assert_fine(cache, "cache", "nothing needs to be written")
 
@@ -102,7 +102,7 @@ def test_without_torch_no_model_runs() -> None:
     assert_skips(judge_model(None)[0], "model", "torch is not installed")
 
 
-def test_nothing_is_fetched_or_made_by_looking(tmp_path: Path) -> None:
+def test_the_check_neither_fetches_nor_creates_anything(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     gguf = tmp_path / "model.gguf"
@@ -112,7 +112,7 @@ def test_nothing_is_fetched_or_made_by_looking(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_what_was_made_is_found(tmp_path: Path) -> None:
+def test_a_converted_model_is_found(tmp_path: Path) -> None:
     made = resolve_model("random:smollm2-135m@7", tmp_path)
     assert on_this_machine("random:smollm2-135m@7", tmp_path) == made
     facts = read_model(ModelConfig(id="random:smollm2-135m@7", cache_dir=str(tmp_path)))

@@ -1,4 +1,4 @@
-"""Which links are measured, and what is said of them."""
+"""Test which links are measured, and the findings on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.config import TransferConfig
 from tandem.doctor.pairs import FEW_PAIRS, MeasuredPair, Pair, choose_pairs, judge_choice, judge_pair, measure
-from tandem.doctor.workers import WorkerList, read_fleet
+from tandem.doctor.workers import WorkerList, read_workers
 from tandem.wire.gen import worker_pb2 as pb
 from tests.ports import free_port
 from tests.unit.doctor.cluster import Double, running, worker
@@ -23,21 +23,21 @@ def names(pairs: tuple[Pair, ...]) -> list[str]:
     return [str(pair) for pair in pairs]
 
 
-def test_prompts_move_from_who_prefills_to_who_decodes() -> None:
-    fleet = WorkerList((worker("p0", "prefill"), worker("p1", "prefill"), worker("d", "decode"), worker("m")))
-    assert names(choose_pairs(fleet, is_all=False)) == ["d <- p0", "d <- p1", "d <- m", "m <- p0", "m <- p1"]
-    assert len(choose_pairs(fleet, is_all=True)) == 12
-    assert "p0 <- d" in names(choose_pairs(fleet, is_all=True))
+def test_few_pairs_go_from_prefill_to_decode_workers() -> None:
+    worker_list = WorkerList((worker("p0", "prefill"), worker("p1", "prefill"), worker("d", "decode"), worker("m")))
+    assert names(choose_pairs(worker_list, is_all=False)) == ["d <- p0", "d <- p1", "d <- m", "m <- p0", "m <- p1"]
+    assert len(choose_pairs(worker_list, is_all=True)) == 12
+    assert "p0 <- d" in names(choose_pairs(worker_list, is_all=True))
 
 
-def test_few_are_few() -> None:
+def test_few_pairs_are_limited() -> None:
     workers = [worker(f"p{i}", "prefill") for i in range(9)] + [worker(f"d{i}", "decode") for i in range(9)]
     chosen = choose_pairs(WorkerList(tuple(workers)), is_all=False)
     assert len(chosen) == FEW_PAIRS and len({pair.consumer.ref for pair in chosen}) == 6
 
 
 def test_only_partners_that_answer() -> None:
-    fleet = WorkerList(
+    worker_list = WorkerList(
         (
             worker("a"),
             worker("b", fingerprint="e"),
@@ -46,12 +46,12 @@ def test_only_partners_that_answer() -> None:
             worker("e", transport="local"),
         )
     )
-    assert choose_pairs(fleet, is_all=True) == ()
-    assert_skips(judge_choice(fleet, ())[0], "pairs", "no two workers of one kind answer")
+    assert choose_pairs(worker_list, is_all=True) == ()
+    assert_skips(judge_choice(worker_list, ())[0], "pairs", "no two workers of one kind answer")
     assert_skips(judge_choice(WorkerList(reason="Redis is away"), ())[0], "pairs", "Redis is away")
 
 
-async def test_the_consumer_is_asked() -> None:
+async def test_the_consumer_measures() -> None:
     report = pb.LinkReport(
         link_type="tcp", evidence="eth0 rose", num_bytes=1 << 20, seconds=0.5, problem="slow", refused=True
     )
@@ -59,22 +59,24 @@ async def test_the_consumer_is_asked() -> None:
         "p": pb.ProbeLinkReply(report=report),
         "q": pb.ProbeLinkReply(refusal=pb.Refusal(message="unknown worker")),
     }
-    said = pb.DescribeReply(role="mixed", model="smol")
-    consumer = Double(said, links)
-    async with running({"d": consumer, "p": Double(said), "q": Double(said), "r": Double(said)}) as listed:
-        fleet = await read_fleet(listed, SystemClock())
-        d, *producers = fleet.workers
+    description = pb.DescribeReply(role="mixed", model="smol")
+    consumer = Double(description, links)
+    async with running(
+        {"d": consumer, "p": Double(description), "q": Double(description), "r": Double(description)}
+    ) as listed:
+        worker_list = await read_workers(listed, SystemClock())
+        d, *producers = worker_list.workers
         p, q, r = [await measure(listed, Pair(d, producer)) for producer in producers]
-    assert consumer.asked == ["p", "q", "r"]
+    assert consumer.probed == ["p", "q", "r"]
     assert (p.link_type, p.evidence, p.num_bytes, p.seconds, p.problem, p.is_refused) == (
         *("tcp", "eth0 rose", 1 << 20, 0.5, "slow", True),
     )
-    assert (q.error, r.cannot) == ("unknown worker", True)
+    assert (q.error, r.is_unsupported) == ("unknown worker", True)
     lost = replace(d, ref=replace(d.ref, address=f"127.0.0.1:{free_port()}"))
     assert (await measure(listed, Pair(lost, producers[0]))).error.startswith("unavailable")
 
 
-def test_a_way_as_it_should_be() -> None:
+def test_a_link_that_meets_the_settings() -> None:
     finding = judge_pair(FAST, TransferConfig(require="rdma", min_gbps=6.0))
     assert_fine(finding, "pairs", "d <- p  rdma  6.71 GB/s  (port counters rose)")
     assert finding.figures["gbps"] == 6.711 and finding.figures["consumer"] == "d"
@@ -97,11 +99,13 @@ def test_a_way_as_it_should_be() -> None:
         (replace(FAST, problem="1 GB/s of 5"), ANY, "1 GB/s of 5", "the consumer's transfer.require"),
     ],
 )
-def test_a_way_that_is_not(measured: MeasuredPair, transfer: TransferConfig, found: str, fix: str) -> None:
+def test_a_link_that_does_not_meet_the_settings(
+    measured: MeasuredPair, transfer: TransferConfig, found: str, fix: str
+) -> None:
     assert_warns(judge_pair(measured, transfer), "pairs", found, fix)
 
 
-def test_a_way_that_is_not_used() -> None:
+def test_a_link_that_is_not_used() -> None:
     finding = judge_pair(replace(FAST, problem="tcp, not rdma", is_refused=True), ANY)
     assert_fails(finding, "pairs", "tcp, not rdma; it is not used", "the consumer's transfer.require")
     assert finding.figures["refused"] is True
@@ -109,6 +113,6 @@ def test_a_way_that_is_not_used() -> None:
 
 def test_nothing_moved() -> None:
     finding = judge_pair(MeasuredPair(FAST.pair, error="deadline_exceeded"), ANY)
-    assert_fails(finding, "pairs", "nothing moved: deadline_exceeded", "is p:1 open from d")
-    old = judge_pair(MeasuredPair(FAST.pair, error="unimplemented", cannot=True), ANY)
-    assert_skips(old, "pairs", "d cannot measure; it is of an older version")
+    assert_fails(finding, "pairs", "nothing moved: deadline_exceeded", "check that d can reach p:1")
+    old = judge_pair(MeasuredPair(FAST.pair, error="unimplemented", is_unsupported=True), ANY)
+    assert_skips(old, "pairs", "d cannot measure; its version is older")

@@ -1,4 +1,4 @@
-"""What Kubernetes gives a pod."""
+"""Test the check of a pod's environment."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tests.unit.doctor.verdicts import assert_fine, assert_skips
 POD = PodFacts("10.0.0.1:443", "serving", True)
 
 
-def test_it_is_read_of_files_and_variables(tmp_path: Path) -> None:
+def test_the_pod_is_read_from_files_and_variables(tmp_path: Path) -> None:
     files = {f"{ACCOUNT}/namespace": "serving", f"{ACCOUNT}/token": "t"}
     place = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     assert read_pod(system(tmp_path, files, **place)) == POD
 
 
-def test_a_pod_that_has_all() -> None:
+def test_a_pod_with_a_token() -> None:
     finding = judge_pod(POD)
     assert_fine(finding, "pod", "in namespace serving, API server 10.0.0.1:443")
 
 
 def test_one_without_a_token() -> None:
-    """Which is as it should be in all pods but the planner's; `rbac` says what that means there."""
-    assert_fine(judge_pod(PodFacts("10.0.0.1:443", "serving", False)), "pod", "no token to ask it")
+    """Fine in all pods except the planner's, where `rbac` reports it."""
+    assert_fine(judge_pod(PodFacts("10.0.0.1:443", "serving", False)), "pod", "without a token for it")
 
 
 def test_no_pod(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the planner may do, as an API server over TLS says it."""
+"""Test the check of the planner's permissions with an API server over TLS."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tandem.doctor.rbac import (
     Reviewed,
     examine_permissions,
     judge_review,
+    required_permissions,
     review,
-    wanted_permissions,
 )
 from tests.certificates import Authority
 from tests.unit.doctor.trees import system
@@ -34,27 +34,27 @@ LEASE = Permission("coordination.k8s.io", "leases", "create")
 
 
 def allowing(*denied: Permission) -> Callable[[str, Any], tuple[int, Any]]:
-    """An API server that keeps only these from us."""
+    """Return a `Post` of an API server that denies only these permissions."""
 
     def post(path: str, body: Any) -> tuple[int, Any]:
         assert path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
         assert (body["kind"], body["apiVersion"]) == ("SelfSubjectAccessReview", "authorization.k8s.io/v1")
-        asked = body["spec"]["resourceAttributes"]
-        assert asked["namespace"] == "serving"
-        found = Permission(asked["group"], asked["resource"], asked["verb"])
+        attributes = body["spec"]["resourceAttributes"]
+        assert attributes["namespace"] == "serving"
+        found = Permission(attributes["group"], attributes["resource"], attributes["verb"])
         return 201, {"status": {"allowed": found not in denied}}
 
     return post
 
 
-def test_only_who_patches_asks() -> None:
-    assert wanted_permissions(Config()) == ()
-    wanted = wanted_permissions(PATCHES)
-    assert {PATCH, LEASE} <= set(wanted) and len(set(wanted)) == len(wanted)
+def test_only_a_patching_planner_needs_permissions() -> None:
+    assert required_permissions(Config()) == ()
+    required = required_permissions(PATCHES)
+    assert {PATCH, LEASE} <= set(required) and len(set(required)) == len(required)
 
 
-def test_what_the_chart_s_role_allows_is_what_is_asked_for() -> None:
-    """Its lines but those of the template."""
+def test_the_chart_s_role_allows_exactly_the_required_permissions() -> None:
+    """Compare with the role in the chart, without the lines of the template language."""
     lines = [line for line in ROLE.read_text().splitlines() if "{{" not in line]
     rules = yaml.safe_load("\n".join(lines))["rules"]
     allowed = {
@@ -64,38 +64,38 @@ def test_what_the_chart_s_role_allows_is_what_is_asked_for() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert allowed == set(wanted_permissions(PATCHES))
+    assert allowed == set(required_permissions(PATCHES))
 
 
 def test_all_allowed() -> None:
-    reviewed = review(wanted_permissions(PATCHES), "serving", allowing())
+    reviewed = review(required_permissions(PATCHES), "serving", allowing())
     assert_fine(judge_review(reviewed, "serving"), "rbac", "all 8 permissions that the planner needs in serving")
 
 
-def test_what_is_denied_is_named() -> None:
-    reviewed = review(wanted_permissions(PATCHES), "serving", allowing(PATCH, LEASE))
+def test_denied_permissions_are_named() -> None:
+    reviewed = review(required_permissions(PATCHES), "serving", allowing(PATCH, LEASE))
     assert reviewed == Reviewed((PATCH, LEASE), 8)
-    told = "we may not patch rayclusters.ray.io, create leases.coordination.k8s.io in serving"
-    assert_fails(judge_review(reviewed, "serving"), "rbac", told, "`kubectl -n serving create role`")
+    reason = "the service account may not patch rayclusters.ray.io, create leases.coordination.k8s.io in serving"
+    assert_fails(judge_review(reviewed, "serving"), "rbac", reason, "`kubectl -n serving create role`")
 
 
-def test_a_server_that_does_not_say() -> None:
+def test_a_server_that_does_not_review() -> None:
     def refused(path: str, body: Any) -> tuple[int, Any]:
         raise ConnectionRefusedError("connection refused")
 
-    for post, told in ((refused, "connection refused"), (lambda path, body: (403, {}), "it answers 403")):
+    for post, reason in ((refused, "connection refused"), (lambda path, body: (403, {}), "HTTP status 403")):
         finding = judge_review(review([PATCH], "serving", post), "serving")
-        assert_fails(finding, "rbac", f"does not say what we may do: {told}", "the NetworkPolicy")
+        assert_fails(finding, "rbac", f"does not review our permissions: {reason}", "the NetworkPolicy")
 
 
-def test_where_there_is_nobody_to_ask(tmp_path: Path) -> None:
+def test_without_an_api_server_or_token_the_check_is_skipped(tmp_path: Path) -> None:
     assert_skips(examine_permissions(system(tmp_path, {}), Config()), "rbac", "planner.actuator is serve")
-    assert_skips(examine_permissions(system(tmp_path, {}), PATCHES), "rbac", "this is no pod")
+    assert_skips(examine_permissions(system(tmp_path, {}), PATCHES), "rbac", "this is not a pod")
     bare = system(tmp_path, {}, KUBERNETES_SERVICE_HOST="127.0.0.1")
-    assert_skips(examine_permissions(bare, PATCHES), "rbac", "no token of a service account: only the planner's")
+    assert_skips(examine_permissions(bare, PATCHES), "rbac", "no service account token: only the planner's")
 
 
-def test_it_is_asked_over_tls_as_the_service_account(tmp_path: Path) -> None:
+def test_reviews_are_posted_over_tls_as_the_service_account(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     with _api_server(authority) as (port, seen):
         files = {
@@ -109,12 +109,12 @@ def test_it_is_asked_over_tls_as_the_service_account(tmp_path: Path) -> None:
         files[f"{ACCOUNT}/ca.crt"] = Authority(tmp_path / "other").ca.read_text()
         finding = examine_permissions(system(tmp_path / "b", files, **place), PATCHES)
         assert_fails(finding, "rbac", "CERTIFICATE_VERIFY_FAILED", "the NetworkPolicy")
-        assert len(seen) == 8, "who is not known is told no token"
+        assert len(seen) == 8, "an unknown server gets no token"
 
 
 @contextmanager
 def _api_server(authority: Authority) -> Iterator[tuple[int, list[str]]]:
-    """That allows everything; its port and the credentials that it was shown."""
+    """Run an API server that allows everything; yields its port and the credentials that it received."""
     seen: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -123,8 +123,8 @@ def _api_server(authority: Authority) -> Iterator[tuple[int, list[str]]]:
             seen.append(self.headers["Authorization"])
             self._answer({"status": {"allowed": bool(body["spec"]["resourceAttributes"]["verb"])}})
 
-        def _answer(self, said: Any) -> None:
-            text = json.dumps(said).encode()
+        def _answer(self, reply: Any) -> None:
+            text = json.dumps(reply).encode()
             self.send_response(201)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()

@@ -1,4 +1,4 @@
-"""Cards, their GIDs, and the way to GPU memory, of a made /sys."""
+"""Test the check of RDMA cards, GIDs and access to GPU memory with a made-up /sys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tree(state: str) -> dict[str, str]:
     }
 
 
-def test_they_are_read_of_sys(tmp_path: Path) -> None:
+def test_ports_are_read_from_sys(tmp_path: Path) -> None:
     more = {
         "/dev/infiniband/uverbs0": "",
         "/sys/module/nvidia_peermem/version": "",
@@ -63,13 +63,13 @@ def test_devices_that_are_up(tmp_path: Path) -> None:
     assert_fine(finding, "rdma", "mlx5_0:1 Ethernet, 100 Gb/sec (4X EDR), ACTIVE")
 
 
-def test_none_is_fine_unless_it_is_asked_for() -> None:
+def test_no_device_is_fine_unless_it_is_required() -> None:
     assert_skips(judge_devices(NONE, is_required=False)[0], "rdma", "there is no RDMA device")
     (finding,) = judge_devices(NONE, is_required=True)
     assert_fails(finding, "rdma", "transfer.require is rdma", "`pools.<name>.rdma`")
 
 
-def test_without_verbs_nobody_opens_them() -> None:
+def test_devices_without_verbs_cannot_be_opened() -> None:
     (finding,) = judge_devices(rdma(port(), verbs=False), is_required=True)
     assert_fails(finding, "rdma", "no /dev/infiniband/uverbs*", "--device=/dev/infiniband")
     (finding,) = judge_devices(rdma(port(), verbs=False), is_required=False)
@@ -90,7 +90,7 @@ def test_a_roce_port_with_an_address(index: str) -> None:
     assert_fine(finding, "gid", "mlx5_0:1 has RoCE v2 GIDs of IPv4 addresses at 3")
 
 
-def test_an_index_of_another_one() -> None:
+def test_a_gid_index_of_an_unusable_gid() -> None:
     (finding,) = judge_gids(rdma(port()), "0", is_required=True)
     assert_warns(finding, "gid", "UCX_IB_GID_INDEX=0 names another one", "UCX_IB_GID_INDEX=3")
 
@@ -106,12 +106,12 @@ def test_a_roce_port_without_an_address(gids: tuple[Gid, ...]) -> None:
         judged(finding, "gid", "no RoCE v2 GID of an IPv4 address", "an IPv4 address (`ip addr add`)")
 
 
-def test_infiniband_has_no_such_trouble() -> None:
+def test_infiniband_needs_no_gid() -> None:
     (finding,) = judge_gids(rdma(port(layer="InfiniBand", gids=())), "", is_required=True)
     assert_skips(finding, "gid", "no active RoCE port")
 
 
-def test_ways_to_gpu_memory() -> None:
+def test_access_to_gpu_memory() -> None:
     def judged(found: Rdma) -> Finding:
         return judge_gpu_direct(found, is_cuda=True, is_required=True)
 

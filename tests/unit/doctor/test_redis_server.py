@@ -1,4 +1,4 @@
-"""A Redis as it should be, a true one, and those that are not."""
+"""Test the check of Redis with real servers, and findings on suitable and unsuitable ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD = RedisFacts(info=INFO, ping_s=0.0005)
 
 
 @pytest.mark.redis
-async def test_a_true_one(redis_url: str) -> None:
+async def test_a_real_redis(redis_url: str) -> None:
     facts = await read_redis(redis_url, SystemClock())
     (finding,) = judge_redis(replace(facts, ping_s=0.001), redis_url)
     assert_fine(finding, "redis", "primary, scripts run")
@@ -36,7 +36,7 @@ async def test_a_true_one(redis_url: str) -> None:
 
 
 @pytest.mark.redis
-async def test_one_that_asks_who_we_are(tmp_path: Path) -> None:
+async def test_a_redis_with_a_password(tmp_path: Path) -> None:
     with tcp_server() as server:
         with server.client() as client:
             client.config_set("requirepass", "sesame")
@@ -46,16 +46,16 @@ async def test_one_that_asks_who_we_are(tmp_path: Path) -> None:
             (server.url.replace("//", "//:wrong@"), "TANDEM_REDIS__URL from a Secret"),
         ):
             (finding,) = judge_redis(await read_redis(url, SystemClock()), url)
-            assert_fails(finding, "redis", "does not let us in", fix)
+            assert_fails(finding, "redis", "refuses our login", fix)
         url = server.url.replace("//", "//narrow:any@")
         unknown, script = judge_redis(await read_redis(url, SystemClock()), url)
-        assert_warns(unknown, "redis", "we may not ask for INFO", "acl setuser <user> +info")
-        assert_fails(script, "redis", "runs no scripts for us", "+eval +evalsha")
+        assert_warns(unknown, "redis", "our user may not send INFO", "acl setuser <user> +info")
+        assert_fails(script, "redis", "runs no scripts for our user", "+eval +evalsha")
 
 
 @pytest.mark.redis
 @pytest.mark.slow
-async def test_nodes_of_a_cluster_are_known_as_such() -> None:
+async def test_nodes_of_a_cluster_are_recognized() -> None:
     with cluster_servers() as cluster:
         (finding,) = judge_redis(replace(await read_redis(cluster.url, SystemClock()), ping_s=0.0), cluster.url)
         assert_fine(finding, "redis", "primary, scripts run")
@@ -64,7 +64,7 @@ async def test_nodes_of_a_cluster_are_known_as_such() -> None:
     with tcp_server() as single:
         url = single.url.replace("redis:", "redis+cluster:")
         (finding,) = judge_redis(await read_redis(url, SystemClock()), url)
-        assert_fails(finding, "redis", "no Redis Cluster but one server", f"redis.url as {single.url}")
+        assert_fails(finding, "redis", "single server, not a Redis Cluster", f"redis.url as {single.url}")
 
 
 async def test_one_that_does_not_answer(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ async def test_one_that_does_not_answer(tmp_path: Path) -> None:
     assert_fails(finding, "redis", "does not answer", "`redis-cli -u unix:///none.sock ping`")
 
 
-def test_a_good_one_is_told_without_its_password() -> None:
+def test_the_finding_of_a_good_redis_hides_its_password() -> None:
     (finding,) = judge_redis(GOOD, URL)
     assert_fine(finding, "redis", "redis://***@redis:6379: valkey 8.1, primary, scripts run, 0.5 ms")
     assert without_password("rediss://:p@a:1,b:2/0") == "rediss://***@a:1,b:2/0"
@@ -86,38 +86,38 @@ def test_a_good_one_is_told_without_its_password() -> None:
         ({"server_name": "redis", "redis_version": "6.2.14"}, URL, "is redis 6.2", "Redis 7 or Valkey 8"),
         ({"role": "slave", "master_host": "a", "master_port": 6380}, URL, "is a replica", "the primary (a:6380)"),
         ({"cluster_enabled": 1}, URL, "a node of a Redis Cluster", "redis+cluster://***@redis:6379"),
-        ({}, "redis+cluster://a:1", "no Redis Cluster but one server", "redis.url as redis://a:1"),
+        ({}, "redis+cluster://a:1", "single server, not a Redis Cluster", "redis.url as redis://a:1"),
     ],
     ids=["old", "replica", "cluster", "single"],
 )
-def test_one_that_will_not_do(info: dict[str, Any], url: str, found: str, fix: str) -> None:
+def test_an_unsuitable_redis(info: dict[str, Any], url: str, found: str, fix: str) -> None:
     (finding,) = judge_redis(replace(GOOD, info={**INFO, **info}), url)
     assert_fails(finding, "redis", found, fix)
     assert "hidden" not in finding.found + finding.fix
 
 
-def test_one_that_forgets() -> None:
+def test_a_redis_that_evicts_keys() -> None:
     (finding,) = judge_redis(replace(GOOD, info={**INFO, "maxmemory_policy": "allkeys-lru"}), URL)
     assert_warns(finding, "redis", "maxmemory-policy allkeys-lru", "`redis-cli config set maxmemory-policy noeviction`")
 
 
-def test_one_that_runs_no_scripts() -> None:
+def test_a_redis_that_runs_no_scripts() -> None:
     (finding,) = judge_redis(replace(GOOD, script_problem="NOPERM"), URL)
-    assert_fails(finding, "redis", "runs no scripts for us: NOPERM", "+eval +evalsha")
+    assert_fails(finding, "redis", "runs no scripts for our user: NOPERM", "+eval +evalsha")
 
 
-def test_one_that_is_far_away() -> None:
+def test_a_slow_redis() -> None:
     (finding,) = judge_redis(replace(GOOD, ping_s=0.08), URL)
     assert_warns(finding, "redis", "80 ms for a PING", "in the same zone")
 
 
-def test_one_that_lets_us_not_in() -> None:
+def test_a_redis_that_refuses_our_login() -> None:
     (finding,) = judge_redis(RedisFacts(problem="invalid username-password pair", is_auth=True), URL)
-    assert_fails(finding, "redis", "does not let us in", "TANDEM_REDIS__URL from a Secret")
+    assert_fails(finding, "redis", "refuses our login", "TANDEM_REDIS__URL from a Secret")
     (finding,) = judge_redis(RedisFacts(problem="this server is one: redis+cluster://"), URL)
     assert_fails(finding, "redis", "this server is one", "as redis.url's scheme")
 
 
-def test_none_is_named() -> None:
+def test_no_redis_is_set() -> None:
     assert_fine(judge_own_server("")[0], "redis", "`serve` starts a server of its own")
     assert_fails(judge_own_server("no redis-server")[0], "redis", "no redis-server", "`pip install 'tandem[worker]'`")

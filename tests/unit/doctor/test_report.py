@@ -1,4 +1,4 @@
-"""The table, the document and the exit code of what was found."""
+"""Test the table, the JSON document and the exit code."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_the_table_is_aligned_and_has_fixes_below() -> None:
         "fail  ports          taken",
         "                     -> end who has it",
         "",
-        "1 ok, 1 to look at, 1 failed, 1 skipped",
+        "1 ok, 1 warnings, 1 failed, 1 skipped",
     ]
 
 
-def test_colour_only_where_it_is_wanted() -> None:
+def test_colour_only_if_requested() -> None:
     painted = table([DEAD], has_colour=True)
     assert "\x1b[31mfail\x1b[0m  ports" in painted
     assert "\x1b" not in table([DEAD], has_colour=False)
@@ -45,9 +45,14 @@ def test_colour_only_where_it_is_wanted() -> None:
 
 def test_the_document_has_all_of_it() -> None:
     measured = Examined("d", (Finding("pairs", Severity.OK, "fast", figures={"gbps": 4.5}),), 2.0)
-    told = json.loads(json.dumps(document([FINE, LATE, measured], is_strict=False)))
-    assert told["ok"] is True and document([LATE], is_strict=True)["ok"] is False
-    assert told["counts"] == {"ok": 2, "warn": 1, "fail": 0, "skip": 1}
-    assert told["findings"][2] == {"check": "shared-memory", "verdict": "warn", "found": "little", "fix": "more of it"}
-    assert told["findings"][3]["figures"] == {"gbps": 4.5}
-    assert told["seconds"] == {"a": 0.25, "b": 0.5, "d": 2.0}
+    report = json.loads(json.dumps(document([FINE, LATE, measured], is_strict=False)))
+    assert report["ok"] is True and document([LATE], is_strict=True)["ok"] is False
+    assert report["counts"] == {"ok": 2, "warn": 1, "fail": 0, "skip": 1}
+    assert report["findings"][2] == {
+        "check": "shared-memory",
+        "verdict": "warn",
+        "found": "little",
+        "fix": "more of it",
+    }
+    assert report["findings"][3]["figures"] == {"gbps": 4.5}
+    assert report["seconds"] == {"a": 0.25, "b": 0.5, "d": 2.0}

@@ -1,4 +1,4 @@
-"""Whatever a check does, it ends in findings of its own, in the order of the checks."""
+"""Test that every check ends in findings of its own, in the order of the checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def endless() -> Sequence[Finding]:
     return []
 
 
-async def test_one_that_raises_or_hangs_fails_alone() -> None:
+async def test_a_check_that_raises_or_hangs_fails_alone() -> None:
     checks = [
         Check("hangs", endless, 0.01),
         Check("a", fine),
@@ -38,15 +38,15 @@ async def test_one_that_raises_or_hangs_fails_alone() -> None:
         Check("c", refused),
         Check("d", fine),
     ]
-    hangs, first, raised, said_no, last = await run_checks(checks, SystemClock())
-    assert_fails(hangs.findings[0], "hangs", "no end within 0.01 s", "`tandem doctor --only hangs`")
+    hangs, first, raised, raises, last = await run_checks(checks, SystemClock())
+    assert_fails(hangs.findings[0], "hangs", "not finished within 0.01 s", "`tandem doctor --only hangs`")
     assert_fine(first.findings[0], "fine", "as it should be")
     assert_fails(raised.findings[0], "b", "KeyError: 'secret'", "`tandem doctor --only b --log-level debug`")
-    assert_fails(said_no.findings[0], "c", "it could not be looked at: it said no", "--only c")
+    assert_fails(raises.findings[0], "c", "the check itself failed: it said no", "--only c")
     assert [last.check, *last.findings] == ["d", *first.findings]
 
 
-async def test_a_thread_that_hangs_keeps_nobody() -> None:
+async def test_a_hanging_thread_does_not_block_the_process() -> None:
     release = threading.Event()
 
     async def stuck() -> Sequence[Finding]:
@@ -54,7 +54,7 @@ async def test_a_thread_that_hangs_keeps_nobody() -> None:
         return []
 
     (examined,) = await run_checks([Check("disk", stuck, 0.01)], SystemClock())
-    assert_fails(examined.findings[0], "disk", "no end within", "--only disk")
+    assert_fails(examined.findings[0], "disk", "not finished within", "--only disk")
     stuck_threads = [thread for thread in threading.enumerate() if thread.name == "doctor-check"]
     assert stuck_threads and all(thread.daemon for thread in stuck_threads)
     release.set()

@@ -1,4 +1,4 @@
-"""The cluster's secret, its file, and doing without."""
+"""Test the check of the secret file, and of running without a secret."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def test_a_file_that_is_fine(tmp_path: Path) -> None:
     assert SECRET not in finding.found
 
 
-def test_files_that_no_program_takes(tmp_path: Path) -> None:
+def test_unusable_secret_files(tmp_path: Path) -> None:
     short = written(tmp_path / "short", "tiny")
-    for path, told in ((short, "less than 32 bytes"), (str(tmp_path / "none"), "cannot read")):
+    for path, found in ((short, "less than 32 bytes"), (str(tmp_path / "none"), "cannot read")):
         finding = judge_secret(read_secret(path), Config())
-        assert_fails(finding, "secret", told, f"`openssl rand -hex 32 > {path}`")
+        assert_fails(finding, "secret", found, f"`openssl rand -hex 32 > {path}`")
         assert "`cluster.existingSecret`" in finding.fix and "tiny" not in finding.found
 
 
-def test_a_file_that_everybody_reads(tmp_path: Path) -> None:
+def test_a_world_readable_secret_file(tmp_path: Path) -> None:
     path = written(tmp_path / "s", SECRET, 0o644)
     assert_warns(judge_secret(read_secret(path), Config()), "secret", "mode 0644", f"`chmod 600 {path}`")
     assert_fine(judge_secret(read_secret(written(tmp_path / "g", SECRET, 0o440)), Config()), "secret", "mode 0440")
 
 
-def test_doing_without() -> None:
+def test_no_secret_file() -> None:
     assert read_secret("") is None
     assert_skips(judge_secret(None, Config()), "secret", "cluster.secret_file is empty")
     assert_fails(judge_secret(None, WORLD), "secret", "worker.host is 0.0.0.0", "--secret-file secret")
     insecure = replace(WORLD, cluster=ClusterConfig(insecure=True))
-    assert_warns(judge_secret(None, insecure), "secret", "whoever reaches 0.0.0.0", "--secret-file secret")
+    assert_warns(judge_secret(None, insecure), "secret", "anybody who can reach 0.0.0.0", "--secret-file secret")
     assert_skips(judge_secret(None, replace(WORLD, cluster=ClusterConfig(tls_ca_file="ca"))), "secret", "is empty")

@@ -1,4 +1,4 @@
-"""Settings that do not go together."""
+"""Test the findings on combinations of settings."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ HARMLESS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("values", "found", "fix"), WARNED)
-def test_what_to_look_at(values: dict[str, Any], found: str, fix: str) -> None:
+def test_combinations_that_are_warned_about(values: dict[str, Any], found: str, fix: str) -> None:
     (finding,) = judge_settings(resolve([("test", values)]))
     assert_warns(finding, "settings", found, fix)
 
 
 @pytest.mark.parametrize(("values", "found", "fix"), REFUSED)
-def test_what_can_not_be(values: dict[str, Any], found: str, fix: str) -> None:
+def test_combinations_that_fail(values: dict[str, Any], found: str, fix: str) -> None:
     (finding,) = judge_settings(resolve([("test", values)]))
     assert_fails(finding, "settings", found, fix)
 

@@ -1,4 +1,4 @@
-"""Room for what processes share."""
+"""Test the check of shared memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_warns
 MIB = 1 << 20
 
 
-def test_it_is_read_of_the_file_system(tmp_path: Path) -> None:
+def test_the_size_is_read_from_the_file_system(tmp_path: Path) -> None:
     assert read_shared_memory(System(tmp_path)) is None
     (tmp_path / "dev/shm").mkdir(parents=True)
     found = read_shared_memory(System(tmp_path))
@@ -22,18 +22,18 @@ def test_enough() -> None:
     assert_fine(judge_shared_memory(SharedMemory(2048 * MIB, 2000 * MIB)), "shared-memory", "2.0GiB of 2GiB are free")
 
 
-def test_what_docker_gives_is_too_little() -> None:
+def test_docker_s_default_is_too_little() -> None:
     finding = judge_shared_memory(SharedMemory(64 * MIB, 64 * MIB))
     assert_fails(finding, "shared-memory", "64MiB of 64MiB are free", "--shm-size=1g")
     assert "`pools.<name>.sharedMemory: 1Gi`" in finding.fix
 
 
-def test_a_full_one_is_to_be_emptied() -> None:
+def test_a_full_shared_memory_fails() -> None:
     finding = judge_shared_memory(SharedMemory(2048 * MIB, 10 * MIB))
     assert_fails(finding, "shared-memory", "10MiB of 2GiB are free", "`ls -l /dev/shm`")
 
 
-def test_a_small_one_is_told() -> None:
+def test_a_small_shared_memory_is_a_warning() -> None:
     finding = judge_shared_memory(SharedMemory(512 * MIB, 512 * MIB))
     assert_warns(finding, "shared-memory", "a few small workers only", "--shm-size=1g")
 

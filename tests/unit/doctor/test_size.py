@@ -1,4 +1,4 @@
-"""Sizes that people read."""
+"""Test the format of sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are run end in time with their children, and files that are not there are empty."""
+"""Test that programs are killed in time with their children, and that missing files read as empty."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from tandem.doctor.system import NOT_FOUND, TIMED_OUT, System, run_program
 
 
-def test_what_a_program_says() -> None:
+def test_the_output_of_a_program() -> None:
     code = "import os, sys; print(os.environ['WHO']); sys.stderr.write('no'); sys.exit(3)"
     ran = System(environ={**os.environ}).run([sys.executable, "-c", code], 30, WHO="me")
     assert ran == (3, "me\n", "no")
 
 
-def test_one_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_program_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
     pipe = tmp_path / "alive"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -30,7 +30,7 @@ def test_one_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> Non
         os.close(reader)
 
 
-def test_one_that_there_is_not() -> None:
+def test_a_missing_program() -> None:
     ran = run_program(["/nowhere/nvidia-smi"], 1, {})
     assert (ran.code, ran.err) == (NOT_FOUND, "/nowhere/nvidia-smi: No such file or directory")
 

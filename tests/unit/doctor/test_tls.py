@@ -1,4 +1,4 @@
-"""Certificates tried on each other, with a CA of this test's own."""
+"""Test the handshake check with certificates of a CA that the test makes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_files_that_belong_together(authority: Authority) -> None:
     assert_fine(judge_tls(facts, facts.ends_at - 100 * 86_400), "tls", "100 days left")
 
 
-def test_one_that_ends_soon() -> None:
+def test_a_certificate_that_expires_soon() -> None:
     finding = judge_tls(TlsFacts(ends_at=1000.0 + SOON_S), 1001.0)
     assert_warns(finding, "tls", "14 days left", "DNS:tandem-cluster")
 
 
-def test_files_that_do_not(authority: Authority, tmp_path: Path) -> None:
+def test_files_that_do_not_match(authority: Authority, tmp_path: Path) -> None:
     good, stranger = authority.issue("w1"), Authority(tmp_path / "other").issue("w1")
     cases: dict[str, ClusterConfig] = {
         "unable to get local issuer certificate": replace(good, tls_ca_file=stranger.tls_ca_file),
@@ -40,8 +40,8 @@ def test_files_that_do_not(authority: Authority, tmp_path: Path) -> None:
         "No such file": replace(good, tls_cert_file=str(tmp_path / "none")),
         "cluster.tls_key_file is empty": replace(good, tls_key_file=""),
     }
-    for told, cluster in cases.items():
-        assert_fails(judge_tls(read_tls(cluster), 0.0), "tls", told, "a certificate of the cluster's CA")
+    for found, cluster in cases.items():
+        assert_fails(judge_tls(read_tls(cluster), 0.0), "tls", found, "a certificate of the cluster's CA")
 
 
 def test_without_tls() -> None:

@@ -1,4 +1,4 @@
-"""What UCX can use and what it chose, of its logs; and a true read on this machine."""
+"""Test the check of UCX with recorded logs, and with a real read on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.doctor.ucx import Trial, judge_trial, link_type_of, parse_trial, rea
 from tests.unit.doctor.ucx_logs import log
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns, verdicts
 
-SAID = json.dumps({"num_bytes": 8_000_000, "seconds": 0.001})
+OUTPUT = json.dumps({"num_bytes": 8_000_000, "seconds": 0.001})
 HOST = (("tcp", ("eth0", "lo")), ("sysv", ("memory",)), ("cma", ("memory",)))
 CARD = (*HOST, ("rc_mlx5", ("mlx5_0:1",)))
 CMA = Trial("", "1.23.0", 8_000_000, 0.001, HOST, ("cma/memory",))
@@ -25,27 +25,29 @@ Require = Literal["any", "rdma", "cuda_ipc", "shared_memory"]
 
 
 def judged(
-    trial: Trial, require: Require = "any", told: str = "", on_slow_link: Literal["refuse", "warn"] = "refuse"
+    trial: Trial, require: Require = "any", ucx_tls: str = "", on_slow_link: Literal["refuse", "warn"] = "refuse"
 ) -> list[Finding]:
-    return list(judge_trial(trial, HandoffConfig(), TransferConfig(require=require, on_slow_link=on_slow_link), told))
+    return list(
+        judge_trial(trial, HandoffConfig(), TransferConfig(require=require, on_slow_link=on_slow_link), ucx_tls)
+    )
 
 
 def test_logs_are_read() -> None:
-    """Of several tables the one of reads from the peer, and of its rows the one of the largest sizes."""
-    assert parse_trial(f"noise\n{SAID}\n", log("zero-copy   | cma/memory")) == CMA
-    assert parse_trial(SAID, log("software emulation | 52% on tcp/lo and 48% on tcp/eth0")) == TCP
-    card = parse_trial(SAID, log("zero-copy   | rc_mlx5/mlx5_0:1", has_card=True))
+    """Of several tables the one of reads from the peer counts, and of its rows that of the largest sizes."""
+    assert parse_trial(f"noise\n{OUTPUT}\n", log("zero-copy   | cma/memory")) == CMA
+    assert parse_trial(OUTPUT, log("software emulation | 52% on tcp/lo and 48% on tcp/eth0")) == TCP
+    card = parse_trial(OUTPUT, log("zero-copy   | rc_mlx5/mlx5_0:1", has_card=True))
     assert (card.available, card.chosen, card.link_types) == (CARD, ("rc_mlx5/mlx5_0:1",), {"rdma"})
 
 
-def test_names_that_this_machine_has_nothing_for_are_read() -> None:
+def test_missing_transports_are_read() -> None:
     line = "ucp_context.c:1508 UCX  WARN  transport '{}' is not available, please use one or more of: cma, tcp\n"
-    found = parse_trial(SAID, log("x | tcp/lo", extra=line.format("rc") + line.format("dc") + line.format("rc")))
+    found = parse_trial(OUTPUT, log("x | tcp/lo", extra=line.format("rc") + line.format("dc") + line.format("rc")))
     assert found.missing == ("rc", "dc")
 
 
-def test_a_log_that_says_nothing() -> None:
-    assert parse_trial(SAID, "") == Trial("", "", 8_000_000, 0.001)
+def test_an_empty_log() -> None:
+    assert parse_trial(OUTPUT, "") == Trial("", "", 8_000_000, 0.001)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_a_log_that_says_nothing() -> None:
         ("rocm_ipc", "unknown"),
     ],
 )
-def test_ways(transport: str, link_type: str) -> None:
+def test_link_types(transport: str, link_type: str) -> None:
     assert link_type_of(transport) == link_type
 
 
@@ -71,17 +73,20 @@ def test_a_read_through_the_kernel() -> None:
     assert_fine(finding, "ucx", "UCX 1.23.0 reads of this machine by cma/memory, 8.0 GB/s (available: tcp, sysv, cma)")
 
 
-def test_tcp_within_a_machine_is_slow_unless_it_is_asked_for() -> None:
+def test_tcp_within_a_machine_is_a_warning_unless_ucx_tls_is_set() -> None:
     (finding,) = judged(TCP)
     assert_warns(finding, "ucx", "tcp/lo, tcp/eth0", "kernel.yama.ptrace_scope=0")
-    (finding,) = judged(TCP, told="tcp")
+    (finding,) = judged(TCP, ucx_tls="tcp")
     assert_fine(finding, "ucx", "UCX_TLS=tcp")
 
 
-def test_names_of_nothing() -> None:
-    _, finding = judged(replace(TCP, missing=("rc",)), told="rc,tcp")
+def test_ucx_tls_with_missing_transports() -> None:
+    _, finding = judged(replace(TCP, missing=("rc",)), ucx_tls="rc,tcp")
     assert_warns(
-        finding, "ucx", "UCX_TLS=rc,tcp names rc, which this machine has not", "UCX_TLS of what there is: tcp, sysv"
+        finding,
+        "ucx",
+        "UCX_TLS=rc,tcp names rc, which this machine does not have",
+        "UCX_TLS of what there is: tcp, sysv",
     )
 
 
@@ -89,7 +94,7 @@ def test_names_of_nothing() -> None:
 def test_what_is_required_must_be_there(require: Require) -> None:
     name = {"rdma": "rc_mlx5", "cuda_ipc": "cuda_ipc"}[require]
     assert verdicts(judged(replace(CMA, available=(*HOST, (name, ()))), require)) == [("ucx", "ok"), ("ucx", "ok")]
-    _, finding = judged(CMA, require, told="tcp,sm")
+    _, finding = judged(CMA, require, ucx_tls="tcp,sm")
     fix = {"rdma": "no UCX_TLS without rc or dc", "cuda_ipc": "`colocate: true`"}[require]
     assert_fails(finding, "ucx", f"transfer.require={require}, and UCX has tcp, sysv, cma with UCX_TLS=tcp,sm", fix)
     _, finding = judged(CMA, require, on_slow_link="warn")
@@ -98,7 +103,7 @@ def test_what_is_required_must_be_there(require: Require) -> None:
 
 def test_shared_memory_must_be_chosen() -> None:
     assert verdicts(judged(CMA, "shared_memory")) == [("ucx", "ok"), ("ucx", "ok")]
-    _, finding = judged(TCP, "shared_memory", told="tcp")
+    _, finding = judged(TCP, "shared_memory", ucx_tls="tcp")
     assert_fails(finding, "ucx", "transfer.require=shared_memory", "process_vm_readv")
 
 
@@ -106,8 +111,8 @@ def test_nothing_moves() -> None:
     (finding,) = judged(Trial(problem="NIXL cannot start here: NIXL_ERR_BACKEND", available=HOST))
     assert_fails(finding, "ucx", "NIXL_ERR_BACKEND", "there (tcp, sysv, cma)")
     assert "`pip install 'tandem[worker]'`" in finding.fix
-    (finding,) = judged(Trial(problem="NIXL_ERR_BACKEND", missing=("rc", "dc")), told="rc,dc")
-    assert_fails(finding, "ucx", "UCX_TLS=rc,dc names rc, dc, which this machine has not", "there (tcp,sm,self)")
+    (finding,) = judged(Trial(problem="NIXL_ERR_BACKEND", missing=("rc", "dc")), ucx_tls="rc,dc")
+    assert_fails(finding, "ucx", "UCX_TLS=rc,dc names rc, dc, which this machine does not have", "there (tcp,sm,self)")
 
 
 def test_a_trial_that_dies_or_hangs() -> None:
@@ -122,8 +127,8 @@ def test_the_local_transport_needs_none() -> None:
 
 
 @pytest.mark.slow
-def test_bytes_move_on_this_machine_by_what_is_told() -> None:
-    """The installed library, its logs and two processes."""
+def test_a_real_read_uses_the_transport_of_ucx_tls() -> None:
+    """Run the installed library with two processes and parse its log."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     trial = read_trial(System(environ={**bare, "UCX_TLS": "tcp"}))
     assert (trial.problem, trial.link_types, trial.num_bytes) == ("", {"tcp"}, 8 << 20)

@@ -1,4 +1,4 @@
-"""What the kernel lets a process lock and open."""
+"""Test the check of the limits of locked memory and open files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Max locked memory         {soft}              unlimited            bytes
 GIB = 1 << 30
 
 
-def test_they_are_read_of_proc(tmp_path: Path) -> None:
+def test_limits_are_read_from_proc(tmp_path: Path) -> None:
     status = "Name:\tpython\nCapEff:\t0000000000004000\n"
     files = {"/proc/self/limits": LINES.format(soft=8388608), "/proc/self/status": status}
     assert read_limits(system(tmp_path, files)) == ResourceLimits(8 << 20, True, 4096)
@@ -31,7 +31,7 @@ def test_this_machine_s_own_can_be_read() -> None:
     assert (read_limits(System()).open_files or 1) > 0
 
 
-def test_without_a_line_nothing_is_made_up(tmp_path: Path) -> None:
+def test_a_missing_line_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no line of 'Max locked memory'"):
         read_limits(system(tmp_path, {"/proc/self/limits": "Max open files 1 1 files"}))
 
@@ -47,7 +47,7 @@ def test_enough_may_be_locked(limits: ResourceLimits) -> None:
 
 @pytest.mark.parametrize(("memlock", "pool"), [(8 << 20, GIB), (GIB - 1, GIB), (8 << 20, 0)])
 def test_rdma_locks_the_pool(memlock: int, pool: int) -> None:
-    """Also where its size is not known before the weights are loaded."""
+    """Also if the size of the pool is known only after the weights are loaded."""
     finding = judge_memlock(ResourceLimits(memlock, False, 1), pool, uses_rdma=True)
     assert_fails(finding, "memlock", "RDMA locks the KV pool", "`ulimit -l unlimited`")
     assert "LimitMEMLOCK=infinity of the nodes' containerd or CRI-O" in finding.fix

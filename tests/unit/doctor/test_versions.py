@@ -1,4 +1,4 @@
-"""What is installed against what is asked for."""
+"""Test the comparison of installed packages with requirements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, 
 
 FULL = Versions(
     python="3.11.7",
-    asked_python=">=3.11",
+    required_python=">=3.11",
     tandem="0.1.0",
     requires=(
         "grpcio<2,>=1.85.1",
@@ -39,7 +39,7 @@ FULL = Versions(
 def test_all_as_it_should_be() -> None:
     python, base, gateway, worker = judge_versions(FULL)
     assert_fine(python, "python", "3.11.7, Tandem 0.1.0")
-    assert_fine(base, "packages", "tandem: grpcio 1.85.1, redis 8.1.0, all 2 as it asks for")
+    assert_fine(base, "packages", "tandem: grpcio 1.85.1, redis 8.1.0, all 2 as required")
     assert_fine(gateway, "packages", "tandem[gateway]: uvicorn 0.54, all 3")
     assert_fine(worker, "packages", "tandem[worker]: torch 2.13.0, ray 2.60.1, all 2")
 
@@ -47,24 +47,24 @@ def test_all_as_it_should_be() -> None:
 def test_this_installation_s_own_metadata_are_read() -> None:
     found = read_versions()
     assert found.requires and any(text.startswith("grpcio") for text in found.requires)
-    assert found.installed["grpcio"] and found.asked_python.startswith(">=3")
+    assert found.installed["grpcio"] and found.required_python.startswith(">=3")
 
 
 def test_an_old_python() -> None:
     finding, *_ = judge_versions(replace(FULL, python="3.10.4"))
-    assert_fails(finding, "python", "3.10.4, Tandem 0.1.0 asks for >=3.11", "an environment with Python >=3.11")
+    assert_fails(finding, "python", "3.10.4, Tandem 0.1.0 requires >=3.11", "an environment with Python >=3.11")
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "told"), [("torch", "2.12.1", "torch 2.12.1 is not ==2.13.0"), ("ray", "", "ray is missing")]
+    ("name", "version", "found"), [("torch", "2.12.1", "torch 2.12.1 is not ==2.13.0"), ("ray", "", "ray is missing")]
 )
-def test_a_package_that_is_not_as_asked_for(name: str, version: str, told: str) -> None:
+def test_a_package_that_violates_its_requirement(name: str, version: str, found: str) -> None:
     installed = {**FULL.installed, name: version}
     *_, finding = judge_versions(replace(FULL, installed={n: v for n, v in installed.items() if v}))
-    assert_fails(finding, "packages", told, "`pip install 'tandem[worker]==0.1.0'`")
+    assert_fails(finding, "packages", found, "`pip install 'tandem[worker]==0.1.0'`")
 
 
-def test_a_part_that_nobody_wanted() -> None:
+def test_a_part_that_is_not_installed() -> None:
     installed = {name: version for name, version in FULL.installed.items() if name not in ("ray", "torch")}
     *_, finding = judge_versions(replace(FULL, installed=installed))
     assert_skips(finding, "packages", "tandem[worker] is not installed: no worker runs here")
@@ -76,7 +76,7 @@ def test_a_server_that_ray_brings_is_no_gateway() -> None:
     assert_skips(gateway, "packages", "tandem[gateway] is not installed")
 
 
-def test_a_condition_of_all_is_no_part_s() -> None:
+def test_a_marker_of_all_parts_belongs_to_no_part() -> None:
     requires = (*(FULL.requires or ()), 'tomli>=2; python_version >= "3"')
     _, base, gateway, worker = judge_versions(replace(FULL, requires=requires))
     assert_fails(base, "packages", "tandem: tomli is missing", "`pip install 'tandem==0.1.0'`")
@@ -89,4 +89,4 @@ def test_here_all_parts_are_installed() -> None:
 
 def test_files_without_metadata() -> None:
     (finding,) = judge_versions(replace(FULL, requires=None))
-    assert_warns(finding, "packages", "is run from files", "`pip install -e .`")
+    assert_warns(finding, "packages", "runs from files", "`pip install -e .`")

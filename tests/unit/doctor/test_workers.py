@@ -1,9 +1,9 @@
-"""Workers as they are listed and as they describe themselves."""
+"""Test the checks of workers, and reading their descriptions."""
 
 from __future__ import annotations
 
 from tandem.core.clock import SystemClock, wall_ns
-from tandem.doctor.workers import WorkerList, judge_fingerprints, judge_roles, judge_workers, read_fleet, skews_of
+from tandem.doctor.workers import WorkerList, judge_fingerprints, judge_roles, judge_workers, read_workers, skews_of
 from tandem.wire.gen import worker_pb2 as pb
 from tests.ports import free_port
 from tests.unit.doctor.cluster import Double, Listed, record, running, worker
@@ -13,8 +13,8 @@ OTHER = "e" * 32
 PAIR = WorkerList((worker("p", "prefill"), worker("d", "decode")))
 
 
-async def test_they_are_asked() -> None:
-    said = pb.DescribeReply(
+async def test_workers_describe_themselves() -> None:
+    description = pb.DescribeReply(
         role="decode",
         model="other",
         fingerprint=OTHER,
@@ -23,35 +23,37 @@ async def test_they_are_asked() -> None:
         load=pb.Load(draining=True),
         transport_kind="nixl",
     )
-    async with running({"w0": Double(said), "w1": Double(pb.DescribeReply(role="mixed", model="smol"))}) as listed:
+    async with running(
+        {"w0": Double(description), "w1": Double(pb.DescribeReply(role="mixed", model="smol"))}
+    ) as listed:
         lost = record("w2", f"127.0.0.1:{free_port()}")
-        fleet = await read_fleet(Listed([*listed.records, lost]), SystemClock())
-    first, second, third = fleet.workers
+        worker_list = await read_workers(Listed([*listed.records, lost]), SystemClock())
+    first, second, third = worker_list.workers
     assert (first.role, first.model, first.fingerprint, first.is_draining) == ("decode", "other", OTHER, True)
     assert (first.redis_problem, first.transport, second.is_live, second.skew) == ("it is silent", "nixl", True, None)
     assert first.layout == "3h x 30l"
     assert (third.is_live, third.role) == (False, "mixed") and third.problem.startswith("unavailable")
-    (skew,) = skews_of(fleet)
-    assert skew.who == "w0" and skew.ahead_s <= -7.0 + skew.within_s, "what it said was old by then"
+    (skew,) = skews_of(worker_list)
+    assert skew.who == "w0" and skew.ahead_s <= -7.0 + skew.within_s, "the reply was old by then"
 
 
 def test_those_that_answer_and_those_that_do_not() -> None:
-    strange = worker("s", problem="unauthenticated: it does not believe us", is_stranger=True)
-    fleet = WorkerList(
+    strange = worker("s", problem="unauthenticated: it rejects our signature", is_stranger=True)
+    worker_list = WorkerList(
         (worker("a"), worker("b", is_draining=True), worker("c", problem="unavailable: refused"), strange)
     )
-    live, lost, unknown = judge_workers(fleet)
+    live, lost, unknown = judge_workers(worker_list)
     assert_fine(live, "workers", "2 answer: a (mixed), b (mixed, draining)")
-    assert_fails(lost, "workers", "c@c:1: unavailable: refused", "is it running, and is c:1 open from here?")
+    assert_fails(lost, "workers", "c@c:1: unavailable: refused", "check that it runs and that c:1")
     assert_fails(unknown, "workers", "s@s:1: unauthenticated", "the same cluster.secret_file")
 
 
-def test_one_that_redis_fails() -> None:
+def test_a_worker_with_a_redis_error() -> None:
     _, finding = judge_workers(WorkerList((worker("a", redis_problem="no answer"),)))
-    assert_warns(finding, "workers", "a says of Redis: no answer", "redis.url")
+    assert_warns(finding, "workers", "a reports a Redis error: no answer", "redis.url")
 
 
-def test_nobody() -> None:
+def test_no_workers() -> None:
     assert_warns(judge_workers(WorkerList())[0], "workers", "no worker is registered", "`tandem worker --redis-url URL")
     away = WorkerList(reason="the registry does not answer")
     for findings in (judge_workers(away), judge_fingerprints(away), judge_roles(away, "prefer")):
@@ -61,35 +63,37 @@ def test_nobody() -> None:
 
 
 def test_fingerprints_of_one_model_are_alike() -> None:
-    fleet = WorkerList((*PAIR.workers, worker("x", model="big", fingerprint=OTHER)))
-    big, smol = judge_fingerprints(fleet)
+    worker_list = WorkerList((*PAIR.workers, worker("x", model="big", fingerprint=OTHER)))
+    big, smol = judge_fingerprints(worker_list)
     assert_fine(big, "fingerprints", "big: eeeeeeeeeeee over nixl of all 1, blocks of 3h x 30l")
     assert_fine(smol, "fingerprints", "smol: ffffffffffff over nixl of all 2")
 
 
 def test_fingerprints_that_differ() -> None:
     (finding,) = judge_fingerprints(WorkerList((*PAIR.workers, worker("x", fingerprint=OTHER))))
-    told = "smol: KV moves only within each of ffffffffffff over nixl of d, p; eeeeeeeeeeee over nixl of x"
-    assert_warns(finding, "fingerprints", told, "engine.kv_cache_dtype, engine.block_size")
+    found = "smol: KV moves only within each of ffffffffffff over nixl of d, p; eeeeeeeeeeee over nixl of x"
+    assert_warns(finding, "fingerprints", found, "engine.kv_cache_dtype, engine.block_size")
 
 
 def test_transports_that_differ() -> None:
     (finding,) = judge_fingerprints(WorkerList((*PAIR.workers, worker("x", transport="local"))))
-    assert_warns(finding, "fingerprints", "ffffffffffff over local of x", "handoff.transport for all of a model")
+    assert_warns(
+        finding, "fingerprints", "ffffffffffff over local of x", "handoff.transport for all workers of a model"
+    )
 
 
-def test_somebody_prefills_and_somebody_decodes() -> None:
+def test_a_pair_of_roles_is_enough() -> None:
     assert_fine(judge_roles(PAIR, "strict")[0], "roles", "smol: 1 decode, 1 prefill")
     assert_fine(judge_roles(WorkerList((worker("a"),)), "strict")[0], "roles", "1 mixed")
 
 
-def test_a_role_that_nobody_has() -> None:
-    for fleet, lacks, fix in (
+def test_a_missing_role() -> None:
+    for worker_list, lacks, fix in (
         (WorkerList(PAIR.workers[:1]), "decodes", "`tandem role WORKER decode`"),
         (WorkerList(PAIR.workers[1:]), "prefills", "`tandem role WORKER prefill`"),
         (WorkerList((PAIR.workers[0], worker("d", "decode", is_draining=True))), "decodes", "--pool decode"),
         (WorkerList((PAIR.workers[0], worker("d", "decode", OTHER))), "decodes", "--pool decode"),
         (WorkerList((PAIR.workers[0], worker("d", "decode", transport="local"))), "decodes", "--pool decode"),
     ):
-        assert_fails(judge_roles(fleet, "strict")[0], "roles", f"no partner of theirs {lacks}", fix)
-        assert_warns(judge_roles(fleet, "prefer")[0], "roles", f"no partner of theirs {lacks}", fix)
+        assert_fails(judge_roles(worker_list, "strict")[0], "roles", f"no worker of their kind {lacks}", fix)
+        assert_warns(judge_roles(worker_list, "prefer")[0], "roles", f"no worker of their kind {lacks}", fix)

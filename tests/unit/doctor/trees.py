@@ -1,4 +1,4 @@
-"""Files of a machine that a test does not have, below a root of its own; never judges them."""
+"""Make the files of a simulated machine below a temporary root."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.doctor.system import NOT_FOUND, Ran, System
 
 
 def system(root: Path, files: Mapping[str, str], **variables: str) -> System:
-    """With these files, by absolute name, and these variables alone; no program is installed."""
+    """Return a system with only these files (by absolute name) and variables, and without any program."""
     for name, content in files.items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What UCX 1.23 logs of its choice, cut to the lines that tell; never what a test expects of them."""
+"""Recorded logs of UCX 1.23 on its choice of transports, cut to the relevant lines."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _WRITE = "remote memory write by ucp_put* from host memory to host"
 
 
 def log(read: str, *, has_card: bool = False, extra: str = "") -> str:
-    """Of a consumer whose reads of large blocks use `read`, as "zero-copy   | cma/memory"."""
+    """Return the log of a consumer whose reads of large blocks use `read`, as "zero-copy   | cma/memory"."""
     rows = _HOST_ROWS + (_CARD_ROWS if has_card else "")
     own = _TABLE.format(peer="self", operation=_READ, row="| 100..inf | zero-copy   | cma/own |")
     write = _TABLE.format(peer="intra-node", operation=_WRITE, row="| 100..inf | zero-copy   | cma/write |")
-    told = _TABLE.format(peer="intra-node", operation=_READ, row=f"| 100..inf | {read} |")
+    table = _TABLE.format(peer="intra-node", operation=_READ, row=f"| 100..inf | {read} |")
     version = "    ucp_context.c:2753 UCX  INFO  Version 1.23.0 (loaded from /usr/lib/libucp.so.0)\n"
     other = "      ucp_worker.c:1997 UCX  DEBUG a line between\n"
-    text = version + extra + _AVAILABLE.format(rows=rows) + other + own + other + told + other + write
+    text = version + extra + _AVAILABLE.format(rows=rows) + other + own + other + table + other + write
     return "".join(f"{_STAMP}{line}\n" for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""How tests of the doctor ask what a finding says; never makes one."""
+"""Assertions on findings, for tests of the doctor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.doctor.finding import Finding, Severity
 
 
 def verdicts(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    """(check, verdict) of each."""
+    """Return (check, severity) of each finding."""
     return [(finding.check, finding.verdict.value) for finding in findings]
 
 

@@ -163,10 +163,10 @@ async def test_an_older_snapshot_that_comes_back_with_redis_is_replaced(cluster:
     await cluster.redis.set(key, older, px=60_000)
     await cluster.redis.delete(f"{{{cluster.namespace}:index:{shard_of(cluster.ref.id)}}}")
     if is_seen:
-        tell = cluster.publisher._writer.tell
-        cluster.publisher._writer.tell = lost  # type: ignore[method-assign]
+        append = cluster.publisher._writer.append
+        cluster.publisher._writer.append = lost  # type: ignore[method-assign]
         await cluster.pass_by(3.0)
-        cluster.publisher._writer.tell = tell  # type: ignore[method-assign]
+        cluster.publisher._writer.append = append  # type: ignore[method-assign]
     for _ in range(30):
         await cluster.pass_by(1.0)
     assert cluster.held() == words(BLOCKS[1:]) and not cluster.num_wanted()

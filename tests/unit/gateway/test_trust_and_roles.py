@@ -51,7 +51,7 @@ async def test_a_gateway_with_another_secret_says_so_once_and_gets_in_when_it_is
     real, link._describe = link._describe, count
     await until(lambda: described > 5)
     (line,) = lines_about(worker, caplog)
-    assert line.startswith(f"worker {worker.ref} is lost: unauthenticated: it does not believe us")
+    assert line.startswith(f"worker {worker.ref} is lost: unauthenticated: it rejects our signature")
     assert "cluster.secret_file" in line and "clock" in line
     assert rig.dispatch.ready() == "no live worker" and worker.seen == []
     keep(tmp_path / "gateway", "a")

@@ -105,7 +105,7 @@ def test_beside_another_serve_the_number_stays(redis_url: str, tmp_path: Path, q
     def another(role: str) -> None:
         async def tell() -> None:
             targets = ReplicaTargets(redis_url, "beside")
-            await targets.tell_deployed(MODEL, role, ServeId("head-2"), 2)
+            await targets.publish_deployed(MODEL, role, ServeId("head-2"), 2)
             await targets.close()
 
         asyncio.run(tell())

@@ -54,7 +54,7 @@ class Board:
     async def read(self, model: str) -> TargetRecord | None:
         return self.said[1] if self.said is not None and self.now - self.said[0] < TTL_S else None
 
-    async def tell_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
+    async def publish_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
         self.serves[role, serve] = self.now, number
 
     async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:

@@ -1,4 +1,4 @@
-"""Demand that gateways tell and targets that planners say, on a real server, and without one."""
+"""Test demand records of gateways and targets of planners on a real server, and the errors without one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def namespace() -> str:
     return f"planned{next(_numbers)}"
 
 
-def word(gateway: str, num_requests: int) -> DemandRecord:
+def demand_record(gateway: str, num_requests: int) -> DemandRecord:
     return DemandRecord(
         gateway=GatewayId(gateway),
         totals={MODEL: DemandTotals(num_requests=num_requests), "b": DemandTotals(num_gaps=7)},
@@ -37,39 +37,39 @@ def target(planner: str, decode: int) -> TargetRecord:
     )
 
 
-async def test_what_gateways_tell_is_read_with_its_age(redis_url: str, namespace: str) -> None:
-    board = DemandStore(redis_url, namespace)
-    assert await board.read() == ()
-    await board.tell(word("g2", 1))
-    await board.tell(word("g1", 3))
-    await board.tell(word("g1", 5))
-    one, other = await board.read()
+async def test_published_demand_is_read_with_its_age(redis_url: str, namespace: str) -> None:
+    demand = DemandStore(redis_url, namespace)
+    assert await demand.read() == ()
+    await demand.publish(demand_record("g2", 1))
+    await demand.publish(demand_record("g1", 3))
+    await demand.publish(demand_record("g1", 5))
+    one, other = await demand.read()
     assert (one.gateway, other.gateway) == ("g1", "g2")
     assert one.totals[MODEL].num_requests == 5 and one.totals["b"].num_gaps == 7
     assert one.backlog[MODEL] == QueueBacklog(num_requests=1, num_tokens=9) and one.backlog["b"] == QueueBacklog()
     assert 0 <= one.age_s < 60
-    await board.withdraw(GatewayId("g1"))
-    assert [record.gateway for record in await board.read()] == ["g2"]
-    await board.close()
+    await demand.withdraw(GatewayId("g1"))
+    assert [record.gateway for record in await demand.read()] == ["g2"]
+    await demand.close()
 
 
-async def test_who_is_silent_for_too_long_is_forgotten(redis_url: str, namespace: str) -> None:
-    board, patient = DemandStore(redis_url, namespace, ttl_s=0.05), DemandStore(redis_url, namespace, ttl_s=60.0)
-    await patient.tell(word("g1", 1))
-    while await board.read():
-        pass  # until its time is over
-    assert [record.gateway for record in await patient.read()] == ["g1"], "to whom waits longer it is there"
-    await board.tell(word("g2", 1))
-    assert [record.gateway for record in await patient.read()] == ["g2"], "and gone once somebody else spoke"
-    await board.close()
+async def test_demand_lapses_after_its_ttl(redis_url: str, namespace: str) -> None:
+    demand, patient = DemandStore(redis_url, namespace, ttl_s=0.05), DemandStore(redis_url, namespace, ttl_s=60.0)
+    await patient.publish(demand_record("g1", 1))
+    while await demand.read():
+        pass  # until it lapses
+    assert [record.gateway for record in await patient.read()] == ["g1"], "a reader with a longer ttl still sees it"
+    await demand.publish(demand_record("g2", 1))
+    assert [record.gateway for record in await patient.read()] == ["g2"], "the next publish with a short ttl deletes it"
+    await demand.close()
     await patient.close()
 
 
 async def test_what_another_version_wrote_is_left_out(
     redis_url: str, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board = DemandStore(redis_url, namespace)
-    await board.tell(word("g1", 1))
+    demand = DemandStore(redis_url, namespace)
+    await demand.publish(demand_record("g1", 1))
     redis = connect(redis_url)
     key = f"{{{namespace}:demand}}:words"
     for text in (
@@ -79,18 +79,18 @@ async def test_what_another_version_wrote_is_left_out(
         '{"schema": 1, "models": {"m": {"totals": {"num_gaps": -1}}}}',
     ):
         await redis.hset(key, "g1", text)  # type: ignore[misc]
-        assert await board.read() == ()
-        assert await board.read() == ()
+        assert await demand.read() == ()
+        assert await demand.read() == ()
     assert len([record for record in caplog.records if "is left out" in record.message]) == 1
     newer = '{"schema": 1, "models": {"m": {"totals": {"num_gaps": 2, "num_new": 1}, "backlog": {}}}}'
     await redis.hset(key, "g1", newer)  # type: ignore[misc]
-    (read,) = await board.read()
+    (read,) = await demand.read()
     assert read.totals == {"m": DemandTotals(num_gaps=2)}
     await redis.aclose()
-    await board.close()
+    await demand.close()
 
 
-async def test_one_planner_is_heard_at_a_time(redis_url: str, namespace: str) -> None:
+async def test_only_the_leading_planner_publishes(redis_url: str, namespace: str) -> None:
     targets = ReplicaTargets(redis_url, namespace, hold_s=60.0)
     assert await targets.read(MODEL) is None
     assert await targets.publish(target("p1", 2)) == "p1"
@@ -99,56 +99,56 @@ async def test_one_planner_is_heard_at_a_time(redis_url: str, namespace: str) ->
     assert await targets.read(MODEL) == target("p1", 3)
     assert await targets.read("b") is None
     await targets.resign(MODEL, PlannerId("p2"))
-    assert await targets.publish(target("p2", 9)) == "p1", "nobody resigns for another one"
+    assert await targets.publish(target("p2", 9)) == "p1", "only the leader can resign"
     await targets.resign(MODEL, PlannerId("p1"))
-    assert await targets.read(MODEL) == target("p1", 3), "what was said holds on"
+    assert await targets.read(MODEL) == target("p1", 3), "the target outlives the resignation"
     assert await targets.publish(target("p2", 4)) == "p2"
     await targets.close()
 
 
-async def test_a_planner_that_is_silent_is_not_waited_for(redis_url: str, namespace: str) -> None:
-    hasty = ReplicaTargets(redis_url, namespace, hold_s=0.05)
-    await hasty.publish(target("p1", 2))
-    while await hasty.publish(target("p2", 4)) != "p2":
-        pass  # until p1's right to speak is over
-    assert await hasty.read(MODEL) == target("p2", 4)
-    await hasty.close()
+async def test_leadership_lapses_after_the_hold_time(redis_url: str, namespace: str) -> None:
+    brief = ReplicaTargets(redis_url, namespace, hold_s=0.05)
+    await brief.publish(target("p1", 2))
+    while await brief.publish(target("p2", 4)) != "p2":
+        pass  # until p1's leadership lapses
+    assert await brief.read(MODEL) == target("p2", 4)
+    await brief.close()
 
 
-async def test_what_serve_means_to_have_is_told(redis_url: str, namespace: str) -> None:
+async def test_deployed_numbers_are_kept_by_role_and_serve(redis_url: str, namespace: str) -> None:
     targets = ReplicaTargets(redis_url, namespace)
     assert await targets.deployed(MODEL) == {}
     one, other = ServeId("head-1"), ServeId("head-2")
-    await targets.tell_deployed(MODEL, "decode", one, 3)
-    await targets.tell_deployed(MODEL, "decode", other, 7)
-    await targets.tell_deployed(MODEL, "prefill", other, 1)
-    await targets.tell_deployed(MODEL, "decode", one, 4)
+    await targets.publish_deployed(MODEL, "decode", one, 3)
+    await targets.publish_deployed(MODEL, "decode", other, 7)
+    await targets.publish_deployed(MODEL, "prefill", other, 1)
+    await targets.publish_deployed(MODEL, "decode", one, 4)
     assert await targets.deployed(MODEL) == {"decode": {one: 4, other: 7}, "prefill": {other: 1}}
     assert await targets.deployed("b") == {}
     await targets.close()
 
 
-async def test_a_serve_that_is_silent_has_no_workers(
+async def test_a_deployed_number_lapses_after_its_ttl(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     targets = ReplicaTargets(redis_url, namespace)
     gone, there = ServeId("head-1"), ServeId("head-2")
-    await targets.tell_deployed(MODEL, "decode", there, 2)
+    await targets.publish_deployed(MODEL, "decode", there, 2)
     monkeypatch.setattr(targets_module, "DEPLOYED_TTL_S", 0.05)
-    await targets.tell_deployed(MODEL, "decode", gone, 3)
+    await targets.publish_deployed(MODEL, "decode", gone, 3)
     monkeypatch.undo()
-    await targets.tell_deployed(MODEL, "decode", there, 2)
+    await targets.publish_deployed(MODEL, "decode", there, 2)
     while await targets.deployed(MODEL) != {"decode": {there: 2}}:
-        pass  # until its time is over
+        pass  # until it lapses
     await targets.close()
 
 
-async def test_a_serve_of_an_older_version_is_heard(redis_url: str, namespace: str) -> None:
-    """It has a key for each role, with a number alone."""
+async def test_deployed_numbers_of_an_older_version_are_read(redis_url: str, namespace: str) -> None:
+    """An older version writes one key for each role, which holds only a number."""
     targets, redis = ReplicaTargets(redis_url, namespace), connect(redis_url)
     await redis.set(f"{targets._prefix(MODEL)}:deployed:decode", 5, px=60_000)
     assert await targets.deployed(MODEL) == {"decode": {OLDER_SERVE: 5}}
-    await targets.tell_deployed(MODEL, "decode", ServeId("head-2"), 2)
+    await targets.publish_deployed(MODEL, "decode", ServeId("head-2"), 2)
     assert await targets.deployed(MODEL) == {"decode": {OLDER_SERVE: 5, "head-2": 2}}
     await redis.aclose()
     await targets.close()
@@ -175,12 +175,12 @@ async def test_targets_of_another_version_are_none(redis_url: str, namespace: st
 
 async def test_without_a_server(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/nothing.sock"
-    board, targets = DemandStore(url, "n"), ReplicaTargets(url, "n")
-    for call in (board.read, lambda: board.tell(word("g", 1)), lambda: board.withdraw(GatewayId("g"))):
+    demand, targets = DemandStore(url, "n"), ReplicaTargets(url, "n")
+    for call in (demand.read, lambda: demand.publish(demand_record("g", 1)), lambda: demand.withdraw(GatewayId("g"))):
         with pytest.raises(DemandUnavailable):
             await call()
-    for ask in (lambda: targets.read("m"), lambda: targets.publish(target("p", 1)), lambda: targets.deployed("m")):
+    for call in (lambda: targets.read("m"), lambda: targets.publish(target("p", 1)), lambda: targets.deployed("m")):
         with pytest.raises(TargetsUnavailable):
-            await ask()
-    await board.close()
+            await call()
+    await demand.close()
     await targets.close()

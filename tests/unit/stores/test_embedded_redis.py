@@ -1,4 +1,4 @@
-"""The embedded server: private, bounded, and gone when its owner is, however that went."""
+"""Test that the embedded server is private, bounded in memory, and ends with its owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.redis
 
 DEADLINE_S = 30.0
 
-# Starts the server from a thread that ends at once: a death signal would be bound to that thread.
+# Start the server from a thread that ends at once, to which a parent-death signal would be bound.
 OWNER = """
 import sys, threading
 from tandem.stores.embedded_redis import EmbeddedServer
@@ -47,7 +47,7 @@ def run_dir(url: str) -> Path:
     return Path(url.removeprefix("unix://")).parent
 
 
-def test_it_serves_and_is_private_and_bounded() -> None:
+def test_the_server_answers_and_is_private_and_bounded() -> None:
     with EmbeddedServer.start(memory=Bytes(4 << 20)) as server, redis.Redis.from_url(server.url) as client:
         assert client.ping()
         assert stat.S_IMODE(run_dir(server.url).stat().st_mode) == 0o700
@@ -61,7 +61,7 @@ def test_it_serves_and_is_private_and_bounded() -> None:
     assert not run_dir(server.url).exists()
 
 
-def test_stop_ends_it_and_may_be_called_again() -> None:
+def test_stop_ends_the_server_and_may_be_called_again() -> None:
     server = EmbeddedServer.start()
     pidfd = os.pidfd_open(pid_of(server.url))
     assert server.is_running
@@ -73,7 +73,7 @@ def test_stop_ends_it_and_may_be_called_again() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_it_dies_with_its_owner(how: signal.Signals) -> None:
+def test_the_server_dies_with_its_owner(how: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
@@ -87,7 +87,7 @@ def test_it_dies_with_its_owner(how: signal.Signals) -> None:
     os.close(pidfd)
 
 
-def test_it_dies_with_its_supervisor() -> None:
+def test_the_server_dies_with_its_supervisor() -> None:
     with EmbeddedServer.start() as server:
         pidfd = os.pidfd_open(pid_of(server.url))
         os.kill(server._process.pid, signal.SIGKILL)
@@ -104,12 +104,12 @@ def test_the_end_of_the_server_is_seen() -> None:
         assert not server.is_running
 
 
-def test_ctrl_c_in_the_terminal_does_not_reach_it() -> None:
+def test_ctrl_c_in_the_terminal_does_not_reach_the_server() -> None:
     with EmbeddedServer.start() as server:
         assert os.getpgid(pid_of(server.url)) != os.getpgid(0)
 
 
-def test_a_program_that_fails_is_told(tmp_path: Path) -> None:
+def test_the_output_of_a_failing_program_is_in_the_error(tmp_path: Path) -> None:
     program = tmp_path / "redis-server"
     program.write_text('#!/bin/sh\nfor last; do :; done\necho "no licence" > log\nexit 3\n')
     program.chmod(0o755)
@@ -117,12 +117,12 @@ def test_a_program_that_fails_is_told(tmp_path: Path) -> None:
         EmbeddedServer.start(program=program)
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_program_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedServerError, match=r"did not start: .*No such file"):
         EmbeddedServer.start(program=tmp_path / "nothing")
 
 
-def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "redis-server"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -130,7 +130,7 @@ def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_program() == program
 
 
-def test_without_any_server_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_server_the_error_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EmbeddedServerError, match=r"set redis\.url"):

@@ -1,5 +1,5 @@
-"""What a client adds around whatever is asked: a cancel that comes with the answer is not lost, and a cluster of which
-no node answers is told like a server that does not. Who was not there to hear an answer does not call it late."""
+"""Test what `redis_client` adds to the library's clients: deadlines without stalls, lossless cancels, uniform
+errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.ports import free_port
 
 @pytest.mark.parametrize("error", [None, RedisConnectionError("lost"), NoScriptError("unknown")], ids=repr)
 @pytest.mark.parametrize("url", ["redis://nowhere:1", "redis+cluster://nowhere:1"])
-async def test_a_cancel_that_comes_with_the_answer_ends_the_task(url: str, error: Exception | None) -> None:
-    """`asyncio.wait_for` of Python 3.11, in which the library writes, gives the result and forgets the cancel; what
-    comes of the command after that may be a failure."""
+async def test_a_cancel_that_arrives_with_the_reply_ends_the_task(url: str, error: Exception | None) -> None:
+    """`asyncio.wait_for` of Python 3.11, in which the library writes, returns the result and drops the cancel; the
+    command may still fail after that."""
     client = connect(url)
     answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def ask_for_ever() -> None:
+    async def send_for_ever() -> None:
         while True:
             with contextlib.suppress(RedisError):
                 async with client.command_scope("XREAD"):
@@ -35,7 +35,7 @@ async def test_a_cancel_that_comes_with_the_answer_ends_the_task(url: str, error
                         raise error
             await asyncio.sleep(0)
 
-    task = asyncio.create_task(ask_for_ever())
+    task = asyncio.create_task(send_for_ever())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     answer.set_result(None)
@@ -46,8 +46,8 @@ async def test_a_cancel_that_comes_with_the_answer_ends_the_task(url: str, error
     assert done == {task} and task.cancelled()
 
 
-async def test_a_connection_that_another_s_failure_closed_is_a_failure_of_redis() -> None:
-    """The library's write then finds no writer, and says so by an AttributeError."""
+async def test_a_connection_closed_by_another_command_s_failure_is_a_redis_error() -> None:
+    """The library's write then finds no writer and raises AttributeError."""
     client = connect("redis+cluster://nowhere:1", health=RedisHealth())
     with pytest.raises(RedisConnectionError, match="writelines"):
         async with client.command_scope("EVALSHA"):
@@ -56,30 +56,30 @@ async def test_a_connection_that_another_s_failure_closed_is_a_failure_of_redis(
     assert client.health.num_errors.total() == 1
 
 
-async def test_a_task_that_was_cancelled_before_may_still_ask() -> None:
-    """As in a `finally`, where a publisher withdraws its snapshot."""
+async def test_a_cancelled_task_may_still_send_commands() -> None:
+    """A publisher withdraws its snapshot in a `finally` after a cancel."""
     client = connect("redis://nowhere:1")
-    asked: list[str] = []
+    sent: list[str] = []
 
-    async def ask_at_the_end() -> None:
+    async def send_in_finally() -> None:
         try:
             await asyncio.sleep(10.0)
         finally:
             async with client.command_scope("DEL"):
                 await asyncio.sleep(0)
-            asked.append("DEL")
+            sent.append("DEL")
 
-    task = asyncio.create_task(ask_at_the_end())
+    task = asyncio.create_task(send_in_finally())
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await client.aclose()
-    assert asked == ["DEL"] and task.cancelled()
+    assert sent == ["DEL"] and task.cancelled()
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
-async def test_who_is_not_there_is_told_alike(scheme: str) -> None:
-    """Of a whole cluster the library says it by an exception that is none of Redis' errors."""
+async def test_an_absent_server_raises_the_same_error_for_both_clients(scheme: str) -> None:
+    """For an absent cluster the library raises an exception that is not a RedisError."""
     health = RedisHealth()
     client = connect(f"{scheme}://127.0.0.1:{free_port()}", health=health)
     with pytest.raises(RedisConnectionError):
@@ -91,51 +91,51 @@ async def test_who_is_not_there_is_told_alike(scheme: str) -> None:
 ANSWER_S = 0.1
 
 
-def stand_still() -> None:
+def block_event_loop() -> None:
     time.sleep(2 * ANSWER_S)
 
 
-async def answer_to_absent(client: Client, takes_s: float) -> object:
-    """An answer that takes so long (0: for ever) to a process that stands still for longer than it may take."""
+async def reply_during_stall(client: Client, takes_s: float) -> object:
+    """Send a command that takes `takes_s` seconds (0: for ever), and block this process beyond its deadline."""
     await client.ping()
-    asked = asyncio.create_task(client.execute_command("BLPOP", "nobody writes this", str(takes_s)))
+    reply = asyncio.create_task(client.execute_command("BLPOP", "nobody writes this", str(takes_s)))
     await asyncio.sleep(ANSWER_S / 10)
-    stand_still()
-    return await asked
+    block_event_loop()
+    return await reply
 
 
-async def test_an_answer_that_came_while_this_process_stood_still_is_an_answer(redis_url: str) -> None:
+async def test_a_reply_that_arrived_during_a_stall_is_not_a_timeout(redis_url: str) -> None:
     client = connect(redis_url, ANSWER_S, health=RedisHealth())
-    assert await answer_to_absent(client, ANSWER_S / 2) is None
+    assert await reply_during_stall(client, ANSWER_S / 2) is None
     assert client.health.is_up and client.health.num_errors.total() == 0
     await client.aclose()
 
 
 @pytest.mark.slow
-async def test_who_is_silent_is_told_on_a_busy_event_loop_too(redis_url: str) -> None:
-    """All looks come late where every turn takes long."""
+async def test_a_silent_server_times_out_on_a_busy_event_loop(redis_url: str) -> None:
+    """Every timer runs late when each iteration of the event loop is slow."""
     client = connect(redis_url, ANSWER_S, health=RedisHealth())
 
     async def be_busy() -> None:
         for _ in range(10):
-            stand_still()
+            block_event_loop()
             await asyncio.sleep(0)
 
-    asked = asyncio.create_task(client.execute_command("BLPOP", "nobody writes this", "0"))
+    reply = asyncio.create_task(client.execute_command("BLPOP", "nobody writes this", "0"))
     await asyncio.sleep(ANSWER_S / 10)
     busy = asyncio.create_task(be_busy())
     with pytest.raises(RedisTimeoutError):
-        await asked
-    assert not busy.done(), "it was waited for until the event loop had time"
+        await reply
+    assert not busy.done(), "the deadline does not wait for an idle event loop"
     busy.cancel()
     await client.aclose()
 
 
-async def test_who_is_silent_is_told_by_who_stood_still_too(redis_url: str) -> None:
-    """The time that was lost is given back, not more."""
+async def test_a_silent_server_times_out_after_a_stall(redis_url: str) -> None:
+    """The deadline moves by the time that was lost, not by more."""
     client = connect(redis_url, ANSWER_S, health=RedisHealth())
     with pytest.raises(RedisTimeoutError, match=r"no answer within 0\.1 s"):
-        await answer_to_absent(client, 0)
+        await reply_during_stall(client, 0)
     assert not client.health.is_up
     await client.aclose()
 

@@ -1,4 +1,4 @@
-"""When Redis counts as up: each command is its own witness, for as long as it is asked for."""
+"""Test when Redis counts as up: each failed command must succeed again, or not be sent for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HandClock:
         return self.time
 
 
-def test_reads_that_are_answered_say_nothing_of_writes() -> None:
+def test_successful_reads_do_not_resolve_failed_writes() -> None:
     health = RedisHealth(HandClock())
     health.failed("index", "XADD", OSError("read only"))
     health.answered("index", "XREAD")
@@ -26,7 +26,7 @@ def test_reads_that_are_answered_say_nothing_of_writes() -> None:
     assert health.is_up and health.problem is None
 
 
-def test_a_command_that_nobody_asks_for_any_more_does_not_count_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_failure_of_a_command_that_is_not_sent_again_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     clock = HandClock()
     health = RedisHealth(clock)
     health.failed("index", "SET", OSError("gone"))
@@ -36,7 +36,7 @@ def test_a_command_that_nobody_asks_for_any_more_does_not_count_for_ever(caplog:
     health.answered("registry", "PEXPIRE")
     assert not health.is_up and health.problem == "OSError: gone", "what failed first"
     clock.time += 2
-    assert not health.is_up, "only an answer shows that Redis is there"
+    assert not health.is_up, "only a successful command shows that Redis is up"
     with caplog.at_level(logging.INFO):
         health.answered("registry", "PEXPIRE")
     assert health.is_up and health.num_errors["index"] == 2

@@ -1,4 +1,4 @@
-"""Roles in the registry on a real server: set for a life, gone with it, back after the server lost everything."""
+"""Test roles in the registry on a real server: bound to an incarnation, restored after the server lost its data."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ async def registry(redis_url: str, namespace: str) -> AsyncIterator[WorkerRegist
 
 
 async def forget_all(redis: Redis, namespace: str) -> None:
-    """What a restart of a server without persistence does, to one namespace."""
+    """Delete one namespace's keys, as a restart of a server without persistence does."""
     await redis.delete(*await redis.keys(f"*{namespace}:*"))
 
 
-async def test_a_role_is_listed_and_told_to_its_worker(registry: WorkerRegistry) -> None:
+async def test_a_role_is_listed_and_returned_to_its_worker(registry: WorkerRegistry) -> None:
     await registry.publish(record())
     await registry.publish(record("w1"))
     assert await registry.list() == (record(), record("w1"))
@@ -74,12 +74,14 @@ async def test_a_role_is_listed_and_told_to_its_worker(registry: WorkerRegistry)
     assert await registry.publish(record("w1")) == RegistrationStatus("")
     assert await registry.set_role(record().worker, "mixed")
     assert await registry.publish(record(role="prefill")) == RegistrationStatus("mixed"), (
-        "what is set counts, not what was told"
+        "what is set counts, not what was roles_seen"
     )
     assert await registry.list() == (record(role="mixed"), record("w1"))
 
 
-async def test_only_a_life_that_is_there_has_a_role(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
+async def test_only_a_registered_incarnation_can_get_a_role(
+    registry: WorkerRegistry, redis: Redis, namespace: str
+) -> None:
     assert not await registry.set_role(record().worker, "prefill")
     await registry.publish(record())
     assert not await registry.set_role(record(incarnation=BORN + 1).worker, "prefill")
@@ -89,7 +91,7 @@ async def test_only_a_life_that_is_there_has_a_role(registry: WorkerRegistry, re
     assert not await redis.exists(f"{{{namespace}:workers}}:roles")
 
 
-async def test_a_role_dies_with_its_life(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
+async def test_a_role_ends_with_its_incarnation(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
     roles = f"{{{namespace}:workers}}:roles"
     later = record(incarnation=BORN + 1)
     await registry.publish(record())
@@ -110,17 +112,17 @@ async def test_a_role_dies_with_its_life(registry: WorkerRegistry, redis: Redis,
 async def test_a_role_survives_a_server_that_lost_everything(
     registry: WorkerRegistry, redis: Redis, redis_url: str, namespace: str
 ) -> None:
-    """The worker knows it from its heartbeats, and says it where it registers anew; also after it had lapsed."""
-    told: list[str] = []
+    """The worker learns its role from its heartbeats and sends it when it registers again, also after a lapse."""
+    roles_seen: list[str] = []
     brief = WorkerRegistry(redis_url, namespace, ttl_s=0.3)
-    beating = asyncio.create_task(Heartbeat(brief, record(), told.append).run())
+    beating = asyncio.create_task(Heartbeat(brief, record(), roles_seen.append).run())
     async with asyncio.timeout(DEADLINE_S):
-        while not told:
+        while not roles_seen:
             await asyncio.sleep(0.01)
         while not await registry.set_role(record().worker, "prefill"):
             await asyncio.sleep(0.01)
         for _ in range(2):
-            while told[-1] != "prefill":
+            while roles_seen[-1] != "prefill":
                 await asyncio.sleep(0.01)
             await forget_all(redis, namespace)
             while await registry.list() != (record(role="prefill"),):
@@ -128,7 +130,7 @@ async def test_a_role_survives_a_server_that_lost_everything(
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
     await brief.close()
-    assert set(told) == {"decode", "prefill"}
+    assert set(roles_seen) == {"decode", "prefill"}
     assert await registry.list() == ()
 
 
@@ -142,7 +144,7 @@ async def test_a_role_lives_as_long_as_the_records(registry: WorkerRegistry, red
     assert len(await redis.keys(f"*{namespace}:*")) == 4
 
 
-async def test_setting_the_same_again_is_no_change(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
+async def test_setting_the_same_role_again_is_no_change(registry: WorkerRegistry, redis: Redis, namespace: str) -> None:
     await registry.publish(record())
     await registry.set_role(record().worker, "prefill")
     version = await redis.get(f"{{{namespace}:workers}}:version")
@@ -163,12 +165,12 @@ _step = st.one_of(
 
 @effort(40)
 @given(steps=st.lists(_step, max_size=14))
-def test_any_order_of_things_leaves_what_a_dictionary_would(redis_url: str, steps: list[tuple[object, ...]]) -> None:
+def test_any_sequence_of_operations_matches_a_dictionary(redis_url: str, steps: list[tuple[object, ...]]) -> None:
     asyncio.run(_run(redis_url, f"any{next(_namespaces)}", steps))
 
 
 async def _run(url: str, namespace: str, steps: list[tuple[object, ...]]) -> None:
-    """Three lives of one worker. `known` is what each life's heartbeat has been told."""
+    """Run random operations on three incarnations of one worker. `known`: the last role that each has received."""
     registry, client = WorkerRegistry(url, namespace, ttl_s=60.0), connect(url)
     lives = [record(incarnation=BORN + life) for life in range(3)]
     held: WorkerRecord | None = None
@@ -178,13 +180,13 @@ async def _run(url: str, namespace: str, steps: list[tuple[object, ...]]) -> Non
             mine = lives[int(str(life))]
             if verb == "publish":
                 is_later = held is None or held.worker.incarnation <= mine.worker.incarnation
-                standing = await registry.publish(replace(mine, role=known[int(str(life))]))
-                assert (standing is not None) == is_later
-                if standing is not None:
-                    goes_on = held is not None and held.worker == mine.worker
-                    held = held if goes_on else replace(mine, role=known[int(str(life))])
-                    assert held is not None and standing.role == held.role
-                    known[int(str(life))] = standing.role
+                status = await registry.publish(replace(mine, role=known[int(str(life))]))
+                assert (status is not None) == is_later
+                if status is not None:
+                    is_renewal = held is not None and held.worker == mine.worker
+                    held = held if is_renewal else replace(mine, role=known[int(str(life))])
+                    assert held is not None and status.role == held.role
+                    known[int(str(life))] = status.role
             elif verb == "role":
                 is_held = held is not None and held.worker == mine.worker
                 assert await registry.set_role(mine.worker, str(rest[0])) == is_held

@@ -1,4 +1,4 @@
-"""Gateways that tell each other what they have served, on a real server, and without one."""
+"""Test the exchange of service totals between gateways on a real server, and without one."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def counters(url: str, gateway: str, namespace: str) -> ServiceCounters:
     return ServiceCounters(url, namespace, GatewayId(gateway))
 
 
-async def test_each_hears_what_the_others_served_since_it_last_asked(redis_url: str) -> None:
+async def test_an_exchange_returns_what_others_served_since_the_last_one(redis_url: str) -> None:
     one, other = counters(redis_url, "g1", "each"), counters(redis_url, "g2", "each")
     assert await one.exchange([(ACME, 100)]) == []
-    assert await other.exchange([]) == [], "what was before the first exchange is no debt of anybody's"
+    assert await other.exchange([]) == [], "totals before the first exchange do not count"
     assert await one.exchange([(ACME, 150), (GLOBEX, 7)]) == []
     assert sorted(await other.exchange([(GLOBEX, 3)])) == sorted([(ACME, 50), (GLOBEX, 7)])
     assert await other.exchange([(GLOBEX, 3)]) == []
     assert await one.exchange([(ACME, 140), (GLOBEX, 7)]) == [(GLOBEX, 3)]
-    assert await other.exchange([(GLOBEX, 3)]) == [(ACME, -10)], "a charge that was taken back"
+    assert await other.exchange([(GLOBEX, 3)]) == [(ACME, -10)], "a refunded charge"
     third = counters(redis_url, "g3", "each")
     assert await third.exchange([]) == []
     await third.exchange([(ACME, 1)])
-    assert await one.exchange([]) == [(ACME, 1)], "one that comes later is heard from its beginning"
+    assert await one.exchange([]) == [(ACME, 1)], "a later gateway's totals count from its start"
     for each in (one, other, third):
         await each.close()
 
@@ -61,47 +61,47 @@ async def test_what_another_version_wrote_is_left_out(redis_url: str) -> None:
     await one.close()
 
 
-async def test_without_a_server_a_line_goes_on_alone_and_heals() -> None:
+async def test_without_a_server_a_request_queue_works_alone_and_recovers() -> None:
     with EmbeddedServer.start() as server:
         url = server.url
     gone = counters(url, "g1", "gone")
     with pytest.raises(CountersUnavailable):
         await gone.exchange([])
-    share = FairnessSync(RequestQueue(4), gone)
-    await share.start()
+    sync = FairnessSync(RequestQueue(4), gone)
+    await sync.start()
     await asyncio.sleep(0)
-    await share.stop()
+    await sync.stop()
 
 
-async def test_two_lines_know_of_each_other(redis_url: str) -> None:
-    """A tenant that the other gateway has served much waits behind one that nobody has."""
-    lines = [RequestQueue(10), RequestQueue(10)]
-    shares = [FairnessSync(line, counters(redis_url, f"g{i}", "lines")) for i, line in enumerate(lines)]
-    for share in shares:
-        await share.start()
+async def test_two_request_queues_share_their_totals(redis_url: str) -> None:
+    """A tenant that the other gateway has served much waits behind a tenant that no gateway has served."""
+    queues = [RequestQueue(10), RequestQueue(10)]
+    syncs = [FairnessSync(queue, counters(redis_url, f"g{i}", "queues")) for i, queue in enumerate(queues)]
+    for sync in syncs:
+        await sync.start()
     try:
         async with asyncio.timeout(20):
-            while not _knows(lines[1], _serve(lines[0])):
+            while not _knows(queues[1], _serve(queues[0])):
                 await asyncio.sleep(0.01)
     finally:
-        for share in shares:
-            await share.stop()
+        for sync in syncs:
+            await sync.stop()
     for name, tenant in (("first", "acme"), ("second", "globex")):
         request = _request(name, tenant, 10)
-        assert lines[1].enter(request, lines[1].ticket(request, 1.0)) is None
-    assert lines[1].first("m") == "second"
+        assert queues[1].enter(request, queues[1].ticket(request, 1.0)) is None
+    assert queues[1].first("m") == "second"
 
 
-def _serve(line: RequestQueue) -> ModelFlow:
+def _serve(queue: RequestQueue) -> ModelFlow:
     request = _request(f"r{next(_numbers)}", "acme", 1000)
-    line.enter(request, line.ticket(request, 1.0))
-    line.send(request.id)
-    line.leave(request.id)
+    queue.enter(request, queue.ticket(request, 1.0))
+    queue.send(request.id)
+    queue.leave(request.id)
     return ModelFlow("m", FlowKey(request.lane, request.tenant))
 
 
-def _knows(line: RequestQueue, service: ModelFlow) -> bool:
-    return line.counter(service) > 0
+def _knows(queue: RequestQueue, service: ModelFlow) -> bool:
+    return queue.counter(service) > 0
 
 
 def _request(name: str, tenant: str, num_tokens: int) -> Request:
@@ -112,7 +112,7 @@ def _request(name: str, tenant: str, num_tokens: int) -> Request:
 
 
 async def test_totals_are_kept_for_a_while(redis_url: str) -> None:
-    """A gateway that misses an exchange or two is not forgotten."""
+    """The totals of a gateway that misses an exchange or two stay."""
     one = counters(redis_url, "g1", "kept")
     await one.exchange([(ACME, 1)])
     redis = connect(redis_url)

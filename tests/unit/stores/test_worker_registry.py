@@ -1,4 +1,4 @@
-"""The registry on a real server: fencing of lives, lapsing, records of other versions, and outages."""
+"""Test the registry on a real server: fencing of incarnations, lapsing, records of other versions, and outages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Make = Callable[..., WorkerRegistry]
 
 DEADLINE_S = 30.0
 BORN = 1_795_000_000_000_000_001
-"""Nanoseconds; its neighbours are equal to it as doubles."""
+"""In nanoseconds; as a double it equals its neighbours."""
 
 
 def record(name: str = "w0", incarnation: int = BORN, port: int = 1) -> WorkerRecord:
@@ -44,7 +44,7 @@ def record(name: str = "w0", incarnation: int = BORN, port: int = 1) -> WorkerRe
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
-    """A server of their own: these tests empty it, and the workers of other tests live in the session's."""
+    """Start a separate server, because these tests flush it."""
     with EmbeddedServer.start() as server:
         yield server.url
 
@@ -59,7 +59,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def make(redis: Redis, redis_url: str) -> AsyncIterator[Make]:
-    """Makes registries of the namespace `test` on an empty server."""
+    """Return a function that makes registries of the namespace `test` on an empty server."""
     made: list[WorkerRegistry] = []
 
     def make_one(*, url: str = redis_url, ttl_s: float = 60.0, namespace: str = "test") -> WorkerRegistry:
@@ -86,7 +86,7 @@ class TestRegistry:
         assert await registry.publish(first)
         assert await registry.list() == (first, second)
 
-    async def test_a_later_life_replaces_an_earlier_and_never_the_other_way(self, registry: WorkerRegistry) -> None:
+    async def test_a_later_incarnation_replaces_an_earlier_but_not_vice_versa(self, registry: WorkerRegistry) -> None:
         old, new = record(), record(incarnation=BORN + 1, port=2)
         assert await registry.publish(old)
         assert await registry.publish(new)
@@ -99,7 +99,7 @@ class TestRegistry:
         assert await registry.publish(record("w1", incarnation=9))
         assert await registry.publish(record("w1", incarnation=10))
 
-    async def test_a_late_goodbye_of_an_earlier_life_does_nothing(self, registry: WorkerRegistry) -> None:
+    async def test_a_late_withdrawal_of_an_earlier_incarnation_does_nothing(self, registry: WorkerRegistry) -> None:
         old, new = record(), record(incarnation=BORN + 1)
         await registry.publish(old)
         await registry.publish(new)
@@ -109,13 +109,15 @@ class TestRegistry:
         assert not await registry.withdraw(new.worker)
         assert await registry.list() == ()
 
-    async def test_the_same_life_may_change_its_record(self, registry: WorkerRegistry) -> None:
+    async def test_the_same_incarnation_may_change_its_record(self, registry: WorkerRegistry) -> None:
         await registry.publish(record())
         changed = replace(record(), pool="mixed")
         assert await registry.publish(changed)
         assert await registry.list() == (changed,)
 
-    async def test_an_entry_lapses_and_then_gives_way(self, registry: WorkerRegistry, make: Make) -> None:
+    async def test_a_lapsed_entry_can_be_replaced_by_an_earlier_incarnation(
+        self, registry: WorkerRegistry, make: Make
+    ) -> None:
         brief = make(ttl_s=0.05)
         late, early = record(incarnation=BORN + 1), record()
         await registry.publish(record("w1"))
@@ -125,7 +127,7 @@ class TestRegistry:
                 await asyncio.sleep(0.01)
         assert await registry.list() == (early, record("w1"))
 
-    async def test_the_lapsed_are_not_listed_and_nothing_stays_behind(self, redis: Redis, make: Make) -> None:
+    async def test_lapsed_entries_are_not_listed_and_all_keys_expire(self, redis: Redis, make: Make) -> None:
         brief = make(ttl_s=0.05)
         await brief.publish(record())
         async with asyncio.timeout(DEADLINE_S):
@@ -134,7 +136,7 @@ class TestRegistry:
             while await redis.dbsize():
                 await asyncio.sleep(0.01)
 
-    async def test_a_brief_entry_does_not_shorten_the_life_of_the_others(self, redis: Redis, make: Make) -> None:
+    async def test_a_short_ttl_does_not_shorten_that_of_other_entries(self, redis: Redis, make: Make) -> None:
         await make(ttl_s=60.0).publish(record("w1"))
         await make(ttl_s=0.5).publish(record("w0"))
         for key in await redis.keys("*"):
@@ -155,7 +157,7 @@ class TestRegistry:
         await redis.script_flush()
         assert await registry.list() == (record(),)
 
-    async def test_a_record_of_another_version_is_left_out_and_told_once(
+    async def test_a_record_of_another_version_is_left_out_and_logged_once(
         self, redis: Redis, registry: WorkerRegistry, caplog: pytest.LogCaptureFixture
     ) -> None:
         await registry.publish(record("w1"))
@@ -169,19 +171,19 @@ class TestRegistry:
     async def test_records_are_sent_again_only_when_they_changed(
         self, redis: Redis, make: Make, registry: WorkerRegistry
     ) -> None:
-        """What is put beside the scripts' back is not seen until something changes."""
+        """A record that is written without the scripts is not seen until the version changes."""
         reader = make()
         await registry.publish(record("w1"))
         assert await reader.list() == (record("w1"),)
         hidden = f"{BORN:020d}" + record("w0").to_json()
         await redis.hset("{test:workers}:records", "w0", hidden)
         await registry.publish(record("w1"))
-        assert await reader.list() == (record("w1"),), "a beat is no change"
+        assert await reader.list() == (record("w1"),), "a heartbeat is no change"
         await registry.publish(record("w2"))
         assert await reader.list() == (record("w0"), record("w1"), record("w2"))
 
     @pytest.mark.parametrize("what", ["publish", "life", "record", "withdraw", "lapse", "flush"])
-    async def test_every_change_is_seen_by_who_knows_the_state_before(
+    async def test_every_change_is_seen_by_a_reader_of_the_state_before(
         self, redis: Redis, make: Make, registry: WorkerRegistry, what: str
     ) -> None:
         reader, other = make(), record("w1")
@@ -214,7 +216,7 @@ class TestRegistry:
     async def test_a_replica_that_missed_a_change_does_not_repeat_its_version(
         self, redis: Redis, make: Make, registry: WorkerRegistry
     ) -> None:
-        """What a failover does: the state before a change, and then another change."""
+        """Restore the state before a change, as a failover does, and then make another change."""
         reader = make()
         for name in ("w0", "w1", "w2"):
             await registry.publish(record(name))
@@ -246,7 +248,7 @@ class TestWatch:
 
 
 class Outage:
-    """A server that can go away, lose everything and come back under the same address."""
+    """Embedded server that can stop, lose its data and start again under the same address."""
 
     def __init__(self, directory: Path) -> None:
         self._link = directory / "redis.sock"
@@ -289,7 +291,7 @@ class TestOutage:
         assert await registry.publish(record())
         assert await registry.list() == (record(),)
 
-    async def test_watchers_keep_what_they_knew_and_say_so(
+    async def test_a_watch_keeps_the_last_records_while_unreachable(
         self, outage: Outage, make: Make, caplog: pytest.LogCaptureFixture
     ) -> None:
         registry = make(url=outage.url)
@@ -302,7 +304,7 @@ class TestOutage:
             assert await anext(views) == RegistryView((), reachable=True)
         assert len([r for r in caplog.records if "unreachable" in r.getMessage()]) == 1
 
-    async def test_a_watch_that_begins_in_an_outage_says_so(self, tmp_path: Path, make: Make) -> None:
+    async def test_a_watch_that_starts_in_an_outage_reports_unreachable(self, tmp_path: Path, make: Make) -> None:
         async with (
             asyncio.timeout(DEADLINE_S),
             aclosing(make(url=f"unix://{tmp_path}/nothing.sock").watch(poll_s=0.01)) as views,
@@ -328,7 +330,7 @@ class TestOutage:
 
 @pytest.mark.redis
 class TestHeartbeat:
-    async def test_it_keeps_an_entry_alive_beyond_its_time(self, redis: Redis, make: Make) -> None:
+    async def test_heartbeats_keep_an_entry_alive_beyond_its_ttl(self, redis: Redis, make: Make) -> None:
         registry = make(ttl_s=0.4)
         beating = asyncio.create_task(Heartbeat(registry, record()).run())
         async with asyncio.timeout(DEADLINE_S):
@@ -338,7 +340,7 @@ class TestHeartbeat:
         assert await registry.list() == (record(),)
         await cancelled(beating)
 
-    async def test_an_earlier_life_learns_that_it_is_superseded_and_leaves_the_later_alone(
+    async def test_an_earlier_incarnation_is_superseded_and_leaves_the_later_alone(
         self, redis: Redis, make: Make
     ) -> None:
         registry = make(ttl_s=60.0)
@@ -365,7 +367,7 @@ async def until(heartbeat: Heartbeat, state: Registration) -> None:
 
 
 async def lapse(redis: Redis) -> float:
-    """When w0's entry lapses, in milliseconds of the server's clock."""
+    """Return when w0's entry lapses, in milliseconds of the server's clock."""
     while (score := await redis.zscore("{test:workers}:lapse", "w0")) is None:
         await asyncio.sleep(0.01)
     return float(score)

@@ -1,4 +1,4 @@
-"""Signatures of calls: what is believed, once, and what is not, whatever bytes a stranger sends."""
+"""Test call signatures: valid ones are accepted once, and all other bytes are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def nonce(number: int) -> bytes:
     return number.to_bytes(NONCE_BYTES, "big")
 
 
-def test_a_call_is_believed_once() -> None:
+def test_a_call_is_accepted_once() -> None:
     check = CallCheck(LIFE)
     header = sign_token(STAMP, SUBMIT, SECRET)
     assert judge(check, header) is None
@@ -66,7 +66,7 @@ def test_either_secret_of_a_rotation_is_accepted(secrets: tuple[bytes, ...]) -> 
         (sign_token(STAMP, SUBMIT, SECRET) + bytes(1 << 16), SUBMIT, AuthFailure.MALFORMED),
     ],
 )
-def test_others_are_not(header: bytes, method: str, fault: AuthFailure) -> None:
+def test_other_signatures_are_refused(header: bytes, method: str, fault: AuthFailure) -> None:
     assert judge(CallCheck(LIFE), header, method) is fault
 
 
@@ -79,26 +79,26 @@ def test_a_call_carries_one_signature() -> None:
 
 
 @pytest.mark.parametrize("off_s", [-1.0, 1.0])
-def test_clocks_may_differ_by_so_much(off_s: float) -> None:
+def test_clock_skew_up_to_the_limit_is_accepted(off_s: float) -> None:
     header = sign_token(STAMP, SUBMIT, SECRET)
     assert judge(CallCheck(LIFE), header, now=NOW + off_s * (MAX_SKEW_S - 0.1)) is None
     assert judge(CallCheck(LIFE), header, now=NOW + off_s * (MAX_SKEW_S + 0.1)) is AuthFailure.STALE
 
 
 @given(flip=st.integers(0, 8 * len(sign_token(STAMP, SUBMIT, SECRET)) - 1))
-def test_no_bit_can_be_changed(flip: int) -> None:
+def test_a_header_with_any_bit_changed_is_refused(flip: int) -> None:
     header = bytearray(sign_token(STAMP, SUBMIT, SECRET))
     header[flip // 8] ^= 1 << flip % 8
     assert judge(CallCheck(LIFE), bytes(header)) in (AuthFailure.WRONG, AuthFailure.MALFORMED)
 
 
 @given(header=st.binary(max_size=300))
-def test_whatever_bytes_come_are_only_refused(header: bytes) -> None:
+def test_arbitrary_bytes_are_refused_without_another_error(header: bytes) -> None:
     assert judge(CallCheck(LIFE), header) in (AuthFailure.WRONG, AuthFailure.MALFORMED)
 
 
 @given(who=st.text(st.characters(), max_size=300))
-def test_a_name_of_any_kind_is_carried_as_far_as_it_fits(who: str) -> None:
+def test_any_sender_name_is_carried_and_truncated_to_its_limit(who: str) -> None:
     header = sign_token(replace(STAMP, who=who), SUBMIT, SECRET)
     assert judge(CallCheck(LIFE), header) is None
     stamp = parse_token(header)
@@ -109,8 +109,8 @@ Moves = st.lists(st.tuples(st.floats(-25, 40), st.integers(0, 12)), min_size=1, 
 
 
 @given(moves=Moves, limit=st.integers(1, 6))
-def test_nothing_is_believed_twice_however_few_are_remembered(moves: list[tuple[float, int]], limit: int) -> None:
-    """Time passes, calls come early, late, again, and more of them than are remembered."""
+def test_no_call_is_accepted_twice_at_any_nonce_limit(moves: list[tuple[float, int]], limit: int) -> None:
+    """Send calls early, late and repeatedly while time passes, and more calls than the nonce limit."""
     check, now, sent = CallCheck(LIFE, max_nonces=limit), NOW, dict[int, bytes]()
     believed: set[bytes] = set()
     for step_s, number in moves:
@@ -123,7 +123,7 @@ def test_nothing_is_believed_twice_however_few_are_remembered(moves: list[tuple[
         assert check._nonces.count == sum(map(len, check._nonces._by_second.values())) <= limit
 
 
-def test_what_is_remembered_is_forgotten_with_the_window() -> None:
+def test_nonces_are_dropped_when_their_window_is_over() -> None:
     check = CallCheck(LIFE)
     for second in range(1000):
         stamp = replace(STAMP, sent_ms=int((NOW + second) * 1e3), nonce=nonce(second))
@@ -131,7 +131,7 @@ def test_what_is_remembered_is_forgotten_with_the_window() -> None:
     assert check._nonces.count <= MAX_SKEW_S + 2
 
 
-def test_with_more_calls_than_are_remembered_the_window_is_shorter_but_not_open() -> None:
+def test_beyond_the_nonce_limit_the_window_is_shorter_but_not_open() -> None:
     check = CallCheck(LIFE, max_nonces=2)
     headers = [
         sign_token(replace(STAMP, sent_ms=int((NOW + i) * 1e3), nonce=nonce(i)), SUBMIT, SECRET) for i in (0, 1, 2, 3)

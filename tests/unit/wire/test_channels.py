@@ -1,4 +1,4 @@
-"""The shared gRPC settings, tried on a real server and channel."""
+"""Test the shared gRPC options on a real server and channel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Context = grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.Descri
 
 
 class Describing(WorkerServicer):
-    """Answers with a bundle of 32 MiB, eight times what gRPC lets through by default."""
+    """Reply with a bundle of 32 MiB, eight times gRPC's default limit."""
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
         return worker_pb2.DescribeReply(bundle=worker_pb2.TokenizerBundle(tokenizer_json=bytes(MAX_MESSAGE_BYTES // 2)))
@@ -31,7 +31,7 @@ async def port() -> AsyncIterator[int]:
     await server.stop(None)
 
 
-async def test_large_messages_pass_whatever_proxy_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_messages_pass_and_proxies_are_ignored(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     async with open_channel(f"127.0.0.1:{port}") as channel:

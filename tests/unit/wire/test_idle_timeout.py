@@ -1,4 +1,4 @@
-"""A wait that is too long ends, many short ones do not; no test here says how long any of it takes."""
+"""Test that IdleTimeout ends a wait that is too long, and neither many short waits nor a stalled process."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from tandem.wire.idle_timeout import IdleTimeout
 
 
-def stand_still() -> None:
-    """The whole process, for longer than a wait of the tests that do this may take."""
+def block_event_loop() -> None:
+    """Stall the process for longer than the limit that the tests here set."""
     time.sleep(0.1)
 
 
-async def test_a_wait_that_does_not_end_is_ended() -> None:
+async def test_a_wait_that_is_too_long_times_out() -> None:
     with pytest.raises(TimeoutError):
         async with IdleTimeout(0.02) as patience:
             patience.wait()
             await asyncio.Event().wait()
 
 
-async def test_a_wait_after_others_is_ended_too() -> None:
+async def test_a_wait_after_others_times_out_too() -> None:
     num_waits = 0
     with pytest.raises(TimeoutError):
         async with IdleTimeout(0.2) as patience:
@@ -68,14 +68,14 @@ async def test_a_cancel_from_outside_stays_a_cancel() -> None:
         await task
 
 
-async def test_a_block_that_is_over_leaves_nothing_that_could_cancel() -> None:
+async def test_leaving_the_block_disarms_the_timer() -> None:
     async with IdleTimeout(0.02) as patience:
         patience.wait()
     await asyncio.sleep(0.1)
 
 
-async def test_what_came_while_this_process_stood_still_did_not_come_late() -> None:
-    """Its event loop finds the message and the end of the wait at once."""
+async def test_a_message_that_arrived_during_a_stall_is_not_late() -> None:
+    """The event loop finds the message and the expired timer at the same time."""
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours)
     with theirs:
@@ -83,26 +83,26 @@ async def test_what_came_while_this_process_stood_still_did_not_come_late() -> N
             for _ in range(3):
                 patience.wait()
                 theirs.send(b"here\n")
-                stand_still()
+                block_event_loop()
                 assert await reader.readline() == b"here\n"
     writer.close()
 
 
-async def test_who_stood_still_does_not_wait_for_ever() -> None:
+async def test_a_wait_after_a_stall_times_out() -> None:
     with pytest.raises(TimeoutError):
         async with IdleTimeout(0.05) as patience:
             patience.wait()
-            stand_still()
+            block_event_loop()
             await asyncio.Event().wait()
 
 
 @pytest.mark.slow
-async def test_a_wait_ends_on_a_busy_event_loop_too() -> None:
-    """All looks come late where every turn takes long."""
+async def test_a_wait_times_out_on_a_busy_event_loop() -> None:
+    """Every timer runs late when each iteration of the event loop is slow."""
 
     async def be_busy() -> None:
         for _ in range(30):
-            stand_still()
+            block_event_loop()
             await asyncio.sleep(0)
 
     busy = asyncio.create_task(be_busy())
@@ -110,5 +110,5 @@ async def test_a_wait_ends_on_a_busy_event_loop_too() -> None:
         async with IdleTimeout(0.25) as patience:
             patience.wait()
             await asyncio.Event().wait()
-    assert not busy.done(), "it was waited for until the event loop had time"
+    assert not busy.done(), "the limit does not wait for an idle event loop"
     busy.cancel()

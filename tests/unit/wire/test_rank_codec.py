@@ -1,4 +1,4 @@
-"""What ranks say to each other survives the wire; what nobody says is refused."""
+"""Test that rank commands and events round-trip, and that malformed bytes are refused."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_events(event: RankEvent) -> None:
     [b"", b"\xff", pb.RankCommand(copy=pb.BlockCopies(sources=[1], targets=[])).SerializeToString()],
     ids=["nothing", "garbage", "unequal"],
 )
-def test_what_nobody_says_is_refused(data: bytes) -> None:
+def test_malformed_commands_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_command(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", pb.RankEvent(failed=pb.RankFailure(kind="?")).SerializeToString()])
-def test_what_no_rank_says_is_refused(data: bytes) -> None:
+def test_malformed_events_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_event(data)

@@ -1,4 +1,4 @@
-"""The secret file as people write it, and as it changes under a program that runs."""
+"""Test parsing the secret file, and following its changes while a program runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OLD, NEW = b"o" * 64, b"n" * 64
 
 
 def write(path: Path, *lines: bytes) -> Path:
-    """As a Secret is mounted: another file takes the name."""
+    """Replace the file by another one of its name, as Kubernetes does with a mounted Secret."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(b"\n".join(lines) + b"\n")
     fresh.replace(path)
@@ -35,7 +35,7 @@ def test_one_or_two_lines_are_secrets(content: bytes, secrets: tuple[bytes, ...]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "holds 0 secrets"),
         (b"\n\n", "holds 0 secrets"),
@@ -44,14 +44,14 @@ def test_one_or_two_lines_are_secrets(content: bytes, secrets: tuple[bytes, ...]
         (OLD + b"\nhunter2\n", "less than 32 bytes"),
     ],
 )
-def test_other_files_are_refused_without_telling_what_is_in_them(content: bytes, said: str) -> None:
-    with pytest.raises(TandemError, match=said) as caught:
+def test_other_files_are_refused_without_quoting_their_content(content: bytes, message: str) -> None:
+    with pytest.raises(TandemError, match=message) as caught:
         parse_secrets(content, "/run/secret")
     assert caught.value.kind is ErrorKind.INVALID_REQUEST and caught.value.param == "cluster.secret_file"
     assert "hunter2" not in caught.value.message and "/run/secret" in caught.value.message
 
 
-def test_a_file_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(TandemError, match=r"cannot read .*") as caught:
             SecretFile(path)
@@ -73,7 +73,7 @@ def test_a_change_is_seen_within_a_second(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short\n"])
-def test_a_broken_file_leaves_the_secrets_and_is_told_of_once(
+def test_an_unusable_file_leaves_the_secrets_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
 ) -> None:
     path = write(tmp_path / "secret", OLD)
@@ -84,6 +84,6 @@ def test_a_broken_file_leaves_the_secrets_and_is_told_of_once(
         write(path, content)
     for second in range(5):
         assert secrets.current(100.0 + second) == (OLD,)
-    assert caplog.text.count("the last secrets go on to hold") == 1
+    assert caplog.text.count("the previous secrets stay in force") == 1
     write(path, NEW)
     assert secrets.current(200.0) == (NEW,)

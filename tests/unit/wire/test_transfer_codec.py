@@ -1,4 +1,4 @@
-"""Commands and events of a rank's mover cross a channel as they are, or are refused with a typed error."""
+"""Test that commands and events of a rank's transfer engine round-trip or are refused with a typed error."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_order_that_lacks_something_is_refused(field: str) -> None:
         (decode_event, pb.MoverEvent(lost=pb.PeerLost(proven=True))),
     ],
 )
-def test_what_says_too_little_is_refused(decode: Any, message: Any) -> None:
+def test_incomplete_messages_are_refused(decode: Any, message: Any) -> None:
     with pytest.raises(TandemError, match="malformed message"):
         decode(message)
 

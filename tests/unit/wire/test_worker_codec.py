@@ -1,4 +1,4 @@
-"""Round trips of everything that crosses the wire, and what malformed messages come to."""
+"""Test the round trips of all messages of worker.proto and kv.proto, and the errors of malformed ones."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def announcements(draw: st.DrawFn) -> Announcement:
 
 
 @st.composite
-def borrows(draw: st.DrawFn) -> RemotePrefixRequest:
+def prefix_requests(draw: st.DrawFn) -> RemotePrefixRequest:
     hashes = draw(st.lists(st.binary(min_size=16, max_size=16).map(BlockHash), min_size=1, max_size=5))
     return RemotePrefixRequest(draw(st.integers(0, len(hashes) - 1)), tuple(hashes))
 
@@ -149,7 +149,7 @@ def peers(draw: st.DrawFn) -> TransportPeer:
 
 
 def sent(message: Any) -> Any:
-    """The message as it arrives."""
+    """Return the message after serializing and parsing it."""
     return type(message).FromString(message.SerializeToString())
 
 
@@ -162,7 +162,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.mark.parametrize(
-    ("told", "arrives"),
+    ("traceparent", "arrives"),
     [
         (TRACEPARENT, TRACEPARENT),
         ("", ""),
@@ -171,9 +171,9 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         (TRACEPARENT.replace("7", "ä"), ""),
     ],
 )
-def test_a_trace_context_arrives_or_is_left_out_and_refuses_nothing(told: str, arrives: str) -> None:
+def test_a_malformed_traceparent_is_dropped_without_an_error(traceparent: str, arrives: str) -> None:
     message = a_submission()
-    message.traceparent = told
+    message.traceparent = traceparent
     decoded = job_codec.decode_submission(sent(message))
     assert decoded.job.request.traceparent == arrives
     assert job_codec.encode_submission(decoded).traceparent == arrives
@@ -204,15 +204,17 @@ def test_updates_carry_every_event_and_the_load(events: Sequence[JobEvent], load
 
 
 @given(keys, st.integers(0, 2**30), st.lists(sampled, min_size=1, max_size=6), st.none() | U32)
-def test_consecutive_tokens_share_a_run(key: JobKey, first: int, drawn: list[SampledToken], cached: int | None) -> None:
-    events = [Token(key, first + i, token, None if i else cached) for i, token in enumerate(drawn)]
+def test_consecutive_tokens_share_a_run(
+    key: JobKey, first: int, sampled_tokens: list[SampledToken], cached: int | None
+) -> None:
+    events = [Token(key, first + i, token, None if i else cached) for i, token in enumerate(sampled_tokens)]
     message = sent(worker_codec.encode_update(events))
     assert len(message.runs) == 1
     assert not message.HasField("load")
     assert worker_codec.decode_update(message) == tuple(events)
 
 
-def test_what_a_worker_tells_of_its_time_is_told_with_the_first_token() -> None:
+def test_the_stages_of_a_job_are_sent_with_its_first_token() -> None:
     key, stages = JobKey(RequestId("r"), 1), JobStages(0.5, 1.0, 0.25, 0.125, 2.0)
     events = (Token(key, 0, SampledToken(1), 3, stages), Token(key, 1, SampledToken(2)))
     message = sent(worker_codec.encode_update(events))
@@ -249,8 +251,8 @@ def test_announcements_round_trip(announcement: Announcement) -> None:
     assert kv_codec.decode_announcement(sent(kv_codec.encode_announcement(announcement))) == announcement
 
 
-@given(handoff_keys, borrows())
-def test_prefix_fetches_that_are_asked_for_round_trip(key: HandoffKey, prefix_request: RemotePrefixRequest) -> None:
+@given(handoff_keys, prefix_requests())
+def test_prefix_requests_round_trip(key: HandoffKey, prefix_request: RemotePrefixRequest) -> None:
     assert kv_codec.decode_prefix_request(sent(kv_codec.encode_prefix_request(key, prefix_request))) == (
         key,
         prefix_request,
@@ -266,7 +268,7 @@ def test_prefix_fetches_that_are_asked_for_round_trip(key: HandoffKey, prefix_re
         (b"x" * 16 * (MAX_REMOTE_PREFIX_BLOCKS + 1), 0, f"{MAX_REMOTE_PREFIX_BLOCKS} may be"),
     ],
 )
-def test_a_prefix_fetch_of_nothing_or_too_much_is_refused(hashes: bytes, first_index: int, complaint: str) -> None:
+def test_a_prefix_request_for_no_block_or_too_many_is_refused(hashes: bytes, first_index: int, complaint: str) -> None:
     key = kv_pb2.HandoffKey(handoff="h", attempt=1)
     with pytest.raises(TandemError, match=complaint):
         kv_codec.decode_prefix_request(kv_pb2.RemotePrefixRequest(key=key, first_index=first_index, hashes=hashes))
@@ -308,7 +310,7 @@ def test_step_costs_round_trip(cost: StepCost) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_a_step_cost_that_cannot_be_is_malformed(bad: float) -> None:
+def test_an_invalid_step_cost_is_malformed(bad: float) -> None:
     with pytest.raises(TandemError) as error:
         worker_codec.decode_step_cost(worker_pb2.StepCost(base_s=1.0, decode_seq_s=bad))
     assert error.value.kind is ErrorKind.INVALID_REQUEST
@@ -324,7 +326,7 @@ def a_submission() -> worker_pb2.SubmitRequest:
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "error"),
     [
         ("gateway", "names no gateway"),
         ("incarnation", "names no incarnation"),
@@ -333,10 +335,10 @@ def a_submission() -> worker_pb2.SubmitRequest:
         ("resume", "no job"),
     ],
 )
-def test_a_submission_that_lacks_something_is_refused(field: str, told: str) -> None:
+def test_a_submission_that_lacks_something_is_refused(field: str, error: str) -> None:
     message = a_submission()
     message.ClearField(field)
-    with pytest.raises(TandemError, match=told) as caught:
+    with pytest.raises(TandemError, match=error) as caught:
         job_codec.decode_submission(message)
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
 
@@ -349,7 +351,7 @@ def test_a_resume_whose_source_lacks_something_is_refused(field: str) -> None:
         job_codec.decode_submission(message)
 
 
-def test_a_hand_off_without_a_name_is_refused() -> None:
+def test_a_handoff_without_an_id_is_refused() -> None:
     message = a_submission()
     message.prefill.handoff = ""
     message.prefill.SetInParent()
@@ -358,7 +360,7 @@ def test_a_hand_off_without_a_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"prompt_tokens": (-1,)}, {"prompt_tokens": (2**32,)}, {"model": "\ud800"}])
-def test_what_does_not_fit_the_wire_is_refused_before_it_is_sent(changes: dict[str, Any]) -> None:
+def test_values_that_do_not_fit_their_field_are_refused_by_the_sender(changes: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"model": "m", "prompt_tokens": (1,), **changes}
     request = Request(id=RequestId("r"), sampling=SamplingParams(max_tokens=1), **arguments)
     with pytest.raises(TandemError, match="cannot be sent") as caught:
@@ -368,7 +370,7 @@ def test_what_does_not_fit_the_wire_is_refused_before_it_is_sent(changes: dict[s
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
 
 
-def test_ends_and_tokens_that_say_too_little_are_refused() -> None:
+def test_incomplete_ends_and_tokens_are_refused() -> None:
     key = job_codec.encode_key(JobKey(RequestId("r"), 1))
     no_end = worker_pb2.WatchUpdate(ends=[worker_pb2.JobEnd(key=key)])
     odd_reason = worker_pb2.WatchUpdate(
@@ -398,7 +400,7 @@ def test_ends_and_tokens_that_say_too_little_are_refused() -> None:
         ("worker.id", ""),
     ],
 )
-def test_a_peer_whose_memory_cannot_be_as_it_says_is_refused(path: str, value: object) -> None:
+def test_a_peer_with_an_inconsistent_memory_region_is_refused(path: str, value: object) -> None:
     group = KVGroup(layers=2, heads=2, head_dim=4, dtype="float32")
     layout = KVLayout(8, (group,))
     region = KVRegion(4096, 3, layout.block_bytes, 0, 2)

@@ -42,7 +42,7 @@ class DemandPublisher:
         while True:
             async with log_and_continue("telling of demand"):
                 with contextlib.suppress(DemandUnavailable):  # `RedisHealth` has said so
-                    await self._board.tell(self._record())
+                    await self._board.publish(self._record())
                 await asyncio.sleep(PERIOD_S)
 
     def _record(self) -> DemandRecord:

@@ -143,7 +143,7 @@ class PrefixIndexClient:
         if snapshot is not None and snapshot.incarnation == worker.incarnation and snapshot.number >= min_number:
             self._mirror.load(worker, snapshot.number, await _read_blocks(snapshot))
         else:
-            await self._reader.want(worker, min_number)
+            await self._reader.request_snapshot(worker, min_number)
 
     def __repr__(self) -> str:
         return f"<prefix index {'reachable' if self.is_reachable else 'unreachable'}: {self._mirror!r}>"

@@ -1,7 +1,7 @@
--- Say what one gateway has been asked for and has answered, or take that back.
--- KEYS[1] hash: gateway -> its word, in a form that only gateways and planners read
--- KEYS[2] sorted set: gateway -> when it said so, in milliseconds of this server's clock
--- ARGV    gateway, its word (empty: take it back), time to live in milliseconds
+-- Store the demand record of one gateway, or delete it. Records older than the time to live are deleted first.
+-- KEYS[1] hash: gateway -> its record, in a form that only gateways and planners read
+-- KEYS[2] sorted set: gateway -> when it was stored, in milliseconds of this server's clock
+-- ARGV    gateway, its record (empty: delete it), time to live in milliseconds
 -- Returns nothing.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

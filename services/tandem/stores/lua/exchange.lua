@@ -1,4 +1,4 @@
--- Say what one gateway has served, and hear what all have.
+-- Store the totals that one gateway has served, and return those of all gateways.
 -- KEYS[1] hash: gateway -> its totals, in a form that only gateways read
 -- KEYS[2] sorted set: gateway -> when its totals lapse, in milliseconds of this server's clock
 -- ARGV    gateway, its totals, time to live in milliseconds

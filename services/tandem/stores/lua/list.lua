@@ -1,11 +1,11 @@
--- Drop what has lapsed and give the records of the rest, unless the caller knows them.
+-- Delete lapsed entries and return the records of the others, unless the caller has them already.
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
--- KEYS[3] version, see publish; gone where there is no record
+-- KEYS[3] version, see publish; absent if there is no record
 -- KEYS[4] hash: worker id -> incarnation and role, see publish
--- ARGV    the version that the caller knows, or nothing
--- Returns the version, empty where there is no record; and where the caller knows another, the records, in no
--- particular order, and workers and roles by turns.
+-- ARGV    the version that the caller has, or empty
+-- Returns the version, empty if there is no record; and if it differs from the caller's, a list of the records in no
+-- particular order, and a list of worker ids and roles by turns.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local lapsed = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)

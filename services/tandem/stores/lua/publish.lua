@@ -1,13 +1,13 @@
--- Put one life of a worker into the registry, unless a later life is there.
+-- Register one incarnation of a worker or renew its entry, unless a later incarnation is registered.
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
--- KEYS[3] version: another number after each change of the records, in whatever life of this server, and of a replica
---         that takes its place without the last changes: microseconds of the server's clock, or the next number
--- KEYS[4] hash: worker id -> incarnation as 20 decimal digits, then the role that was set for that life
+-- KEYS[3] version: changes with each change of the records, also across restarts of this server and a failover to a
+--         replica that lacks the last changes: the server's clock in microseconds, or the last version plus one
+-- KEYS[4] hash: worker id -> incarnation as 20 decimal digits, then the role that was set for that incarnation
 -- ARGV    worker id, incarnation (20 digits, so that text compares as numbers do: Lua's doubles are too short),
---         record, time to live in milliseconds, the role that this life was last told, empty where none: it is taken
---         where the entry of this life is not there, which is where the role was lost with it
--- Returns 1 and the role, empty where none is set; or 0 when a later life holds the id.
+--         record, time to live in milliseconds, the last role that this incarnation received, empty if none: it is
+--         used if this incarnation has no entry, since its role was then lost together with the entry
+-- Returns 1 and the role, empty if none is set; or 0 if a later incarnation holds the id.
 local id, incarnation, record, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -32,7 +32,7 @@ if held ~= incarnation .. record then
   redis.call('SET', KEYS[3], string.format('%.0f', version), 'KEEPTTL')
 end
 redis.call('ZADD', KEYS[2], now + ttl, id)
--- Nothing is left behind when all workers are gone and nobody looks.
+-- Let all keys expire when there are no workers and nobody calls list.
 for i = 1, 4 do
   if redis.call('PTTL', KEYS[i]) < ttl then
     redis.call('PEXPIRE', KEYS[i], ttl)

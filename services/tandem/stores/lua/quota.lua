@@ -1,14 +1,15 @@
--- One tenant's quotas; admission/quota.py says what it means, word for word.
--- KEYS[1] hash: requests, tokens: levels of the buckets in 1/60,000, empty without a limit; at: when, in milliseconds
+-- Reserve, renew or settle quota of one tenant, exactly as QuotaBook in admission/quota.py does.
+-- KEYS[1] hash: requests, tokens: levels of the buckets in 1/60,000, empty without a limit; at: their time, in
+--         milliseconds
 -- KEYS[2] hash: id of an open reservation -> requests, tokens charged, tokens used
 -- KEYS[3] sorted set: id of an open reservation -> when it expires, in milliseconds of this server's clock
 -- ARGV    verb, requests per minute, tokens per minute, concurrency (0: no limit), time to live of a reservation in
---         milliseconds, the time in milliseconds (empty: this server's, which is what everybody but a test wants);
---         reserve: id, requests, tokens, 1 to take them whatever is left
+--         milliseconds, the time in milliseconds (empty: this server's clock; only tests pass a time);
+--         reserve: id, requests, tokens, 1 to take them even if too little is left
 --         renew: id, tokens used, and so on
---         settle: id, tokens used (empty: it is as if it had never been)
+--         settle: id, tokens used (empty: refund everything)
 -- Returns both levels, then; reserve: the limit that refuses it or empty, and milliseconds to wait; renew: the ids that
--- are not open; settle: 1, or 0 when it is not open.
+-- are not open; settle: 1, or 0 if the reservation is not open.
 local UNIT, MAX_SWEEP, MAX_BACK = 60000, 256, 60000
 local verb, max_open, ttl, now = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 if not now then
@@ -113,7 +114,7 @@ else
   answer = {requests and 1 or 0}
 end
 
--- Books of which nothing is open and whose buckets are full say no more than no books.
+-- Let the keys expire when no reservation is open and all buckets are full: absent keys mean the same.
 local lives, texts = 2 * ttl, {}
 for i, limit in ipairs(limits) do
   texts[i] = limit > 0 and string.format('%.0f', levels[i]) or ''

@@ -1,10 +1,10 @@
--- Set what one life of a worker is taken for.
+-- Set the role of one incarnation of a worker.
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses, in milliseconds of this server's clock
 -- KEYS[3] version, see publish
 -- KEYS[4] hash: worker id -> incarnation and role, see publish
 -- ARGV    worker id, incarnation (20 digits), role
--- Returns 1, or 0 when that life is not there.
+-- Returns 1, or 0 if that incarnation is not registered.
 local id, incarnation = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local held, lapses = redis.call('HGET', KEYS[1], id), redis.call('ZSCORE', KEYS[2], id)

@@ -1,7 +1,7 @@
--- Put a gateway on the roll, or take it off, and count who is on it.
+-- Register a gateway or remove it, and count the registered gateways.
 -- KEYS[1] sorted set: gateway id -> when its entry lapses, in milliseconds of this server's clock
--- ARGV    gateway id, time to live in milliseconds (0: take it off)
--- Returns how many there are.
+-- ARGV    gateway id, time to live in milliseconds (0: remove it)
+-- Returns the number of gateways.
 local ttl = tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

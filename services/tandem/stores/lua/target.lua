@@ -1,8 +1,8 @@
--- Say how many workers of a model there should be, unless another planner does so.
+-- Publish how many workers of a model there should be, unless another planner is the leader.
 -- KEYS[1] the target, in a form that only planners and their readers know
--- KEYS[2] the planner whose word counts
--- ARGV    planner, target, time to live of the target, and of the planner's right to it, in milliseconds
--- Returns the planner whose word counts: the caller where it was taken.
+-- KEYS[2] the planner that is the leader
+-- ARGV    planner, target, time to live of the target, and of the planner's leadership, in milliseconds
+-- Returns the leader: the caller if its target was stored.
 local held = redis.call('GET', KEYS[2])
 if held and held ~= ARGV[1] then
   return held

@@ -1,10 +1,10 @@
--- Take one life of a worker out of the registry; another life of it stays.
+-- Remove one incarnation of a worker from the registry; the entry of another incarnation stays.
 -- KEYS[1] hash: worker id -> incarnation as 20 decimal digits, then the record
 -- KEYS[2] sorted set: worker id -> when its entry lapses
--- KEYS[3] version, see publish; gone where there is no record
+-- KEYS[3] version, see publish; absent if there is no record
 -- KEYS[4] hash: worker id -> incarnation and role, see publish
 -- ARGV    worker id, incarnation (20 digits)
--- Returns 1, or 0 when that life was not there.
+-- Returns 1, or 0 if that incarnation was not registered.
 local held = redis.call('HGET', KEYS[1], ARGV[1])
 if not held or string.sub(held, 1, 20) ~= ARGV[2] then
   return 0

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class InferenceStub:
-    """Each pair of rpcs takes one request and gives one type: the unary answer is the sum of the streamed ones.
+    """The unary and the streaming rpc of a pair have the same types: the unary reply is the concatenation of the streamed
+    ones.
     """
 
     def __init__(self, channel):
@@ -73,53 +74,54 @@ class InferenceStub:
 
 
 class InferenceServicer:
-    """Each pair of rpcs takes one request and gives one type: the unary answer is the sum of the streamed ones.
+    """The unary and the streaming rpc of a pair have the same types: the unary reply is the concatenation of the streamed
+    ones.
     """
 
     def Chat(self, request, context):
-        """The next message of a conversation, whole.
+        """Generates the next message of a conversation and returns it as a whole.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamChat(self, request, context):
-        """The same, as it is made.
+        """Generates the next message of a conversation and streams it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Complete(self, request, context):
-        """What follows a text or token ids, whole.
+        """Continues a text or token ids and returns the completion as a whole.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamComplete(self, request, context):
-        """The same, as it is made.
+        """Continues a text or token ids and streams the completion.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models that the caller may name.
+        """Lists the models that the caller may use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """The token ids that a completion of a prompt, or a chat of messages, would begin with.
+        """Returns the token ids of the prompt that a completion or a chat would have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """The text of token ids.
+        """Returns the text of token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +174,8 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference:
-    """Each pair of rpcs takes one request and gives one type: the unary answer is the sum of the streamed ones.
+    """The unary and the streaming rpc of a pair have the same types: the unary reply is the concatenation of the streamed
+    ones.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class WorkerStub:
-    """One worker; it runs jobs and has no role.
+    """A worker runs jobs of any kind, whatever its role is.
     """
 
     def __init__(self, channel):
@@ -79,60 +79,60 @@ class WorkerStub:
 
 
 class WorkerServicer:
-    """One worker; it runs jobs and has no role.
+    """A worker runs jobs of any kind, whatever its role is.
     """
 
     def Submit(self, request, context):
-        """Accepts or refuses a job at once. Idempotent: the same key again answers as before.
+        """Accepts or refuses a job at once. Idempotent: a repeated key gets the same reply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends jobs. An unknown key is remembered, so that a Submit that comes late is refused.
+        """Ends jobs. Unknown keys are remembered, so that a Submit that arrives later is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Carries all tokens and ends of one gateway's jobs, one message per engine step.
+        """Streams all tokens and ends of one gateway's jobs, in one message for each engine step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamHandoff(self, request_iterator, context):
-        """Carries hand-off announcements from this worker to one consumer.
+        """Streams hand-off announcements from this worker to one consumer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Ends a lease for somebody who is not on its StreamHandoff stream.
+        """Ends a lease on behalf of a caller that has no StreamHandoff stream for it, such as a gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What this worker is, and what its books say now.
+        """Returns this worker's identity, model, load and block counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """No new work from now on; answers when none is left or the time is over.
+        """Stops accepting jobs, and replies when no job and no lease is left or the timeout is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ProbeLink(self, request, context):
-        """Reads test bytes out of another worker's memory and says how fast and over what kind of link they came.
+        """Reads test bytes from another worker's memory and reports the bandwidth and kind of the link.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,7 +190,7 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker:
-    """One worker; it runs jobs and has no role.
+    """A worker runs jobs of any kind, whatever its role is.
     """
 
     @staticmethod

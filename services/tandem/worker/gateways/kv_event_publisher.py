@@ -19,7 +19,7 @@ from tandem.core.ids import WorkerRef
 from tandem.kv.kv_event_log import KVEventBatch, KVEventLog
 from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import MAX_FACTS, WANT_TTL_S, IndexUnavailable, IndexWriter
+from tandem.stores.prefix_index import MAX_FACTS, REQUEST_TTL_S, IndexUnavailable, IndexWriter
 from tandem.stores.redis_health import RedisHealth
 
 BATCH_S = 0.02
@@ -92,10 +92,10 @@ class KVEventPublisher:
         """Everything that waits; a snapshot where that is due."""
         while self._facts.num_waiting:
             entries = self._entries()
-            await self._writer.tell(entries)
+            await self._writer.append(entries)
             self._facts.told(entries[-1].facts.end)
         if self._clock.now() >= self._beacon_at:
-            await self._writer.tell([self._entry(self._facts.waiting(0))])
+            await self._writer.append([self._entry(self._facts.waiting(0))])
             self._beacon_at = self._clock.now() + BEACON_S
         if self._facts.has_lost or self._covered is None or self._is_behind(self._covered):
             await self._write()
@@ -109,7 +109,7 @@ class KVEventPublisher:
 
     def _is_missed(self) -> bool:
         """Somebody wants a snapshot still, long after one was written that would do: Redis does not have that one."""
-        return self._clock.now() - self._written_at > WANT_TTL_S
+        return self._clock.now() - self._written_at > REQUEST_TTL_S
 
     def _is_behind(self, covered: int) -> bool:
         return self._facts.end - covered > max(MIN_BETWEEN_SNAPSHOTS, len(self._facts.held) // 2)

@@ -29,7 +29,7 @@ from tandem.wire.kv_codec import (
     decode_handoff_key,
     encode_handoff_key,
     encode_prefix_request,
-    encode_take,
+    encode_pull_remainder,
     encode_worker,
 )
 from tandem.wire.peer_auth import PeerAuth, reason_of
@@ -234,7 +234,7 @@ class ProducerSession:
                 if prefix_request is not None
             ],
             renew=map(encode_handoff_key, self._to_renew),
-            take=[encode_take(key, num_known) for key, num_known in self._to_take.items()],
+            take=[encode_pull_remainder(key, num_known) for key, num_known in self._to_take.items()],
             release=[encode_handoff_key(key) for key, is_taken in self._to_release.items() if not is_taken],
             taken=[encode_handoff_key(key) for key, is_taken in self._to_release.items() if is_taken],
             sequence=self._sequence,
