@@ -17,7 +17,7 @@ from tandem.core.request import SamplingParams
 from tandem.runtime.logits_processor import Adjust, GrammarExhausted
 from tandem.sched.state.step_plan import Sampling
 from tandem_kernels.reference.philox import uniform
-from tandem_kernels.reference.sample import Filters, best, draw
+from tandem_kernels.reference.sample import Filters, best, sample_token
 
 _NUMPY_BYTES = 4
 """Size of float32. numpy lacks some of the smaller float types, so those are converted."""
@@ -57,7 +57,7 @@ class LogitRows:
             token = int(logits.numpy().argmax())
         if params.temperature != 0:
             number = uniform(params.seed, sampling.choice, sampling.index + len(accepted))
-            token = draw(logits, filters_of(params), number)
+            token = sample_token(logits, filters_of(params), number)
         if params.logprobs is None or logprobs is None:
             return SampledToken(token)
         top = best(logprobs, params.logprobs)
