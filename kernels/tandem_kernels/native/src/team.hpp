@@ -99,7 +99,7 @@ class Team {
   private:
     friend class Lane;
     static constexpr int kPhases = 64;
-    // How long a lane spins in a barrier before it sleeps. Waking up takes a virtual core on the order of 100 us, as long as one
+    // How long a lane spins in a barrier before it sleeps. Waking up takes a virtual core about 100 us, as long as one
     // product of a decode step. Lanes of one run have about the same work, so a longer wait means that another lane has
     // lost its core, and this core may be needed by another thread.
     static constexpr std::chrono::microseconds kPatience{1000};
