@@ -99,7 +99,7 @@ model() {
     done
 }
 
-# Measures both modes of sharing a GPU (with and without MPS) while the producer computes, and each while it is idle.
+# Measures transfers with an idle producer, then with a computing one, without and with MPS.
 transfer() {
     if [ "$device" = cpu ]; then
         part transfer 60 "$python" -m loadtest gpu-transfer --device cpu --kib 64 --mib 1 --rounds 2 \
