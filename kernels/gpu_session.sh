@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What a machine with a GPU is asked, part by part: tests of the kernels there, their bench, steps of whole models,
-# transfers between two processes, and what is served. A part that fails does not stop the next, and each writes into
-# the folder given.
+# Runs measurements on a machine with a GPU, part by part: tests of the kernels, their bench, steps of whole models,
+# transfers between two processes, and serving. A part that fails does not stop the next, and each writes its results
+# to the given folder.
 set -uo pipefail
 
 usage() {
@@ -43,7 +43,7 @@ python=${PYTHON:-python3}
 device=${SESSION_DEVICE:-cuda}
 failed=0
 
-# part LOG SECONDS COMMAND...: all that it prints is added to LOG.log, the end of it goes to the terminal too.
+# part LOG SECONDS COMMAND...: runs a command with a time limit, appends its output to LOG.log and prints the last lines.
 part() {
     local log=$out/$1.log limit=$2 began=$SECONDS code=0
     shift 2
@@ -55,7 +55,7 @@ part() {
     [ "$code" = 0 ] || failed=1
 }
 
-# found PATTERN: files of the parcels, also where they lie without folders.
+# found PATTERN: lists files of the parcels, whether they are in numbered folders or not.
 found() { find "${WHEELS:-.whl}" -maxdepth 2 -name "$1" 2>/dev/null | sort; }
 
 install=("$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target)
@@ -99,7 +99,7 @@ model() {
     done
 }
 
-# Both ways of sharing a GPU while the producer computes, and both alone.
+# Measures transfers with an idle producer, then with a computing one, without and with MPS.
 transfer() {
     if [ "$device" = cpu ]; then
         part transfer 60 "$python" -m loadtest gpu-transfer --device cpu --kib 64 --mib 1 --rounds 2 \
@@ -144,7 +144,7 @@ cd "$root" || exit
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export PYTHONPATH=$root/services:$root/kernels:$root${PYTHONPATH:+:$PYTHONPATH}
-# Tests would be skipped, or interpreted, and pass.
+# Without a GPU, tests would be skipped or interpreted, and pass.
 if [ "$device" = cuda ] && ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     echo "no GPU: SESSION_DEVICE=cpu shows what runs without one" >&2
     exit 1

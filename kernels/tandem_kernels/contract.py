@@ -1,91 +1,94 @@
-"""What every kernel takes, yields and does at its edges; computes nothing itself.
+"""Define the inputs, results and edge cases of every kernel, and the types that they share.
 
 Names of sizes: T query rows of a step, S sequences of a step, H query heads, G KV heads (H a multiple of G),
 D head size, B slots per block, N blocks of the pool, L layers. A *slot* is `block * B + offset`.
 
 The KV pool is one contiguous tensor whose blocks are `[G, L, 2, tile]` (2 = key, value). A *tile* holds B slots of D
-numbers and, where those are `float8_e4m3fn`, B float32 scales after them. Kernels of one layer take its planes as the
-views of `LayerKV`, whose tiles `[B, D]` are contiguous; heads lie a whole number of tiles apart, and blocks G times as
-far as heads. A pool may be larger than 2**31 elements: offsets are 64 bits wide.
+numbers, followed by B float32 scales if the numbers are `float8_e4m3fn`. Kernels of one layer take its planes as the
+views of `LayerKV`, whose tiles `[B, D]` are contiguous. The stride of heads is a multiple of a tile, and the stride of
+blocks is G times the stride of heads. A pool may have more than 2**31 elements: offsets are 64 bits wide.
 
-Tensors of one call are on one device. Unless it says otherwise a kernel takes no rows as well as many, keeps the dtype
-of its rows, and reads and writes nothing that is not named.
+Tensors of one call are on one device. Unless stated otherwise a kernel accepts zero rows, keeps the dtype of its rows,
+and reads and writes nothing that is not named.
 
-A kernel is *batch-invariant* if a row's result has the same bits whichever rows are beside it in a call, and in
-`paged_attention` wherever the chunk begins that the row is computed in.
+A kernel is *batch-invariant* if a row's result has the same bits whatever other rows are in the call, and for
+`paged_attention` also wherever the row's chunk begins.
 
 linear(x, weight, bias) -> [T, out]
     `x @ weight.T + bias` of `x` `[T, in]`, contiguous `weight` `[out, in]` and `bias` `[out]` (None: no bias), all of
-    one dtype. Products accumulate in float32 for half types; the sum is rounded once, or before the bias as well.
+    one dtype. Products accumulate in float32 for half types. The sum is rounded once at the end, or once before and
+    once after adding the bias.
 
 rms_norm(x, weight, eps) -> like x
-    `x` is `[..., D']`, `weight` `[D']` of the same dtype. The mean of squares and the scaling are taken in float32
-    whatever the dtype of `x` (float64 too: this is what the checkpoints' reference implementation does), rounded to
-    the dtype of `x`, then multiplied by `weight` in it.
+    `x` is `[..., D']`, `weight` `[D']` of the same dtype. The mean of squares and the scaling are computed in float32
+    whatever the dtype of `x`, float64 included, as in the checkpoints' reference implementation (transformers). The
+    result is rounded to the dtype of `x`, then multiplied by `weight` in that dtype.
 
 add_rms_norm(x, residual, weight, eps) -> (like x, like x)
-    `total = residual + x` in the dtype of `x`, all `[T, D']`; yields `rms_norm(total, weight, eps)` and `total`.
+    `total = residual + x` in the dtype of `x`, all `[T, D']`; returns `rms_norm(total, weight, eps)` and `total`.
 
 silu_mul(gate_up) -> [T, I]
-    `gate_up` is `[T, 2 * I]`: `silu(gate) * up` of its halves. Silu is computed in float32 for half types, else in the
-    dtype itself, and rounded to the dtype before it is multiplied in it.
+    `silu(gate) * up` of the two halves of `gate_up` `[T, 2 * I]`. Silu is computed in float32 for half types, else in
+    the dtype itself; it is rounded to the dtype before the multiplication, which is in the dtype.
 
 rope_tables(positions, inv_freq, scale, dtype) -> (cos, sin)
     `positions` int64 `[T]`, `inv_freq` float32 `[D / 2]`; both results are `[T, D]` of `dtype`, halves repeated.
     Angles, cosines and the product with `scale` are float32.
 
 rope(x, cos, sin) -> like x
-    `x` is `[T, heads, D]`, `cos` and `sin` are as `rope_tables` yields them, halves repeated. Component i pairs with
-    i + D/2 (not with its neighbour). Computed in the dtype of `x`.
+    `x` is `[T, heads, D]`, `cos` and `sin` are those of `rope_tables`, halves repeated. Component i is rotated with
+    component i + D/2, not with its neighbour. Computed in the dtype of `x`.
 
 cache_write(key, value, kv, slots) -> None
-    `key`, `value` `[T, G, D]`; `slots` int64 `[T]`, inside the pool and all different, but for those that are negative,
-    whose rows are not written. Writes exactly those slots. Into float8 planes a row of one head is written as
+    Writes `key`, `value` `[T, G, D]` to exactly the slots `slots` int64 `[T]`. A row with a negative slot is not
+    written; the other slots are inside the pool and all different. Into float8 planes a row of one head is written as
     `float8(x / scale)`, rounded to nearest, ties to even, with `scale = max |x| / 448` in float32, or 1 where that is
     0 or subnormal.
 
 rope_cache_write(qkv, cos, sin, norms, kv, slots) -> query [T, H, D]
-    `qkv` is `[T, (H + 2 G) * D]`, query, key and value heads side by side. Each query and key head is normed by
-    `norms` (None: not), then turned by `rope`; keys and values are written as `cache_write` does. The query of a row
-    whose slot is negative is computed like any other.
+    `qkv` is `[T, (H + 2 G) * D]`, query, key and value heads side by side. Each query and key head is normalised by
+    `norms` (None: not at all), then rotated by `rope`; keys and values are written as `cache_write` does. The query of
+    a row with a negative slot is computed like any other.
 
 paged_attention(query, kv, batch, scale) -> [T, H, D]
     Causal attention of rows that may be whole prompts, chunks or single decode rows, in any mixture; see
     `AttentionBatch`. Query head h reads KV head `h // (H / G)`. The rows' own keys and values are in the cache before
     the call. Scores, softmax and the weighted sum accumulate in float32 for half types, else in the dtype itself;
     a number of a float8 plane is its value times its slot's scale, in float32. A row attends to at least itself.
-    Slots at or after a sequence's context and blocks that only pad a table take no part in the result, but must
-    hold finite numbers, because an implementation may load them and weigh them with zero.
+    Slots at or after the end of a sequence's context and blocks that only pad a table have no effect on the result, but
+    must hold finite numbers, because an implementation may load them and multiply them by zero.
 
 pack_blocks(pool, block_ids, head_start, head_stop) -> [n, head_stop - head_start, ...]
-    Heads `[head_start, head_stop)`, counted in the pool, of blocks `block_ids` int64 `[n]`, as new contiguous memory of
-    the pool's dtype.
+    Copies heads `[head_start, head_stop)`, counted in the pool, of blocks `block_ids` int64 `[n]` to new contiguous
+    memory of the pool's dtype.
 
 unpack_blocks(packed, pool, block_ids, head_start) -> None
-    The inverse: heads from `head_start` on of blocks, all different, become those of `packed`.
+    Copies `packed` back to the heads from `head_start` on of blocks `block_ids`, which are all different; the inverse
+    of `pack_blocks`.
 
 block_digest(pool, block_ids, block_indices, *, head_start=0) -> int64 [n, G]
-    `block_ids` int64 `[n]`, places in the pool; `block_indices` int64 `[n]`, logical places in the prompt.
-    The 64 bits of a result are to be read as unsigned. With all arithmetic modulo 2**64, `>>` on a signed word
-    copying its sign bit, and w_j the j-th little-endian 64-bit word of the slab `pool[block, head]`:
+    `block_ids` int64 `[n]` are indices in the pool; `block_indices` int64 `[n]` are the blocks' indices in the prompt.
+    The 64 bits of a result are an unsigned number. With all arithmetic modulo 2**64, `>>` on a signed word copying its
+    sign bit, and w_j the j-th little-endian 64-bit word of the slab `pool[block, head]`:
 
         x_j    = (w_j ^ (j * DIGEST_WORD)) * DIGEST_MULTIPLIER
         sum    = sum over j of (x_j ^ (x_j >> 32))
         digest = sum + (head + 1) * DIGEST_HEAD + (block_index + 1) * DIGEST_BLOCK
 
-    The sum is free in its order, so it may run in parallel; the word index inside it makes a swap of layers, planes
-    or tokens show, the last line a slab that is right but in another head's or block's place. It guards against
-    mistakes and lost writes, not against an adversary. A slab whose bytes are no multiple of 8 is refused
-    (ValueError). Heads are numbered from `head_start` on, the model's number of the pool's first head, so that digests
-    agree between different splits.
+    The sum may be taken in any order, so it may run in parallel. The word index inside it detects swapped layers,
+    planes or tokens; the last line detects a correct slab in the place of another head or block. The digest guards
+    against bugs and lost writes, not against an adversary. Raises ValueError for a slab whose bytes are not a multiple
+    of 8. Heads are numbered from `head_start` on, the model's index of the pool's first head, so that digests are equal
+    under different tensor-parallel splits.
 
 sample(logits, rows) -> int64 [R]
-    One token of each row of `logits` `[R, V]`, by `SamplingRows`; -1 where a row holds a number that is not finite.
-    Temperature 0 takes the greatest. Else, in float64: `scaled = (logits - max) / temperature`; top-k keeps the k
-    greatest; top-p of what is left the fewest greatest whose share of it reaches p; min-p what is at least
-    `log_min_p`; the first id, in ascending order, at which the running sum of `exp(scaled)` over the kept passes
-    `u * total` is drawn, where u in [0, 1) is `philox.uniform(seed, choice, index)`. Of equal logits the lower id goes
-    first, everywhere. Sums may be taken in any order: a draw may differ where u lies within rounding of a boundary.
+    Samples one token from each row of `logits` `[R, V]` with the parameters `SamplingRows`; -1 for a row with a number
+    that is not finite. Temperature 0 takes the greatest logit. Any other temperature is computed in float64 with
+    `scaled = (logits - max) / temperature`. Top-k keeps the k greatest; top-p keeps, of what is left, the fewest
+    greatest whose probability reaches p; min-p keeps, of what is left, those with `scaled` of at least `log_min_p`. The
+    sampled id is the first, in ascending order, at which the running sum of `exp(scaled)` over the kept ids exceeds
+    `u * total`, where u in [0, 1) is `philox.uniform(seed, choice, index)`. Among equal logits the lower id goes first,
+    everywhere. Sums may be taken in any order: a sample may differ where u lies within rounding of a boundary.
 """
 
 from __future__ import annotations
@@ -110,13 +113,15 @@ FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = 448.0
 
 SCRATCH_BYTES = 256 << 20
-"""What a kernel may take for a while beside its results, however many rows it is given."""
+"""Upper bound on a kernel's temporary memory beside its results, whatever the number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's planes of the pool: `key`, `value` `[N, G, B, D]`, and `key_scale`, `value_scale` float32
-    `[N, G, B]` where those are float8, else None."""
+    """One layer's planes of the pool.
+
+    `key`, `value`: `[N, G, B, D]`. `key_scale`, `value_scale`: float32 `[N, G, B]` if the planes are float8, else
+    None."""
 
     key: torch.Tensor
     value: torch.Tensor
@@ -130,7 +135,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """`rms_norm` of each query and key head: weights `[D]` and the eps of both."""
+    """Parameters of `rms_norm` on each query and key head: weights `[D]`, and the eps of both."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -139,14 +144,14 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Which rows belong to which sequence, and where its KV lies.
+    """Assignment of a step's rows to sequences, and the location of their KV.
 
     `query_starts` int32 `[S + 1]`: rows `[query_starts[i], query_starts[i + 1])` are sequence i's, at least one each,
-    and are the last rows of its context. `context_lens` int32 `[S]`: tokens with KV, the new rows included; 0 is a
-    place that nobody has: its one row yields zeros. `block_tables` int32 `[S, W]`: entry j holds tokens
-    `[j * B, (j + 1) * B)`; a row's entries after the last one that its context needs only pad, and name some block of
-    the pool. The first `num_decodes` sequences have one row each; no sequence has more than `max_rows`. Both only tell
-    an implementation how to divide the work.
+    and are the last rows of its context. `context_lens` int32 `[S]`: tokens with KV, the new rows included; 0 marks a
+    padding sequence, whose one row yields zeros. `block_tables` int32 `[S, W]`: entry j is the block of tokens
+    `[j * B, (j + 1) * B)`; entries behind a sequence's context are padding and name any block of the pool.
+    `num_decodes`: the first so many sequences have one row each. `max_rows`: no sequence has more rows. The last two
+    only let an implementation choose how to divide the work.
     """
 
     query_starts: torch.Tensor
@@ -162,8 +167,10 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How each row of logits is drawn from, `[R]` each: `temperature`, `top_p` (1: all) and `log_min_p` (-inf: all)
-    float64, `top_k` (0: all), `choice` and `index` int64, `seed` int64 whose bits are the 64 of an unsigned number."""
+    """Sampling parameters of each row of logits, `[R]` each.
+
+    `temperature`, `top_p` (1 keeps all), `log_min_p` (-inf keeps all): float64. `top_k` (0 keeps all), `choice`,
+    `index`: int64. `seed`: int64 with the bits of an unsigned 64-bit number."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor

@@ -1,4 +1,4 @@
-"""Chooses the kernels of a device; never falls back from one to another."""
+"""Choose the kernels of a device, without any fallback from one implementation to another."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tandem_kernels.contract import AttentionBatch, HeadNorms, LayerKV, Sampling
 
 
 class KernelsUnavailable(Exception):
-    """A device has no kernels here; says what is missing."""
+    """No usable kernels for a device; the message names what is missing."""
 
 
 class BlockDigestOp(Protocol):
-    """`contract.block_digest`."""
+    """Type of `block_digest` in `tandem_kernels.contract`."""
 
     def __call__(
         self, pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
@@ -27,12 +27,14 @@ class BlockDigestOp(Protocol):
 
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""`contract.linear`."""
+"""Type of `linear` in `tandem_kernels.contract`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What a decoder and its cache call, each as `tandem_kernels.contract` says. `name` is for people."""
+    """One implementation of all kernels that a decoder and its cache call, see `tandem_kernels.contract`.
+
+    `name` is for logs and reports."""
 
     name: str
     linear: Product
@@ -67,8 +69,10 @@ REFERENCE = Kernels(
 
 
 def kernels_for(device: torch.device, *, batch_invariant: bool = False) -> Kernels:
-    """The kernels of tensors on `device`. Raises KernelsUnavailable: on a GPU the reference, or kernels that are
-    interpreted, would be slow without a word, and what plain torch multiplies on a CPU depends on the batch."""
+    """Return the kernels for tensors on `device`: the reference on a CPU, Triton's on a GPU.
+
+    Raises KernelsUnavailable when batch-invariant kernels are requested on a CPU, because plain torch's products depend
+    on the batch, and on a GPU where Triton is missing or would interpret the kernels, which would be silently slow."""
     if device.type == "cpu":
         if batch_invariant:
             raise KernelsUnavailable("plain torch has no batch-invariant products")
@@ -82,9 +86,9 @@ def kernels_for(device: torch.device, *, batch_invariant: bool = False) -> Kerne
 
 
 def triton_kernels(*, batch_invariant: bool = False) -> Kernels:
-    """The Triton kernels; on CPU tensors they run where Triton interprets (TRITON_INTERPRET=1 before its import).
+    """Return the Triton kernels. They run on CPU tensors only if TRITON_INTERPRET=1 was set before Triton's import.
 
-    Raises KernelsUnavailable where Triton is not installed.
+    Raises KernelsUnavailable when Triton is not installed.
     """
     try:
         importlib.import_module("triton")

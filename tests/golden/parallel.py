@@ -62,7 +62,7 @@ def ranked_executor(
     try:
         group = join_group(rendezvous, Shard(0, size), torch.device("cpu"), timeout_s)
         place = RankContext(Shard(0, size), group, tell)
-        yield load_executor(directory, read_model_config(directory), model, engine, place=place)
+        yield load_executor(directory, read_model_config(directory), model, engine, rank_context=place)
     finally:
         for inbox in inboxes:
             inbox.put(None)

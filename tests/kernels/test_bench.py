@@ -16,7 +16,7 @@ import torch
 
 from tandem_kernels.bench.__main__ import main
 from tandem_kernels.bench.attention import attention_cases, layout_cases
-from tandem_kernels.bench.case import Bench, BenchCase, BenchRow, NotHere, Work, share_of
+from tandem_kernels.bench.case import Bench, BenchCase, BenchRow, BenchWork, CaseUnavailable, share_of
 from tandem_kernels.bench.checks import checks, run_check
 from tandem_kernels.bench.grid import FULL, LLAMA_8B, TINY
 from tandem_kernels.bench.pools import batch_over, block_pool, layer_pool, layers_within
@@ -120,7 +120,7 @@ def test_a_kernel_that_is_a_little_wrong_is_found(kernel: str) -> None:
     outcome = RunOutcome()
     run_checks(_bench(**{kernel: wrong}), checks(TINY), float("inf"), outcome, TOLD.append)
     assert not outcome.is_right
-    assert any(not verdict.is_right and verdict.error > verdict.tolerance for verdict in outcome.verdicts)
+    assert any(not verdict.is_right and verdict.error > verdict.tolerance for verdict in outcome.checks)
 
 
 def test_results_that_change_between_runs_are_found() -> None:
@@ -152,7 +152,7 @@ def test_a_stray_write_and_a_number_that_is_none_are_found(wrong: Callable[[Laye
 
     outcome = RunOutcome()
     run_checks(_bench(rope_cache_write=write), checks(TINY), float("inf"), outcome, TOLD.append)
-    verdicts = {verdict.name: verdict.is_right for verdict in outcome.verdicts}
+    verdicts = {verdict.name: verdict.is_right for verdict in outcome.checks}
     assert all(is_right != name.startswith("rope") for name, is_right in verdicts.items())
 
 
@@ -170,8 +170,8 @@ def test_a_rival_that_cannot_run_is_left_out_and_the_kernel_is_not() -> None:
     def raises() -> torch.Tensor:
         raise torch.OutOfMemoryError("too large")
 
-    def build(bench: Bench) -> Work:
-        return Work(run=lambda: torch.ones(3), num_bytes=12, agreeing={"theirs": raises}, rivals={"other": list})
+    def build(bench: Bench) -> BenchWork:
+        return BenchWork(run=lambda: torch.ones(3), num_bytes=12, agreeing={"theirs": raises}, rivals={"other": list})
 
     outcome = RunOutcome()
     run_cases(_bench(), _limits(), [BenchCase("a", "one", build)], float("inf"), outcome, TOLD.append)
@@ -180,11 +180,11 @@ def test_a_rival_that_cannot_run_is_left_out_and_the_kernel_is_not() -> None:
 
 
 def test_a_case_that_fails_does_not_stop_the_next_and_time_ends_all() -> None:
-    def fails(bench: Bench) -> Work:
+    def fails(bench: Bench) -> BenchWork:
         raise RuntimeError("broken")
 
-    def too_large(bench: Bench) -> Work:
-        raise NotHere("too large")
+    def too_large(bench: Bench) -> BenchWork:
+        raise CaseUnavailable("too large")
 
     good = next(block_cases(TINY))
     cases = [BenchCase("a", "fails", fails), BenchCase("a", "large", too_large), good]
@@ -226,7 +226,7 @@ def test_a_pool_has_as_many_layers_as_fit() -> None:
     token = 8 * 2 * 128 * 2
     assert layers_within(LLAMA_8B, torch.bfloat16, 1024, 1024 * token * 100) == 32
     assert layers_within(LLAMA_8B, torch.bfloat16, 1024, 1024 * token * 3 + 5) == 3
-    with pytest.raises(NotHere, match="4 MiB"):
+    with pytest.raises(CaseUnavailable, match="4 MiB"):
         layers_within(LLAMA_8B, torch.bfloat16, 1024, 1024 * token - 1)
 
 
@@ -244,8 +244,8 @@ def test_the_full_grid_has_what_was_asked_for() -> None:
 
 def test_a_share_is_of_the_nearer_limit() -> None:
     limits = replace(_limits(), copy_bytes_s=100.0, matrix_flops_s=1000.0)
-    assert share_of(Work(run=list, num_bytes=50, flops=100), 1.0, limits) == 0.5
-    assert share_of(Work(run=list, num_bytes=50, flops=900), 1.0, limits) == 0.9
+    assert share_of(BenchWork(run=list, num_bytes=50, flops=100), 1.0, limits) == 0.5
+    assert share_of(BenchWork(run=list, num_bytes=50, flops=900), 1.0, limits) == 0.9
 
 
 def test_the_block_size_is_the_smallest_among_the_fastest() -> None:

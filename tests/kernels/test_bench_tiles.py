@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tandem_kernels.bench import autotune
-from tandem_kernels.bench.autotune import SIZES, TileSearch, contest_of, main, run_search, to_markdown
-from tandem_kernels.bench.case import Bench, BenchCase, Work
+from tandem_kernels.bench.autotune import SIZES, TileSearch, build_search, main, run_search, to_markdown
+from tandem_kernels.bench.case import Bench, BenchCase, BenchWork
 from tandem_kernels.bench.grid import FULL, LLAMA_1B, LLAMA_8B, TINY
 from tandem_kernels.bench.timing import Call, KernelTiming
 from tandem_kernels.dispatch import REFERENCE
@@ -49,12 +49,12 @@ def _race(
 ) -> TileSearch:
     """Of two works that do the same."""
 
-    def build(_: Bench) -> Work:
-        return Work(run=lambda: run(decode_attention.TILES[KEY]), num_bytes=1)
+    def build(_: Bench) -> BenchWork:
+        return BenchWork(run=lambda: run(decode_attention.TILES[KEY]), num_bytes=1)
 
     grid = replace(FULL, shapes=(LLAMA_8B,))
     contest = replace(
-        contest_of("decode", grid, SIZES["decode"]), cases=[BenchCase("decode", name, build) for name in "ab"]
+        build_search("decode", grid, SIZES["decode"]), cases=[BenchCase("decode", name, build) for name in "ab"]
     )
     run_search(contest, Bench(torch.device("cpu"), REFERENCE, Stopwatch(costs), TINY, 0), ends_at, lambda _: None)
     assert decode_attention.TILES == BEFORE
@@ -62,11 +62,11 @@ def _race(
 
 
 def test_every_choice_is_tried_once_the_tables_first() -> None:
-    contest = contest_of("decode", replace(FULL, shapes=(LLAMA_8B,)), SIZES["decode"])
+    contest = build_search("decode", replace(FULL, shapes=(LLAMA_8B,)), SIZES["decode"])
     found = [entry.tiles for entry in contest.entries]
-    assert contest.ours.tiles == decode_attention.TILES[KEY] and len(set(found)) == len(found) == 3 * 2 * 3 * 4
+    assert contest.own.tiles == decode_attention.TILES[KEY] and len(set(found)) == len(found) == 3 * 2 * 3 * 4
     assert all(entry.tiles._asdict()["slice_tokens"] % entry.tiles.block_n == 0 for entry in contest.entries)
-    assert contest_of("chunk", replace(FULL, shapes=(LLAMA_1B,)), SIZES["chunk"]).key == (64, 2)
+    assert build_search("chunk", replace(FULL, shapes=(LLAMA_1B,)), SIZES["chunk"]).key == (64, 2)
 
 
 def test_the_fastest_is_first_and_the_hopeless_run_no_second_work() -> None:
@@ -114,7 +114,7 @@ def test_it_runs_at_toy_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An interpreted kernel takes as long as the machine lets it.
-    monkeypatch.setattr(autotune, "_HOPELESS", math.inf)
+    monkeypatch.setattr(autotune, "_SLOW_FACTOR", math.inf)
     assert main(["--device", "cpu", "--tiny", "--kernels", "decode", "--json", str(tmp_path / "a.json")]) == 0
     told = json.loads((tmp_path / "a.json").read_text())
     (contest,) = told["contests"]

@@ -1,2 +1,4 @@
-"""Times every kernel beside the machine's limits and torch's own: `python -m tandem_kernels.bench`; imports nothing of
-Tandem."""
+"""Check and time every kernel against the machine's limits and torch's own: `python -m tandem_kernels.bench`.
+
+This package imports nothing of `tandem`.
+"""

@@ -1,11 +1,11 @@
-"""`python -m tandem_kernels.bench`: checks and times every kernel in one call that ends by itself; never a test.
+"""Check and time every kernel within a time budget.
 
     python -m tandem_kernels.bench [--only decode,chunk] [--quick] [--budget-s 480] [--json FILE] [--markdown FILE]
 
-First the machine's limits, then each kernel against the reference, then its time beside those limits and beside what
-torch offers for the same work. The exit code is 1 when a kernel is wrong or a case failed. Without a GPU, `--device cpu
---tiny` runs all of it at toy sizes, which shows that it runs; `--kernels triton` there lets Triton interpret, and
-`--kernels batch-invariant` anywhere takes those of `model.batch_invariant`.
+The bench measures the machine's limits, compares each kernel with the reference, and times it against those limits and
+against what torch offers for the same work. The exit code is 1 when a kernel is wrong or a case failed. Without a GPU,
+`--device cpu --tiny` runs everything at toy sizes as a smoke test; `--kernels triton` then uses Triton's interpreter.
+`--kernels batch-invariant` selects the kernels of `model.batch_invariant` on any device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from tandem_kernels.dispatch import REFERENCE, Kernels, KernelsUnavailable, kern
 
 _CHECKS = "checks"
 _CHECKS_SHARE = 0.4
-"""Of the budget: timings of kernels that are wrong are of no use, yet some must be had."""
+"""Largest fraction of the budget for checks. They come first, because timings of wrong kernels are useless, but must
+leave time for timings."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _open(args: argparse.Namespace, device: torch.device) -> Bench:
-    """Raises KernelsUnavailable."""
+    """Choose kernels, stopwatch and sizes by the arguments. Raises KernelsUnavailable."""
     grid = _grid(args)
     kernels = _kernels(args.kernels, device)
     if device.type == "cuda":
@@ -101,15 +102,15 @@ def _groups(grid: Grid) -> list[str]:
     return [_CHECKS, *dict.fromkeys(case.group for case in _cases(grid))]
 
 
-def _kernels(asked: str, device: torch.device) -> Kernels:
-    if asked == "reference":
+def _kernels(choice: str, device: torch.device) -> Kernels:
+    if choice == "reference":
         return REFERENCE
-    if asked == "auto":
+    if choice == "auto":
         return kernels_for(device)
     if device.type == "cpu":
-        # Read when Triton is imported, which happens below.
+        # Triton reads the variable at its import, which happens below.
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    return triton_kernels(batch_invariant=asked == "batch-invariant")
+    return triton_kernels(batch_invariant=choice == "batch-invariant")
 
 
 def _run(args: argparse.Namespace, bench: Bench, machine: dict[str, str]) -> KernelReport:
@@ -119,20 +120,20 @@ def _run(args: argparse.Namespace, bench: Bench, machine: dict[str, str]) -> Ker
     machine = machine | {"kernels": bench.kernels.name}
     torch.backends.cuda.matmul.allow_tf32 = False
     limits = measure_limits(bench.device, torch.bfloat16, bench.stopwatch, bench.grid)
-    _tell(f"limits: copy {limits.copy_bytes_s / 1e9:,.0f} GB/s, matrix {limits.matrix_flops_s / 1e12:,.1f} TFLOP/s")
+    _log(f"limits: copy {limits.copy_bytes_s / 1e9:,.0f} GB/s, matrix {limits.matrix_flops_s / 1e12:,.1f} TFLOP/s")
     words = _words(args)
     if not words or any(word in _CHECKS for word in words):
         checked_by = began + _CHECKS_SHARE * args.budget_s
-        run_checks(bench, checks(bench.grid), checked_by, outcome, _tell)
+        run_checks(bench, checks(bench.grid), checked_by, outcome, _log)
     chosen = (case for case in _cases(bench.grid) if not words or any(word in case.group for word in words))
-    run_cases(bench, limits, chosen, ends_at, outcome, _tell)
+    run_cases(bench, limits, chosen, ends_at, outcome, _log)
     if bench.is_cuda:
         machine = machine | {"clocks after (SM, memory, degrees C, power)": clocks()}
     return KernelReport(machine | {"took": f"{bench.stopwatch.now() - began:.0f} s"}, limits, outcome)
 
 
 def _cases(grid: Grid) -> Iterator[BenchCase]:
-    """In the order of their worth, in case time runs out."""
+    """Yield all cases, the most important ones first in case the time runs out."""
     attention = list(attention_cases(grid))
     first = ("decode", "chunk")
     yield from (case for case in attention if case.group in first)
@@ -146,7 +147,7 @@ def _cases(grid: Grid) -> Iterator[BenchCase]:
     )
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""The cases of paged attention: decodes, chunks, block sizes, number formats and layouts; never times one itself."""
+"""Build the cases of paged attention: decodes, chunks, block sizes, number formats and layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from tandem_kernels.bench.case import Bench, BenchCase, NotHere, Work
+from tandem_kernels.bench.case import Bench, BenchCase, BenchWork, CaseUnavailable
 from tandem_kernels.bench.grid import Grid, Shape
 from tandem_kernels.bench.pools import (
     Pool,
@@ -26,12 +26,12 @@ from tandem_kernels.contract import FLOAT8, AttentionBatch
 _Layout = Callable[[Bench, Shape, torch.dtype, int, int, int], Pool]
 
 HALF_TOLERANCE = 1e-2
-"""Of two ways of attention over bf16 or fp16, in the norm: each rounds its result, and its weights before the second
-product."""
+"""Largest relative difference, in the norm, between two implementations of attention in bf16 or fp16. Each rounds its
+result, and its softmax weights before the second product."""
 
 
 def attention_cases(grid: Grid) -> Iterator[BenchCase]:
-    """What counts most comes first, in case time runs out."""
+    """Yield the attention cases, the most important ones first in case the time runs out."""
     distinct = list({shape.attention: shape for shape in grid.shapes}.values())
     batch, context = grid.typical_decode
     rows, cached = grid.typical_chunk
@@ -56,7 +56,7 @@ def attention_cases(grid: Grid) -> Iterator[BenchCase]:
 
 
 def layout_cases(grid: Grid) -> Iterator[BenchCase]:
-    """The same decodes over pools of the two layouts, as large as the device's memory allows."""
+    """Yield the same decodes over pools of the two layouts, as large as the device's memory allows."""
     shape = grid.shapes[0]
     for count, context in grid.layout_decodes:
         for size in grid.block_sizes:
@@ -72,9 +72,10 @@ def _decode(
     block_size: int = 0,
     dtype: torch.dtype = torch.bfloat16,
 ) -> BenchCase:
-    """One row for each context. SDPA is a rival where all contexts are equal, so that nothing is padded."""
+    """Build a case with one row for each context. SDPA is a rival if all contexts are equal, so that it needs no
+    padding."""
 
-    def build(bench: Bench) -> Work:
+    def build(bench: Bench) -> BenchWork:
         size = block_size or bench.grid.block_size
         pool = _pool(bench, shape, dtype, size, contexts)
         return _work(bench, shape, pool, [1] * len(contexts), contexts)
@@ -85,9 +86,9 @@ def _decode(
 def _chunk(
     group: str, shape: Shape, rows: int, cached: int, *, block_size: int = 0, dtype: torch.dtype = torch.bfloat16
 ) -> BenchCase:
-    """`rows` of one prompt of which `cached` tokens were computed before."""
+    """Build a case with `rows` rows of one prompt behind `cached` tokens of context."""
 
-    def build(bench: Bench) -> Work:
+    def build(bench: Bench) -> BenchWork:
         size = block_size or bench.grid.block_size
         pool = _pool(bench, shape, dtype, size, [cached + rows])
         return _work(bench, shape, pool, [rows], [cached + rows])
@@ -99,7 +100,7 @@ def _mixed(shape: Shape, grid: Grid) -> BenchCase:
     decodes, context, rows, chunk_context = grid.mixed
     contexts = [context] * decodes + [chunk_context]
 
-    def build(bench: Bench) -> Work:
+    def build(bench: Bench) -> BenchWork:
         pool = _pool(bench, shape, torch.bfloat16, bench.grid.block_size, contexts)
         return _work(bench, shape, pool, [1] * decodes + [rows], contexts)
 
@@ -108,13 +109,13 @@ def _mixed(shape: Shape, grid: Grid) -> BenchCase:
 
 
 def _full_size(shape: Shape, contexts: Sequence[int], block_size: int, layout: _Layout, name: str) -> BenchCase:
-    def build(bench: Bench) -> Work:
+    def build(bench: Bench) -> BenchWork:
         dtype = torch.bfloat16
         block_bytes = block_size * token_bytes(shape, dtype) * shape.layers
         needed = num_blocks_of(contexts, block_size)
         num_blocks = max(needed, int(bench.grid.pool_share * bench.memory_bytes) // block_bytes)
         if bench.is_cuda and num_blocks * block_bytes > bench.memory_bytes * 0.9:
-            raise NotHere(f"a pool of {num_blocks * block_bytes >> 30} GiB")
+            raise CaseUnavailable(f"a pool of {num_blocks * block_bytes >> 30} GiB")
         pool = layout(bench, shape, dtype, block_size, num_blocks, shape.layers)
         return _work(bench, shape, pool, [1] * len(contexts), contexts, has_rivals=False)
 
@@ -122,7 +123,7 @@ def _full_size(shape: Shape, contexts: Sequence[int], block_size: int, layout: _
 
 
 def _pool(bench: Bench, shape: Shape, dtype: torch.dtype, block_size: int, contexts: Sequence[int]) -> Pool:
-    """Of as many of the model's layers as there is room for."""
+    """Build a pool with as many of the model's layers as fit the memory."""
     num_blocks = num_blocks_of(contexts, block_size)
     room = min(bench.grid.case_bytes, int(0.4 * bench.memory_bytes))
     layers = layers_within(shape, dtype, num_blocks * block_size, room)
@@ -137,7 +138,7 @@ def _work(
     contexts: Sequence[int],
     *,
     has_rivals: bool = True,
-) -> Work:
+) -> BenchWork:
     kv, dtype = pool.layer, pool.layer.key.dtype
     compute = torch.bfloat16 if dtype == FLOAT8 else dtype
     query = normal(bench, sum(rows), shape.heads, shape.head_dim, dtype=compute)
@@ -148,7 +149,7 @@ def _work(
     agreeing = {"SDPA": _sdpa(pool, query, batch, scale)} if has_dense else {}
     if has_dense and list(rows) == list(contexts) and batch.max_rows > 1:
         agreeing["SDPA and its gather"] = lambda: prompt_attention(query, kv, batch, scale)
-    return Work(
+    return BenchWork(
         run=lambda: bench.kernels.paged_attention(query, kv, batch, scale),
         num_bytes=sum(contexts) * token_bytes(shape, dtype) + 2 * query.nbytes,
         flops=4 * pairs * shape.heads * shape.head_dim,
@@ -158,11 +159,12 @@ def _work(
 
 
 def _sdpa(pool: Pool, query: torch.Tensor, batch: AttentionBatch, scale: float) -> Callable[[], torch.Tensor]:
-    """Torch's attention over dense KV, gathered by its first call; equal rows and contexts. Yields `[T, H, D]`.
+    """Return a call of torch's attention over dense KV, for sequences of equal rows and contexts; result `[T, H, D]`.
 
-    A decode row sees all; a chunk is causal from the end, which FlashAttention does itself.
+    The first call gathers the dense KV. Decodes need no mask; chunks use `causal_lower_right`, which FlashAttention
+    supports.
     """
-    from torch.nn.attention.bias import causal_lower_right  # a second, most of it for a compiler that is not used
+    from torch.nn.attention.bias import causal_lower_right  # imported late: it takes a second
 
     kv, (heads, dim) = pool.layer, query.shape[1:]
     sequences, groups = batch.num_sequences, kv.key.shape[1]
@@ -178,7 +180,7 @@ def _sdpa(pool: Pool, query: torch.Tensor, batch: AttentionBatch, scale: float) 
         return planes if rows == 1 else [plane.repeat_interleave(heads // groups, dim=1) for plane in planes]
 
     def decode() -> torch.Tensor:
-        # The query heads of one KV head are its rows, so that its keys are read once.
+        # The query heads of a KV head become query rows, so that its keys are read once.
         q = query.view(sequences, groups, heads // groups, dim)
         keys, values = dense()
         return F.scaled_dot_product_attention(q, keys, values, scale=scale).view(-1, heads, dim)

@@ -1,10 +1,10 @@
-"""`python -m tandem_kernels.bench.autotune`: which tiles of the attention kernels are fastest here; changes no table.
+"""Find the fastest tile sizes of the attention kernels on this GPU; the kernels' tables are not changed.
 
     python -m tandem_kernels.bench.autotune [--kernels decode,chunk] [--head-dim 128] [--budget-s 480] [--json FILE]
 
-Tiles are put into the kernel's table in turn and run the same works, of which the first decides who goes on to the
-others. A result that is not that of the table's own tiles is an error, and the exit code 1. Without a GPU,
-`TRITON_INTERPRET=1 python -m tandem_kernels.bench.autotune --device cpu --tiny` shows that it runs.
+Tile sizes are installed in the kernel's table in turn and run the same cases; tile sizes that are slow in one case do
+not run the later ones. A result that differs from that of the table's own tile sizes is an error, and the exit code is
+1. Without a GPU, `TRITON_INTERPRET=1 python -m tandem_kernels.bench.autotune --device cpu --tiny` is a smoke test.
 """
 
 from __future__ import annotations
@@ -42,21 +42,24 @@ SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     },
     "chunk": {"block_m": (64, 128), "block_n": (32, 64, 128), "warps": (4, 8), "stages": (3, 5, 7)},
 }
-"""What each number of a kernel's tiles is tried at."""
+"""Values to try for each field of a kernel's tile sizes."""
 
 _TABLES: dict[str, dict[tuple[int, int], Any]] = {"decode": decode_attention.TILES, "chunk": prefill_attention.TILES}
 _SHAPES = {shape.head_dim: shape for shape in (LLAMA_8B, LLAMA_1B)}
 _HALF_BYTES = 2
 _FIRST_SHARE = 0.7
-"""Of a contest's time, for its first work, where each of the tiles is compiled."""
-_HOPELESS = 1.15
-"""Times the fastest of a work: who takes longer runs no other."""
+"""Fraction of a search's time for its first case, in which all tile sizes are compiled."""
+_SLOW_FACTOR = 1.15
+"""Factor on the fastest time of a case; slower tile sizes do not run the later cases."""
 _SHOWN = 6
 
 
 @dataclass(slots=True)
 class Entry:
-    """Tiles, the seconds of each work that they ran, and why they ran no more, where they did not run all."""
+    """Tile sizes with their results.
+
+    `seconds`: time of each case that they ran. `left`: why they did not run all cases, empty if they did. `is_wrong`:
+    their result differs from that of the table's own tile sizes."""
 
     tiles: Tiles
     seconds: dict[str, float] = field(default_factory=dict)
@@ -66,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TileSearch:
-    """Tiles for one key of one kernel's table; the table's own come first."""
+    """Search for the best tile sizes of one key of one kernel's table; the first entry is the table's own."""
 
     kernel: str
     key: tuple[int, int]
@@ -74,15 +77,16 @@ class TileSearch:
     entries: Sequence[Entry]
 
     @property
-    def ours(self) -> Entry:
+    def own(self) -> Entry:
         return self.entries[0]
 
     @property
     def is_right(self) -> bool:
-        return not self.ours.left and not any(entry.is_wrong for entry in self.entries)
+        return not self.own.left and not any(entry.is_wrong for entry in self.entries)
 
     @contextmanager
-    def holding(self, tiles: Tiles) -> Iterator[None]:
+    def installed(self, tiles: Tiles) -> Iterator[None]:
+        """Put tile sizes into the kernel's table, and restore the table on exit."""
         table = _TABLES[self.kernel]
         before = table[self.key]
         table[self.key] = tiles
@@ -92,45 +96,47 @@ class TileSearch:
             table[self.key] = before
 
     def times_of(self, entry: Entry) -> float:
-        """What `entry` takes of the time of the table's tiles, in the geometric mean of all works; infinite where it
-        did not run them all."""
-        if entry.left or self.ours.left:
+        """Return the time of `entry` relative to the table's own tile sizes, as geometric mean over all cases.
+
+        It is infinite if the entry did not run all cases."""
+        if entry.left or self.own.left:
             return math.inf
-        shares = [seconds / self.ours.seconds[name] for name, seconds in entry.seconds.items()]
+        shares = [seconds / self.own.seconds[name] for name, seconds in entry.seconds.items()]
         return math.exp(math.fsum(map(math.log, shares)) / len(shares))
 
 
-def contest_of(kernel: str, grid: Grid, sizes: Mapping[str, tuple[int, ...]]) -> TileSearch:
-    """Of the first shape of `grid`, in half precision."""
+def build_search(kernel: str, grid: Grid, sizes: Mapping[str, tuple[int, ...]]) -> TileSearch:
+    """Build the search of a kernel's tile sizes for the first shape of `grid`, in half precision."""
     key = max(64, 1 << (grid.shapes[0].head_dim - 1).bit_length()), _HALF_BYTES
-    ours = _TABLES[kernel][key]
-    others = (type(ours)(**dict(zip(sizes, numbers, strict=True))) for numbers in itertools.product(*sizes.values()))
+    own = _TABLES[kernel][key]
+    others = (type(own)(**dict(zip(sizes, numbers, strict=True))) for numbers in itertools.product(*sizes.values()))
     cases = [case for case in attention_cases(grid) if case.group == kernel]
-    return TileSearch(kernel, key, cases, [Entry(ours), *(Entry(tiles) for tiles in others if tiles != ours)])
+    return TileSearch(kernel, key, cases, [Entry(own), *(Entry(tiles) for tiles in others if tiles != own)])
 
 
-def run_search(contest: TileSearch, bench: Bench, ends_at: float, told: Callable[[str], None]) -> None:
-    """Fills the entries, until `ends_at` of the stopwatch; the table is as it was before."""
-    for number, case in enumerate(contest.cases):
+def run_search(search: TileSearch, bench: Bench, ends_at: float, log: Callable[[str], None]) -> None:
+    """Fill in the entries' results until the stopwatch reads `ends_at`; the kernel's table is restored."""
+    for number, case in enumerate(search.cases):
         now = bench.stopwatch.now()
-        _race(contest, case, bench, ends_at if number else now + _FIRST_SHARE * (ends_at - now))
-        running = [entry for entry in contest.entries if not entry.left]
+        _time_case(search, case, bench, ends_at if number else now + _FIRST_SHARE * (ends_at - now))
+        running = [entry for entry in search.entries if not entry.left]
         best = min((entry.seconds[case.name] for entry in running), default=math.inf)
         for entry in running:
-            if entry is not contest.ours and entry.seconds[case.name] > _HOPELESS * best:
+            if entry is not search.own and entry.seconds[case.name] > _SLOW_FACTOR * best:
                 entry.left = "slower"
-        told(f"{contest.kernel} {case.name}: {best * 1e6:,.1f} us, the fastest of {len(running)}")
+        log(f"{search.kernel} {case.name}: {best * 1e6:,.1f} us, the fastest of {len(running)}")
 
 
-def _race(contest: TileSearch, case: BenchCase, bench: Bench, ends_at: float) -> None:
+def _time_case(search: TileSearch, case: BenchCase, bench: Bench, ends_at: float) -> None:
+    """Check and time one case with every remaining entry."""
     work = case.build(bench)
     expected: torch.Tensor | None = None
-    for entry in contest.entries:
-        if not entry.left and entry is not contest.ours and bench.stopwatch.now() > ends_at:
+    for entry in search.entries:
+        if not entry.left and entry is not search.own and bench.stopwatch.now() > ends_at:
             entry.left = "no time left"
         if entry.left:
             continue
-        with contest.holding(entry.tiles), torch.inference_mode():
+        with search.installed(entry.tiles), torch.inference_mode():
             try:
                 got = work.run()
                 assert isinstance(got, torch.Tensor)
@@ -140,40 +146,40 @@ def _race(contest: TileSearch, case: BenchCase, bench: Bench, ends_at: float) ->
                     entry.left, entry.is_wrong = f"{error:.1e} away from the table's", True
                     continue
                 entry.seconds[case.name] = bench.stopwatch.time(work.run).median_s
-            except Exception as failure:  # tiles may need more than the device has
+            except Exception as failure:  # tile sizes may need more resources than the device has
                 entry.left = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
 
 
-def to_markdown(contest: TileSearch) -> str:
-    """The fastest, and the table's own."""
-    names = [case.name for case in contest.cases]
-    ranked = sorted(contest.entries, key=contest.times_of)
+def to_markdown(search: TileSearch) -> str:
+    """Format the fastest entries and the table's own as a Markdown table."""
+    names = [case.name for case in search.cases]
+    ranked = sorted(search.entries, key=search.times_of)
     shown = [entry for entry in ranked[:_SHOWN] if not entry.left]
-    shown += [contest.ours] if contest.ours not in shown else []
-    lines = [f"| {contest.kernel}, heads of {contest.key[0]} | of the table's time | {' | '.join(names)} |"]
+    shown += [search.own] if search.own not in shown else []
+    lines = [f"| {search.kernel}, heads of {search.key[0]} | of the table's time | {' | '.join(names)} |"]
     lines.append("|---" + "|---:" * (1 + len(names)) + "|")
     for entry in shown:
         times = (f"{entry.seconds[name] * 1e6:,.1f} us" if name in entry.seconds else "" for name in names)
-        mark = " (the table's)" if entry is contest.ours else ""
-        lines.append(f"| {_name(entry.tiles)}{mark} | {contest.times_of(entry):.3f} | {' | '.join(times)} |")
+        mark = " (the table's)" if entry is search.own else ""
+        lines.append(f"| {_name(entry.tiles)}{mark} | {search.times_of(entry):.3f} | {' | '.join(times)} |")
     left: dict[str, int] = {}
-    for entry in contest.entries:
+    for entry in search.entries:
         if entry.left:
             left[entry.left] = left.get(entry.left, 0) + 1
     why = "; ".join(f"{count}: {reason}" for reason, count in left.items())
-    ran = sum(not entry.left for entry in contest.entries)
-    return "\n".join([*lines, "", f"{ran} of {len(contest.entries)} ran all works. {why}", ""])
+    ran = sum(not entry.left for entry in search.entries)
+    return "\n".join([*lines, "", f"{ran} of {len(search.entries)} ran all works. {why}", ""])
 
 
 def _name(tiles: Tiles) -> str:
     return ", ".join(f"{name} {number}" for name, number in tiles._asdict().items())
 
 
-def _to_json(contest: TileSearch) -> dict[str, Any]:
+def _to_json(search: TileSearch) -> dict[str, Any]:
     entries = [
-        {"tiles": entry.tiles._asdict(), "seconds": entry.seconds, "left": entry.left} for entry in contest.entries
+        {"tiles": entry.tiles._asdict(), "seconds": entry.seconds, "left": entry.left} for entry in search.entries
     ]
-    return {"kernel": contest.kernel, "key": contest.key, "entries": entries}
+    return {"kernel": search.kernel, "key": search.key, "entries": entries}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -192,19 +198,19 @@ def main(argv: Sequence[str]) -> int:
         parser.error("a CPU takes toy sizes, interpreted: TRITON_INTERPRET=1 and --tiny")
     bench = _open(torch.device(args.device), args)
     facts = describe(bench.device, " ".join(["python -m tandem_kernels.bench.autotune", *argv]))
-    contests = [contest_of(name, bench.grid, _sizes(name, args.tiny)) for name in kernels]
+    searches = [build_search(name, bench.grid, _sizes(name, args.tiny)) for name in kernels]
     ends_at = bench.stopwatch.now() + args.budget_s
-    for number, contest in enumerate(contests):
+    for number, search in enumerate(searches):
         now = bench.stopwatch.now()
-        run_search(contest, bench, now + (ends_at - now) / (len(contests) - number), _tell)
+        run_search(search, bench, now + (ends_at - now) / (len(searches) - number), _log)
     if bench.is_cuda:
         facts = facts | {"clocks after (SM, memory, degrees C, power)": clocks()}
     if args.json:
-        told = {"machine": facts, "contests": [_to_json(contest) for contest in contests]}
-        args.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        report = {"machine": facts, "contests": [_to_json(search) for search in searches]}
+        args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     lines = [f"- {name}: {value}" for name, value in facts.items()]
-    sys.stdout.write("\n".join([*lines, "", *(to_markdown(contest) for contest in contests)]))
-    return 0 if all(contest.is_right for contest in contests) else 1
+    sys.stdout.write("\n".join([*lines, "", *(to_markdown(search) for search in searches)]))
+    return 0 if all(search.is_right for search in searches) else 1
 
 
 def _open(device: torch.device, args: argparse.Namespace) -> Bench:
@@ -221,14 +227,14 @@ def _open(device: torch.device, args: argparse.Namespace) -> Bench:
 
 
 def _sizes(kernel: str, tiny: bool) -> dict[str, tuple[int, ...]]:
-    """Tiny: another height or slice than the table's."""
+    """Return the values to try; for `tiny` a single variant of the table's own tile sizes."""
     if not tiny:
         return SIZES[kernel]
-    ours = _TABLES[kernel][64, _HALF_BYTES]._asdict()
-    return {name: (number // 2 if name == next(iter(ours)) else number,) for name, number in ours.items()}
+    own = _TABLES[kernel][64, _HALF_BYTES]._asdict()
+    return {name: (number // 2 if name == next(iter(own)) else number,) for name, number in own.items()}
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""What one measurement consists of and what comes of it, all values; never runs one."""
+"""Define the values of a measurement: the case, its work, and the result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tandem_kernels.bench.timing import Call, KernelTiming, Stopwatch
 from tandem_kernels.dispatch import Kernels
 
 
-class NotHere(Exception):
-    """A case cannot be measured on this machine; says why."""
+class CaseUnavailable(Exception):
+    """A case cannot be measured on this machine; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """All that a case needs. `memory_bytes` is the device's."""
+    """Environment that a case is built and measured in. `memory_bytes` is the memory of the device."""
 
     device: torch.device
     kernels: Kernels
@@ -33,11 +33,13 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """`run` is what is timed. `num_bytes` is the least that it must move, each input read once and each output written
-    once; `flops` the least that its matrix products take. `rivals` do the same work another way; those in `agreeing`
-    yield the same tensor but for rounding, at most `tolerance` away in the norm. Rivals named in `waits` wait for the
-    device."""
+class BenchWork:
+    """A call to time, and what it is compared with.
+
+    `run`: the timed call. `num_bytes`: the least bytes that it must move, each input read once and each output written
+    once. `flops`: the least operations of its matrix products. `rivals`: other implementations of the same work.
+    `agreeing`: rivals that return the same tensor but for rounding, at most `tolerance` away in the norm. `waits`:
+    names of rivals that wait for the device."""
 
     run: Callable[[], object]
     num_bytes: int
@@ -50,16 +52,16 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
-    """`build` allocates; it may raise NotHere."""
+    """A named measurement. `build` allocates its inputs; it may raise CaseUnavailable."""
 
     group: str
     name: str
-    build: Callable[[Bench], Work]
+    build: Callable[[Bench], BenchWork]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One case measured. `share` is the time that the limits of this machine would take, of the median."""
+    """Result of one case. `share` is the time that the machine's limits allow, divided by the median time."""
 
     group: str
     name: str
@@ -78,6 +80,8 @@ class BenchRow:
         return self.flops / self.timing.median_s
 
 
-def share_of(work: Work, seconds: float, limits: DeviceLimits) -> float:
-    """The larger of moving the bytes at the rate of a copy and of multiplying, over `seconds`."""
+def share_of(work: BenchWork, seconds: float, limits: DeviceLimits) -> float:
+    """Return the least time that the limits allow for the work, divided by `seconds`.
+
+    The least time is the larger of moving the bytes at the rate of a copy and of multiplying at the matrix rate."""
     return max(work.num_bytes / limits.copy_bytes_s, work.flops / limits.matrix_flops_s) / seconds

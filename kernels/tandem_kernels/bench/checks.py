@@ -1,8 +1,8 @@
-"""Whether each kernel agrees with the plain torch that says what it means, on real head and row sizes; times nothing.
+"""Compare each kernel with its reference in plain torch, on real head and row sizes.
 
-Half-precision inputs are compared with the reference in float32, so that an error is the kernel's own and not the
-reference's rounding. Inputs are drawn anew, each kernel runs twice, and the two results must be the same bits: an error
-that moves is a race.
+For half-precision inputs the reference computes in float32, so that the error is the kernel's and not the reference's
+rounding. Inputs are random. Each kernel runs twice on them, and the two results must have the same bits, because a
+difference indicates a race.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from tandem_kernels.contract import FLOAT8, HeadNorms, LayerKV
 
 _EPS = 1e-5
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
-"""Of ‖result - reference‖ / ‖reference‖, by the dtype that a result is rounded to."""
+"""Upper bound on ‖result - reference‖ / ‖reference‖, by the dtype that a result is rounded to."""
 _LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCheck:
-    """`run` yields the error in the norm; an exact kernel's is 0 or infinite."""
+    """Comparison of one kernel with its reference.
+
+    `run` returns the relative error in the norm; the error of a kernel that must be exact is 0 or infinite."""
 
     name: str
     run: Callable[[Bench], float]
@@ -36,7 +38,7 @@ class KernelCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """`error` is infinite where two runs differed; `failure` says what went wrong otherwise."""
+    """Result of a check. `failure` is the exception that the check raised, if any; `error` is infinite then."""
 
     name: str
     error: float
@@ -45,12 +47,12 @@ class CheckResult:
 
     @property
     def is_right(self) -> bool:
-        """No comparison with a number that is none holds."""
+        """Return whether the kernel passed; an error of NaN fails."""
         return not self.failure and self.error <= self.tolerance
 
 
 def run_check(check: KernelCheck, bench: Bench) -> CheckResult:
-    """Whatever a kernel raises is its verdict."""
+    """Run a check; an exception becomes a failed result."""
     try:
         return CheckResult(check.name, check.run(bench), check.tolerance)
     except Exception as error:
@@ -71,7 +73,7 @@ def checks(grid: Grid) -> Iterator[KernelCheck]:
 
 
 def _attention(shape: Shape, dtype: torch.dtype, block_size: int) -> KernelCheck:
-    """Decodes at the edges of blocks, a place that nobody has, a fresh chunk and one on cached context."""
+    """Check decodes with contexts around block boundaries, a padding sequence, and chunks with and without context."""
     compute = torch.bfloat16 if dtype == FLOAT8 else dtype
     edges = [1, block_size - 1, block_size, block_size + 1, 5 * block_size + 3]
     rows, contexts = [*[1] * len(edges), 1, 37, 2 * block_size + 5], [*edges, 0, 37, 6 * block_size + 1]
@@ -128,7 +130,7 @@ def _rows(shape: Shape, dtype: torch.dtype) -> Iterator[KernelCheck]:
 
 
 def _rope_cache_write(shape: Shape, dtype: torch.dtype, block_size: int) -> KernelCheck:
-    """The query, what was written, and that nothing else was; one row in nine has no slot."""
+    """Check the query, the written slots, and that nothing else was written; one row in nine has no slot."""
     compute = torch.bfloat16 if dtype == FLOAT8 else dtype
 
     def run(bench: Bench) -> float:
@@ -153,7 +155,7 @@ def _rope_cache_write(shape: Shape, dtype: torch.dtype, block_size: int) -> Kern
 
 
 def _exact(grid: Grid) -> Iterator[KernelCheck]:
-    """Moves, digests and draws: the same bits."""
+    """Yield the checks of block copies, digests and sampling, whose results must have the reference's bits."""
     shape, size = grid.shapes[0], grid.block_size
 
     def moved(bench: Bench) -> float:
@@ -172,25 +174,25 @@ def _exact(grid: Grid) -> Iterator[KernelCheck]:
         got = _twice(lambda: bench.kernels.block_digest(pool.memory, ids, places, head_start=2))
         return _same(got, reference.block_digest(pool.memory.cpu(), ids.cpu(), places.cpu(), head_start=2))
 
-    def drawn(bench: Bench) -> float:
+    def sampled(bench: Bench) -> float:
         error = 0.0
         for numbers in ((0.0, 0, 1.0, -torch.inf), (0.8, 0, 0.9, -torch.inf), (1.2, 50, 0.9, -3.0)):
             logits = normal(bench, 16, shape.vocab, dtype=torch.bfloat16).mul_(3)
             logits[5, 7] = torch.nan
-            draws = sampling_rows(bench.device, 16, *numbers)
-            got = _twice(lambda logits=logits, draws=draws: bench.kernels.sample(logits, draws))  # type: ignore[misc]
+            sampling = sampling_rows(bench.device, 16, *numbers)
+            got = _twice(lambda logits=logits, sampling=sampling: bench.kernels.sample(logits, sampling))  # type: ignore[misc]
             on_host = sampling_rows(torch.device("cpu"), 16, *numbers)
             error = max(error, _same(got, reference.sample(logits.cpu(), on_host)))
         return error
 
-    for name, run in (("pack and unpack", moved), ("digest", digest), ("sampling", drawn)):
+    for name, run in (("pack and unpack", moved), ("digest", digest), ("sampling", sampled)):
         yield KernelCheck(f"{name}, {shape.name}", run, 0.0)
 
 
 def _twice(run: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Raises AssertionError when two runs differ."""
+    """Run a kernel twice and return its result. Raises AssertionError when the two results differ."""
     first, second = run(), run()
-    # As bits, because a number that is none equals nothing.
+    # Compared as bits, because NaN does not equal itself.
     if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
         raise AssertionError("two runs on the same inputs differ")
     return first
@@ -206,14 +208,14 @@ def _same(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _host(kv: LayerKV) -> LayerKV:
-    """Contiguous copies, of which the reference takes any; half types as float32."""
+    """Copy planes to contiguous host memory, half types as float32."""
     if kv.key_scale is None or kv.value_scale is None:
         return LayerKV(kv.key.cpu().float().contiguous(), kv.value.cpu().float().contiguous())
     return LayerKV(*(plane.cpu().contiguous() for plane in (kv.key, kv.value, kv.key_scale, kv.value_scale)))
 
 
 def _host_layer(kv: LayerKV, memory: torch.Tensor) -> LayerKV:
-    """The views `kv` of a pool, over a copy of that pool's memory."""
+    """Return the views that `kv` has of a pool, on a copy `memory` of the pool."""
 
     def same_view(plane: torch.Tensor) -> torch.Tensor:
         flat = memory.view(-1).view(plane.dtype)
@@ -226,7 +228,7 @@ def _host_layer(kv: LayerKV, memory: torch.Tensor) -> LayerKV:
 
 
 def _planes_error(got: LayerKV, expected: LayerKV) -> float:
-    """Of both planes, written slots and all others."""
+    """Return the larger error of the two planes, over all slots."""
     return max(
         _error(_floats(got.key, got.key_scale), _floats(expected.key, expected.key_scale)),
         _error(_floats(got.value, got.value_scale), _floats(expected.value, expected.value_scale)),
@@ -239,7 +241,7 @@ def _floats(plane: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
 
 
 def _other_layers(pool: Pool, expected: torch.Tensor) -> float:
-    """All but the layer that was written: the same bits."""
+    """Return 0 if all layers but the written one are unchanged, else infinity."""
     written = _LAYERS // 2
     others = [i for i in range(_LAYERS) if i != written]
     return _same(pool.memory[:, :, others], expected[:, :, others])

@@ -1,4 +1,4 @@
-"""Facts that a figure is worth nothing without: date, versions, device and its clocks; changes none of them."""
+"""Describe the environment of a measurement: date, versions, device and its clocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMEOUT_S = 20.0
 
 
 def describe(device: torch.device, command: str) -> dict[str, str]:
-    """By name, each for people."""
+    """Return command, date, versions and device by name, each as text."""
     facts = {
         "command": command,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -28,12 +28,12 @@ def describe(device: torch.device, command: str) -> dict[str, str]:
 
 
 def clocks() -> str:
-    """Of the GPU at this moment."""
+    """Return the GPU's current clocks, temperature and power."""
     return query(_CLOCKS)
 
 
 def query(fields: str) -> str:
-    """What the driver's tool says of the first GPU; why it says nothing, otherwise."""
+    """Return the answer of nvidia-smi about the first GPU, or "unknown" with the reason."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)

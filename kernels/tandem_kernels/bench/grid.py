@@ -1,4 +1,4 @@
-"""What is measured at which sizes, as plain numbers; never runs anything."""
+"""Define the model shapes and sizes that the bench measures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a model that its kernels see. `has_head_norms`: query and key heads are normed."""
+    """Sizes of a model that its kernels depend on. `has_head_norms`: query and key heads are normalised."""
 
     name: str
     layers: int
@@ -23,7 +23,7 @@ class Shape:
 
     @property
     def attention(self) -> str:
-        """What attention depends on; models that share it need one measurement."""
+        """Return a name of the sizes that attention depends on; models with equal names need one measurement."""
         return f"{self.heads}/{self.kv_heads} heads of {self.head_dim}"
 
 
@@ -49,8 +49,10 @@ TOY = Shape(name="toy", layers=2, heads=4, kv_heads=2, head_dim=32, hidden=64, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """`uneven`: context lengths of one batch each. `pool_share` of the device's memory is what the pool of the layout
-    comparison takes, `case_bytes` what any other pool takes at most."""
+    """Sizes of all cases.
+
+    `uneven`: the context lengths of one batch each. `pool_share`: fraction of the device's memory for the pool of the
+    layout comparison. `case_bytes`: upper bound for any other pool."""
 
     shapes: tuple[Shape, ...]
     block_size: int
@@ -61,15 +63,15 @@ class Grid:
     chunks: tuple[int, ...]
     cached: tuple[int, ...]
     mixed: tuple[int, int, int, int]
-    """Decodes, the context of each, a chunk's rows and its context."""
+    """Number of decodes, the context of each, rows of the chunk, context of the chunk."""
     typical_decode: tuple[int, int]
-    """Batch and context where block sizes, dtypes and layouts are compared."""
+    """Batch size and context length for comparing block sizes, dtypes and layouts."""
     layout_decodes: tuple[tuple[int, int], ...]
     typical_chunk: tuple[int, int]
-    """Rows, and context that is cached before them."""
+    """Rows of the chunk, and length of the cached context before them."""
     rows: tuple[int, ...]
     compiled_rows: tuple[int, ...]
-    """Where torch.compile is tried, which takes seconds each time."""
+    """Row counts for which torch.compile is measured too, which takes seconds each time."""
     moved_blocks: tuple[int, ...]
     sampled_rows: tuple[int, ...]
     matrices: tuple[tuple[int, int, int], ...]
@@ -158,4 +160,4 @@ TINY = Grid(
     case_bytes=1 << 20,
     pool_share=0.0,
 )
-"""Of toy sizes, for a CPU: shows that everything runs, and nothing else."""
+"""Toy sizes for a CPU, as a smoke test."""

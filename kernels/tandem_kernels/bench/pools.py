@@ -1,6 +1,6 @@
-"""KV pools with random content and batches over them, in both layouts that are compared; never attends.
+"""Build KV pools with random content in both compared layouts, and batches over them.
 
-Blocks of a batch lie in random order, as in a pool that has served for a while.
+The blocks of a batch are in random order, as in a pool that has been in use for a while.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem_kernels.bench.case import Bench, NotHere
+from tandem_kernels.bench.case import Bench, CaseUnavailable
 from tandem_kernels.bench.grid import Shape
 from tandem_kernels.contract import FLOAT8, PLANES, AttentionBatch, LayerKV
 
 _FILLED_AT_ONCE = 1 << 28
 _SCALE_BYTES = 4
 _SCALE = 0.01
-"""Of float8 pools, so that numbers of up to 448 are of the size of others'."""
+"""Scale of float8 pools, which brings values of up to 448 to the magnitude of the other pools' values."""
 SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """`memory` is `[N, G, L, 2, ...]`, or `[L, 2, N, G, ...]` where layers are outermost."""
+    """A KV pool and the views of its layers.
+
+    `memory`: `[N, G, L, 2, ...]`, or `[L, 2, N, G, ...]` if layers are outermost."""
 
     memory: torch.Tensor
     layers: tuple[LayerKV, ...]
@@ -31,27 +33,29 @@ class Pool:
 
     @property
     def layer(self) -> LayerKV:
-        """One from the middle."""
+        """Return the middle layer."""
         return self.layers[len(self.layers) // 2]
 
 
 def token_bytes(shape: Shape, dtype: torch.dtype) -> int:
-    """KV of one token in one layer."""
+    """Return the bytes of one token's KV in one layer."""
     scale = _SCALE_BYTES if dtype == FLOAT8 else 0
     return shape.kv_heads * PLANES * (shape.head_dim * dtype.itemsize + scale)
 
 
 def layers_within(shape: Shape, dtype: torch.dtype, num_tokens: int, num_bytes: int) -> int:
-    """How many of the model's layers a pool of `num_bytes` has for so many tokens. Raises NotHere for none."""
+    """Return how many of the model's layers fit a pool of `num_bytes` with `num_tokens` tokens.
+
+    Raises CaseUnavailable if not even one fits."""
     layer_bytes = num_tokens * token_bytes(shape, dtype)
     layers = min(shape.layers, num_bytes // layer_bytes)
     if layers < 1:
-        raise NotHere(f"one layer's KV has {layer_bytes >> 20} MiB, a pool may have {num_bytes >> 20}")
+        raise CaseUnavailable(f"one layer's KV has {layer_bytes >> 20} MiB, a pool may have {num_bytes >> 20}")
     return layers
 
 
 def block_pool(bench: Bench, shape: Shape, dtype: torch.dtype, block_size: int, num_blocks: int, layers: int) -> Pool:
-    """Blocks contiguous over all layers: the layout of `tandem_kernels.contract`."""
+    """Build a pool whose blocks are contiguous over all layers: the layout of `tandem_kernels.contract`."""
     lead = (num_blocks, shape.kv_heads, layers, PLANES)
     if dtype == FLOAT8:
         return _float8_pool(bench, shape, block_size, lead)
@@ -61,7 +65,7 @@ def block_pool(bench: Bench, shape: Shape, dtype: torch.dtype, block_size: int, 
 
 
 def layer_pool(bench: Bench, shape: Shape, dtype: torch.dtype, block_size: int, num_blocks: int, layers: int) -> Pool:
-    """Layers outermost, as most engines have it: only the strides of the views differ."""
+    """Build a pool with layers outermost, as in most engines; only the strides of the views differ."""
     lead = (layers, PLANES, num_blocks, shape.kv_heads)
     memory = torch.empty(*lead, block_size, shape.head_dim, dtype=dtype, device=bench.device)
     _fill(memory)
@@ -71,7 +75,7 @@ def layer_pool(bench: Bench, shape: Shape, dtype: torch.dtype, block_size: int, 
 def batch_over(
     bench: Bench, rows: Sequence[int], contexts: Sequence[int], block_size: int, num_blocks: int
 ) -> AttentionBatch:
-    """Sequences with so many rows at the end of so long contexts, decodes first."""
+    """Build a batch of sequences with `rows[i]` rows at the end of a context of `contexts[i]` tokens, decodes first."""
     counts = [-(-context // block_size) for context in contexts]
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(SEED)).to(torch.int32)
     tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
@@ -94,7 +98,7 @@ def num_blocks_of(contexts: Sequence[int], block_size: int) -> int:
 
 
 def normal(bench: Bench, *sizes: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers, anew at each call."""
+    """Return normally distributed random numbers of shape `sizes`, different in each call."""
     return torch.randn(*sizes, device=bench.device).to(dtype)
 
 
@@ -109,7 +113,7 @@ def _float8_pool(bench: Bench, shape: Shape, block_size: int, lead: tuple[int, i
     num_values = block_size * shape.head_dim
     tile = num_values + block_size * _SCALE_BYTES
     memory = torch.empty(*lead, tile, dtype=torch.uint8, device=bench.device)
-    # Any byte with a clear lowest bit is a number: only 0x7f and 0xff are none.
+    # Bytes with a clear lowest bit are never NaN: only 0x7f and 0xff are.
     step = max(1, _FILLED_AT_ONCE // memory[0].numel())
     for start in range(0, num_blocks, step):
         block = memory[start : start + step]
@@ -120,7 +124,7 @@ def _float8_pool(bench: Bench, shape: Shape, block_size: int, lead: tuple[int, i
 
 
 def _float8_layer(planes: torch.Tensor, block_size: int, head_dim: int) -> LayerKV:
-    """`planes` uint8 `[N, G, 2, tile]`."""
+    """Return the views of one layer in `planes`, uint8 `[N, G, 2, tile]`."""
     values, scales = planes[..., : block_size * head_dim], planes[..., block_size * head_dim :]
     shape = (*planes.shape[:2], block_size, head_dim)
     key, value = (values[:, :, i].view(FLOAT8).view(shape) for i in range(PLANES))

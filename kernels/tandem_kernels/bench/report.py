@@ -1,4 +1,4 @@
-"""The outcome of a bench as JSON and as the Markdown of RESULTS.md; measures nothing."""
+"""Format the outcome of a bench as JSON and as the Markdown of RESULTS.md."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from tandem_kernels.bench.roofline import DeviceLimits
 from tandem_kernels.bench.runner import RunOutcome
 
 _CLOSE = 1.02
-"""Block sizes this close to the fastest count as equal, and the smallest of them wins: it wastes the least memory."""
+"""Factor on the fastest time up to which block sizes count as equal; the smallest wins, as it wastes least memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """`machine` tells command, date, versions, device and clocks by name."""
+    """Outcome of a bench with its circumstances. `machine`: command, date, versions, device and clocks by name."""
 
     machine: Mapping[str, str]
     limits: DeviceLimits
     outcome: RunOutcome
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can hold: an infinite error is null."""
+        """Return the report as JSON values; an infinite error is null."""
         rows = [asdict(row) | {"bytes_s": row.bytes_s, "flops_s": row.flops_s} for row in self.outcome.rows]
-        verdicts = [
-            asdict(verdict)
-            | {"is_right": verdict.is_right, "error": verdict.error if math.isfinite(verdict.error) else None}
-            for verdict in self.outcome.verdicts
+        checks = [
+            asdict(check) | {"is_right": check.is_right, "error": check.error if math.isfinite(check.error) else None}
+            for check in self.outcome.checks
         ]
         return {
             "machine": dict(self.machine),
             "limits": asdict(self.limits),
-            "checks": verdicts,
+            "checks": checks,
             "rows": rows,
             "block_size": best_block_size(self.outcome.rows),
             "left_out": self.outcome.left_out,
@@ -59,8 +58,10 @@ class KernelReport:
 
 
 def best_block_size(rows: list[BenchRow]) -> int:
-    """The smallest whose geometric mean over the cases of block sizes is within 2 % of the best; 0 where none was
-    measured in all of them."""
+    """Return the smallest block size whose geometric mean over the cases of group "block size" is within 2 % of the
+    best, and 0 if no case was measured.
+
+    Only block sizes with the greatest number of measured cases are compared."""
     times: dict[int, dict[str, float]] = {}
     for row in rows:
         before, marker, rest = row.name.partition(" blocks of ")
@@ -77,7 +78,9 @@ def best_block_size(rows: list[BenchRow]) -> int:
 
 
 def layout_loss(rows: list[BenchRow]) -> dict[str, float]:
-    """By case, how much longer contiguous blocks took than outermost layers, as a share; where both were measured."""
+    """Return by case how much longer contiguous blocks took than outermost layers, as a fraction of the latter.
+
+    Cases without both measurements are omitted."""
     pairs: dict[str, dict[str, float]] = {}
     for row in rows:
         if row.group == "layout":
@@ -106,9 +109,11 @@ def _limits(limits: DeviceLimits) -> str:
 
 
 def _verdicts(outcome: RunOutcome) -> str:
-    wrong = [verdict for verdict in outcome.verdicts if not verdict.is_right]
-    lines = [f"{len(outcome.verdicts) - len(wrong)} of {len(outcome.verdicts)} checks against the reference hold."]
-    lines += [f"- WRONG: {one.name}: {one.failure or f'{one.error:.1e} > {one.tolerance:.0e}'}" for one in wrong]
+    wrong = [check for check in outcome.checks if not check.is_right]
+    lines = [f"{len(outcome.checks) - len(wrong)} of {len(outcome.checks)} checks against the reference hold."]
+    lines += [
+        f"- WRONG: {check.name}: {check.failure or f'{check.error:.1e} > {check.tolerance:.0e}'}" for check in wrong
+    ]
     return "\n".join(["### Correctness", "", *lines, ""])
 
 

@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured in the same call as the kernels; never a data sheet's figure."""
+"""Measure the machine's limits for the roofline: copy bandwidth, matrix rate and launch time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _LAUNCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Bytes and operations per second, seconds. `copy_bytes_s` counts bytes read and bytes written; `matrix_flops_s` is
-    the best of `matrices`, whose keys are rows x inner x columns. `empty_s` is what the clock says of a kernel that
-    hardly computes: a time near it is launch, not work."""
+    """Measured limits in bytes per second, operations per second and seconds.
+
+    `copy_bytes_s`: bytes read plus bytes written. `matrix_flops_s`: the best rate of `matrices`, whose keys are rows x
+    inner x columns. `launch_eager_s`, `launch_graph_s`: time per kernel launch from Python and in a graph. `empty_s`:
+    measured time of a kernel that hardly computes; a kernel's time near it is launch overhead."""
 
     copy_bytes_s: float
     read_bytes_s: float
@@ -29,7 +31,7 @@ class DeviceLimits:
 
 
 def measure_limits(device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, grid: Grid) -> DeviceLimits:
-    """On random numbers, because zeros multiply faster."""
+    """Measure the limits, with random numbers because zeros multiply faster."""
     copy, read = _memory(device, stopwatch, grid.copy_bytes)
     matrices = {
         f"{rows} x {inner} x {columns}": _matrix(device, dtype, stopwatch, (rows, inner, columns))
@@ -50,14 +52,14 @@ def measure_limits(device: torch.device, dtype: torch.dtype, stopwatch: Stopwatc
 
 
 def _memory(device: torch.device, stopwatch: Stopwatch, num_bytes: int) -> tuple[KernelTiming, KernelTiming]:
-    """A copy and a sum of so many bytes."""
+    """Time a copy and a sum of `num_bytes` bytes."""
     source = torch.randn(num_bytes // 4, device=device)
     target = torch.empty_like(source)
     return stopwatch.time(lambda: target.copy_(source)), stopwatch.time(lambda: source.sum())
 
 
 def _matrix(device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, sizes: tuple[int, int, int]) -> float:
-    """Operations per second of `[rows, inner] x [inner, columns]`."""
+    """Return the operations per second of a product `[rows, inner] x [inner, columns]`."""
     rows, inner, columns = sizes
     left = torch.randn(rows, inner, device=device).to(dtype)
     right = torch.randn(columns, inner, device=device).to(dtype)

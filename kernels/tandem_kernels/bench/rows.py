@@ -1,4 +1,4 @@
-"""The cases of products, norms, gates, cache writes, block moves, digests and draws; never times one itself."""
+"""Build the cases of products, norms, gates, cache writes, block copies, digests and sampling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tandem_kernels import reference
-from tandem_kernels.bench.case import Bench, BenchCase, Work
+from tandem_kernels.bench.case import Bench, BenchCase, BenchWork
 from tandem_kernels.bench.grid import Grid, Shape
 from tandem_kernels.bench.pools import Pool, block_pool, normal
 from tandem_kernels.bench.timing import Call
@@ -16,7 +16,7 @@ from tandem_kernels.contract import HeadNorms, SamplingRows
 _EPS = 1e-5
 _DTYPE = torch.bfloat16
 HALF_TOLERANCE = 1e-2
-_WAYS_TO_DRAW: tuple[tuple[str, float, int, float, float], ...] = (
+_SAMPLING_METHODS: tuple[tuple[str, float, int, float, float], ...] = (
     ("greedy", 0.0, 0, 1.0, -torch.inf),
     ("temperature", 0.8, 0, 1.0, -torch.inf),
     ("top-p 0.9", 0.8, 0, 0.9, -torch.inf),
@@ -38,7 +38,7 @@ def row_cases(grid: Grid) -> Iterator[BenchCase]:
 
 
 def product_cases(grid: Grid) -> Iterator[BenchCase]:
-    """Of all the weights of a layer."""
+    """Yield a case for each weight of a layer and each number of rows."""
     shape = grid.shapes[0]
     query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = {
@@ -64,24 +64,24 @@ def block_cases(grid: Grid) -> Iterator[BenchCase]:
 def sampling_cases(grid: Grid) -> Iterator[BenchCase]:
     shape = grid.shapes[0]
     for rows in grid.sampled_rows:
-        for name, *numbers in _WAYS_TO_DRAW:
+        for name, *numbers in _SAMPLING_METHODS:
             yield BenchCase("sampling", f"{rows} rows of {shape.vocab}, {name}", _sample(shape, rows, *numbers))
 
 
 def _compiled(bench: Bench, rows: int, function: Callable[..., object], *arguments: object) -> dict[str, Call]:
-    """The plain function, and what torch makes of it where the grid asks for that."""
-    ways: dict[str, Call] = {"plain torch": lambda: function(*arguments)}
+    """Return rivals: the plain function, and its torch.compile version for row counts in `grid.compiled_rows`."""
+    variants: dict[str, Call] = {"plain torch": lambda: function(*arguments)}
     if rows in bench.grid.compiled_rows:
         fused = torch.compile(function, dynamic=False)
-        ways["torch.compile"] = lambda: fused(*arguments)
-    return ways
+        variants["torch.compile"] = lambda: fused(*arguments)
+    return variants
 
 
-def _linear(rows: int, inputs: int, outputs: int) -> Callable[[Bench], Work]:
-    def build(bench: Bench) -> Work:
+def _linear(rows: int, inputs: int, outputs: int) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
         x, weight = normal(bench, rows, inputs, dtype=_DTYPE), normal(bench, outputs, inputs, dtype=_DTYPE)
         is_torch = bench.kernels.linear is torch.nn.functional.linear
-        return Work(
+        return BenchWork(
             run=lambda: bench.kernels.linear(x, weight, None),
             num_bytes=x.nbytes + weight.nbytes + rows * outputs * x.element_size(),
             flops=2 * rows * inputs * outputs,
@@ -92,10 +92,10 @@ def _linear(rows: int, inputs: int, outputs: int) -> Callable[[Bench], Work]:
     return build
 
 
-def _rms_norm(shape: Shape, rows: int) -> Callable[[Bench], Work]:
-    def build(bench: Bench) -> Work:
+def _rms_norm(shape: Shape, rows: int) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
         x, weight = normal(bench, rows, shape.hidden, dtype=_DTYPE), normal(bench, shape.hidden, dtype=_DTYPE)
-        return Work(
+        return BenchWork(
             run=lambda: bench.kernels.rms_norm(x, weight, _EPS),
             num_bytes=2 * x.nbytes + weight.nbytes,
             rivals=_compiled(bench, rows, reference.rms_norm, x, weight, _EPS),
@@ -106,11 +106,11 @@ def _rms_norm(shape: Shape, rows: int) -> Callable[[Bench], Work]:
     return build
 
 
-def _add_rms_norm(shape: Shape, rows: int) -> Callable[[Bench], Work]:
-    def build(bench: Bench) -> Work:
+def _add_rms_norm(shape: Shape, rows: int) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
         x, residual = (normal(bench, rows, shape.hidden, dtype=_DTYPE) for _ in range(2))
         weight = normal(bench, shape.hidden, dtype=_DTYPE)
-        return Work(
+        return BenchWork(
             run=lambda: bench.kernels.add_rms_norm(x, residual, weight, _EPS),
             num_bytes=4 * x.nbytes + weight.nbytes,
             rivals=_compiled(bench, rows, reference.add_rms_norm, x, residual, weight, _EPS),
@@ -119,10 +119,10 @@ def _add_rms_norm(shape: Shape, rows: int) -> Callable[[Bench], Work]:
     return build
 
 
-def _silu_mul(shape: Shape, rows: int) -> Callable[[Bench], Work]:
-    def build(bench: Bench) -> Work:
+def _silu_mul(shape: Shape, rows: int) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
         gate_up = normal(bench, rows, 2 * shape.inner, dtype=_DTYPE)
-        return Work(
+        return BenchWork(
             run=lambda: bench.kernels.silu_mul(gate_up),
             num_bytes=gate_up.nbytes + gate_up.nbytes // 2,
             rivals=_compiled(bench, rows, reference.silu_mul, gate_up),
@@ -133,10 +133,10 @@ def _silu_mul(shape: Shape, rows: int) -> Callable[[Bench], Work]:
     return build
 
 
-def _rope_cache_write(shape: Shape, rows: int) -> Callable[[Bench], Work]:
-    """Slots of blocks in random order."""
+def _rope_cache_write(shape: Shape, rows: int) -> Callable[[Bench], BenchWork]:
+    """Build the work of writing to slots of blocks in random order."""
 
-    def build(bench: Bench) -> Work:
+    def build(bench: Bench) -> BenchWork:
         heads, dim = shape.heads + 2 * shape.kv_heads, shape.head_dim
         size = bench.grid.block_size
         num_blocks = -(-rows // size) + 1
@@ -148,7 +148,7 @@ def _rope_cache_write(shape: Shape, rows: int) -> Callable[[Bench], Work]:
         places = torch.arange(rows, device=bench.device)
         order = torch.randperm(num_blocks, device=bench.device)
         slots = order[places // size] * size + places % size
-        return Work(
+        return BenchWork(
             run=lambda: bench.kernels.rope_cache_write(qkv, cos, sin, norms, pool.layer, slots),
             num_bytes=2 * qkv.nbytes + 2 * cos.nbytes + slots.nbytes,
             agreeing={"plain torch": lambda: reference.rope_cache_write(qkv, cos, sin, norms, pool.layers[0], slots)},
@@ -160,16 +160,16 @@ def _rope_cache_write(shape: Shape, rows: int) -> Callable[[Bench], Work]:
 
 
 def _moved(bench: Bench, shape: Shape, count: int) -> tuple[Pool, torch.Tensor]:
-    """A pool of all layers and every other of its blocks, in random order."""
+    """Build a pool of all layers, and the ids of every other block in random order."""
     pool = block_pool(bench, shape, _DTYPE, bench.grid.block_size, 2 * count, shape.layers)
     return pool, 2 * torch.randperm(count, device=bench.device)
 
 
-def _pack(shape: Shape, count: int) -> Callable[[Bench], Work]:
-    def build(bench: Bench) -> Work:
+def _pack(shape: Shape, count: int) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
         pool, ids = _moved(bench, shape, count)
         heads = max(1, shape.kv_heads // 2)
-        return Work(
+        return BenchWork(
             run=lambda: bench.kernels.pack_blocks(pool.memory, ids, 0, heads),
             num_bytes=2 * count * pool.memory[0, :heads].numel() * pool.memory.element_size(),
             agreeing={"plain torch": lambda: reference.pack_blocks(pool.memory, ids, 0, heads)},
@@ -178,12 +178,12 @@ def _pack(shape: Shape, count: int) -> Callable[[Bench], Work]:
     return build
 
 
-def _unpack(shape: Shape, count: int) -> Callable[[Bench], Work]:
-    def build(bench: Bench) -> Work:
+def _unpack(shape: Shape, count: int) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
         pool, ids = _moved(bench, shape, count)
         heads = max(1, shape.kv_heads // 2)
         packed = pool.memory[ids, :heads].clone()
-        return Work(
+        return BenchWork(
             run=lambda: bench.kernels.unpack_blocks(packed, pool.memory, ids, 0),
             num_bytes=2 * packed.nbytes,
             rivals={"plain torch": lambda: reference.unpack_blocks(packed, pool.memory, ids, 0)},
@@ -192,11 +192,11 @@ def _unpack(shape: Shape, count: int) -> Callable[[Bench], Work]:
     return build
 
 
-def _digest(shape: Shape, count: int) -> Callable[[Bench], Work]:
-    def build(bench: Bench) -> Work:
+def _digest(shape: Shape, count: int) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
         pool, ids = _moved(bench, shape, count)
         places = torch.arange(count, device=bench.device)
-        return Work(
+        return BenchWork(
             run=lambda: bench.kernels.block_digest(pool.memory, ids, places),
             num_bytes=count * pool.memory[0].numel() * pool.memory.element_size(),
         )
@@ -206,18 +206,18 @@ def _digest(shape: Shape, count: int) -> Callable[[Bench], Work]:
 
 def _sample(
     shape: Shape, rows: int, temperature: float, top_k: float, top_p: float, log_min_p: float
-) -> Callable[[Bench], Work]:
-    def build(bench: Bench) -> Work:
+) -> Callable[[Bench], BenchWork]:
+    def build(bench: Bench) -> BenchWork:
         logits = normal(bench, rows, shape.vocab, dtype=_DTYPE).mul_(3)
-        draws = sampling_rows(bench.device, rows, temperature, int(top_k), top_p, log_min_p)
+        sampling = sampling_rows(bench.device, rows, temperature, int(top_k), top_p, log_min_p)
         rivals: dict[str, Call] = {}
         if temperature == 0:
             rivals["argmax"] = lambda: logits.argmax(-1)
         elif not top_k and log_min_p == -torch.inf:
-            way = "softmax, sort, multinomial" if top_p < 1 else "softmax, multinomial"
-            rivals[way] = lambda: _plain_draw(logits, temperature, top_p)
-        return Work(
-            run=lambda: bench.kernels.sample(logits, draws),
+            method = "softmax, sort, multinomial" if top_p < 1 else "softmax, multinomial"
+            rivals[method] = lambda: _torch_sample(logits, temperature, top_p)
+        return BenchWork(
+            run=lambda: bench.kernels.sample(logits, sampling),
             num_bytes=logits.nbytes + 8 * rows,
             rivals=rivals,
             waits=frozenset(rivals) - {"argmax"},
@@ -229,7 +229,7 @@ def _sample(
 def sampling_rows(
     device: torch.device, rows: int, temperature: float, top_k: int, top_p: float, log_min_p: float
 ) -> SamplingRows:
-    """All rows alike, with seeds of their own."""
+    """Build sampling parameters that are equal for all rows except for seed and index."""
     numbers = torch.arange(rows, device=device)
     return SamplingRows(
         temperature=torch.full((rows,), temperature, dtype=torch.float64, device=device),
@@ -242,11 +242,11 @@ def sampling_rows(
     )
 
 
-def _plain_draw(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
-    """What serving programs do without a kernel of their own, in float32 and by a generator's state."""
-    shares = torch.softmax(logits.float() / temperature, dim=-1)
+def _torch_sample(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
+    """Sample as serving programs without their own kernel do: in float32, with torch's stateful generator."""
+    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
     if top_p < 1:
-        shares, ids = shares.sort(dim=-1, descending=True)
-        shares = shares.masked_fill(shares.cumsum(-1) - shares > top_p, 0.0)
-        return ids.gather(-1, torch.multinomial(shares, 1))
-    return torch.multinomial(shares, 1)
+        probabilities, ids = probabilities.sort(dim=-1, descending=True)
+        probabilities = probabilities.masked_fill(probabilities.cumsum(-1) - probabilities > top_p, 0.0)
+        return ids.gather(-1, torch.multinomial(probabilities, 1))
+    return torch.multinomial(probabilities, 1)

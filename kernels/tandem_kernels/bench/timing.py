@@ -1,4 +1,4 @@
-"""How long a call takes, on a GPU or on the host; never knows what the call computes."""
+"""Measure how long a call takes, on a GPU or on the host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ Call = Callable[[], object]
 
 _MIN_RUNS, _MAX_RUNS = 10, 200
 _FLUSHED_CACHES = 4
-"""A flush writes so many times the L2."""
+"""Size of the flush buffer, in sizes of the L2 cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTiming:
-    """Seconds of one call: the median of `runs`, and the spread from the first to the ninth decile. `way` is `graph`
-    (replayed on a GPU), `eager` (launched there by Python) or `host`."""
+    """Time of one call in seconds.
+
+    `median_s`: median of `runs` runs. `low_s`, `high_s`: first and ninth decile. `way`: `graph` (replayed on a GPU),
+    `eager` (launched on a GPU from Python) or `host`; the name is a field of the JSON report."""
 
     median_s: float
     low_s: float
@@ -30,32 +32,35 @@ class KernelTiming:
 
     @classmethod
     def of(cls, seconds: Sequence[float], way: str) -> KernelTiming:
-        """Of at least one run."""
+        """Summarise the times of at least one run."""
         ordered = sorted(seconds)
         low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
         return cls(statistics.median(ordered), low, high, len(ordered), way)
 
 
 class Stopwatch(Protocol):
-    """Times calls on one device."""
+    """Clock for calls on one device."""
 
     def now(self) -> float:
-        """Host seconds from an arbitrary start."""
+        """Return host seconds since an arbitrary start."""
         ...
 
     def time(self, call: Call, *, waits: bool = False) -> KernelTiming:
-        """Of a call that may be repeated; it has run once before the clock starts. One that waits for the device cannot
-        be captured in a graph."""
+        """Time a repeatable call, after at least one run for warm-up.
+
+        `waits`: the call waits for the device, so it cannot be captured in a graph."""
         ...
 
     def launch(self, call: Call, count: int) -> tuple[float, float]:
-        """Seconds of each of `count` calls in a row that hardly compute: launched one by one, and in a graph (0.0
-        where there are none)."""
+        """Return the seconds per call of `count` successive calls that hardly compute: launched one by one, and in a
+        graph.
+
+        The second number is 0.0 if graphs are not supported."""
         ...
 
 
 class HostStopwatch:
-    """Calls that compute on the CPU, for `seconds` and at least twice."""
+    """`Stopwatch` for calls that compute on the CPU; repeats a call for `seconds` and at least twice."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -81,8 +86,10 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """Calls on a GPU, by events around each, for about `seconds`. What the last call left in the L2 is written over
-    before the next, which also lets the host run ahead, so that no launch is in the time."""
+    """`Stopwatch` for calls on a GPU, with events around each call; repeats a call for about `seconds`.
+
+    Before each call the L2 cache is overwritten. That also lets the host run ahead, so that the time does not include
+    launch overhead."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self._seconds = seconds
@@ -134,19 +141,19 @@ def _event() -> torch.cuda.Event:
 
 
 def _captured(call: Call) -> tuple[Call, str]:
-    """A graph of the call where it can be captured, as the decoder's steps are; else the call itself."""
+    """Return a replay of the call's graph and "graph", or the call and "eager" if it cannot be captured."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            kept = call()
+            result = call()
     except RuntimeError:
         torch.cuda.synchronize()
         return call, "eager"
 
     def replay() -> object:
         graph.replay()
-        return kept  # its memory is the graph's
+        return result  # in the graph's memory, which each replay overwrites
 
     return replay, "graph"

@@ -1,1 +1,1 @@
-"""Compiled CPU kernels and the decoder built from them: C++ sources, their build and their Python face."""
+"""Compiled CPU kernels and a decoder built from them: C++ sources, their build, and Python bindings."""

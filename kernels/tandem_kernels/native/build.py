@@ -1,8 +1,8 @@
-"""Compiles the C++ sources for this very machine, once, and says where the library is; never loads it.
+"""Compile the C++ sources for the processor of this machine, once, into a cached shared library.
 
-The library lies in the user's cache under a name made from sources, compiler, flags and processor, so that a changed
-one is built anew and machines that share a home directory don't share it. `python -m tandem_kernels.native.build`
-builds it ahead of time.
+The library is in the user's cache under a name derived from sources, compiler, flags and processor, so that a change of
+any of them triggers a new build and machines that share a home directory do not share a library.
+`python -m tandem_kernels.native.build` builds it ahead of time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ _TIMEOUT_S = 600
 
 
 class NativeUnavailable(Exception):
-    """Compiled kernels cannot be had here; says why. The reference kernels do everything."""
+    """The compiled kernels cannot be built or loaded; the message gives the reason.
+
+    Callers can use the reference kernels instead."""
 
 
 def library_file() -> Path:
-    """The compiled library, built if need be. Raises NativeUnavailable."""
+    """Return the path of the compiled library, building it if needed. Raises NativeUnavailable."""
     compiler = _find_compiler()
     target = _cache() / f"kernels-{_key(compiler)}.so"
     if not target.is_file():
@@ -65,13 +67,13 @@ def _version(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on."""
+    """Describe the processor features that `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "cpu family", "model\t", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    prefixes = ("model name", "cpu family", "model\t", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(prefixes)}))
 
 
 def _compile(compiler: str, target: Path) -> None:
@@ -85,7 +87,7 @@ def _compile(compiler: str, target: Path) -> None:
             raise NativeUnavailable(f"{compiler} took more than {_TIMEOUT_S} s") from None
         if done.returncode:
             raise NativeUnavailable(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
-        # The rename makes it appear whole, even if several processes build at once.
+        # The rename is atomic, even if several processes build at once.
         os.replace(output, target)
 
 

@@ -1,4 +1,4 @@
-"""A compiled decoder over packed weights and a KV pool; owns its buffers and never loads, packs or samples."""
+"""Run a compiled decoder on packed weights and a KV pool."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from tandem_kernels.native.library import (
 )
 
 _MULTIPLES = {"inner": 16, "head_dim": 8}
-"""Gate and up columns lie in groups of 16, heads are read in vectors of 8."""
+"""Required divisors: gate and up columns are interleaved in groups of 16, heads are read in vectors of 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of a decoder; `eps` is that of its norms, `attention_scale` the factor on scores."""
+    """Sizes of a decoder.
+
+    `inner`: width of the MLP. `eps`: of the norms. `attention_scale`: factor on attention scores."""
 
     hidden: int
     inner: int
@@ -46,7 +48,9 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A matrix `[n, k]` as panels, see `pack_exact` and `pack_linear_int8`; `bias` in the order of their columns."""
+    """A matrix `[n, k]` packed in panels, see `pack_exact` and `pack_linear_int8`.
+
+    `bias` is in the order of the panels' columns."""
 
     panels: torch.Tensor
     n: int
@@ -57,7 +61,7 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLayer:
-    """One layer; `query_norm` and `key_norm` are `[head_dim]` where the model has them."""
+    """Packed weights of one layer. `query_norm` and `key_norm` are `[head_dim]`, None if the model has none."""
 
     attention_norm: torch.Tensor
     qkv: PackedLinear
@@ -70,7 +74,7 @@ class PackedLayer:
 
 
 def unsupported(shape: DecoderShape) -> str | None:
-    """Why the compiled decoder cannot have this shape; None when it can."""
+    """Return why the compiled decoder does not support this shape; None if it does."""
     for name, multiple in _MULTIPLES.items():
         if getattr(shape, name) % multiple:
             return f"{name}={getattr(shape, name)} is no multiple of {multiple}"
@@ -78,7 +82,7 @@ def unsupported(shape: DecoderShape) -> str | None:
 
 
 class CompiledDecoder:
-    """`forward` and `logits` of one model. One call at a time; buffers grow to the largest step and stay."""
+    """Own the compiled decoder of one model and its buffers, which grow to the largest step. One call at a time."""
 
     def __init__(
         self,
@@ -91,29 +95,30 @@ class CompiledDecoder:
         *,
         quantizes_rows: bool = False,
     ) -> None:
-        """`embeddings` `[vocab, hidden]`; None: they are the head's weights. `quantizes_rows`: products as
-        `reference.linear_int8` has them, of int8 weights.
+        """Build the decoder.
 
-        Raises ValueError for a shape that it cannot have and NativeUnavailable without a library.
+        `embeddings`: `[vocab, hidden]`; None if they are the head's weights. `quantizes_rows`: quantise rows to int8 as
+        `reference.linear_int8` does, for int8 weights. Raises ValueError for an unsupported shape and NativeUnavailable
+        when there is no library.
         """
         reason = unsupported(shape)
         if reason is not None:
             raise ValueError(reason)
         self.shape = shape
         self._team = team
-        # The library keeps pointers into these.
-        self._keep = (layers, norm, head, embeddings, team)
+        # The library keeps pointers into these objects.
+        self._references = (layers, norm, head, embeddings, team)
         layer_specs = (CLayer * len(layers))(*(_layer(layer) for layer in layers))
         spec = CDecoder(_shape(shape), layer_specs, address(norm), _linear(head), address(embeddings), quantizes_rows)
         self._handle = load().tandem_decoder_new(byref(spec))
         if not self._handle:
-            raise MemoryError("the compiled decoder could not be made")
+            raise MemoryError("the compiled decoder could not be allocated")
         release_with(self, load().tandem_decoder_delete, self._handle)
         self._logits = torch.empty((0, shape.vocab))
 
     @property
     def buffer_bytes(self) -> int:
-        """Private memory of the buffers between operators."""
+        """Return the bytes of the decoder's activation buffers."""
         return int(load().tandem_decoder_buffer_bytes(self._handle))
 
     def forward(
@@ -125,9 +130,10 @@ class CompiledDecoder:
         pool: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Hidden rows `[T, hidden]` of `tokens` `[T]` (int64, as `positions` and `slots`); writes their KV to `pool`.
+        """Compute hidden rows `[T, hidden]` of `tokens` and write their KV to `pool`.
 
-        `rope` holds cosines and sines `[positions, head_dim / 2]` that cover every position.
+        `tokens`, `positions` and `slots` are int64 `[T]`. `rope` holds cosines and sines `[positions, head_dim / 2]`
+        that cover every position.
         """
         cos, sin = rope
         hidden = torch.empty((len(tokens), self.shape.hidden))
@@ -145,8 +151,9 @@ class CompiledDecoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[rows, vocab]` of rows of `forward`; the next call writes over them. Memory of so many megabytes would come
-        from the system, page by page, in each step."""
+        """Compute logits `[rows, vocab]` of rows from `forward`; the next call overwrites them.
+
+        The buffer is reused because allocating megabytes per step would page-fault in new memory each time."""
         if len(self._logits) < len(hidden):
             self._logits = torch.empty((len(hidden), self.shape.vocab))
         out = self._logits[: len(hidden)]

@@ -1,7 +1,7 @@
-"""The compiled library as typed Python calls over tensors; decides nothing and computes nothing itself.
+"""Bind the compiled library with ctypes as typed Python calls on tensors.
 
-Tensors must be contiguous float32 (indices int64 or int32 as said) in host memory; what is wrong raises ValueError
-before anything is called, because the other side trusts its pointers. Calls release the interpreter's lock.
+Tensors must be contiguous float32 in host memory, indices int64 or int32 as stated. Any other tensor raises ValueError
+before the call, because the library trusts its pointers. Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tandem_kernels.native.build import NativeUnavailable, library_file
 
 
 class Into(IntEnum):
-    """What a linear layer does with its product: store, add, or gate (see `gate_up_rows`) and store."""
+    """How a linear layer writes its product: store it, add it, or apply SwiGLU (see `gate_up_rows`) and store that."""
 
     STORE = 0
     ADD = 1
@@ -28,7 +28,7 @@ class Into(IntEnum):
 
 
 class WeightFormat(IntEnum):
-    """How weights lie in panels; those of coded.hpp."""
+    """Storage format of weights in panels; the values equal those in coded.hpp."""
 
     FLOAT = 0
     BFLOAT = 1
@@ -37,7 +37,7 @@ class WeightFormat(IntEnum):
 
 
 class CMatrix(Structure):
-    """`Matrix` of panel.hpp. `tensors` are what it points into, kept as long as it lives itself."""
+    """`Matrix` of panel.hpp. `tensors` keeps the tensors that the fields point into alive."""
 
     tensors: tuple[torch.Tensor | None, ...] = ()
     _fields_ = (
@@ -147,7 +147,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 @cache
 def load() -> ctypes.CDLL:
-    """The library of this machine, built on first use. Raises NativeUnavailable."""
+    """Load the library of this machine, building it on first use. Raises NativeUnavailable."""
     try:
         library = ctypes.CDLL(str(library_file()))
     except OSError as error:
@@ -159,12 +159,14 @@ def load() -> ctypes.CDLL:
 
 
 def vector_width() -> int:
-    """Floats of one vector register that the library uses."""
+    """Return the number of floats in a vector register as the library was compiled."""
     return int(load().tandem_vector_width())
 
 
 def address(tensor: torch.Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
-    """Where a tensor's numbers begin; None for None. Raises ValueError unless they lie as the library reads them."""
+    """Return the address of a tensor's data; None for None.
+
+    Raises ValueError unless the tensor is contiguous, of type `dtype` and in host memory."""
     if tensor is None:
         return None
     if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
@@ -173,19 +175,20 @@ def address(tensor: torch.Tensor | None, dtype: torch.dtype = torch.float32) -> 
 
 
 def check(error: bytes | None) -> None:
-    """Raises RuntimeError with what a call reports."""
+    """Raise RuntimeError with the message that a library call returned, if any."""
     if error is not None:
         raise RuntimeError(error.decode())
 
 
 def release_with(owner: object, delete: Callable[[int], None], handle: int) -> None:
-    """Delete what `handle` names once `owner` is gone, but not at the end of the process: a daemon thread may still be
-    inside a kernel then, and the system takes the memory anyway."""
+    """Delete the object behind `handle` when `owner` is garbage-collected, but not at process exit.
+
+    At exit a daemon thread may still run a kernel, and the operating system frees the memory anyway."""
     weakref.finalize(owner, delete, handle).atexit = False
 
 
 class Team:
-    """`size` threads, the caller's among them, that run one kernel together. One call at a time."""
+    """Own a pool of `size` threads, the caller's included, that run one kernel together. One call at a time."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -201,7 +204,7 @@ class Team:
 
 
 def rows_of(batch: AttentionBatch) -> CRows:
-    """The batch as the library sees it; valid as long as `batch` lives."""
+    """Describe a batch to the library; valid as long as `batch` lives."""
     return CRows(
         address(batch.query_starts, torch.int32),
         address(batch.context_lens, torch.int32),
@@ -212,7 +215,7 @@ def rows_of(batch: AttentionBatch) -> CRows:
 
 
 def pool_of(pool: torch.Tensor) -> CPool:
-    """A whole KV pool `[N, G, L, 2, B, D]`; valid as long as `pool` lives."""
+    """Describe a whole KV pool `[N, G, L, 2, B, D]` to the library; valid as long as `pool` lives."""
     _, heads, layers, _, block_size, head_dim = pool.shape
     return CPool(address(pool), heads, layers, block_size, head_dim)
 
@@ -220,28 +223,30 @@ def pool_of(pool: torch.Tensor) -> CPool:
 def matrix_of(
     panels: torch.Tensor, n: int, k: int, scales: torch.Tensor | None = None, bias: torch.Tensor | None = None
 ) -> CMatrix:
-    """Packed weights `[n, k]` as the library sees them.
+    """Describe packed weights `[n, k]` to the library.
 
-    Scales say that the bytes of uint8 panels are values, else they are records of 4-bit codes; see `pack_exact`.
+    With `scales`, uint8 panels hold int8 values; without, they hold records of 4-bit codes; see `pack_exact`.
     """
-    coding = WeightFormat.EIGHT if scales is not None else _CODINGS[panels.dtype]
+    coding = WeightFormat.EIGHT if scales is not None else _FORMATS[panels.dtype]
     group = 0 if scales is None else k // scales.shape[1]
     matrix = CMatrix(coding, address(panels, panels.dtype), address(scales), address(bias), n, k, group)
     matrix.tensors = (panels, scales, bias)
     return matrix
 
 
-_CODINGS = {torch.float32: WeightFormat.FLOAT, torch.bfloat16: WeightFormat.BFLOAT, torch.uint8: WeightFormat.FOUR}
+_FORMATS = {torch.float32: WeightFormat.FLOAT, torch.bfloat16: WeightFormat.BFLOAT, torch.uint8: WeightFormat.FOUR}
 
 
 def linear(team: Team, x: torch.Tensor, weights: CMatrix, into: Into, y: torch.Tensor) -> torch.Tensor:
-    """`y = x W^T`, computed in floats whatever the coding. `x` `[m, k]`; yields `y`, `[m, n]` or half of it."""
+    """Compute `y = x W^T` in floats for any weight format.
+
+    `x` is `[m, k]`. Writes and returns `y`, `[m, n]`, or `[m, n / 2]` for `Into.SWIGLU`."""
     load().tandem_linear(team.handle, address(x), x.shape[1], len(x), byref(weights), address(y), y.shape[1], int(into))
     return y
 
 
 def embed(table: CMatrix, tokens: torch.Tensor) -> torch.Tensor:
-    """Rows `tokens` (int64 `[T]`) of a packed table, as floats `[T, k]`."""
+    """Return rows `tokens` (int64 `[T]`) of a packed table as floats `[T, k]`."""
     out = torch.empty((len(tokens), table.k))
     load().tandem_embed(byref(table), address(tokens, torch.int64), len(tokens), address(out))
     return out
@@ -250,7 +255,7 @@ def embed(table: CMatrix, tokens: torch.Tensor) -> torch.Tensor:
 def paged_attention(
     team: Team, query: torch.Tensor, pool: torch.Tensor, layer: int, batch: AttentionBatch, scale: float
 ) -> torch.Tensor:
-    """`contract.paged_attention` for layer `layer` of a whole pool."""
+    """Compute `contract.paged_attention` on layer `layer` of a whole pool."""
     heads, head_dim = query.shape[1:]
     if heads % pool.shape[1] or head_dim % 4:
         raise ValueError(f"{heads} query heads of {head_dim} over {pool.shape[1]} KV heads")
@@ -266,7 +271,7 @@ def paged_attention(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`contract.rms_norm`."""
+    """Compute `contract.rms_norm`."""
     width = x.shape[-1]
     out = torch.empty_like(x)
     load().tandem_rms_norm(address(x), address(weight), eps, x.numel() // width, width, address(out))
@@ -276,7 +281,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """`contract.block_digest`, for a pool of any type."""
+    """Compute `contract.block_digest` for a pool of any dtype."""
     slab_bytes = pool[0, 0].numel() * pool.element_size()
     if slab_bytes % 8:
         raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of 8")

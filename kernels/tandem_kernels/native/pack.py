@@ -1,4 +1,4 @@
-"""Float weights in the order in which the compiled product reads them; never multiplies.
+"""Pack float weights in the order in which the compiled product reads them.
 
 A panel holds 32 output features (`kPanel` of panel.hpp) as `[k, 32]`, so that the product reads memory in one stream.
 """
@@ -13,16 +13,16 @@ _HALF = PANEL // 2
 
 
 def pack_linear(weight: torch.Tensor) -> torch.Tensor:
-    """`weight` `[n, k]` -> panels `[ceil(n / 32), k, 32]`; features beyond `n` are zero."""
+    """Pack `weight` `[n, k]` into panels `[ceil(n / 32), k, 32]`; features beyond `n` are zero."""
     return features(weight, PANEL).transpose(1, 2).contiguous()
 
 
 def gate_up_rows(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """`gate` and `up` `[n, k]` -> rows `[32 * ceil(n / 16), k]` of one matrix of `2 n` features, to be packed for a
-    product that gates (`Into.SWIGLU`).
+    """Interleave `gate` and `up` `[n, k]` to rows `[32 * ceil(n / 16), k]` of one matrix, for use with `Into.SWIGLU`.
 
-    A panel then holds 16 features of gate and the 16 of up that match; features beyond `n` are zero. The bias of such
-    a matrix is what this yields for both biases as `[n, 1]`, flattened. Raises ValueError for unequal shapes.
+    After packing, a panel holds 16 features of gate and the matching 16 of up; features beyond `n` are zero. The bias
+    of such a matrix is this function's result for both biases as `[n, 1]`, flattened. Raises ValueError for unequal
+    shapes.
     """
     if gate.shape != up.shape:
         raise ValueError(f"gate and up need equal shapes, got {tuple(gate.shape)} and {tuple(up.shape)}")
@@ -30,10 +30,10 @@ def gate_up_rows(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_linear(panels: torch.Tensor, n: int) -> torch.Tensor:
-    """Panels of a matrix back to `[n, k]`."""
+    """Unpack the panels of `pack_linear` to `[n, k]`."""
     return panels.transpose(1, 2).flatten(0, 1)[:n]
 
 
 def features(weight: torch.Tensor, size: int) -> torch.Tensor:
-    """`weight` `[n, c]` as `[ceil(n / size), size, c]`, filled with rows of zeros."""
+    """Reshape `weight` `[n, c]` to `[ceil(n / size), size, c]`, padded with rows of zeros."""
     return F.pad(weight, (0, 0, 0, -len(weight) % size)).reshape(-1, size, weight.shape[1])

@@ -1,7 +1,7 @@
-"""Weights in fewer bits than a float has, where every float comes back; never multiplies and never rounds a weight.
+"""Pack float32 weights losslessly in fewer bits.
 
-Checkpoints in bfloat16 and files of 4 and 8-bit blocks hold few distinct numbers in 32-bit floats. coded.hpp says how
-each coding lies in memory.
+Checkpoints in bfloat16 and files of 4-bit and 8-bit blocks hold few distinct values when read as 32-bit floats.
+coded.hpp describes the memory layout of each format.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tandem_kernels.reference.int4 import Codes, find_codes
 from tandem_kernels.reference.linear_int8 import GROUP
 
 _SHIFTS = (0, 8, 16, 24, 4, 12, 20, 28)
-"""Where the eight codes of a word begin; `field_shift` of coded.hpp."""
+"""Bit offsets of the eight codes in a word; equal to `four_shift` of coded.hpp."""
 
 
 def pack_exact(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Panels, and scales where the coding has them, of float32 `weight` `[n, k]` in as few bits as hold it exactly.
+    """Pack float32 `weight` `[n, k]` in the fewest bits that represent it exactly; returns panels and scales, if any.
 
-    Panels are uint8 `[ceil(n / 32), k / 32, 640]` for codes of 4 bits, those of `pack_linear_int8` (groups of 32) for 8
-    bits, bfloat16 `[ceil(n / 32), k, 32]`, or those of `pack_linear`.
+    Panels are uint8 `[ceil(n / 32), k / 32, 640]` for 4-bit codes, those of `pack_linear_int8` with groups of 32 for 8
+    bits, bfloat16 `[ceil(n / 32), k, 32]`, or those of `pack_linear` for float32.
     """
     fours = pack_fours(weight)
     if fours is not None:
@@ -34,31 +34,33 @@ def pack_exact(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]
 
 
 def pack_fours(weight: torch.Tensor) -> torch.Tensor | None:
-    """Records of 4-bit codes as `pack_exact` says; None where they cannot hold `weight`."""
+    """Pack `weight` as records of 4-bit codes, see `pack_exact`; None if codes cannot represent it exactly."""
     found = find_codes(weight)
     return None if found is None else _records(found)
 
 
 def _records(weight: Codes) -> torch.Tensor:
+    """Pack codes, steps and bases into records, uint8 `[ceil(n / 32), k / 32, 640]`."""
     n, num_groups = weight.step.shape
     codes = weight.codes.view(n, num_groups, GROUP).to(torch.int64)
     words = torch.zeros((n, num_groups, GROUP // len(_SHIFTS)), dtype=torch.int64)
     for j, shift in enumerate(_SHIFTS):
         words |= codes[..., j :: len(_SHIFTS)] << shift
-    # The upper half of the words passes the largest int32: wrapping is meant.
+    # Words from 2**31 on wrap to negative int32 numbers with the same bits, as intended.
     parts = (words.to(torch.int32), weight.step[..., None], weight.base[..., None])
     bytes_of_parts = [_panels(part.contiguous()).view(torch.uint8).flatten(2) for part in parts]
     return torch.cat(bytes_of_parts, dim=2)
 
 
 def _panels(part: torch.Tensor) -> torch.Tensor:
-    """`part` `[n, groups, c]` as `[ceil(n / 32), groups, c, 32]`."""
+    """Reorder `part` `[n, groups, c]` to `[ceil(n / 32), groups, c, 32]`."""
     n, num_groups, width = part.shape
     rows = features(part.view(n, -1), PANEL).view(-1, PANEL, num_groups, width)
     return rows.permute(0, 2, 3, 1).contiguous()
 
 
 def _pack_eights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Pack `weight` as int8 values and scales in groups of 32; None if they cannot represent it exactly."""
     n, k = weight.shape
     if k % GROUP or not weight.isfinite().all():
         return None

@@ -1,4 +1,4 @@
-"""Plain torch kernels: what `tandem_kernels.contract` means, and the CPU path; never compiled."""
+"""Reference kernels in plain torch: they define the results of `tandem_kernels.contract` and serve as a CPU path."""
 
 from tandem_kernels.reference.attention import paged_attention
 from tandem_kernels.reference.blocks import pack_blocks, unpack_blocks

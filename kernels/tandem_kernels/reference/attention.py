@@ -1,4 +1,4 @@
-"""Causal attention over paged KV; reads the cache, never writes it.
+"""Compute causal attention over paged KV.
 
 Rows of one sequence share one gather of its KV and one dense attention. Decode rows are batched over sequences whose
 tables have a similar length, so that padding costs less than a factor of two.
@@ -15,7 +15,7 @@ from tandem_kernels.reference.cache import gather
 
 def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
     """See `tandem_kernels.contract`."""
-    # Float8 is read as float32, so that all is computed in it.
+    # Float8 planes are dequantised to float32, so everything is computed in float32.
     rows_in = query if kv.key_scale is None else query.to(torch.float32)
     out = torch.zeros_like(rows_in)
     tables = batch.block_tables.to(torch.int64)
@@ -43,10 +43,11 @@ def _gather(kv: LayerKV, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def _chunk(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Rows `[T, H, D]` at the end of a context of `keys`, `values` `[G, C, D]` -> `[T, H, D]`."""
+    """Attend from rows `[T, H, D]` at the end of a context to its `keys`, `values` `[G, C, D]`; returns `[T, H, D]`."""
     rows, heads, dim = query.shape
     groups, context, _ = keys.shape
-    # KV heads are the batch and the query heads of one KV head its heads, so that nothing is repeated in memory.
+    # KV heads are the batch dimension and the query heads of a KV head the head dimension, so that expand copies
+    # nothing.
     q = query.view(rows, groups, heads // groups, dim).permute(1, 2, 0, 3)
     k = keys[:, None].expand(-1, heads // groups, -1, -1)
     v = values[:, None].expand(-1, heads // groups, -1, -1)
@@ -62,7 +63,7 @@ def _chunk(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale:
 def _decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lens: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """One row of each sequence: `[S, H, D]` over `keys`, `values` `[S, G, C, D]` -> `[S, H, D]`."""
+    """Attend from one row of each sequence `[S, H, D]` to `keys`, `values` `[S, G, C, D]`; returns `[S, H, D]`."""
     count, heads, dim = query.shape
     groups, context = keys.shape[1], keys.shape[2]
     q = query.view(count, groups, heads // groups, dim)

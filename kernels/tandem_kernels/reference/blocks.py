@@ -1,4 +1,4 @@
-"""Ranges of heads of KV blocks in and out of contiguous memory; never looks at what they hold."""
+"""Copy ranges of heads of KV blocks to contiguous memory and back."""
 
 from __future__ import annotations
 

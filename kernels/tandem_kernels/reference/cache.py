@@ -1,4 +1,4 @@
-"""Writes to and gathers from paged KV; never computes attention."""
+"""Write rows to paged KV, and gather it into dense memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tandem_kernels.contract import FLOAT8, FLOAT8_MAX, LayerKV
 def cache_write(key: torch.Tensor, value: torch.Tensor, kv: LayerKV, slots: torch.Tensor) -> None:
     """See `tandem_kernels.contract`."""
     if bool((slots < 0).any()):
-        held = slots >= 0
-        key, value, slots = key[held], value[held], slots[held]
+        has_slot = slots >= 0
+        key, value, slots = key[has_slot], value[has_slot], slots[has_slot]
     blocks, offsets = slots // kv.block_size, slots % kv.block_size
     for rows, plane, scales in ((key, kv.key, kv.key_scale), (value, kv.value, kv.value_scale)):
         if scales is not None:
@@ -21,7 +21,7 @@ def cache_write(key: torch.Tensor, value: torch.Tensor, kv: LayerKV, slots: torc
 
 
 def quantize_float8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[..., D]` as float8 of the same shape, and float32 scales `[...]`."""
+    """Quantise `[..., D]` to float8 of the same shape, with float32 scales `[...]`."""
     wide = rows.to(torch.float32)
     scale = wide.abs().amax(-1) / FLOAT8_MAX
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
@@ -29,9 +29,9 @@ def quantize_float8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gather(plane: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tensor) -> torch.Tensor:
-    """The KV of block tables as dense memory, float32 where it has scales.
+    """Gather the blocks of block tables from one plane into dense memory, dequantised to float32 if it has scales.
 
-    `plane` `[N, G, B, D]` is one plane of one layer, `tables` int64 `[S, W]`; yields a new `[S, G, W * B, D]`.
+    `plane` is `[N, G, B, D]`, one plane of one layer; `tables` is int64 `[S, W]`. Returns a new `[S, G, W * B, D]`.
     """
     if scales is not None:
         wide = plane[tables].to(torch.float32) * scales[tables][..., None]
@@ -44,8 +44,11 @@ def gather(plane: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tenso
 
 
 def _tiles(cache: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The memory from the plane's first tile to its last as dense `[tiles, B * D]`, and how many tiles apart the
-    plane's own are: selecting rows of a dense matrix is several times faster than of a strided one."""
+    """Return the memory from the plane's first tile to its last as dense `[tiles, B * D]`, and the stride of the
+    plane's own tiles in tiles.
+
+    Selecting rows of a dense matrix is several times faster than of a strided one. Raises ValueError for a tensor that
+    is not a plane of a KV pool."""
     num_blocks, heads, block_size, head_dim = cache.shape
     tile = block_size * head_dim
     outer, inner, slot, item = cache.stride()

@@ -1,4 +1,4 @@
-"""Digests of KV blocks; never compares them."""
+"""Compute digests of KV blocks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _WORD_BYTES = 8
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """See `tandem_kernels.contract`. `head_start` is the model's number of the pool's first head."""
+    """See `tandem_kernels.contract`. `head_start` is the model's index of the pool's first head."""
     slab_bytes = pool[0, 0].numel() * pool.element_size()
     if slab_bytes % _WORD_BYTES:
         raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of {_WORD_BYTES}")
     heads = pool.shape[1]
     salts = torch.arange(slab_bytes // _WORD_BYTES) * DIGEST_WORD
     sums = torch.empty((len(block_ids), heads), dtype=torch.int64)
-    # Block by block, so that a block and the intermediate words stay in the cache of a core.
+    # One block at a time, so that it and the intermediate words stay in the cache of a core.
     for row, block in enumerate(block_ids.tolist()):
         sums[row] = _slab_sums(pool[block].view(heads, -1).view(torch.int64), salts)
     head_salts = (torch.arange(head_start, head_start + heads) + 1) * DIGEST_HEAD
@@ -27,7 +27,7 @@ def block_digest(
 
 
 def _slab_sums(words: torch.Tensor, salts: torch.Tensor) -> torch.Tensor:
-    """`words` int64 `[heads, W]`, `salts` int64 `[W]` -> int64 `[heads]`."""
+    """Sum the mixed words of each head: `words` int64 `[heads, W]`, `salts` int64 `[W]` -> int64 `[heads]`."""
     mixed = torch.bitwise_xor(words, salts)
     mixed.mul_(DIGEST_MULTIPLIER)
     mixed.bitwise_xor_(mixed >> 32)

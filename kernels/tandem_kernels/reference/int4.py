@@ -1,7 +1,7 @@
-"""Weights as 4-bit codes where every float comes back, and their product with int8 rows; owns no packing.
+"""Represent weights exactly as 4-bit codes, and multiply them with int8 rows.
 
-A group of `GROUP` components of a channel is `step * code + base` with `step` and `base` in half precision, as blocks
-of ggml's Q4_0 and Q4_1 are. The product of step and code has 15 bits at most, so that only the addition is rounded.
+A group of `GROUP` components of a channel is `step * code + base` with `step` and `base` in half precision, like blocks
+of ggml's Q4_0 and Q4_1. The product of step and code has at most 15 bits, so only the addition is rounded.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ _LARGEST = 15
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """`codes` uint8 `[n, k]`; `step` and `base` float16 `[n, k / GROUP]`."""
+    """Weights `step * code + base` of a matrix `[n, k]`.
+
+    `codes`: uint8 `[n, k]`, each below 16. `step`, `base`: float16 `[n, k / GROUP]`."""
 
     codes: torch.Tensor
     step: torch.Tensor
     base: torch.Tensor
 
     def floats(self) -> torch.Tensor:
-        """The weights, float32 `[n, k]`."""
+        """Return the weights as float32 `[n, k]`."""
         groups = self.codes.view(len(self.codes), -1, GROUP).float()
         return (self.step.float()[..., None] * groups + self.base.float()[..., None]).flatten(1)
 
 
 def find_codes(weight: torch.Tensor) -> Codes | None:
-    """Codes of float32 `weight` `[n, k]`; None where they cannot hold it exactly.
+    """Return the codes of float32 `weight` `[n, k]`; None if codes cannot represent it exactly.
 
-    `base` and `step` are found from a group's least and largest number, as quantisers choose them.
+    `base` and `step` follow from a group's least and greatest weight, as quantisers choose them.
     """
     n, k = weight.shape
     if k % GROUP:
@@ -47,10 +49,11 @@ def find_codes(weight: torch.Tensor) -> Codes | None:
 
 
 def linear_codes(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`y[i, j] = sum over g of row_scale[i, g] * (step[j, g] * dot(x[i, g], code[j, g]) + base[j, g] * sum(x[i, g]))`
-    `+ bias[j]` in float32, for rows quantised as `linear_int8` does.
+    """Multiply float32 rows `x`, quantised as in `linear_int8`, with coded weights.
 
-    Sums start at zero and take groups in ascending order: `total = fma(row_scale, fma(step, dot, base * sum), total)`.
+    `y[i, j] = sum over g of row_scale[i, g] * (step[j, g] * dot(x[i, g], code[j, g]) + base[j, g] * sum(x[i, g]))`
+    `+ bias[j]` in float32. Sums start at zero and add groups in ascending order:
+    `total = fma(row_scale, fma(step, dot, base * sum), total)`.
     """
     values, row_scales = quantize_rows(x)
     total = torch.zeros((len(x), len(weight.codes)))
@@ -58,7 +61,7 @@ def linear_codes(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None = Non
     for g in range(row_scales.shape[1]):
         part = slice(g * GROUP, (g + 1) * GROUP)
         row = values[:, part].float()
-        # Integers, and products of one with a half, below 2**24: exact in float32, whatever their order.
+        # Integers below 2**24, and products of one with a float16, are exact in float32 in any order.
         dots, sums = row @ weight.codes[:, part].float().T, row.sum(dim=1, keepdim=True)
         value = fma(step[:, g], dots, base[:, g] * sums)
         total = fma(row_scales[:, g, None], value, total)

@@ -1,8 +1,8 @@
-"""Linear layers with int8 weights and int8 activations; owns no packing and never sees other layers.
+"""Compute linear layers with int8 weights and int8 activations.
 
-Weights are symmetric per output channel or per group of a channel, activations symmetric per row and group of `GROUP`
-components (as Q8_0 of ggml), so a row's result depends on nothing but the row. Products of a group are summed exactly,
-as integers; groups are added in ascending order, each by one fused multiply-add in float32.
+Weights are quantised symmetrically per output channel or per group of a channel, activations per row and group of
+`GROUP` components (like ggml's Q8_0), so a row's result does not depend on other rows. Products of a group are summed
+exactly, as integers; groups are added in ascending order, each by one fused multiply-add in float32.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ GROUP = 32
 """Components of a row that share a scale."""
 
 LEVELS = 127
-"""The largest quantised magnitude; -128 does not occur."""
+"""Largest quantised magnitude; -128 does not occur."""
 
 
 def weight_group(k: int, limit: int) -> int:
-    """The largest number of components of at most `limit` that may share a weight scale in channels of `k`.
+    """Return the largest size, up to `limit`, of groups that share a weight scale in channels of `k` components.
 
-    Raises ValueError when `k` is no multiple of `GROUP`.
+    Raises ValueError when `k` is not a multiple of `GROUP`.
     """
     _check_groups(k, GROUP)
     return max(group for group in range(GROUP, max(limit, GROUP) + 1, GROUP) if k % group == 0)
 
 
 def quantize_weight(weight: torch.Tensor, group: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """`weight` `[n, k]` -> int8 values `[n, k]` and float32 scales `[n, k / group]`; None: one scale per channel.
+    """Quantise `weight` `[n, k]` to int8 values `[n, k]` and float32 scales `[n, k / group]`.
 
-    Rounds to nearest, ties to even. Raises ValueError when `group` is no multiple of `GROUP` that divides `k`, or a
-    weight is not finite.
+    `group` is None for one scale per channel. Rounds to nearest, ties to even. Raises ValueError when `group` is not a
+    multiple of `GROUP` that divides `k`, or a weight is not finite.
     """
     n, k = weight.shape
     group = group or k
@@ -43,10 +43,10 @@ def quantize_weight(weight: torch.Tensor, group: int | None = None) -> tuple[tor
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float32 rows `[m, k]` -> int8 values `[m, k]` and scales `[m, k / GROUP]`.
+    """Quantise float32 rows `[m, k]` to int8 values `[m, k]` and scales `[m, k / GROUP]`.
 
     A group that holds an infinity or a NaN gets zeros and a scale that is not finite, so its products are NaN.
-    Raises ValueError when `k` is no multiple of `GROUP`.
+    Raises ValueError when `k` is not a multiple of `GROUP`.
     """
     m, k = x.shape
     _check_groups(k, GROUP)
@@ -57,11 +57,11 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def linear_int8(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`y[i, j] = sum over h of (scales[j, h] * sum over g in h of (row_scale[i, g] * dot(x[i, g], weight[j, g])))`
-    `+ bias[j]`, where h are groups of weights and g groups of the row, in float32.
+    """Multiply float32 rows `x` `[m, k]`, quantised by `quantize_rows`, with weights from `quantize_weight`.
 
-    `x` float32 `[m, k]`; `weight` and `scales` of `quantize_weight`. Sums start at zero and take groups in ascending
-    order: `sum = fma(row_scale, dot, sum)` within h, then `total = fma(scale, sum, total)`.
+    `y[i, j] = sum over h of (scales[j, h] * sum over g in h of (row_scale[i, g] * dot(x[i, g], weight[j, g])))`
+    `+ bias[j]` in float32, where h are groups of weights and g groups of the row. Sums start at zero and add groups in
+    ascending order: `sum = fma(row_scale, dot, sum)` within h, then `total = fma(scale, sum, total)`.
     """
     group = weight.shape[1] // scales.shape[1]
     values, row_scales = quantize_rows(x)
@@ -70,7 +70,7 @@ def linear_int8(
         inner = torch.zeros_like(total)
         for g in range(h * group // GROUP, (h + 1) * group // GROUP):
             part = slice(g * GROUP, (g + 1) * GROUP)
-            # Sums of integers below 2**24 are exact in float32, whatever their order.
+            # Sums of integers below 2**24 are exact in float32 in any order.
             dots = values[:, part].float() @ weight[:, part].float().T
             inner = fma(row_scales[:, g, None], dots, inner)
         total = fma(scale, inner, total)
@@ -78,7 +78,7 @@ def linear_int8(
 
 
 def embed_int8(tokens: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Rows `tokens` of an embedding table, quantised as weights `[n, k]`, as float32 `[T, k]`."""
+    """Return rows `tokens` of an embedding table, quantised as weights `[n, k]`, as float32 `[T, k]`."""
     grouped = weight[tokens].float().reshape(len(tokens), scales.shape[1], -1)
     return (grouped * scales[tokens, :, None]).flatten(1)
 
@@ -89,19 +89,19 @@ def _check_groups(k: int, group: int) -> None:
 
 
 def _quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and scales of `x` `[..., c]`, one scale for the last dimension."""
+    """Quantise `x` `[..., c]` to int8 values and scales `[...]`, one scale for the last dimension."""
     scales = x.abs().amax(dim=-1) / LEVELS
     usable = ((scales > 0) & scales.isfinite())[..., None]
-    # Scales of subnormal numbers are coarse, so that a quotient may pass LEVELS.
+    # Subnormal scales are coarse, so a quotient may exceed LEVELS.
     quotients = torch.where(usable, x / scales[..., None], 0.0).round().clamp(-LEVELS, LEVELS)
     return quotients.to(torch.int8), scales
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """`a * b + c` of float32 tensors, rounded once.
+    """Compute `a * b + c` of float32 tensors with a single rounding.
 
-    The product is exact in float64. The sum is rounded to odd there (Boldo and Melquiond, 2008), because a second
-    rounding of a sum rounded to nearest may be wrong.
+    The product is exact in float64. The float64 sum is rounded to odd (Boldo and Melquiond, 2008), because rounding it
+    to nearest first would make the final rounding to float32 a double rounding.
     """
     product, wide = a.double() * b.double(), c.double()
     total = product + wide

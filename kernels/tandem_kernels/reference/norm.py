@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation; never sees positions or caches."""
+"""Compute root-mean-square normalisation."""
 
 from __future__ import annotations
 

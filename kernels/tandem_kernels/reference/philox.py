@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of their coordinates; never holds a generator's state."""
+"""Compute counter-based random numbers: pure functions of their coordinates, without generator state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Words4 = tuple[int, int, int, int]
 
 
 def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
-    """Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); 32-bit words."""
+    """Compute Philox4x32-10 on 32-bit words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -22,7 +22,9 @@ def philox4x32(counter: Words4, key: tuple[int, int]) -> Words4:
 
 
 def uniform(seed: int, choice: int, index: int) -> float:
-    """A number in [0, 1) with 53 random bits, for the `index`-th output token of a choice. `seed` has 64 bits."""
+    """Return a number in [0, 1) with 53 random bits for output token number `index` of a choice.
+
+    `seed` is an unsigned 64-bit number."""
     counter = (index & _MASK32, index >> 32, choice & _MASK32, 0)
     high, low, _, _ = philox4x32(counter, (seed & _MASK32, seed >> 32))
     return ((high << 32 | low) >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Rotary position embedding; takes frequencies, never derives them from a configuration."""
+"""Compute rotary position embeddings from given inverse frequencies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Draws of tokens from logits, row by row; never knows what sequence a row belongs to.
+"""Sample tokens from logits, row by row.
 
-A draw inverts the cumulative distribution over the kept tokens in ascending order of their ids, in float64, at one
-uniform number. Filters apply in the order of transformers, each on what the one before left.
+Sampling inverts the cumulative distribution over the kept tokens, in ascending order of their ids and in float64, at
+one uniform number. Filters apply in the order of transformers, each to what the previous one kept.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from tandem_kernels.contract import SamplingRows
 from tandem_kernels.reference.philox import uniform
 
-# A nucleus is nearly always within so many tokens; a full sort of the vocabulary is the exception.
-_NUCLEUS_GUESS = 1024
+# Tokens that are tried first for top-p; nearly always they suffice, and the vocabulary need not be sorted.
+_TOP_P_CANDIDATES = 1024
 _MASK64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Of one row; see `contract.SamplingRows`. `temperature` is not 0."""
+    """Sampling filters of one row, see `contract.SamplingRows`. `temperature` is not 0."""
 
     temperature: float
     top_k: int
@@ -40,12 +40,12 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
             continue
         filters = Filters(temperature, int(rows.top_k[row]), float(rows.top_p[row]), float(rows.log_min_p[row]))
         number = uniform(int(rows.seed[row]) & _MASK64, int(rows.choice[row]), int(rows.index[row]))
-        tokens[row] = draw(values.to(torch.float64), filters, number)
+        tokens[row] = sample_token(values.to(torch.float64), filters, number)
     return tokens
 
 
 def best(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of the `count` greatest values (all when there are fewer), best first, equal ones by ascending id."""
+    """Return the ids of the `count` greatest values (all if there are fewer), greatest first, ties by ascending id."""
     count = min(count, values.numel())
     if count == 0:
         return torch.empty(0, dtype=torch.int64)
@@ -56,7 +56,7 @@ def best(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def kept_tokens(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Ascending ids that the filters leave of a float64 row `[vocab]`; at least one."""
+    """Return the ids that the filters keep of a float64 row `[vocab]`, ascending; at least one."""
     scaled = _scaled(logits, filters.temperature)
     ids: torch.Tensor | None = best(scaled, filters.top_k) if filters.top_k else None
     if filters.top_p < 1:
@@ -67,32 +67,35 @@ def kept_tokens(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     return torch.arange(scaled.numel()) if ids is None else ids.sort().values
 
 
-def draw(logits: torch.Tensor, filters: Filters, number: float) -> int:
-    """The token of a float64 row `[vocab]` at a uniform number in [0, 1)."""
+def sample_token(logits: torch.Tensor, filters: Filters, number: float) -> int:
+    """Return the token of a float64 row `[vocab]` at a uniform number in [0, 1)."""
     ids = kept_tokens(logits, filters)
     cumulative = torch.exp(_scaled(logits, filters.temperature)[ids]).cumsum(0)
-    # A number of 53 bits below 1 times the sum is below the sum, so what is found has weight.
+    # A 53-bit number below 1 times the sum is below the sum, so the token found has a positive weight.
     return int(ids[torch.searchsorted(cumulative, number * cumulative[-1], right=True)])
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Log weights whose greatest is 0, so that no temperature, however small, makes an infinity of them."""
+    """Return log weights, shifted so that the greatest is 0 and a small temperature cannot overflow to infinity."""
     return (logits - logits.max()) / temperature
 
 
 def _nucleus(scaled: torch.Tensor, ids: torch.Tensor | None, top_p: float) -> torch.Tensor:
-    """The fewest best tokens whose share reaches `top_p`, best first, out of `ids` (best first; None: all)."""
+    """Return the fewest greatest tokens whose probability reaches `top_p`, greatest first.
+
+    `ids` are the candidates, greatest first; None for all tokens."""
     if ids is not None:
         return _shortest_prefix(scaled, ids, torch.logsumexp(scaled[ids], 0), top_p)
     total = torch.logsumexp(scaled, 0)
-    guess = best(scaled, _NUCLEUS_GUESS)
-    covered = torch.exp(scaled[guess] - total).sum()
+    candidates = best(scaled, _TOP_P_CANDIDATES)
+    covered = torch.exp(scaled[candidates] - total).sum()
     if covered < top_p:
-        guess = best(scaled, scaled.numel())
-    return _shortest_prefix(scaled, guess, total, top_p)
+        candidates = best(scaled, scaled.numel())
+    return _shortest_prefix(scaled, candidates, total, top_p)
 
 
 def _shortest_prefix(scaled: torch.Tensor, ids: torch.Tensor, total: torch.Tensor, top_p: float) -> torch.Tensor:
-    shares = torch.exp(scaled[ids] - total).cumsum(0)
-    count = int((shares < top_p).sum()) + 1
+    """Return the shortest prefix of `ids` whose probability reaches `top_p`; `total` is the log of all weights."""
+    probabilities = torch.exp(scaled[ids] - total).cumsum(0)
+    count = int((probabilities < top_p).sum()) + 1
     return ids[:count]

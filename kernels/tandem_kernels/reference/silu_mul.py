@@ -1,4 +1,4 @@
-"""The product inside a gated MLP; never sees its projections."""
+"""Compute the gating product of a gated MLP."""
 
 from __future__ import annotations
 

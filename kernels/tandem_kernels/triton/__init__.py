@@ -1,5 +1,7 @@
-"""Kernels in Triton for CUDA, and for tests in its interpreter; `KERNELS` and the slower `BATCH_INVARIANT` are all that
-others take from here."""
+"""Kernels in Triton for CUDA, and in Triton's interpreter for tests.
+
+The public names are `KERNELS` and the slower `BATCH_INVARIANT`.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from tandem_kernels.triton.silu_mul import silu_mul
 
 KERNELS = Kernels(
     name="triton",
-    # The library that comes with torch.
+    # cuBLAS, through torch.
     linear=F.linear,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     silu_mul=silu_mul,
-    # Plain torch on any device, once a step, and without a host sync.
+    # Plain torch runs on any device; it is called once per step and does not synchronise with the host.
     rope_tables=reference.rope_tables,
     rope_cache_write=rope_cache_write,
     paged_attention=paged_attention,
@@ -36,4 +38,4 @@ KERNELS = Kernels(
 )
 
 BATCH_INVARIANT = replace(KERNELS, name="triton, batch-invariant", linear=linear, paged_attention=row_attention)
-"""All of them are, as the contract says it: the other kernels are anyway."""
+"""Kernels that are all batch-invariant as the contract defines it; those shared with `KERNELS` are so already."""

@@ -1,25 +1,25 @@
-"""Divides a step's rows between the kernels of few and of many rows, and refuses what neither takes; never computes."""
+"""Check the inputs of paged attention and divide a step's rows between the decode and the prefill kernel."""
 
 from __future__ import annotations
 
 import torch
 
 from tandem_kernels.contract import FLOAT8, AttentionBatch, LayerKV
-from tandem_kernels.triton.decode_attention import MOST_PACKED, split_attention
+from tandem_kernels.triton.decode_attention import MAX_PACKED_ROWS, split_attention
 from tandem_kernels.triton.prefill_attention import ROW_TILES, chunk_attention
 
-MOST_HEAD_DIM = 256
+MAX_HEAD_DIM = 256
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
-    """See `tandem_kernels.contract`; raises ValueError where dtypes, sizes or strides are not supported.
+    """See `tandem_kernels.contract`. Raises ValueError when dtypes, sizes or strides are not supported.
 
-    Of half types a product of weights and values takes the weights rounded to the query's dtype, with float8 values
-    always to bfloat16, whose range holds a weight times a scale.
+    For half types the softmax weights are rounded to the query's dtype before they are multiplied with the values; for
+    float8 values always to bfloat16, whose range holds a weight times a scale.
 
-    A decode's result does not depend on its batch. Of the rows behind the first `num_decodes` sequences it depends on
-    the step's longest chunk alone: that decides which kernel takes them all, and how high its tiles are.
+    The result of a decode row does not depend on its batch. The result of rows behind the first `num_decodes` sequences
+    depends on the step's longest chunk, which decides the kernel for all of them and its tile height.
     """
     _check(query, kv, scale)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -28,7 +28,7 @@ def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, sca
     if decodes:
         split_attention(query, kv, batch, scale, out, decodes, max_rows=1)
     if chunks:
-        if batch.max_rows * (query.shape[1] // kv.key.shape[1]) <= MOST_PACKED:
+        if batch.max_rows * (query.shape[1] // kv.key.shape[1]) <= MAX_PACKED_ROWS:
             split_attention(query, kv, batch, scale, out, chunks, batch.max_rows)
         else:
             chunk_attention(query, kv, batch, scale, out, chunks, batch.max_rows)
@@ -36,13 +36,15 @@ def paged_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, sca
 
 
 def row_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float) -> torch.Tensor:
-    """`paged_attention` whose rows take one kernel with one tile, decodes and rows of chunks alike, where a context is
-    never split: a row's bits follow from its query and its context alone. Few long contexts leave most of a GPU idle.
+    """Compute `paged_attention` batch-invariantly: one kernel with one tile size for all rows, and no split contexts.
+
+    A row's bits depend only on its query and its context. The cost is that a few long contexts leave most of a GPU
+    idle.
     """
     _check(query, kv, scale)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     decodes, chunks = range(batch.num_decodes), range(batch.num_decodes, batch.num_sequences)
-    # Two launches, since programs of a chunk's tiles would find nothing to do for each decode.
+    # Two launches, because in one launch each decode would get as many programs as the longest chunk has tiles.
     for span, max_rows in ((decodes, 1), (chunks, batch.max_rows)):
         if span:
             chunk_attention(query, kv, batch, scale, out, span, max_rows, ROW_TILES)
@@ -50,13 +52,14 @@ def row_attention(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale
 
 
 def _check(query: torch.Tensor, kv: LayerKV, scale: float) -> None:
+    """Raise ValueError when dtypes, sizes or strides are not supported."""
     _, heads, head_dim = query.shape
     _, groups, block_size, kv_dim = kv.key.shape
     if query.dtype not in _DTYPES:
         raise ValueError(f"attention of {query.dtype} rows: the GPU's kernels take float32, bfloat16 and float16")
     if kv.key.dtype != (query.dtype if kv.key_scale is None else FLOAT8):
         raise ValueError(f"keys are {kv.key.dtype} and rows {query.dtype}: only float8 planes with scales may differ")
-    if head_dim > MOST_HEAD_DIM or head_dim != kv_dim or heads % groups:
+    if head_dim > MAX_HEAD_DIM or head_dim != kv_dim or heads % groups:
         raise ValueError(f"{heads} query heads of {head_dim} do not go with {groups} KV heads of {kv_dim}")
     if block_size & (block_size - 1):
         raise ValueError(f"blocks of {block_size} tokens: a power of two is needed")

@@ -1,9 +1,9 @@
-"""One tile of paged KV against one tile of query rows, inside a kernel; never loops and stores nothing.
+"""Attend from one tile of query rows to one tile of paged KV, inside a kernel.
 
-The softmax is the online one (Milakov and Gimelshein, arXiv 1805.02867) in powers of two, as FlashAttention uses it:
-`maximum`, `total` and `acc` of a row are its greatest product with a key so far, the sum of
-`2**(factor * (product - maximum))`, and that sum weighted by the values. A tile of KV begins at a multiple of its size,
-so the order of a row's sums follows from the row's position alone.
+The softmax is online (Milakov and Gimelshein, arXiv 1805.02867) and in powers of two, as in FlashAttention. For a row,
+`maximum` is the greatest product with a key so far, `total` the sum of `2**(factor * (product - maximum))`, and `acc`
+that sum weighted by the values. A tile of KV begins at a multiple of its size, so the order of a row's sums depends
+only on the row's position.
 """
 
 import triton
@@ -12,58 +12,60 @@ import triton.language as tl
 from tandem_kernels.triton.interpret import INTERPRETED, narrow
 
 FUSED = {"enable_fp_fusion": True}
-"""Options of a launch. Whether a product and a sum are rounded once or twice does not matter here; speed does."""
+"""Launch options. Fused multiply-adds are allowed: these kernels need not match the reference's rounding exactly."""
 
 LOG2_E = 1.4426950408889634
 
 LEAST: tl.constexpr = tl.constexpr(-1.0e30)
-"""The maximum of a row that has seen no token: finite, so that no difference of maxima is not a number."""
+"""Maximum of a row that has seen no token; finite, so that a difference of maxima is never NaN."""
 
 
 @triton.jit
 def operand(b_x):
-    """What `dot` takes for `b_x`: a half type stays one, for the tensor cores; the interpreter's knows no bfloat16."""
+    """Convert `b_x` to an operand of `dot`: unchanged for the tensor cores, float32 in the interpreter.
+
+    The interpreter's `dot` does not support bfloat16."""
     return b_x.to(tl.float32) if INTERPRETED else b_x
 
 
 @triton.jit
 def as_operand(b_x, DTYPE: tl.constexpr):
-    """Keys or values as what they are multiplied with; from float8 to a half type is exact."""
+    """Convert keys or values to the dtype of the other operand; from float8 to a half type this is exact."""
     if b_x.dtype.is_fp8() and DTYPE.is_bf16():
-        # Two instructions for two numbers; the direct way takes one of a quarter of the rate for each.
+        # Two instructions per two elements; the direct conversion takes one per element at a quarter of the rate.
         b_x = b_x.to(tl.float16).to(tl.float32)
     return b_x.to(DTYPE)
 
 
 @triton.jit
 def attend(
-    b_query,  # [BLOCK_M, BLOCK_D], as `operand` gives it
+    b_query,  # [BLOCK_M, BLOCK_D], the result of `operand`
     b_acc,  # [BLOCK_M, BLOCK_D] float32
     b_maximum,  # [BLOCK_M] float32
     b_total,  # [BLOCK_M] float32
     b_limits,  # [BLOCK_M], the last token that each row sees
-    token,  # the tile's first, a multiple of BLOCK_N and at most `last`
-    last,  # the last token of the sequence
-    p_table,  # the sequence's
-    p_key,  # of the KV head, as the next three
+    token,  # first token of the tile, a multiple of BLOCK_N and at most `last`
+    last,  # last token of the sequence
+    p_table,  # block table of the sequence
+    p_key,  # at the KV head, like the next three
     p_value,
-    p_key_scale,  # None: not float8, as the next
-    p_value_scale,
+    p_key_scale,  # None unless the planes are float8
+    p_value_scale,  # None unless the planes are float8
     stride_block,
     stride_scale_block,
-    factor,  # of products, log2(e) included; more than 0
-    DTYPE: tl.constexpr,  # the query's
+    factor,  # scale of products times log2(e); more than 0
+    DTYPE: tl.constexpr,  # dtype of the query
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,  # HEAD_DIM rounded up to a power of two
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     MASKED: tl.constexpr,  # False: every row sees the whole tile
 ):
-    """The tile's tokens, added to `(b_acc, b_maximum, b_total)`."""
+    """Add the tile's tokens to `(b_acc, b_maximum, b_total)` and return the three."""
     o_tokens = token + tl.arange(0, BLOCK_N)
     o_dims = tl.arange(0, BLOCK_D)
     if BLOCK_SIZE % BLOCK_N == 0:
-        # The tile is part of one block: one entry, and fixed offsets from one address.
+        # The tile is part of one block: one table entry, and constant offsets from one address.
         block = tl.load(p_table + token // BLOCK_SIZE).to(tl.int64)
         slot = token % BLOCK_SIZE
         p_key += block * stride_block + slot * HEAD_DIM
@@ -73,7 +75,7 @@ def attend(
         if p_key_scale is not None:
             o_scales = block * stride_scale_block + slot + o_slots
     else:
-        # The tile spans blocks. Behind the context there are no entries.
+        # The tile spans several blocks. Table entries behind the context must not be used.
         NUM_BLOCKS: tl.constexpr = BLOCK_N // BLOCK_SIZE
         o_entries = token // BLOCK_SIZE + tl.arange(0, NUM_BLOCKS)
         if MASKED:
@@ -83,7 +85,7 @@ def attend(
         o_slots = tl.arange(0, BLOCK_SIZE)
         o_tile = tl.reshape((b_blocks * stride_block)[:, None] + (o_slots * HEAD_DIM)[None, :], [BLOCK_N])
         if HEAD_DIM % 16 == 0 and BLOCK_SIZE % 4 == 0:
-            # Not to be seen through `reshape`; float8 tiles have 4 bytes more for each token.
+            # The compiler cannot derive the alignment through `reshape`. Float8 tiles have 4 more bytes per token.
             o_tile = tl.multiple_of(o_tile, 16)
         if p_key_scale is not None:
             o_scales = tl.reshape((b_blocks * stride_scale_block)[:, None] + o_slots[None, :], [BLOCK_N])
@@ -102,7 +104,7 @@ def attend(
         b_scores = tl.where(o_tokens[None, :] <= b_limits[:, None], b_scores, float("-inf"))
 
     b_greater = tl.maximum(b_maximum, tl.max(b_scores, 1))
-    # One instruction for each score, because products and sums may fuse.
+    # One fused multiply-add per score.
     b_weights = tl.exp2(b_scores * factor - (b_greater * factor)[:, None])
     b_decay = tl.exp2((b_maximum - b_greater) * factor)
     b_total = b_total * b_decay + tl.sum(b_weights, 1)

@@ -1,4 +1,4 @@
-"""Ranges of heads of KV blocks in and out of contiguous memory on the GPU; never looks at what they hold."""
+"""Copy ranges of heads of KV blocks to contiguous memory and back on the GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tandem_kernels.triton.interpret import UNFUSED
 
-# Words of one program, and its warps: two 16-byte copies a thread where words have 8 bytes.
+# Words of one program, and its warps: with 8-byte words, four 16-byte copies per thread.
 _BLOCK, _WARPS = 1024, 4
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
@@ -24,7 +24,7 @@ def _copy_kernel(
     BLOCK: tl.constexpr,
     INTO_POOL: tl.constexpr,
 ):
-    """`p_pool` is at the first head that is copied."""
+    """Copy part of one head of one block. `p_pool` points to the first copied head of block 0."""
     i_block, i_head = tl.program_id(0), tl.program_id(1)
     o_word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     m_word = o_word < WORDS
@@ -52,11 +52,12 @@ def unpack_blocks(packed: torch.Tensor, pool: torch.Tensor, block_ids: torch.Ten
 
 
 def as_words(heads: torch.Tensor, word: torch.dtype) -> torch.Tensor:
-    """Heads of blocks `[N, G, ...]`, each of contiguous memory, as `[N, G, words]`."""
+    """View heads of blocks `[N, G, ...]`, each contiguous, as `[N, G, words]`."""
     return heads.view(*heads.shape[:2], -1).view(word)
 
 
 def _copy(heads: torch.Tensor, packed: torch.Tensor, block_ids: torch.Tensor, *, into_pool: bool) -> None:
+    """Copy between blocks of the pool and packed memory, in the largest words that fit."""
     if not packed.numel():
         return
     word = next(word for word in _WORDS if _fits(heads, word))
@@ -77,7 +78,7 @@ def _copy(heads: torch.Tensor, packed: torch.Tensor, block_ids: torch.Tensor, *,
 
 
 def _fits(heads: torch.Tensor, word: torch.dtype) -> bool:
-    """Whether each head of each block begins and ends with a word."""
+    """Return whether every head of every block begins and ends at a multiple of the word size."""
     item = heads.element_size()
-    places = (heads[0, 0].numel(), heads.stride(0), heads.stride(1), heads.storage_offset())
-    return all(place * item % word.itemsize == 0 for place in places)
+    extents = (heads[0, 0].numel(), heads.stride(0), heads.stride(1), heads.storage_offset())
+    return all(extent * item % word.itemsize == 0 for extent in extents)

@@ -1,16 +1,16 @@
-"""Attention of sequences with few rows over long contexts, split over programs; never writes the cache.
+"""Compute attention of sequences with few rows over long contexts, with each context split over several programs.
 
-Flash-decoding (Dao, Haziza, Massa and Sizov, 2023): the query heads of a KV head and a sequence's rows are one tile,
-and the context is shared out among *parts*, whose results a second kernel joins. What a part is follows from the
-number of KV heads alone: a context is cut into slices of a fixed number of tokens, and part p takes the slices p,
-p + parts, p + 2 parts, ... one after the other. So the order of a row's sums, and with it the last bit of its result,
-follows from its position and the model: not from the other sequences, the width of the table, or the number of
-programs, which only take the parts in turn. A launch depends on shapes, so that a CUDA graph can hold it; programs of
-parts that a context does not reach return at once.
+The method is flash-decoding (Dao, Haziza, Massa and Sizov, 2023): the query heads of a KV head and a sequence's rows
+are one tile, and the context is divided among *parts*, whose results a second kernel joins. The division depends only
+on the number of KV heads: a context is cut into slices of a fixed number of tokens, and part p processes the slices p,
+p + parts, p + 2 parts, ... in this order. So the order of a row's sums, and with it the last bit of its result, depends
+on its position and the model, but not on other sequences, the width of the block table, or the number of programs,
+which only process the parts in turn. A launch depends only on shapes, so a CUDA graph can capture it; programs of parts
+that a context does not reach return at once.
 
-Bytes on their way to one SM should exceed bandwidth times latency: on an H200 4.3 TB/s for about 1 us over 132 SMs is
-32 KiB. At head size 128 in half precision a tile of keys and one of values are 32 KiB, a program has one or two such
-pairs on their way, and three programs fit on an SM.
+The bytes in flight to one SM should exceed bandwidth times latency: on an H200, 4.3 TB/s times about 1 us over 132 SMs
+is 32 KiB. At head size 128 in half precision a tile of keys and one of values are 32 KiB, a program has one or two such
+pairs in flight, and three programs fit on an SM.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from tandem_kernels.contract import SCRATCH_BYTES, AttentionBatch, LayerKV
 from tandem_kernels.triton.attention_tile import FUSED, LEAST, LOG2_E, attend, operand
 from tandem_kernels.triton.interpret import narrow
 
-MOST_PACKED = 64
-"""Rows of a sequence times query heads of a KV head that this kernel takes: more are worth the other kernel's tiles."""
+MAX_PACKED_ROWS = 64
+"""Most rows of a sequence times query heads per KV head for this kernel; with more, the prefill kernel is faster."""
 
 _LEAST_PACKED = 16
-"""Rows of a tile of the tensor cores."""
+"""Least rows of a tile, required by the tensor cores."""
 
 _PARTS_OF_ALL_HEADS = 256
-"""Programs that one long sequence should occupy, over all its KV heads: about two for each SM."""
+"""Programs for one long sequence, over all its KV heads: about two per SM."""
 
 _PROGRAMS, _LEAST_PROGRAMS = 2048, 4
-"""Programs of a launch, and of one KV head of a sequence. More balance unequal contexts better; each that finds
-nothing to do costs about a nanosecond of the whole GPU."""
+"""Target number of programs of a launch, and least number for one KV head of a sequence. More programs balance unequal
+contexts better; a program without work costs about a nanosecond of the whole GPU."""
 
 _JOINED = 16
-"""Parts that the joining kernel holds at once."""
+"""Parts that the join kernel holds in registers at once."""
 
 
 class DecodeTiles(NamedTuple):
-    """`block_n` tokens of a tile; `slice_tokens`, a multiple of it, of a slice.
+    """Tile sizes: `block_n` tokens per tile, and `slice_tokens` per slice, a multiple of `block_n`.
 
-    Half of `stages`, rounded down, are tiles in shared memory: the compiler loads the entries of the table as many
-    steps before the tiles as the tiles before their use. With 3 or 4 nothing is on its way while a tile is computed.
+    `stages // 2` tiles are in shared memory, because the compiler loads table entries as many steps ahead of the tiles
+    as it loads tiles ahead of their use. With 3 or 4 stages no tile is in flight while one is computed.
     """
 
     block_n: int
@@ -56,7 +56,7 @@ class DecodeTiles(NamedTuple):
 
 
 TILES = {
-    # (head size rounded up, bytes of a number of the query)
+    # (head size rounded up to a power of two, bytes of an element of the query)
     (64, 2): DecodeTiles(128, 512, 4, 5),
     (128, 2): DecodeTiles(64, 256, 4, 5),
     (256, 2): DecodeTiles(32, 256, 4, 5),
@@ -64,7 +64,7 @@ TILES = {
     (128, 4): DecodeTiles(32, 256, 8, 5),
     (256, 4): DecodeTiles(16, 256, 8, 5),
 }
-"""Chosen by what the compiler makes of them for sm_90 (registers, spills, shared memory), not yet by time."""
+"""Chosen by the compiled code for sm_90 (registers, spills, shared memory), not yet by measured time."""
 
 
 @triton.jit(
@@ -84,7 +84,7 @@ def _split_kernel(
     p_contexts,
     p_tables,
     factor,
-    first,  # sequence of the launch, whose first row is that of the partial results
+    first,  # first sequence of the launch; its first row is row 0 of the partial results
     stride_part,
     stride_row,
     stride_block,
@@ -102,12 +102,12 @@ def _split_kernel(
     BLOCK_SIZE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    # Heads innermost: those of one block, which lie in one page of memory, are read at about the same time.
+    # Heads are innermost, so that the heads of a block, which share a memory page, are read at about the same time.
     i_head, i_seq, i_program = tl.program_id(0), first + tl.program_id(1), tl.program_id(2)
     context = tl.load(p_contexts + i_seq)
     num_slices = tl.cdiv(context, SLICE)
     num_parts = tl.minimum(num_slices, PARTS)
-    # A place that nobody has has no slice; its first program writes the zeros.
+    # A padding sequence has no slice; its first program writes the zeros.
     if i_program >= tl.maximum(num_parts, 1):
         return
 
@@ -122,14 +122,14 @@ def _split_kernel(
     o_rows = o_packed // GROUP
     m_rows = o_rows < num_rows
     b_limits = tl.minimum(context - num_rows + o_rows, context - 1)
-    # [BLOCK_M]; heads lie side by side in a row
+    # [BLOCK_M]; the heads of a row are contiguous
     o_heads = i_head * GROUP + o_packed % GROUP
     o_query = (start + o_rows).to(tl.int64) * stride_row + o_heads * HEAD_DIM
     m_tile = m_rows[:, None] & (o_dims[None, :] < HEAD_DIM)
     # [BLOCK_M, BLOCK_D]
     b_query = operand(tl.load(p_query + o_query[:, None] + o_dims[None, :], mask=m_tile, other=0.0))
 
-    # Offsets of tiles are 64 bits wide: a pool may hold more than 2**31 numbers.
+    # Tile offsets are 64 bits wide, because a pool may have more than 2**31 elements.
     p_table = p_tables + i_seq.to(tl.int64) * stride_table
     p_key += i_head.to(tl.int64) * stride_head
     p_value += i_head.to(tl.int64) * stride_head
@@ -142,7 +142,7 @@ def _split_kernel(
         b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         b_maximum = tl.full([BLOCK_M], LEAST, tl.float32)
         b_total = tl.zeros([BLOCK_M], tl.float32)
-        # All slices of a part are whole but, where it is the sequence's last, its last.
+        # All slices of a part are full, except the last slice of the sequence.
         before = tl.maximum(tl.cdiv(num_slices - i_part, PARTS) - 1, 0)
         rest = tl.minimum(context - (i_part + before * PARTS) * SLICE, SLICE)
         for i in tl.range(0, before * TILES + tl.cdiv(rest, BLOCK_N), num_stages=STAGES):
@@ -152,7 +152,7 @@ def _split_kernel(
                 p_key_scale, p_value_scale, stride_block, stride_scale_block, factor,
                 DTYPE, HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, MASKED=True,
             )  # fmt: skip
-        # A row of a chunk may see nothing of a part.
+        # A row of a chunk may attend to no token of a part.
         b_divisor = tl.where(b_total > 0, b_total, 1.0)
         b_result = b_acc / b_divisor[:, None]
         if num_parts <= 1:
@@ -194,7 +194,7 @@ def _join_kernel(
     p_partial += o_row * stride_part * HEAD_DIM
 
     o_parts = tl.arange(0, PARTS)
-    # [PARTS]; every row sees something of part 0, so the greatest is finite
+    # [PARTS]; every row attends to a token of part 0, so the greatest is finite
     b_lse = tl.load(p_partial_lse + o_parts, mask=o_parts < num_parts, other=float("-inf"))
     greatest = tl.max(b_lse, 0)
     total = tl.sum(tl.exp2(b_lse - greatest), 0)
@@ -202,12 +202,12 @@ def _join_kernel(
     o_dims = tl.arange(0, BLOCK_D)
     b_acc = tl.zeros([BLOCK_D], tl.float32)
     for i in range(0, num_parts, BLOCK_P):
-        o_some = i + tl.arange(0, BLOCK_P)
-        m_some = o_some < num_parts
+        o_chunk = i + tl.arange(0, BLOCK_P)
+        m_chunk = o_chunk < num_parts
         # [BLOCK_P], [BLOCK_P, BLOCK_D]
-        b_weights = tl.exp2(tl.load(p_partial_lse + o_some, mask=m_some, other=float("-inf")) - greatest)
-        m_tile = m_some[:, None] & (o_dims[None, :] < HEAD_DIM)
-        b_tile = tl.load(p_partial + (o_some * HEAD_DIM)[:, None] + o_dims[None, :], mask=m_tile, other=0.0)
+        b_weights = tl.exp2(tl.load(p_partial_lse + o_chunk, mask=m_chunk, other=float("-inf")) - greatest)
+        m_tile = m_chunk[:, None] & (o_dims[None, :] < HEAD_DIM)
+        b_tile = tl.load(p_partial + (o_chunk * HEAD_DIM)[:, None] + o_dims[None, :], mask=m_tile, other=0.0)
         b_acc += tl.sum(b_weights[:, None] * b_tile, 0)
 
     o_out = (start + i_row).to(tl.int64) * tl.num_programs(0) + i_head
@@ -218,12 +218,11 @@ def _join_kernel(
 def split_attention(
     query: torch.Tensor, kv: LayerKV, batch: AttentionBatch, scale: float, out: torch.Tensor, span: range, max_rows: int
 ) -> None:
-    """`contract.paged_attention` of the sequences `span`, to their rows of `out`; none has more than `max_rows`, which
-    times `H / G` is at most MOST_PACKED.
+    """Compute `contract.paged_attention` of the sequences `span` into their rows of `out`.
 
-    Where tables are wide enough for all parts, their results take `256 * H / G * D` floats for each row: 34 MB for 256
-    decodes with D of 128 and as many query heads as KV heads, times `H / G`. There are as many launches as keep that
-    within SCRATCH_BYTES.
+    No sequence has more than `max_rows` rows; `max_rows * H / G` is at most MAX_PACKED_ROWS. If tables are wide enough
+    for all parts, partial results take `256 * H / G * D` floats per row: 34 MB times `H / G` for 256 decodes with
+    D = 128. The work is divided into enough launches to keep that within SCRATCH_BYTES.
     """
     num_heads, head_dim = query.shape[1:]
     _, reached = _parts(query, kv, batch)
@@ -233,7 +232,7 @@ def split_attention(
 
 
 def _parts(query: torch.Tensor, kv: LayerKV, batch: AttentionBatch) -> tuple[int, int]:
-    """Of a context, and how many of them the longest that the tables have room for reaches."""
+    """Return the number of parts of a context, and how many the longest context that fits the tables reaches."""
     parts = max(1, triton.next_power_of_2(_PARTS_OF_ALL_HEADS // kv.key.shape[1]))
     slots = batch.block_tables.shape[1] * kv.block_size
     return parts, max(1, min(parts, -(-slots // _tiles(query).slice_tokens)))
@@ -251,7 +250,7 @@ def _launch(
     block_d = triton.next_power_of_2(head_dim)
     tiles, (parts, reached) = _tiles(query), _parts(query, kv, batch)
     programs = min(reached, max(_LEAST_PROGRAMS, -(-_PROGRAMS // (len(span) * groups))))
-    # Each sequence has a row at least, so that the span's first is that of its number or later.
+    # Each sequence has at least one row, so at least `span.start` rows precede the span.
     rows = min(num_rows - span.start, len(span) * max_rows) if reached > 1 else 0
     partial = torch.empty((rows, num_heads, reached, head_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((rows, num_heads, reached), dtype=torch.float32, device=query.device)

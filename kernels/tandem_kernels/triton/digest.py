@@ -1,4 +1,4 @@
-"""Digests of KV blocks on the GPU; never compares them."""
+"""Compute digests of KV blocks on the GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tandem_kernels import contract
 from tandem_kernels.triton.blocks import as_words
 from tandem_kernels.triton.interpret import UNFUSED
 
-# Words of one load and of one program, and its warps. Programs of a slab add to one number: modulo 2**64 in any order.
+# Words of one load, words of one program, and its warps. The programs of a slab add atomically to one digest; modulo
+# 2**64 the order does not matter.
 _BLOCK, _SPAN, _WARPS = 1024, 8192, 4
 
 _WORD: tl.constexpr = tl.constexpr(contract.DIGEST_WORD)
@@ -53,7 +54,7 @@ def _digest_kernel(
 def block_digest(
     pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
 ) -> torch.Tensor:
-    """See `tandem_kernels.contract`. `head_start` is the model's number of the pool's first head."""
+    """See `tandem_kernels.contract`. `head_start` is the model's index of the pool's first head."""
     slab_bytes = pool[0, 0].numel() * pool.element_size()
     if slab_bytes % torch.int64.itemsize:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Products of rows with a weight, the same bits however many rows there are; never as fast as a library's, which
-chooses its tiles and its splits of a sum by the number of rows.
+"""Compute batch-invariant products of rows with a weight.
 
-One program per tile of the result adds up its products in the order of the inputs. The size of a tile follows from the
-weight alone, and rows that its last tile lacks are zeros, so that a row meets one sequence of operations whatever is
-beside it (He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference", 2025).
+One program per tile of the result adds up products in the order of the inputs. The tile size depends only on the
+weight, and missing rows of the last tile are zeros, so that the operations for a row are the same whatever other rows
+are in the call (He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference", 2025). A library is faster,
+because it chooses tiles and splits of the sum by the number of rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from tandem_kernels.triton.interpret import narrow, widen
 
 
 class LinearTiles(NamedTuple):
-    """`block_m` rows by `block_n` outputs, `block_k` inputs at a time; `stages - 1` of those are on their way while one
-    is multiplied."""
+    """Tile sizes: `block_m` rows by `block_n` outputs, `block_k` inputs at a time.
+
+    `stages - 1` blocks of inputs are being loaded while one is multiplied."""
 
     block_m: int
     block_n: int
@@ -30,19 +31,19 @@ class LinearTiles(NamedTuple):
 
 
 _WIDE = 16384
-"""Outputs from which on wide tiles are enough for all SMs of a GPU: a step of few rows has one row of tiles."""
+"""Least number of outputs for which wide tiles occupy all SMs of a GPU in a step with only one row of tiles."""
 
 TILES = {
-    # (whether there are many outputs, bytes of a number)
+    # (at least _WIDE outputs, bytes of an element)
     (False, 2): LinearTiles(128, 64, 64, 8, 4),
     (True, 2): LinearTiles(128, 128, 64, 8, 4),
     (False, 4): LinearTiles(64, 32, 32, 8, 3),
     (True, 4): LinearTiles(64, 64, 32, 8, 3),
 }
-"""Chosen by what the compiler makes of them for sm_90 (registers, spills, shared memory), not yet by time."""
+"""Chosen by the compiled code for sm_90 (registers, spills, shared memory), not yet by measured time."""
 
 _BAND = 8
-"""Rows of tiles whose programs start together: what they read of the rows and of the weight stays in the L2."""
+"""Rows of tiles whose programs start together, so that their parts of the rows and of the weight stay in the L2."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -71,13 +72,13 @@ def _linear_kernel(
     m_rows, m_outputs = o_rows < num_rows, o_outputs < OUTPUTS
 
     o_inputs = tl.arange(0, BLOCK_K)
-    # Offsets of rows are 64 bits wide: many of many numbers are more than 2**31.
+    # Row offsets are 64 bits wide, because a matrix may have more than 2**31 elements.
     p_x += o_rows.to(tl.int64)[:, None] * INPUTS + o_inputs[None, :]
     p_weight += o_outputs.to(tl.int64)[:, None] * INPUTS + o_inputs[None, :]
     b_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(0, INPUTS, BLOCK_K, num_stages=STAGES):
         m_inputs = (start + o_inputs < INPUTS)[None, :]
-        # [BLOCK_M, BLOCK_K], [BLOCK_N, BLOCK_K]. What is masked out is not read.
+        # [BLOCK_M, BLOCK_K], [BLOCK_N, BLOCK_K]. Masked elements are not read.
         b_x = operand(tl.load(p_x + start, mask=m_rows[:, None] & m_inputs, other=0.0))
         b_weight = operand(tl.load(p_weight + start, mask=m_outputs[:, None] & m_inputs, other=0.0))
         # "ieee": no TF32 for float32.
@@ -89,7 +90,7 @@ def _linear_kernel(
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """See `tandem_kernels.contract`; raises ValueError where dtypes, shapes or strides do not fit."""
+    """See `tandem_kernels.contract`. Raises ValueError when dtypes, shapes or strides are not supported."""
     (num_rows, inputs), outputs = x.shape, weight.shape[0]
     _check(x, weight, bias)
     out = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
@@ -117,7 +118,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dtype not in _DTYPES or weight.dtype != x.dtype:
-        raise ValueError(f"rows of {x.dtype} times {weight.dtype}: float32, bfloat16 and float16 are multiplied")
+        raise ValueError(f"rows of {x.dtype} times {weight.dtype}: float32, bfloat16 and float16 are supported")
     if weight.shape[1] != x.shape[1] or not weight.is_contiguous():
         raise ValueError(f"rows {tuple(x.shape)} times a weight {tuple(weight.shape)}, strides {weight.stride()}")
     if bias is not None and (bias.dtype != x.dtype or bias.shape != weight.shape[:1] or not bias.is_contiguous()):

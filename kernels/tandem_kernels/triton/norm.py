@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation on the GPU, one program a row; never sees positions or caches."""
+"""Compute root-mean-square normalisation on the GPU, one program per row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tandem_kernels.triton.interpret import UNFUSED, inverse_rms, narrow, rounded_to, widen
 
-# Widest row (of the padded sizes, in numbers) -> warps. A row stays in registers: 16K numbers are 16 a thread.
+# Largest padded row width, in elements -> warps. A row stays in registers: 16K elements are 16 per thread.
 _WARPS = {1024: 4, 4096: 8, 8192: 16, 16384: 32}
 
 
@@ -64,7 +64,7 @@ def add_rms_norm(
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """`[..., D]` as `[rows, D]` whose numbers lie side by side."""
+    """Reshape `[..., D]` to `[rows, D]` with contiguous rows."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
@@ -77,7 +77,7 @@ def _launch(
     total: torch.Tensor | None,
     eps: float,
 ) -> None:
-    """Raises ValueError for rows that are wider than registers hold."""
+    """Launch the kernel. Raises ValueError for rows that do not fit in registers."""
     count, width = x.shape
     block = triton.next_power_of_2(width)
     warps = next((warps for widest, warps in _WARPS.items() if block <= widest), None)

@@ -1,12 +1,12 @@
-"""Attention of chunks of many rows over paged contexts, one program per tile of rows; never splits a context.
+"""Compute attention of chunks of many rows over paged contexts, with one program per tile of rows.
 
-FlashAttention-2 (Dao, arXiv 2307.08691) with the query heads of a KV head packed into the rows of a tile, so that a
-key is read once for all of them. A row meets tiles of KV in ascending order from token 0, and a tile that it must not
-see adds zeros times finite numbers, which leave a sum as it is; so its result follows from its position and the model,
-not from where its chunk begins or which rows are beside it.
+The method is FlashAttention-2 (Dao, arXiv 2307.08691) with the query heads of a KV head packed into the rows of a tile,
+so that a key is read once for all of them. A row processes tiles of KV in ascending order from token 0. A tile that is
+masked for a row adds zeros times finite numbers, which do not change a sum. So a row's result depends on its position
+and the model, but not on where its chunk begins or which other rows are in the tile.
 
-Head sizes are padded to a power of two: 96 costs the matrix units a third more than it must, 80 three fifths. Cutting
-them into 64 + 32 and 64 + 16 would not; it takes two of each product and accumulator.
+Head sizes are padded to a power of two: 96 costs the matrix units a third more than necessary, 80 three fifths more.
+Splitting them into 64 + 32 and 64 + 16 would avoid that, but needs two of each product and accumulator.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tandem_kernels.triton.interpret import narrow
 
 
 class PrefillTiles(NamedTuple):
-    """`block_m` packed rows against `block_n` tokens at a time.
+    """Tile sizes: `block_m` packed rows by `block_n` tokens.
 
-    `stages // 2` tiles of keys and of values are on their way while one is computed, see `decode.Tiles`.
+    `stages // 2` tiles of keys and of values are in shared memory, see `decode_attention.DecodeTiles`.
     """
 
     block_m: int
@@ -36,7 +36,7 @@ class PrefillTiles(NamedTuple):
 
 
 TILES = {
-    # (head size rounded up, bytes of a number of the query)
+    # (head size rounded up to a power of two, bytes of an element of the query)
     (64, 2): PrefillTiles(128, 64, 8, 5),
     (128, 2): PrefillTiles(128, 64, 8, 5),
     (256, 2): PrefillTiles(128, 32, 8, 5),
@@ -44,15 +44,15 @@ TILES = {
     (128, 4): PrefillTiles(32, 16, 8, 3),
     (256, 4): PrefillTiles(32, 16, 8, 3),
 }
-"""Chosen by what the compiler makes of them for sm_90 (registers, spills, shared memory), not yet by time."""
+"""Chosen by the compiled code for sm_90 (registers, spills, shared memory), not yet by measured time."""
 
 ROW_TILES = TILES | {
     (64, 2): PrefillTiles(64, 64, 4, 5),
     (128, 2): PrefillTiles(64, 64, 4, 5),
     (256, 2): PrefillTiles(64, 32, 4, 5),
 }
-"""For chunks and decodes alike. Of a decode's tile most rows are empty: these are the lowest that are multiplied by
-Hopper's own instructions."""
+"""Tiles of `row_attention`, for chunks and decodes alike. Most rows of a decode's tile are empty, so these have the
+least height that Hopper's own matrix instructions support."""
 
 
 @triton.jit(
@@ -70,7 +70,7 @@ def _chunk_kernel(
     p_contexts,
     p_tables,
     factor,
-    first,  # sequence of the launch
+    first,  # first sequence of the launch
     stride_row,
     stride_block,
     stride_head,
@@ -85,7 +85,7 @@ def _chunk_kernel(
     BLOCK_SIZE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    # Later rows see more: the longest programs start first, of all heads at once.
+    # Later rows attend to more tokens, so the programs of the last rows start first, for all heads.
     i_head, i_seq = tl.program_id(0), first + tl.program_id(2)
     i_packed = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     start = tl.load(p_starts + i_seq)
@@ -102,13 +102,13 @@ def _chunk_kernel(
     o_rows = o_packed // GROUP
     m_tile = (o_rows < num_rows)[:, None] & (o_dims[None, :] < HEAD_DIM)
     b_limits = tl.minimum(context - num_rows + o_rows, context - 1)
-    # [BLOCK_M]; heads lie side by side in a row
+    # [BLOCK_M]; the heads of a row are contiguous
     o_heads = i_head * GROUP + o_packed % GROUP
     o_query = (start + o_rows).to(tl.int64) * stride_row + o_heads * HEAD_DIM
     # [BLOCK_M, BLOCK_D]
     b_query = operand(tl.load(p_query + o_query[:, None] + o_dims[None, :], mask=m_tile, other=0.0))
 
-    # Offsets of tiles are 64 bits wide: a pool may hold more than 2**31 numbers.
+    # Tile offsets are 64 bits wide, because a pool may have more than 2**31 elements.
     p_table = p_tables + i_seq.to(tl.int64) * stride_table
     p_key += i_head.to(tl.int64) * stride_head
     p_value += i_head.to(tl.int64) * stride_head
@@ -119,7 +119,7 @@ def _chunk_kernel(
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     b_maximum = tl.full([BLOCK_M], LEAST, tl.float32)
     b_total = tl.zeros([BLOCK_M], tl.float32)
-    # Tokens [0, seen) are seen by all rows of the tile, those from `stop` on by none.
+    # All rows of the tile attend to tokens [0, seen), and none to tokens from `stop` on.
     seen = context - num_rows + i_packed // GROUP + 1
     stop = tl.minimum(context - num_rows + (i_packed + BLOCK_M - 1) // GROUP + 1, context)
     num_whole = seen // BLOCK_N
@@ -135,7 +135,7 @@ def _chunk_kernel(
             p_key_scale, p_value_scale, stride_block, stride_scale_block, factor,
             DTYPE, HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, MASKED=True,
         )  # fmt: skip
-    # A place that nobody has sees nothing and yields zeros.
+    # A padding sequence attends to nothing and yields zeros.
     b_result = b_acc / tl.where(b_total > 0, b_total, 1.0)[:, None]
     o_out = ((start + o_rows).to(tl.int64) * num_heads + o_heads) * HEAD_DIM
     tl.store(p_out + o_out[:, None] + o_dims[None, :], narrow(b_result, DTYPE), mask=m_tile)
@@ -151,7 +151,9 @@ def chunk_attention(
     max_rows: int,
     tiles_of: Mapping[tuple[int, int], PrefillTiles] = TILES,
 ) -> None:
-    """`contract.paged_attention` of the sequences `span`, to their rows of `out`; none has more than `max_rows`."""
+    """Compute `contract.paged_attention` of the sequences `span` into their rows of `out`.
+
+    No sequence has more than `max_rows` rows. `tiles_of` maps (padded head size, bytes of an element) to tile sizes."""
     _, num_heads, head_dim = query.shape
     groups = kv.key.shape[1]
     block_d = triton.next_power_of_2(head_dim)

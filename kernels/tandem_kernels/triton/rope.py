@@ -1,5 +1,4 @@
-"""Query, key and value heads on their way from the projection on the GPU: normed, turned by rotary embedding, keys and
-values written into paged KV, all in one pass over the rows; never computes attention."""
+"""Normalise and rotate query and key heads, and write keys and values to paged KV, in one pass on the GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import triton.language as tl
 from tandem_kernels.contract import FLOAT8, HeadNorms, LayerKV
 from tandem_kernels.triton.interpret import UNFUSED, float8_bits, inverse_rms, narrow, rounded_to, widen
 
-# Heads of one program by the most numbers of a head, and warps.
+# Largest head_dim -> heads of one program; and warps of a program.
 _HEADS = {64: 16, 128: 8, 256: 4}
 _WARPS = 4
 
@@ -46,7 +45,7 @@ def _rope_cache_kernel(
     HAS_NORMS: tl.constexpr,
     IS_SCALED: tl.constexpr,
 ):
-    """HEADS heads of one row, as two halves `[HEADS, HALF_BLOCK]` whose components turn in pairs."""
+    """Process HEADS heads of one row, as two halves `[HEADS, HALF_BLOCK]` whose components are rotated in pairs."""
     HALF: tl.constexpr = DIM // 2
     dtype: tl.constexpr = p_qkv.dtype.element_ty
     i_row = tl.program_id(0).to(tl.int64)
@@ -133,7 +132,7 @@ def rope_cache_write(
     if not rows:
         return query
     is_scaled = kv.key_scale is not None
-    # Bytes of float8 numbers, which not every GPU has as a type.
+    # Float8 planes are written as bytes, because not every GPU supports the type.
     key, value = (p.view(torch.uint8) if p.dtype == FLOAT8 else p for p in (kv.key, kv.value))
     scale_strides = kv.key_scale.stride()[:2] if kv.key_scale is not None else (0, 0)
     heads = next((heads for most, heads in _HEADS.items() if dim <= most), None)

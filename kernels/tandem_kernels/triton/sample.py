@@ -1,11 +1,12 @@
-"""Draws of tokens from logits on the GPU, all rows of a step at once; never sorts a vocabulary.
+"""Sample tokens from logits on the GPU, all rows of a step at once, without sorting the vocabulary.
 
-Two launches, whatever the rows ask for. `_survey_kernel` reads each logit once, in chunks of the vocabulary: each
-chunk's ends, and its weights against its own greatest. `_draw_kernel` has one program a row. A greedy or unfiltered row
-reads one chunk more, that which holds the token. A filtered row first finds its threshold, a place in the order of
-logits as whole numbers: each pass weighs a few places between the two that it must lie between, and these close in;
-chunks whose greatest lies below are left out. It is found when a single logit is left, or equal ones, of which the
-lower ids are kept. All sums are float64, in an order that only the size of the vocabulary decides.
+There are two launches, whatever the sampling parameters. `_chunk_stats_kernel` reads each logit once, in chunks of the
+vocabulary, and stores each chunk's least and greatest logit and the sum of its weights relative to the greatest.
+`_sample_kernel` has one program per row. A greedy or unfiltered row reads one more chunk, the one that contains the
+token. A filtered row first searches its threshold by multi-way bisection on integer keys in the order of logits: each
+pass counts the logits above several candidates between the current bounds and narrows the bounds; chunks whose greatest
+logit is below the bounds are skipped. The search ends when one logit is left between the bounds, or several equal ones,
+of which the lower ids are kept. All sums are float64, in an order that depends only on the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import triton.language as tl
 from tandem_kernels.contract import SamplingRows
 from tandem_kernels.triton.interpret import UNFUSED, widen
 
-# Logits of a chunk; places that a pass weighs; warps of the two kernels. Chunk and places are powers of 2, and as many
-# sums as their product lie in the registers of a pass.
-_CHUNK, _PLACES = 1024, 8
-_SURVEY_WARPS, _DRAW_WARPS = 4, 16
+# Logits of a chunk; candidate thresholds of a pass; warps of the two kernels. Both sizes are powers of 2, and a pass
+# keeps their product of sums in registers.
+_CHUNK, _CANDIDATES = 1024, 8
+_STATS_WARPS, _SAMPLE_WARPS = 4, 16
 
 _INF: tl.constexpr = tl.constexpr(float("inf"))
 _MASK32: tl.constexpr = tl.constexpr(0xFFFFFFFF)
@@ -28,7 +29,7 @@ _MASK32: tl.constexpr = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def _key(b_logit):
-    """Whole numbers in the order of floats: the bits, those under the sign turned round where it is set."""
+    """Map floats to integers in the same order: their bits, with the bits below the sign inverted if it is set."""
     if b_logit.dtype.primitive_bitwidth == 64:
         bits = b_logit.to(tl.int64, bitcast=True)
         key = bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
@@ -38,12 +39,12 @@ def _key(b_logit):
     else:
         bits = b_logit.to(tl.int16, bitcast=True).to(tl.int32)
         key = bits ^ ((bits >> 15) & 0x7FFF)
-    return tl.where(key == -1, 0, key)  # -0 is 0
+    return tl.where(key == -1, 0, key)  # -0.0 equals 0.0
 
 
 @triton.jit
 def _value(b_key, DTYPE: tl.constexpr):
-    """The inverse of `_key`, as float64."""
+    """Invert `_key`: return the floats of keys, as float64."""
     if DTYPE.primitive_bitwidth == 64:
         bits = b_key ^ ((b_key >> 63) & 0x7FFFFFFFFFFFFFFF)
     elif DTYPE.primitive_bitwidth == 32:
@@ -55,14 +56,15 @@ def _value(b_key, DTYPE: tl.constexpr):
 
 @triton.jit
 def _key_of(b_value, DTYPE: tl.constexpr):
-    """The key of float64 numbers in DTYPE, or of a neighbour."""
+    """Return the keys of float64 numbers rounded to DTYPE, or those of a neighbouring number."""
     return _key(b_value if DTYPE.primitive_bitwidth == 64 else b_value.to(tl.float32).to(DTYPE))
 
 
 @triton.jit
 def _uniform(seed, choice, index):
-    """`reference.philox.uniform`: Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC
-    2011), of 64-bit words that hold 32 bits."""
+    """Compute `reference.philox.uniform` with 64-bit words that hold 32 bits.
+
+    It is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)."""
     seed, choice, index = seed.to(tl.uint64), choice.to(tl.uint64), index.to(tl.uint64)
     c0, c1, c2, c3 = index & _MASK32, index >> 32, choice & _MASK32, index & 0
     k0, k1 = seed & _MASK32, seed >> 32
@@ -74,9 +76,11 @@ def _uniform(seed, choice, index):
 
 
 @triton.jit
-def _survey_kernel(p_logits, p_temperature, p_least, p_greatest, p_sums, row_stride, vocab, CHUNK: tl.constexpr):
-    """Of a chunk its least and greatest logit (infinite where one is not finite), and the sum of its weights against
-    the latter (of rows with a temperature)."""
+def _chunk_stats_kernel(p_logits, p_temperature, p_least, p_greatest, p_sums, row_stride, vocab, CHUNK: tl.constexpr):
+    """Store a chunk's least and greatest logit, and for rows with a temperature the sum of its weights relative to the
+    greatest.
+
+    The greatest is infinite if a logit of the chunk is not finite."""
     i_row, i_chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i_out = i_row * tl.num_programs(1) + i_chunk
     o_id = i_chunk * CHUNK + tl.arange(0, CHUNK)
@@ -96,7 +100,7 @@ def _survey_kernel(p_logits, p_temperature, p_least, p_greatest, p_sums, row_str
 
 
 @triton.jit
-def _close_in(
+def _find_threshold(
     p_row,
     p_greatest,
     vocab,
@@ -109,33 +113,34 @@ def _close_in(
     BY_WEIGHT: tl.constexpr,
     CHUNK: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
-    PLACES: tl.constexpr,
+    CANDIDATES: tl.constexpr,
 ):
-    """(low, high, num_above, weight_above, num_at): the highest place from which on logits reach `target` lies in
-    `[low, high)`, where `num_at` logits lie, one or equal ones; above it are so many, of such a weight.
+    """Find the highest threshold such that the logits at or above it reach `target`.
 
-    From `low` on there are `num_low` logits, which reach the target; from `high` on there is none. `target` is a number
-    of logits, or with BY_WEIGHT a weight.
+    On entry the `num_low` logits with keys from `low` on reach the target, and no logit has a key from `high` on.
+    `target` is a number of logits, or with BY_WEIGHT a sum of weights. Returns (low, high, num_above, weight_above,
+    num_at): the threshold is in `[low, high)`, where the keys of `num_at` logits lie, a single one or equal ones;
+    `num_above` logits with a total weight of `weight_above` have keys from `high` on.
     """
     dtype: tl.constexpr = p_row.dtype.element_ty
-    # Places are taken between the ends, evenly among numbers and evenly among keys in turn: the former are near where
-    # logits are, the latter end for certain.
-    o_place = tl.arange(0, PLACES) + 1
-    b_share = o_place.to(tl.float64) / (PLACES + 1)
+    # Candidates are spaced evenly by value and evenly by key in alternate passes: the former converge fast because they
+    # follow the distribution of logits, the latter guarantee termination.
+    o_candidate = tl.arange(0, CANDIDATES) + 1
+    b_fraction = o_candidate.to(tl.float64) / (CANDIDATES + 1)
     num_above = tl.full([], 0, tl.int32)
     weight_above = tl.full([], 0.0, tl.float64)
     i_pass = 0
     while (num_low - num_above > 1) & (low + 1 < high):
         least = _value(low, dtype)
         if i_pass % 2 == 0:
-            b_place = _key_of(least * (1 - b_share) + _value(high - 1, dtype) * b_share, dtype)
+            b_candidate = _key_of(least * (1 - b_fraction) + _value(high - 1, dtype) * b_fraction, dtype)
         else:
-            step = tl.maximum(high // PLACES - low // PLACES, 1)
-            b_place = (low + step * o_place).to(low.dtype)
-        # [PLACES], ascending, each between the ends
-        b_place = tl.minimum(tl.maximum(b_place, low + 1), high - 1)
-        b_counts = tl.zeros([PLACES, CHUNK], dtype=tl.int32)
-        b_weights = tl.zeros([PLACES, CHUNK], dtype=tl.float64)
+            step = tl.maximum(high // CANDIDATES - low // CANDIDATES, 1)
+            b_candidate = (low + step * o_candidate).to(low.dtype)
+        # [CANDIDATES], ascending, each between the bounds
+        b_candidate = tl.minimum(tl.maximum(b_candidate, low + 1), high - 1)
+        b_counts = tl.zeros([CANDIDATES, CHUNK], dtype=tl.int32)
+        b_weights = tl.zeros([CANDIDATES, CHUNK], dtype=tl.float64)
         for i_chunk in range(NUM_CHUNKS):
             if tl.load(p_greatest + i_chunk) >= least:
                 o_id = i_chunk * CHUNK + tl.arange(0, CHUNK)
@@ -143,17 +148,17 @@ def _close_in(
                 # [CHUNK]
                 b_logit = tl.load(p_row + o_id, mask=m_id, other=0.0)
                 b_key = _key(b_logit)
-                is_reached = (b_key[None, :] >= b_place[:, None]) & (m_id & (b_key < high))[None, :]
+                is_reached = (b_key[None, :] >= b_candidate[:, None]) & (m_id & (b_key < high))[None, :]
                 b_counts += is_reached.to(tl.int32)
                 if BY_WEIGHT:
                     b_weight = tl.exp((widen(b_logit).to(tl.float64) - top) / temperature)
                     b_weights += tl.where(is_reached, b_weight[None, :], 0.0)
-        # [PLACES]: sums of one shape over fewer and fewer numbers, so that no rounding makes a later one greater.
+        # [CANDIDATES]. All sums have one shape and order over fewer and fewer terms, so rounding keeps them monotonic.
         b_count = num_above + tl.sum(b_counts, axis=1)
         b_weight_from = weight_above + tl.sum(b_weights, axis=1)
         reaches = b_weight_from >= target if BY_WEIGHT else b_count >= target
-        low = tl.max(tl.where(reaches, b_place, low), axis=0)
-        high = tl.min(tl.where(reaches, high, b_place), axis=0)
+        low = tl.max(tl.where(reaches, b_candidate, low), axis=0)
+        high = tl.min(tl.where(reaches, high, b_candidate), axis=0)
         num_low = tl.min(tl.where(reaches, b_count, num_low), axis=0)
         num_above = tl.max(tl.where(reaches, num_above, b_count), axis=0)
         weight_above = tl.max(tl.where(reaches, weight_above, b_weight_from), axis=0)
@@ -162,11 +167,12 @@ def _close_in(
 
 
 @triton.jit
-def _weigh(p_row, o_id, m_id, top, temperature, low, high, num_ties, log_min_p, num_seen):
-    """Weights of a chunk's tokens, 0 where they are filtered out, and how many from `[low, high)` it has.
+def _kept_weights(p_row, o_id, m_id, top, temperature, low, high, num_ties, log_min_p, num_seen):
+    """Return the weights of a chunk's tokens, 0 for filtered ones, and the number of its keys in `[low, high)`.
 
-    Kept are those from `high` on and the first `num_ties` of the row in `[low, high)`, `num_seen` of which come before
-    the chunk, if their logarithm is at least `log_min_p`.
+    A token is kept if its key is at least `high`, or if it is among the first `num_ties` tokens of the row with a key
+    in `[low, high)`, `num_seen` of which are in earlier chunks; in both cases only if its log weight is at least
+    `log_min_p`.
     """
     # [CHUNK]
     b_logit = tl.load(p_row + o_id, mask=m_id, other=0.0)
@@ -193,7 +199,9 @@ def _chunk_sums(
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """`[CHUNKS]` each: what `_weigh` keeps of each chunk, and how many of the row's ties come before it."""
+    """Return the total weight that `_kept_weights` keeps of each chunk, and the number of ties in earlier chunks.
+
+    Both results are `[CHUNKS]`."""
     dtype: tl.constexpr = p_row.dtype.element_ty
     o_chunk = tl.arange(0, CHUNKS)
     b_sums = tl.zeros([CHUNKS], dtype=tl.float64)
@@ -205,7 +213,7 @@ def _chunk_sums(
         greatest = tl.load(p_greatest + i_chunk)
         if (greatest >= least) & ((greatest - top) / temperature >= log_min_p):
             o_id = i_chunk * CHUNK + tl.arange(0, CHUNK)
-            b_weight, found = _weigh(
+            b_weight, found = _kept_weights(
                 p_row, o_id, o_id < vocab, top, temperature, low, high, num_ties, log_min_p, num_seen
             )
             b_sums = tl.where(o_chunk == i_chunk, tl.sum(b_weight, axis=0), b_sums)
@@ -214,7 +222,7 @@ def _chunk_sums(
 
 
 @triton.jit
-def _draw_kernel(
+def _sample_kernel(
     p_logits,
     p_temperature,
     p_top_k,
@@ -232,7 +240,7 @@ def _draw_kernel(
     CHUNK: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr,
-    PLACES: tl.constexpr,
+    CANDIDATES: tl.constexpr,
 ):
     dtype: tl.constexpr = p_logits.dtype.element_ty
     i_row = tl.program_id(0).to(tl.int64)
@@ -262,7 +270,7 @@ def _draw_kernel(
             b_sums = tl.load(p_sums + i_row * NUM_CHUNKS + o_chunk, mask=m_chunk, other=0.0)
             b_sums *= tl.exp((b_greatest - top) / temperature)
             b_seen = tl.zeros([CHUNKS], dtype=tl.int32)
-            # Until a filter says otherwise all is kept: `[low, low)` is nothing.
+            # Without a filter everything is kept: the range of ties `[low, low)` is empty.
             low = _key_of(tl.min(b_least, axis=0), dtype)
             end = _key_of(top, dtype) + 1
             high = low
@@ -270,9 +278,9 @@ def _draw_kernel(
             num_ties = tl.full([], 0, tl.int32)
             has_top_k = (top_k > 0) & (top_k < vocab)
             if has_top_k:
-                low, high, num_above, _weight, num_at = _close_in(
+                low, high, num_above, _weight, num_at = _find_threshold(
                     p_row, p_greatest, vocab, top, temperature, low, end, num_low, top_k,
-                    False, CHUNK, NUM_CHUNKS, PLACES,
+                    False, CHUNK, NUM_CHUNKS, CANDIDATES,
                 )  # fmt: skip
                 num_ties = (top_k - num_above).to(tl.int32)
                 num_low = num_above + num_at
@@ -283,11 +291,11 @@ def _draw_kernel(
             if top_p < 1:
                 target = top_p * tl.sum(b_sums, axis=0)
                 edge = low
-                low, high, num_above, weight_above, num_at = _close_in(
+                low, high, num_above, weight_above, num_at = _find_threshold(
                     p_row, p_greatest, vocab, top, temperature, low, end, num_low, target,
-                    True, CHUNK, NUM_CHUNKS, PLACES,
+                    True, CHUNK, NUM_CHUNKS, CANDIDATES,
                 )  # fmt: skip
-                # Of equal logits as many as the target needs, at least one and no more than top-k left.
+                # Keep as many equal logits as the target needs, at least one and no more than top-k kept.
                 each = tl.exp((_value(low, dtype) - top) / temperature)
                 num_left = tl.where(has_top_k & (low == edge), num_ties, num_at)
                 num_needed = tl.maximum(tl.ceil((target - weight_above) / each), 1.0)
@@ -300,14 +308,14 @@ def _draw_kernel(
             number = _uniform(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_index + i_row))
             b_running = tl.cumsum(b_sums, axis=0)
             aim = number * tl.max(b_running, axis=0)
-            # The first chunk in which the running sum passes the aim; where no rounding lets it, the last with weight.
+            # The first chunk in which the running sum exceeds the aim; if rounding prevents it, the last with weight.
             has_weight = b_sums > 0
             chunk = tl.min(tl.where(has_weight & (b_running > aim), o_chunk, CHUNKS), axis=0)
             chunk = tl.where(chunk < CHUNKS, chunk, tl.max(tl.where(has_weight, o_chunk, 0), axis=0))
             before = tl.sum(tl.where(o_chunk == chunk - 1, b_running, 0.0), axis=0)
             num_seen = tl.sum(tl.where(o_chunk == chunk, b_seen, 0), axis=0)
             o_id = chunk * CHUNK + o_lane
-            b_weight, _found = _weigh(
+            b_weight, _found = _kept_weights(
                 p_row, o_id, o_id < vocab, top, temperature, low, high, num_ties, log_min_p, num_seen
             )
             passes = (b_weight > 0) & (before + tl.cumsum(b_weight, axis=0) > aim)
@@ -327,7 +335,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         logits = logits.contiguous()
     num_chunks = triton.cdiv(vocab, _CHUNK)
     least, greatest, sums = torch.empty((3, count, num_chunks), dtype=torch.float64, device=logits.device)
-    _survey_kernel[(count, num_chunks)](
+    _chunk_stats_kernel[(count, num_chunks)](
         logits,
         rows.temperature,
         least,
@@ -336,10 +344,10 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         logits.stride(0),
         vocab,
         CHUNK=_CHUNK,
-        num_warps=_SURVEY_WARPS,
+        num_warps=_STATS_WARPS,
         **UNFUSED,
     )
-    _draw_kernel[(count,)](
+    _sample_kernel[(count,)](
         logits,
         rows.temperature,
         rows.top_k,
@@ -357,8 +365,8 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         CHUNK=_CHUNK,
         NUM_CHUNKS=num_chunks,
         CHUNKS=triton.next_power_of_2(num_chunks),
-        PLACES=_PLACES,
-        num_warps=_DRAW_WARPS,
+        CANDIDATES=_CANDIDATES,
+        num_warps=_SAMPLE_WARPS,
         **UNFUSED,
     )
     return tokens

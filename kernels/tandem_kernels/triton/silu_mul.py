@@ -1,4 +1,4 @@
-"""The product inside a gated MLP on the GPU; never sees its projections."""
+"""Compute the gating product of a gated MLP on the GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tandem_kernels.triton.interpret import UNFUSED, narrow, rounded_to, widen
 
-# Numbers of one program, and its warps: 8 a thread, which is one 16-byte load of a half type.
+# Elements of one program, and its warps: 8 elements per thread, one 16-byte load of a half type.
 _BLOCK, _WARPS = 1024, 4
 
 

@@ -55,7 +55,7 @@ def read_model(model: ModelConfig) -> ModelFacts | None:
     root: Path = catalog.cache_root(model.cache_dir)
     cache = Cache(str(root), _num_free(root), _unwritable(root))
     try:
-        directory: Path | None = catalog.on_this_machine(model.id, root)
+        directory: Path | None = catalog.find_local_model(model.id, root)
     except TandemError as error:
         return ModelFacts(model.id, cache, problem=error.message)
     if directory is None:

@@ -1,1 +1,4 @@
-"""Floor 4, the model in torch: weights, KV tensors, step plans to logits to tokens; never sees a job."""
+"""Load the model in torch and execute step plans: weights, KV tensors, logits, sampled tokens.
+
+Floor 4 of the import layers. This room sees plans and slices, not jobs or requests.
+"""

@@ -1,14 +1,14 @@
-"""Runs plans on a device that computes by itself: a step is begun with one copy to it and ends with one copy back;
-never keeps a sequence, only the last tokens of those just planned.
+"""Execute step plans asynchronously on a device: one copy to the device starts a step, one copy back ends it.
 
-Two steps may be under way. A slice that is chained to the one before takes its id from what that one drew on the
-device, so nobody waits for a token before planning on it. `TorchExecutor` is the meaning; rows and draws agree with it
-up to the order of sums.
+The executor keeps no sequences, only the last token of those in the last two steps. Two steps may be in flight. A slice
+that is chained to the previous step takes its input token from that step's samples on the device, so that the next step
+is planned before the token is known. `TorchExecutor` is the reference: hidden rows and samples agree with it up to the
+order of sums.
 
-Who reads what a step has written reads it after `collect`, which waits for the event behind the step's last write: so
-whatever is announced to other workers is whole. A block that is read from elsewhere is planned only once its transport
-has reported the read done on the host; kernels that are begun after that see it, on whatever stream, because the copies
-of the transport have ended by then, and a device reads memory that others wrote as of the beginning of each kernel.
+Memory ordering: a step's writes may be read after `collect`, which waits for the event behind the step's last write, so
+blocks that are announced to other workers are complete. A block that a transport writes is planned only after the host
+has seen its read complete. Kernels launched after that see the data on any stream, because the transport's copies have
+ended and a kernel sees all writes that ended before its launch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tandem.runtime.slice_work import (
     LastTokens,
     PreparedSlice,
     SliceLimits,
-    digest_places,
+    blocks_to_digest,
     failed,
     partly_filled,
 )
@@ -47,20 +47,23 @@ from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, 
 from tandem_kernels.contract import SamplingRows
 
 PLAN_DEPTH = 2
-"""Plans that may be launched and not collected."""
+"""Largest number of plans that are launched and not yet collected."""
 
 Sample = Callable[[torch.Tensor, SamplingRows], torch.Tensor]
-"""`contract.sample`."""
+"""Type of the sampling kernel, see `sample` in `tandem_kernels.contract`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingOutput:
-    """Work that the device is at. After `mark`: `words` `[P + n * G]` are the tokens drawn, -1 where a row was not
-    finite, and the digests of `places`; `logits` `[rows, vocab]` those that the host draws from. `tokens` `[P]` are the
-    same tokens on the device."""
+    """Outputs of slices that run on the device; host tensors are valid after `mark`.
 
-    works: Sequence[PreparedSlice]
-    draws: SamplingPlan
+    `slices`, `sampling_plan`: what was launched. `places`: digested blocks with their indices in their prompts.
+    `scores`: prompt log probabilities. `tokens` `[P]`: the sampled tokens on the device. `words` `[P + n * G]`: on the
+    host, the same tokens, -1 where a row was not finite, then the digests of `places`. `logits` `[rows, vocab]`: on the
+    host, the rows that the host samples from."""
+
+    slices: Sequence[PreparedSlice]
+    sampling_plan: SamplingPlan
     places: Sequence[tuple[BlockId, int]]
     scores: dict[SeqId, tuple[SampledToken, ...]]
     tokens: torch.Tensor
@@ -71,7 +74,7 @@ class _PendingOutput:
 
 @dataclass(slots=True)
 class _Step:
-    """A plan that was launched: what the device is at, and results that are there already."""
+    """A launched plan: `part` is its pending work on the device, `results` and `digests` are known already."""
 
     plan: StepPlan
     part: _PendingOutput | None = None
@@ -80,8 +83,10 @@ class _Step:
 
 
 class AsyncExecutor:
-    """An `engine.ports.Executor` and `Pipeline`; model, cache and `stream` are of one device. `max_model_len` bounds
-    positions, in tokens. Without `grammars` a slice that draws by a grammar reports an error."""
+    """`engine.ports.Executor` and `Pipeline` that runs up to `PLAN_DEPTH` plans ahead.
+
+    Model, cache and `stream` are of one device. `max_model_len` bounds positions, in tokens. Without `grammars` a slice
+    with a grammar yields an error."""
 
     def __init__(
         self,
@@ -97,8 +102,8 @@ class AsyncExecutor:
         self.model = model
         self._sample = sample
         self._stream = stream
-        self._adjuster = LogitsProcessor(grammars)
-        self._bounds = SliceLimits(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
+        self._logits_processor = LogitsProcessor(grammars)
+        self._limits = SliceLimits(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
         self._last = LastTokens()
         self._open: deque[_Step] = deque()
         with stream.running():
@@ -121,7 +126,9 @@ class AsyncExecutor:
         return self.model.config.vocab_size
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one plan while no other is under way. Results are in the order of its slices."""
+        """Execute one plan and return its results in the order of its slices.
+
+        Raises ValueError while another plan is in flight."""
         if self._open:
             raise ValueError(f"{self._open[0].plan} was not collected")
         self.launch(plan)
@@ -129,10 +136,12 @@ class AsyncExecutor:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        """Begin one plan. Raises ValueError when as many as may be are under way, DeviceLost, and whatever else went
-        wrong once the device is at nothing any more: the plan's blocks may be given to others."""
+        """Start one plan on the device without waiting for it.
+
+        Raises ValueError when `PLAN_DEPTH` plans are in flight, and DeviceLost. Any other exception is raised only
+        after the device is idle, so that the plan's blocks can be reused."""
         if len(self._open) == PLAN_DEPTH:
-            raise ValueError(f"{PLAN_DEPTH} plans are under way")
+            raise ValueError(f"{PLAN_DEPTH} plans are in flight")
         with self._stream.running():
             step = _Step(plan)
             try:
@@ -146,22 +155,22 @@ class AsyncExecutor:
         self._open.append(step)
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan. Raises DeviceLost."""
+        """Wait for the oldest launched plan and return its result. Raises DeviceLost."""
         step = self._open.popleft()
         if step.part is not None:
             results, step.digests = self._finish(step.part)
             step.results.update(results)
         ordered = tuple(self._unbroken(piece, step.results[piece.seq]) for piece in step.plan.slices)
-        self._adjuster.retain(self._last.remember(ordered))
+        self._logits_processor.retain(self._last.remember(ordered))
         return StepResult(step.plan.number, ordered, step.digests)
 
     @torch.inference_mode()
     def logits(self, piece: ScheduledSlice) -> torch.Tensor:
-        """Compute one slice and yield the logits of all its rows, `[num_tokens, vocab]`; for tests and scoring.
+        """Compute one slice and return the logits of all its rows, `[num_tokens, vocab]`; for tests and scoring.
 
         Raises ValueError when the slice cannot be computed.
         """
-        problem = self._bounds.check(piece, piece.tokens)
+        problem = self._limits.check(piece, piece.tokens)
         if problem is not None:
             raise ValueError(problem)
         with self._stream.running():
@@ -175,103 +184,106 @@ class AsyncExecutor:
     # ---- launch
 
     def _ready(self, step: _Step) -> Iterator[PreparedSlice]:
-        """The slices that can be computed; of the others the results are there already."""
+        """Yield the slices of a plan that can be computed; store an error result for each of the others."""
         for piece in step.plan.slices:
             source = self._source(piece.seq) if piece.chained else None
             if isinstance(source, str):
                 step.results[piece.seq] = SliceResult(piece.seq, error=source)
                 continue
             tokens = piece.tokens if source is None else (source.token,)
-            problem = self._bounds.check(piece, tokens)
+            problem = self._limits.check(piece, tokens)
             if problem is None:
-                yield PreparedSlice(piece, tokens, None if source is None else source.draw)
+                yield PreparedSlice(piece, tokens, None if source is None else source.sample)
             else:
                 step.results[piece.seq] = SliceResult(piece.seq, error=problem)
 
     def _source(self, seq: SeqId) -> _TokenSource | str:
-        """Where the id of a chained slice comes from, or why there is none."""
+        """Return the source of a chained slice's input token, or why there is none."""
         for step in self._open:
             result = step.results.get(seq)
             if result is not None and (result.tokens or result.error is not None):
                 return _TokenSource(result.tokens[-1].id) if result.error is None else NO_TOKEN
-            if step.part is not None and seq in step.part.draws.first:
-                draw = step.part.draws.single.get(seq)
-                return "the token to continue from is the host's to find out" if draw is None else _TokenSource(0, draw)
-        last = self._last.of(seq)
+            if step.part is not None and seq in step.part.sampling_plan.first:
+                sample = step.part.sampling_plan.single.get(seq)
+                return (
+                    "the token to continue from is sampled on the host" if sample is None else _TokenSource(0, sample)
+                )
+        last = self._last.get(seq)
         return NO_TOKEN if last is None else _TokenSource(last)
 
-    def _begin(self, step: _Step, works: Sequence[PreparedSlice]) -> None:
-        """Start all of a step at once; one by one, each to its end, where that fails."""
+    def _begin(self, step: _Step, slices: Sequence[PreparedSlice]) -> None:
+        """Start all slices and digests of a step together; if that fails, run them one by one, each to its end."""
         digests = step.plan.digests
         try:
-            if works or digests:
-                step.part = self._start(works, digests)
+            if slices or digests:
+                step.part = self._start(slices, digests)
             return
         except FAILURES as failure:
-            # What was begun has ended, and its staging memory is free; raises DeviceLost where nothing will end.
+            # Waits until the launched work has ended and its staging memory is free; raises DeviceLost if it cannot.
             self._stream.mark().wait()
-            if len(works) == 1 and not digests:
-                step.results[works[0].piece.seq] = failed(works[0].piece.seq, failure)
+            if len(slices) == 1 and not digests:
+                step.results[slices[0].piece.seq] = failed(slices[0].piece.seq, failure)
                 return
         if digests:
             step.digests = self._finish(self._start((), digests))[1]
-        for work in works:
-            step.results.update(self._alone(work))
+        for prepared in slices:
+            step.results.update(self._run_alone(prepared))
 
-    def _alone(self, work: PreparedSlice) -> dict[SeqId, SliceResult]:
+    def _run_alone(self, prepared: PreparedSlice) -> dict[SeqId, SliceResult]:
         try:
-            return self._finish(self._start([work], ()))[0]
+            return self._finish(self._start([prepared], ()))[0]
         except FAILURES as error:
             self._stream.mark().wait()
-            return {work.piece.seq: failed(work.piece.seq, error)}
+            return {prepared.piece.seq: failed(prepared.piece.seq, error)}
 
-    def _start(self, works: Sequence[PreparedSlice], digests: Sequence[tuple[BlockId, int]]) -> _PendingOutput:
-        """Begin the slices, and the digests that are asked for beside them."""
-        places = [*digests, *(place for work in works for place in digest_places(work.piece))]
-        staged = self._staging.stage(works, places)
+    def _start(self, slices: Sequence[PreparedSlice], digests: Sequence[tuple[BlockId, int]]) -> _PendingOutput:
+        """Launch slices, their digests, and the `digests` that the plan requests beside them."""
+        places = [*digests, *(place for prepared in slices for place in blocks_to_digest(prepared.piece))]
+        staged = self._staging.stage(slices, places)
         tokens, logits, scores = staged.picks, None, {}
-        if works:
-            hidden = self._forward(works, staged)
-            scores = self._score(works, hidden)
+        if slices:
+            hidden = self._forward(slices, staged)
+            scores = self._score(slices, hidden)
             if len(staged.sampled_rows):
-                tokens, logits = self._draw(staged, hidden)
+                tokens, logits = self._sample_tokens(staged, hidden)
         words = tokens
         if places:
             found = self.cache.digest_on_device(staged.digest_blocks, staged.digest_indices)
             words = torch.cat((tokens, found.flatten()))
         words = self._stream.to_host(words)
-        return _PendingOutput(works, staged.draws, places, scores, tokens, words, logits, self._stream.mark())
+        return _PendingOutput(slices, staged.sampling_plan, places, scores, tokens, words, logits, self._stream.mark())
 
-    def _forward(self, works: Sequence[PreparedSlice], staged: Staged) -> torch.Tensor:
-        """Hidden rows `[T, hidden]`."""
+    def _forward(self, slices: Sequence[PreparedSlice], staged: Staged) -> torch.Tensor:
+        """Launch the forward pass and return hidden rows `[T, hidden]`."""
         assert staged.batch is not None, "there are slices"
         block_size = self.layout.block_size
-        self.cache.clear([block for work in works for block in partly_filled(work.piece, block_size)])
+        self.cache.clear([block for prepared in slices for block in partly_filled(prepared.piece, block_size)])
         if len(staged.chained_rows):
             part = self._open[-1].part
-            assert part is not None, "what is chained has a step before it"
-            # A row that was not finite drew -1: its sequence has failed, which the host learns later.
-            ids = part.tokens.index_select(0, staged.chained_draws).clamp_(min=0)
+            assert part is not None, "a chained slice has a previous step"
+            # A row that was not finite yields -1: its sequence has failed, which the host learns at `collect`.
+            ids = part.tokens.index_select(0, staged.chained_samples).clamp_(min=0)
             staged.batch.tokens.index_copy_(0, staged.chained_rows, ids)
         return self.model.forward(staged.batch, self.cache)
 
-    def _draw(self, staged: Staged, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tokens that the device draws, and logits for those that it does not, on their way to the host."""
-        num_rows, draws = len(staged.sampled_rows), staged.draws
-        # They are in order and differ, so as many as there are rows means all of them.
+    def _sample_tokens(self, staged: Staged, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sample on the device, and start the copy of the logits that the host samples from, None if there are none."""
+        num_rows, plan = len(staged.sampled_rows), staged.sampling_plan
+        # Sampled rows are ascending and unique, so an equal count means all rows.
         logits = self.model.logits(hidden if num_rows == len(hidden) else hidden.index_select(0, staged.sampled_rows))
-        mine = logits if draws.picks == list(range(num_rows)) else logits.index_select(0, staged.picks)
-        tokens = self._sample(mine, staged.sampling) if draws.picks else staged.picks.clone()
-        if not draws.host_rows:
+        device_logits = logits if plan.picks == list(range(num_rows)) else logits.index_select(0, staged.picks)
+        tokens = self._sample(device_logits, staged.sampling) if plan.picks else staged.picks.clone()
+        if not plan.host_rows:
             return tokens, None
         return tokens, self._stream.to_host(logits.index_select(0, staged.host_rows))
 
-    def _score(self, works: Sequence[PreparedSlice], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
-        """Of the slices that ask for it, for which the host waits; `hidden` are all their rows. Raises ValueError when
-        a row is not finite."""
+    def _score(self, slices: Sequence[PreparedSlice], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
+        """Compute prompt log probabilities of the slices that request them, by sequence; waits for the device.
+
+        `hidden` `[T, hidden]` holds the rows of all slices. Raises ValueError when logits are not finite."""
         scores: dict[SeqId, tuple[SampledToken, ...]] = {}
         first = 0
-        for piece in (work.piece for work in works):
+        for piece in (prepared.piece for prepared in slices):
             if piece.scored:
                 rows = hidden[first : first + len(piece.scored)]
                 scores[piece.seq] = compute_prompt_logprobs(
@@ -287,57 +299,64 @@ class AsyncExecutor:
 
     @torch.inference_mode()
     def _finish(self, part: _PendingOutput) -> tuple[dict[SeqId, SliceResult], tuple[BlockDigest, ...]]:
-        """Results of a part's slices, and its first digests, which are those of the plan."""
+        """Wait for a part and return the results of its slices, and the digests that the plan requested."""
         part.mark.wait()
-        num_draws = len(part.draws.picks)
-        drawn: list[int] = part.words[:num_draws].tolist()
-        heads = unsigned(part.words[num_draws:].view(len(part.places), -1)) if part.places else []
+        num_sampled = len(part.sampling_plan.picks)
+        sampled: list[int] = part.words[:num_sampled].tolist()
+        heads = unsigned(part.words[num_sampled:].view(len(part.places), -1)) if part.places else []
         digests = [BlockDigest(block, words) for (block, _), words in zip(part.places, heads, strict=True)]
-        num_asked = len(digests) - sum(len(work.piece.digest_blocks) for work in part.works)
+        num_plan_digests = len(digests) - sum(len(prepared.piece.digest_blocks) for prepared in part.slices)
         logits = None if part.logits is None else LogitRows(part.logits)
         results: dict[SeqId, SliceResult] = {}
-        next_digest = num_asked
-        for work in part.works:
-            piece = work.piece
-            mine = tuple(digests[next_digest : next_digest + len(piece.digest_blocks)])
-            next_digest += len(mine)
+        next_digest = num_plan_digests
+        for prepared in part.slices:
+            piece = prepared.piece
+            slice_digests = tuple(digests[next_digest : next_digest + len(piece.digest_blocks)])
+            next_digest += len(slice_digests)
             scores = part.scores.get(piece.seq, ())
-            first = part.draws.first.get(piece.seq, 0)
-            if piece.sampling is None or piece.seq in part.draws.on_host:
-                results[piece.seq] = sample_slice(work, logits, first, self._adjuster, mine, scores)
+            first = part.sampling_plan.first.get(piece.seq, 0)
+            if piece.sampling is None or piece.seq in part.sampling_plan.on_host:
+                results[piece.seq] = sample_slice(
+                    prepared, logits, first, self._logits_processor, slice_digests, scores
+                )
             else:
-                results[piece.seq] = _drawn(work, drawn[first:], mine, scores)
-        return results, tuple(digests[:num_asked])
+                results[piece.seq] = _device_result(prepared, sampled[first:], slice_digests, scores)
+        return results, tuple(digests[:num_plan_digests])
 
     def _unbroken(self, piece: ScheduledSlice, result: SliceResult) -> SliceResult:
-        """A slice that was chained to one that has failed has failed, whatever it drew."""
-        is_broken = piece.chained and result.error is None and self._last.of(piece.seq) is None
+        """Return the result, or an error if the slice was chained to a failed one."""
+        is_broken = piece.chained and result.error is None and self._last.get(piece.seq) is None
         return SliceResult(piece.seq, error=NO_TOKEN) if is_broken else result
 
     def __repr__(self) -> str:
-        return f"DeviceExecutor({self.model.config.model_type} on {self._stream.device}, {self.cache!r})"
+        return f"AsyncExecutor({self.model.config.model_type} on {self._stream.device}, {self.cache!r})"
 
 
 @dataclass(frozen=True, slots=True)
 class _TokenSource:
-    """The id of a chained slice: `token`, or what the step before draws as its `draw`-th."""
+    """Source of a chained slice's input token.
+
+    `token`: its id, if `sample` is None. `sample`: index of the sample in the previous step that yields the id."""
 
     token: int
-    draw: int | None = None
+    sample: int | None = None
 
 
-def _drawn(
-    work: PreparedSlice, drawn: Sequence[int], digests: tuple[BlockDigest, ...], scores: tuple[SampledToken, ...]
+def _device_result(
+    prepared: PreparedSlice, sampled: Sequence[int], digests: tuple[BlockDigest, ...], scores: tuple[SampledToken, ...]
 ) -> SliceResult:
-    """The result of a slice whose draws, from its first on, the device has made."""
-    piece, sampling = work.piece, work.piece.sampling
-    assert sampling is not None, "it draws"
+    """Return the result of a slice that was sampled on the device.
+
+    `sampled` begins with the tokens of this slice. Draft tokens are verified: the output ends with the first sampled
+    token that differs from its draft token."""
+    piece, sampling = prepared.piece, prepared.piece.sampling
+    assert sampling is not None, "the slice samples"
     tokens: list[SampledToken] = []
-    guesses = work.tokens[piece.num_certain :]
-    for place in range(sampling.num_choices if not guesses else 1 + len(guesses)):
-        if drawn[place] < 0:
+    drafted = prepared.tokens[piece.num_certain :]
+    for index in range(sampling.num_choices if not drafted else 1 + len(drafted)):
+        if sampled[index] < 0:
             return failed(piece.seq, ValueError("logits are not finite"))
-        tokens.append(SampledToken(drawn[place]))
-        if place < len(guesses) and drawn[place] != guesses[place]:
+        tokens.append(SampledToken(sampled[index]))
+        if index < len(drafted) and sampled[index] != drafted[index]:
             break
     return SliceResult(piece.seq, tuple(tokens), digests, scores=scores)

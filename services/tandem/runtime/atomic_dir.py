@@ -1,7 +1,7 @@
-"""Makes a directory appear whole or not at all, once per machine; never knows what is inside.
+"""Create a directory atomically, once per machine.
 
-A lock file keeps a second process from doing the same work; the rename keeps a half-written directory from being seen
-even if the first one is killed.
+A lock file keeps a second process from doing the same work. The final rename hides a half-written directory even if the
+process that writes it is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def build_once(target: Path, build: Callable[[Path], None]) -> Path:
-    """`target` as it is, else filled by `build(temporary)` and renamed into place. Returns `target`."""
+    """Return `target`; if it does not exist, fill a temporary directory with `build` and rename it to `target`."""
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,9 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
 
 
 class ProgressLine:
-    """One line on standard error that is rewritten on a terminal and printed at its ends elsewhere."""
+    """Progress line on standard error: rewritten in place on a terminal, else printed once per stage.
+
+    The stage is the first word of the text."""
 
     def __init__(self, title: str) -> None:
         self._title = title

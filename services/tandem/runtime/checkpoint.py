@@ -1,6 +1,6 @@
-"""Reads the tensors of a model directory by name, each exactly once; never knows what they mean.
+"""Read the tensors of a model directory by name, each exactly once.
 
-Files are mapped, so that nothing is read before it is needed and pages are shared between workers of one machine.
+Files are memory-mapped, so that tensors are read on demand and pages are shared between workers of one machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory, in the order of their names. Raises TandemError when none is."""
+    """List the safetensors files of a model directory, sorted by name. Raises TandemError when one is missing."""
     index = directory / INDEX_FILE
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
@@ -36,21 +36,23 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 class Checkpoint:
-    """The tensors of one model directory. `take` each, then `finish`; a context manager that closes the files."""
+    """`WeightSource` over the safetensors files of a model directory.
+
+    Call `take` for each tensor, then `finish`. A context manager that closes the files."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        """Tensors come in `dtype`, on `device`."""
+        """Open the files. `take` converts tensors to `dtype` on `device`. Raises TandemError for an unreadable file."""
         self._dtype = dtype
         self._device = device
         self._stack = ExitStack()
-        self._where = {}
+        self._handles = {}
         for file in weight_files(directory):
             try:
                 handle = self._stack.enter_context(safe_open(file, framework="pt", device=str(device)))
             except SafetensorError as error:
                 self._stack.close()
                 raise _broken(f"{file} cannot be read: {error}") from None
-            self._where.update(dict.fromkeys(handle.keys(), handle))
+            self._handles.update(dict.fromkeys(handle.keys(), handle))
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -61,40 +63,42 @@ class Checkpoint:
         self._stack.close()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where
+        return name in self._handles
 
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """The tensor `name`, whose whole shape is `shape`, in the dtype and on the device of the checkpoint's user;
-        of parts only these are read. Raises TandemError unless it has this shape."""
-        if name not in self._where:
+        """Read the tensor `name`, or the given `rows` and `columns` of it, in the checkpoint's dtype and device.
+
+        `shape` is the shape of the whole tensor. Raises TandemError when the tensor is missing, was taken before, or
+        has another shape."""
+        if name not in self._handles:
             raise _broken(f"the weights lack {name}")
-        handle = self._where.pop(name)
+        handle = self._handles.pop(name)
         stored = handle.get_slice(name)
         if tuple(stored.get_shape()) != shape:
-            raise _broken(f"{name} has shape {list(stored.get_shape())}, the configuration says {list(shape)}")
+            raise _broken(f"{name} has shape {list(stored.get_shape())}, expected {list(shape)} from config.json")
         is_whole = rows is None and columns is None
         tensor: torch.Tensor = handle.get_tensor(name) if is_whole else _part(stored, rows, columns)
         if tensor.dtype not in _FLOATS:
-            raise _broken(f"{name} is stored as {tensor.dtype}, which is not implemented")
+            raise _broken(f"{name} is stored as {tensor.dtype}, which is not supported")
         return tensor.to(self._device, self._dtype)
 
     def drop(self, suffix: str) -> None:
-        """Forget the tensors whose names end so: they repeat what is known otherwise."""
-        self._where = {name: handle for name, handle in self._where.items() if not name.endswith(suffix)}
+        """Ignore the tensors whose names end with `suffix`, because they duplicate other data."""
+        self._handles = {name: handle for name, handle in self._handles.items() if not name.endswith(suffix)}
 
     def finish(self) -> None:
-        """Raise TandemError when a tensor was not taken: the model has a part that we do not compute."""
-        if self._where:
-            rest = sorted(self._where)
+        """Raise TandemError if a tensor was not taken, because then the decoder does not compute the whole model."""
+        if self._handles:
+            rest = sorted(self._handles)
             raise _broken(f"{len(rest)} weights have no place in the model, the first is {rest[0]}")
 
 
 def _part(stored: Any, rows: range | None, columns: range | None) -> torch.Tensor:
-    """Of a tensor that lies in a file; a copy where it is not one piece there."""
-    wanted = tuple(slice(None) if part is None else slice(part.start, part.stop) for part in (rows, columns))
-    tensor: torch.Tensor = stored[wanted if columns is not None else wanted[0]]
+    """Read the given rows and columns of a tensor in a file, contiguous."""
+    index = tuple(slice(None) if part is None else slice(part.start, part.stop) for part in (rows, columns))
+    tensor: torch.Tensor = stored[index if columns is not None else index[0]]
     return tensor.contiguous()
 
 

@@ -1,9 +1,9 @@
-"""Steps that only decode, captured once per batch size and replayed: a decode step is many short kernels, and to begin
-each from Python takes longer than it runs; never captures or replays anything else.
+"""Capture decode-only steps as CUDA graphs, one per batch size, and replay them.
 
-Batches are padded to a ladder of sizes. A row that only pads has no slot and no context: nothing is written for it, and
-what comes of it is not looked at. All graphs read one set of inputs and share one pool of memory, the largest captured
-first, so that together they need what that one needs.
+A decode step is many short kernels, and launching each from Python takes longer than running it. Batches are padded to
+a ladder of sizes. A padding row has no slot and no context: nothing is written for it, and its result is ignored. All
+graphs read one set of inputs and share one memory pool; the largest is captured first, so that all together need no
+more memory than the largest.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from tandem_kernels.contract import AttentionBatch
 SMALL_SIZES = (1, 2, 4)
 STRIDE = 8
 LARGEST = 512
-"""Sequences. Beyond it a step computes for long enough that beginning its kernels one by one costs little."""
+"""Sequences. A larger step computes for so long that launching its kernels one by one costs little."""
 
 
 def ladder(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes to be captured, rising: 1, 2, 4, then every eighth; the last holds `max_num_seqs`, or `LARGEST`."""
+    """List the batch sizes to capture, ascending: 1, 2, 4, multiples of 8, and min(`max_num_seqs`, `LARGEST`)."""
     largest = min(max_num_seqs, LARGEST)
     sizes = (*SMALL_SIZES, *range(STRIDE, largest, STRIDE))
     return (*(size for size in sizes if size < largest), largest)
 
 
 class GraphedModel:
-    """A `runtime.models.causal.CausalModel` that computes what `model` does, for one cache. Hidden rows of a replayed
-    step are valid until the next step. Tables of up to `max_blocks` blocks."""
+    """`runtime.models.causal.CausalModel` that replays graphs of `model` on one cache for decode-only batches.
+
+    Other batches run on `model` itself. Hidden rows of a replayed step are valid until the next step. Block tables have
+    at most `max_blocks` blocks."""
 
     def __init__(
         self, model: CausalModel, cache: KVCache, stream: DeviceStream, sizes: Sequence[int], max_blocks: int
     ) -> None:
-        """Captures a graph for each of `sizes`, which rise; the cache's content is left alone."""
+        """Capture a graph for each of `sizes`, given in ascending order; the cache's content does not change."""
         self._model = model
         self._cache = cache
         self._sizes = tuple(sizes)
@@ -59,7 +61,7 @@ class GraphedModel:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """As the model's."""
+        """Compute hidden rows as `CausalModel.forward` does, by graph replay if the batch only decodes."""
         count = batch.attention.num_sequences
         if batch.attention.num_decodes < count or count > self._sizes[-1] or cache is not self._cache:
             return self._model.forward(batch, cache)
@@ -69,11 +71,13 @@ class GraphedModel:
         return self._hidden[size][:count]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As the model's."""
+        """Compute logits as `CausalModel.logits` does; not part of the graphs."""
         return self._model.logits(hidden)
 
     def _fill(self, batch: Batch, count: int, size: int) -> None:
-        """Tokens, positions and tables of rows that pad stay what they were: valid, and read for nothing."""
+        """Copy a batch of `count` sequences into the graphs' inputs and pad it to `size`.
+
+        Tokens, positions and tables of padding rows keep their old values, which are valid and have no effect."""
         inputs, width = self._inputs, batch.attention.block_tables.shape[1]
         inputs.tokens[:count].copy_(batch.tokens)
         inputs.positions[:count].copy_(batch.positions)
@@ -97,7 +101,7 @@ class GraphedModel:
 
 
 def _inputs(size: int, max_blocks: int, device: torch.device) -> Batch:
-    """Rows that all pad: token 0 at position 0, without a slot."""
+    """Allocate inputs for `size` sequences, all padding: token 0 at position 0, without a slot."""
     return Batch(
         tokens=torch.zeros(size, dtype=torch.int64, device=device),
         positions=torch.zeros(size, dtype=torch.int64, device=device),
@@ -114,7 +118,7 @@ def _inputs(size: int, max_blocks: int, device: torch.device) -> Batch:
 
 
 def _first(batch: Batch, size: int) -> Batch:
-    """The first `size` sequences of a batch of decodes, in the same memory."""
+    """Return views of the first `size` sequences of a decode-only batch."""
     attention = batch.attention
     return Batch(
         tokens=batch.tokens[:size],

@@ -1,4 +1,4 @@
-"""Streams, events, graphs and pinned memory of one GPU, and what the process asks of it; never knows of a step."""
+"""Implement `DeviceStream` for a GPU, and open and query the GPU of this process."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tandem.runtime.device_stream import StreamEvent
 from tandem_kernels.dispatch import Kernels, KernelsUnavailable, kernels_for
 
 WARM_UP_CALLS = 2
-"""Before a graph is captured: kernels are compiled and libraries make their handles in the first ones, which a capture
-forbids."""
+"""Calls before a graph is captured. The first calls compile kernels and create library handles, which is forbidden
+during a capture."""
 
 LEAST_SHARED_BYTES = 163 << 10
-"""What a program can have from compute capability 8.0 on, 8.6 and 8.9 left out, which have 99 KiB: tiles of bfloat16
-with heads of 128 take 129 KiB."""
+"""Required shared memory per thread block. GPUs of compute capability 8.0 and later have it, except 8.6 and 8.9 with
+99 KiB; tiles of bfloat16 with a head_dim of 128 take 129 KiB."""
 
 
 LEAST_FLOAT8 = 8, 9
-"""The first compute capability with instructions for the type."""
+"""First compute capability with float8 instructions."""
 
 
 class _Event:
-    """A `StreamEvent`. Waiting sleeps in the driver, so that the event loop's thread has the interpreter meanwhile.
+    """`StreamEvent` of a GPU. Waiting blocks in the driver without the GIL, so that the event loop's thread can run.
 
-    A kernel that failed leaves a context in which every later call fails as well: to make one raises DeviceLost too.
+    After a failed kernel every later CUDA call in the process fails, so the constructor raises DeviceLost too.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -49,7 +49,7 @@ class _Event:
 
 
 class CudaStream:
-    """A `Stream`. Each has memory of its own for the graphs that it captures."""
+    """`DeviceStream` of a GPU. Each stream has its own memory pool for the graphs that it captures."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -63,7 +63,7 @@ class CudaStream:
         return torch.empty(num, dtype=torch.int64, pin_memory=True)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        # The allocator hands pinned memory out again only after the copy into it.
+        # torch's allocator reuses pinned memory only after the copy into it has finished.
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
@@ -87,8 +87,9 @@ class CudaStream:
 
 
 def open_cuda(rank: int = 0) -> torch.device:
-    """The GPU that this process computes on, see `device.rank_device`; float32 products there are float32's. Raises
-    TandemError."""
+    """Select and return the GPU of this process, see `device.rank_device`, and disable TF32 products.
+
+    Raises TandemError when no GPU is usable."""
     if not torch.cuda.is_available():
         raise _refuse("no CUDA device is visible to this process, or torch was built without CUDA")
     torch.set_float32_matmul_precision("highest")
@@ -99,7 +100,7 @@ def open_cuda(rank: int = 0) -> torch.device:
 
 
 def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Kernels:
-    """Raises TandemError where it has none that fit."""
+    """Return the kernels for a GPU. Raises TandemError when no kernels support it."""
     try:
         kernels = kernels_for(device, batch_invariant=batch_invariant)
     except KernelsUnavailable as error:
@@ -107,33 +108,33 @@ def device_kernels(device: torch.device, *, batch_invariant: bool = False) -> Ke
     shared: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     if shared < LEAST_SHARED_BYTES:
         name, needed = torch.cuda.get_device_name(device), LEAST_SHARED_BYTES >> 10
-        raise _refuse(f"a program on {name} has {shared >> 10} KiB of shared memory, the kernels' tiles take {needed}")
+        raise _refuse(f"{name} has {shared >> 10} KiB of shared memory per block, the kernels' tiles need {needed}")
     return kernels
 
 
 def require_float8(device: torch.device) -> None:
-    """Raises TandemError where the kernels cannot read float8 KV."""
+    """Raise TandemError unless the kernels can read float8 KV on this GPU."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < LEAST_FLOAT8:
         name = torch.cuda.get_device_name(device)
-        message = f"float8 KV takes instructions of compute capability 8.9, {name} has {major}.{minor}"
+        message = f"float8 KV needs compute capability 8.9 or later, {name} has {major}.{minor}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kv_cache_dtype")
 
 
 def arithmetic() -> str:
-    """What the bits of batch-invariant kernels depend on: this process's GPU, and who compiles and computes for it."""
+    """Name what the bits of batch-invariant results depend on: the GPU model and the versions of torch and Triton."""
     triton: Any = importlib.import_module("triton")
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}"
 
 
 def free_and_total(device: torch.device) -> tuple[int, int]:
-    """Bytes of a GPU that nobody uses, and of all of it."""
+    """Return the free and the total bytes of a GPU."""
     free, total = torch.cuda.mem_get_info(device)
     return free, total
 
 
 def reserved(device: torch.device) -> int:
-    """Bytes that this process's tensors take, with what its allocator keeps for more."""
+    """Return the bytes that this process's allocator holds on a GPU, tensors and cached memory."""
     return torch.cuda.memory_reserved(device)
 
 

@@ -1,4 +1,4 @@
-"""Which numbers and how many threads torch computes with; never touches a model."""
+"""Choose torch's dtype, number of threads and device from settings."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ _DTYPES = {
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch type of a name of `tandem.kv.layout.ITEM_BYTES`."""
+    """Return the torch dtype of a floating-point name of `tandem.kv.layout.ITEM_BYTES`.
+
+    Raises TandemError(UNSUPPORTED) for any other name."""
     if name not in _DTYPES:
         raise TandemError(ErrorKind.UNSUPPORTED, f"dtype {name!r} (known: {', '.join(_DTYPES)})", param="dtype")
     return _DTYPES[name]
 
 
-def num_compute_threads(asked: int) -> int:
-    """How many threads a step computes with; 0 asks for all cores that this process may run on."""
-    return asked or len(os.sched_getaffinity(0))
+def num_compute_threads(requested: int) -> int:
+    """Return the number of threads for a step; `requested` = 0 means all cores that this process may run on."""
+    return requested or len(os.sched_getaffinity(0))
 
 
 def rank_device(device: str, rank: int) -> torch.device:
-    """Where a rank computes: of the GPUs that its process sees the one of its number, the last where there are fewer,
-    as where each rank is shown its own alone."""
+    """Return the device of a rank: the CPU, or the visible GPU with the rank's number.
+
+    Where fewer GPUs are visible, for example because each rank sees only its own, the last one is used."""
     if device == "cpu":
         return torch.device("cpu")
     return torch.device(device, max(0, min(rank, torch.cuda.device_count() - 1)))

@@ -1,7 +1,7 @@
-"""Where an executor's work runs, as far as devices differ in it; owns no tensor that a model computes with.
+"""Define the stream interface of an executor's device, and implement it for the CPU.
 
-On a GPU work is begun and goes on by itself, in order, on one stream; on a CPU it is done when the call returns, and
-all of this comes to nothing.
+On a GPU, work is launched asynchronously and runs in order on one stream. On a CPU it is finished when the call
+returns, and all methods are trivial.
 """
 
 from __future__ import annotations
@@ -14,48 +14,55 @@ import torch
 
 
 class StreamEvent(Protocol):
-    """A moment in the order of a stream's work."""
+    """Marker of a position in the order of a stream's work."""
 
     def wait(self) -> None:
-        """Until all that was begun before it has been done, and is there for whoever reads it from then on. Raises
-        DeviceLost."""
+        """Block until all work launched before the event is finished and visible to every reader.
+
+        Raises DeviceLost."""
         ...
 
 
 class DeviceStream(Protocol):
-    """One order of work on one device."""
+    """Ordered queue of work on one device."""
 
     @property
     def device(self) -> torch.device: ...
 
     def running(self) -> AbstractContextManager[object]:
-        """What this thread begins inside belongs to this stream."""
+        """Return a context in which this thread's launches go to this stream."""
         ...
 
     def host_words(self, num: int) -> torch.Tensor:
-        """Uninitialised int64 `[num]` in host memory, which copies to and from the device go on beside."""
+        """Allocate uninitialised int64 `[num]` in host memory that supports asynchronous copies to and from the device.
+
+        On a GPU this is pinned memory."""
         ...
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory, there after the next mark."""
+        """Start a copy to host memory; the result is valid after waiting for the next `mark`."""
         ...
 
-    def mark(self) -> StreamEvent: ...
+    def mark(self) -> StreamEvent:
+        """Record an event behind all work launched so far."""
+        ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A call that does what `work` does, with the memory that it uses now. It may be called several times first."""
+        """Capture `work` as a graph and return a function that replays it on the same memory.
+
+        `work` may be called several times to warm up before it is captured."""
         ...
 
 
 class _Done:
-    """A `StreamEvent` of work that was done when it was begun."""
+    """`StreamEvent` of a CPU, where work is finished when its call returns."""
 
     def wait(self) -> None:
         return
 
 
 class HostStream:
-    """A `DeviceStream` on the CPU."""
+    """`DeviceStream` of the CPU: everything runs synchronously."""
 
     device = torch.device("cpu")
 
@@ -66,7 +73,7 @@ class HostStream:
         return torch.empty(num, dtype=torch.int64)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Itself: nothing writes over what a step has yielded."""
+        """Return the tensor itself; nothing overwrites the outputs of a step."""
         return tensor
 
     def mark(self) -> StreamEvent:

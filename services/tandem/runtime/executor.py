@@ -1,8 +1,8 @@
-"""Runs plans on a decoder and its KV pool; never keeps a sequence, only the last token of those just planned.
+"""Execute step plans synchronously on a decoder and its KV pool.
 
-A slice that cannot be computed reports an error and leaves the others alone: what a slice asks for is checked before
-the step, and when a whole step fails its slices run one by one. Running a slice again is harmless, since it writes the
-same KV to the same slots.
+The executor keeps no sequences, only the last token of those in the last two steps. A slice that cannot be computed
+yields an error and leaves the other slices alone: slices are checked before the step, and when a whole step fails its
+slices run one by one. Running a slice again is harmless, since it writes the same KV to the same slots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tandem.runtime.slice_work import (
     LastTokens,
     PreparedSlice,
     SliceLimits,
-    digest_places,
+    blocks_to_digest,
     failed,
     partly_filled,
 )
@@ -37,8 +37,9 @@ from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, 
 
 
 class TorchExecutor:
-    """An `engine.ports.Executor`. `max_model_len` bounds positions, in tokens. Without `grammars` a slice that draws by
-    a grammar reports an error."""
+    """Synchronous `engine.ports.Executor` on one device.
+
+    `max_model_len` bounds positions, in tokens. Without `grammars` a slice with a grammar yields an error."""
 
     def __init__(
         self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: GrammarMasks | None = None
@@ -46,8 +47,8 @@ class TorchExecutor:
         self.cache = cache
         self.max_model_len = max_model_len
         self.model = model
-        self._adjuster = LogitsProcessor(grammars)
-        self._bounds = SliceLimits(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
+        self._logits_processor = LogitsProcessor(grammars)
+        self._limits = SliceLimits(model.config.vocab_size, max_model_len, cache.num_blocks, cache.layout.block_size)
         self._last = LastTokens()
 
     @property
@@ -67,9 +68,9 @@ class TorchExecutor:
         return self.model.config.vocab_size
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one plan. Results are in the order of its slices."""
+        """Execute one plan and return its results in the order of its slices."""
         results: dict[SeqId, SliceResult] = {}
-        works: list[PreparedSlice] = []
+        slices: list[PreparedSlice] = []
         self.cache.offload(plan.spills)
         self.cache.onload(plan.fills)
         self.cache.copy(plan.copies)
@@ -79,15 +80,15 @@ class TorchExecutor:
             if isinstance(checked, str):
                 results[piece.seq] = SliceResult(piece.seq, error=checked)
             else:
-                works.append(checked)
-        results.update(self._run(works))
+                slices.append(checked)
+        results.update(self._run(slices))
         ordered = tuple(results[piece.seq] for piece in plan.slices)
-        self._adjuster.retain(self._last.remember(ordered))
+        self._logits_processor.retain(self._last.remember(ordered))
         return StepResult(plan.number, ordered, digests)
 
     @torch.inference_mode()
     def logits(self, piece: ScheduledSlice) -> torch.Tensor:
-        """Compute one slice and yield the logits of all its rows, `[num_tokens, vocab]`; for tests and scoring.
+        """Compute one slice and return the logits of all its rows, `[num_tokens, vocab]`; for tests and scoring.
 
         Raises ValueError when the slice cannot be computed.
         """
@@ -97,48 +98,51 @@ class TorchExecutor:
         return self.model.logits(self._forward([checked])[0]).clone()
 
     def _check(self, piece: ScheduledSlice) -> PreparedSlice | str:
-        """The slice made ready, or why it cannot be computed."""
+        """Return the slice with its token ids, or why it cannot be computed."""
         tokens = piece.tokens
         if piece.chained:
-            last = self._last.of(piece.seq)
+            last = self._last.get(piece.seq)
             if last is None:
                 return NO_TOKEN
             tokens = (last,)
-        return self._bounds.check(piece, tokens) or PreparedSlice(piece, tokens)
+        return self._limits.check(piece, tokens) or PreparedSlice(piece, tokens)
 
-    def _run(self, works: Sequence[PreparedSlice]) -> dict[SeqId, SliceResult]:
-        if not works:
+    def _run(self, slices: Sequence[PreparedSlice]) -> dict[SeqId, SliceResult]:
+        """Compute the slices together, or one by one if that fails, and return a result for each."""
+        if not slices:
             return {}
         try:
-            hidden, sampled_rows = self._forward(works)
-            # Before anything is drawn, because logits of another call may write over those that are drawn from.
-            scores = self._score(works, hidden)
-            # They are in order and differ, so as many as there are rows means all of them.
+            hidden, sampled_rows = self._forward(slices)
+            # Scored before sampling, because a later call of `logits` may overwrite the logits of an earlier one.
+            scores = self._score(slices, hidden)
+            # Sampled rows are ascending and unique, so an equal count means all rows.
             rows = hidden if len(sampled_rows) == len(hidden) else hidden[sampled_rows]
-            return self._finish(works, rows, scores)
+            return self._finish(slices, rows, scores)
         except FAILURES as error:
-            if len(works) == 1:
-                seq = works[0].piece.seq
+            if len(slices) == 1:
+                seq = slices[0].piece.seq
                 return {seq: failed(seq, error)}
         results: dict[SeqId, SliceResult] = {}
-        for work in works:
-            results.update(self._run([work]))
+        for prepared in slices:
+            results.update(self._run([prepared]))
         return results
 
-    def _forward(self, works: Sequence[PreparedSlice]) -> tuple[torch.Tensor, list[int]]:
-        """Hidden rows `[T, hidden]` and the indices of those to draw from; see `Batch.sampled_rows`."""
+    def _forward(self, slices: Sequence[PreparedSlice]) -> tuple[torch.Tensor, list[int]]:
+        """Return hidden rows `[T, hidden]` and the indices of the rows to sample from, see `Batch.sampled_rows`."""
         block_size = self.layout.block_size
-        pieces = [work.piece for work in works]
+        pieces = [prepared.piece for prepared in slices]
         self.cache.clear([block for piece in pieces for block in partly_filled(piece, block_size)])
-        batch = build_batch(pieces, [work.tokens for work in works], block_size)
+        batch = build_batch(pieces, [prepared.tokens for prepared in slices], block_size)
         hidden = self.model.forward(batch, self.cache)
         return hidden, batch.sampled_rows
 
-    def _score(self, works: Sequence[PreparedSlice], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
-        """Of the slices that ask for it; `hidden` are all their rows. Raises ValueError when a row is not finite."""
+    def _score(self, slices: Sequence[PreparedSlice], hidden: torch.Tensor) -> dict[SeqId, tuple[SampledToken, ...]]:
+        """Compute prompt log probabilities of the slices that request them, by sequence.
+
+        `hidden` `[T, hidden]` holds the rows of all slices. Raises ValueError when logits are not finite."""
         scores: dict[SeqId, tuple[SampledToken, ...]] = {}
         first = 0
-        for piece in (work.piece for work in works):
+        for piece in (prepared.piece for prepared in slices):
             if piece.scored:
                 rows = hidden[first : first + len(piece.scored)]
                 scores[piece.seq] = compute_prompt_logprobs(
@@ -149,23 +153,25 @@ class TorchExecutor:
 
     def _finish(
         self,
-        works: Sequence[PreparedSlice],
+        slices: Sequence[PreparedSlice],
         sampled_rows: torch.Tensor,
         scores: Mapping[SeqId, tuple[SampledToken, ...]],
     ) -> dict[SeqId, SliceResult]:
-        """Sample and digest; `sampled_rows` is `[rows, hidden]`. Logits exist only for rows that are drawn from."""
+        """Sample tokens and digest blocks. `sampled_rows` `[rows, hidden]` are the rows to sample from, in order."""
         logits = LogitRows(self.model.logits(sampled_rows)) if len(sampled_rows) else None
         results: dict[SeqId, SliceResult] = {}
         row = 0
-        for work in works:
-            piece = work.piece
-            digests = self._digest(digest_places(piece))
-            results[piece.seq] = sample_slice(work, logits, row, self._adjuster, digests, scores.get(piece.seq, ()))
+        for prepared in slices:
+            piece = prepared.piece
+            digests = self._digest(blocks_to_digest(piece))
+            results[piece.seq] = sample_slice(
+                prepared, logits, row, self._logits_processor, digests, scores.get(piece.seq, ())
+            )
             row += 0 if piece.sampling is None else 1 + piece.num_drafted
         return results
 
     def _digest(self, places: Sequence[tuple[BlockId, int]]) -> tuple[BlockDigest, ...]:
-        """Of blocks with their places in their prompts."""
+        """Digest blocks, given with their indices in their prompts."""
         if not places:
             return ()
         blocks = [block for block, _ in places]

@@ -1,7 +1,7 @@
-"""The digest of a model's weights and all else its KV depends on; never reads a tensor's meaning.
+"""Compute a model's fingerprint: a digest of its weights, and every setting that its KV depends on.
 
-A digest is over the bytes of all weight files. Imported models carry theirs in a file beside the weights; for other
-directories it is computed once and kept in the cache, by the files' paths, sizes and times.
+The digest covers the bytes of all weight files. An imported model has it in a file beside the weights. For other
+directories it is computed once and cached, keyed by the files' paths, sizes and modification times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def model_fingerprint(
     layout: KVLayout,
     arithmetic: str = "",
 ) -> ModelFingerprint:
-    """What partners must agree on. KV mostly has the dtype of the activations, which then stands for both."""
+    """Build the fingerprint that must be equal on two workers that exchange KV.
+
+    `kv_dtype` names one dtype when KV and activations share it, else "KV_DTYPE of ACTIVATION_DTYPE". `arithmetic`
+    names what the bits of batch-invariant results depend on, empty where they are not batch-invariant."""
     dtype = layout.group.dtype
     return ModelFingerprint(
         weights_digest=weights_digest,
@@ -44,25 +47,28 @@ def model_fingerprint(
 
 
 def weights_digest(directory: Path, cache_dir: Path) -> str:
-    """BLAKE2b over names and bytes of the weight files, hexadecimal."""
-    written = directory / DIGEST_FILE
-    if written.is_file():
-        return written.read_text(encoding="ascii").strip()
+    """Return the hexadecimal digest of a directory's weights: the stored one, the cached one, or a new one.
+
+    A new digest is written to `cache_dir/digests`. See `digest_files`."""
+    stored = directory / DIGEST_FILE
+    if stored.is_file():
+        return stored.read_text(encoding="ascii").strip()
     files = weight_files(directory)
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.blake2b(json.dumps(stats).encode(), digest_size=16).hexdigest()
-    kept = cache_dir / "digests" / key
-    if kept.is_file():
-        return kept.read_text(encoding="ascii").strip()
+    cached = cache_dir / "digests" / key
+    if cached.is_file():
+        return cached.read_text(encoding="ascii").strip()
     digest = digest_files(files)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    temporary = kept.with_suffix(f".{os.getpid()}")
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cached.with_suffix(f".{os.getpid()}")
     temporary.write_text(digest, encoding="ascii")
-    temporary.replace(kept)
+    temporary.replace(cached)
     return digest
 
 
 def digest_files(files: Sequence[Path]) -> str:
+    """Return the hexadecimal 128-bit BLAKE2b digest over names, sizes and bytes of files."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.stat().st_size.to_bytes(8, "little"))

@@ -1,7 +1,7 @@
-"""Converts one GGUF file into a model directory: dequantised weights, configuration, tokenizer; never runs a model.
+"""Convert a GGUF file into a model directory: dequantised weights, configuration and tokenizer.
 
-Only what the decoder implements is converted. A metadata key of the architecture that is not known here is refused by
-name, for the same reason as a field of config.json.
+Only models that the decoder implements are converted. An unknown metadata key of the architecture is an error that
+names it, for the same reason as an unknown field of config.json.
 """
 
 from __future__ import annotations
@@ -60,12 +60,14 @@ _LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# The factors with which Llama 3.1 and 3.2 were extended; the file holds only the frequencies that came of it.
+# Scaling factors of Llama 3.1 and 3.2; the file stores only the resulting frequencies.
 _LLAMA3_FACTORS = (8.0, 32.0)
 
 
 def convert(source: Path, target: Path, progress: Progress) -> None:
-    """Write the model of `source` into the existing directory `target`. Raises TandemError for what is unsupported."""
+    """Convert the GGUF file `source` into the existing directory `target`.
+
+    Raises TandemError when the file is unreadable or the model unsupported."""
     try:
         reader = GGUFReader(source)
     except (ValueError, OSError, IndexError) as error:
@@ -88,7 +90,7 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
 
 
 def model_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]) -> dict[str, Any]:
-    """config.json of the model that `metadata` describes."""
+    """Build the config.json of the model that `metadata` describes. Raises TandemError for an unsupported model."""
     architecture = metadata.get("general.architecture")
     if architecture not in _ARCHITECTURES:
         raise unsupported(f"GGUF architecture {architecture!r} (known: {', '.join(_ARCHITECTURES)})")
@@ -132,7 +134,7 @@ def _rope(own: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], head_dim:
 
 
 def _llama3(theta: float, stored: np.ndarray[Any, Any], head_dim: int) -> dict[str, Any]:
-    """The scaling whose frequencies are those of the file, which divides each plain frequency by `stored`."""
+    """Find the Llama 3 scaling that divides each unscaled frequency by `stored`. Raises TandemError if none does."""
     plain, _ = inverse_frequencies(RopeConfig(theta=theta), head_dim)
     for factor in _LLAMA3_FACTORS:
         rope = RopeConfig(
@@ -152,7 +154,7 @@ def _llama3(theta: float, stored: np.ndarray[Any, Any], head_dim: int) -> dict[s
 
 
 def _eos(metadata: Mapping[str, Any]) -> int | list[int] | None:
-    """All tokens that end a turn: the file names the end of text and the end of turn apart."""
+    """Return the token ids that end a turn; a file names end of text, end of turn and end of message separately."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [metadata[f"tokenizer.ggml.{name}"] for name in names if f"tokenizer.ggml.{name}" in metadata]
     unique = sorted(set(ids))
@@ -173,19 +175,20 @@ def _weights(reader: GGUFReader, config: Mapping[str, Any], progress: Progress) 
 
 
 def dequantized(tensor: ReaderTensor) -> np.ndarray[Any, Any]:
-    """Float32 values of a tensor, in the shape that torch gives it."""
+    """Return the float32 values of a tensor, in torch's axis order."""
     return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
 def unpermuted(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Undo the order of a Llama GGUF's query and key rows, whose rotary pairs are neighbours; ours are half a head
-    apart."""
+    """Reorder the query or key rows of a Llama GGUF file to the order of Hugging Face checkpoints.
+
+    In the file the two rows of a rotary pair are adjacent; in the result they are half a head apart."""
     pairs = rows.shape[0] // heads // 2
     return rows.reshape(heads, pairs, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def _rename(name: str) -> tuple[str, str]:
-    """The GGUF kind of a tensor and its name in a Hugging Face checkpoint."""
+    """Return the GGUF kind of a tensor and its name in a Hugging Face checkpoint. Raises TandemError if unknown."""
     parts = name.split(".")
     if len(parts) == 2 and parts[0] in _TENSORS:
         return parts[0], f"{_TENSORS[parts[0]]}.{parts[1]}"
@@ -195,7 +198,7 @@ def _rename(name: str) -> tuple[str, str]:
 
 
 def _shortest(value: float) -> float:
-    """The decimal number that somebody wrote before the file rounded it to 32 bits."""
+    """Return the shortest decimal number that rounds to the float32 `value`, which is the originally written one."""
     return float(str(np.float32(value)))
 
 

@@ -1,7 +1,7 @@
-"""Builds the tokenizer files of a model directory from GGUF metadata; never guesses a pre-tokenizer.
+"""Build the tokenizer files of a model directory from GGUF metadata.
 
-A GGUF file holds vocabulary and merges, and a name for how text is split before merging. Only splits whose definition
-is here are built; another name is refused, since a wrong split yields plausible and wrong ids.
+A GGUF file holds vocabulary and merges, and the name of the pre-tokenizer, which splits text before merging. A
+pre-tokenizer that is not defined here is an error, since a wrong split yields plausible but wrong ids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QWEN2 = (
 _SPLITS = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "qwen2": _QWEN2}
 _GPT2_NAMES = ("gpt-2", "default")
 _SMOLLM = "smollm"
-# llama.cpp begins text with BOS for these unless the file says otherwise.
+# llama.cpp begins text with BOS for these pre-tokenizers unless the file sets add_bos_token.
 _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")
 
 _SPECIAL = {
@@ -40,7 +40,9 @@ _SPECIAL = {
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Content by file name: tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja."""
+    """Build the tokenizer files, by file name: tokenizer.json, tokenizer_config.json and, if any, chat_template.jinja.
+
+    Raises TandemError for an unsupported tokenizer."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     special: dict[str, Any] = {}
     for name, key in _SPECIAL.items():
@@ -69,7 +71,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """A byte-level BPE tokenizer. Raises TandemError for any other kind."""
+    """Build the byte-level BPE tokenizer that the metadata describes. Raises TandemError for any other kind."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise unsupported(f"GGUF tokenizer {kind!r} (known: gpt2)")
@@ -78,7 +80,9 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     merges = [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, ignore_merges=_ignores(metadata)))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, ignore_merges=_ignores_merges(metadata))
+    )
     tokenizer.pre_tokenizer = _pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
     tokenizer.decoder = decoders.ByteLevel()
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or []
@@ -88,8 +92,8 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _ignores(metadata: Mapping[str, Any]) -> bool:
-    """Llama 3 takes a word that is in the vocabulary as it is, without merging."""
+def _ignores_merges(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a word in the vocabulary is one token regardless of the merges, as for Llama 3."""
     return metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
 
 

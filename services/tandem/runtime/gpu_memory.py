@@ -1,7 +1,7 @@
-"""How much of a GPU's memory the KV pool gets, as arithmetic; never asks the GPU.
+"""Compute how much GPU memory the KV pool may use, from sizes that the caller measured.
 
-The share counts from the whole device, so that workers that start on it at the same time each keep to theirs whatever
-the others have taken by then.
+The fraction applies to the whole device rather than to its free memory, so that workers that start on one GPU at the
+same time each get theirs, whatever the others have allocated by then.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from tandem.runtime.model_config import DecoderConfig
 from tandem_kernels.contract import SCRATCH_BYTES
 
 CONTEXT_BYTES = 768 << 20
-"""Of a process on a GPU that no tensor shows: its context, loaded kernels, handles of libraries and captured graphs."""
+"""GPU memory of a process outside the allocator: CUDA context, loaded kernels, library handles, captured graphs."""
 SLACK = 1.5
-"""What an allocator takes beyond the tensors that are alive at once."""
+"""Factor on the size of live tensors for the allocator's fragmentation."""
 _FLOAT64 = 8
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Bytes. `used`: by this process's tensors, its weights above all; `step`: what a step needs for a while."""
+    """Sizes in bytes of one GPU and of this process on it.
+
+    `total`, `free`: of the device. `used`: by this process's tensors, mostly weights. `step`: temporary memory of a
+    step."""
 
     total: int
     free: int
@@ -29,17 +32,20 @@ class GpuMemory:
     step: int
 
     def for_pool(self, utilization: float) -> int:
-        """What is left for the KV pool of a process that may take this share of the device; not positive: nothing."""
-        share = int(utilization * self.total) - self.used - self.step - CONTEXT_BYTES
-        return min(share, self.free - self.step)
+        """Return the bytes left for the KV pool of a process that may use the fraction `utilization` of the device.
+
+        Zero or a negative number means that there is no room for a pool."""
+        remaining = int(utilization * self.total) - self.used - self.step - CONTEXT_BYTES
+        return min(remaining, self.free - self.step)
 
 
 def step_bytes(config: DecoderConfig, engine: EngineConfig, item_bytes: int) -> int:
-    """Of the largest step's activations and logits, and what a kernel takes for itself, about. Numbers of activations
-    have `item_bytes` bytes; draws compute in float64, with a copy or two of their logits."""
+    """Estimate the bytes of the largest step: activations, logits and kernel scratch memory.
+
+    `item_bytes`: bytes of one activation. Sampling computes in float64, with up to two copies of the logits."""
     num_rows = max(engine.max_num_batched_tokens, engine.max_num_seqs)
     heads = (2 * config.heads + 2 * config.kv_heads) * config.head_dim
     row = (4 * config.hidden_size + heads + 3 * config.intermediate_size) * item_bytes
     logits = engine.max_num_seqs * config.vocab_size * (2 * item_bytes + 2 * _FLOAT64)
-    # Graphs keep what was taken while they were captured.
+    # Graphs keep the scratch memory that was allocated during their capture.
     return int(SLACK * (num_rows * row + logits)) + SCRATCH_BYTES * (1 + engine.cuda_graphs)

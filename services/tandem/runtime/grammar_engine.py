@@ -1,8 +1,8 @@
-"""Which tokens a grammar lets follow an output; a function of the two, so what it keeps of sequences is only a cache.
+"""Compute with llguidance which tokens a grammar allows after an output.
 
-`llguidance` compiles grammars and walks them byte by byte, so that any way of cutting a text into tokens is right. To
-walk an output anew takes half a microsecond per token: what is kept is never worth more than that, and never moved.
-"""
+The mask is a pure function of grammar and output; state kept per sequence is only a cache. `llguidance` matches
+grammars byte by byte, so that every tokenization of a valid text is accepted. Matching an output again takes half a
+microsecond per token, so the cached state of a sequence is not worth moving to another worker."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from tandem.core.grammar import JSON_FORM, MAX_LEXER_STATES, MAX_STEP_FUEL, MAX_
 from tandem.core.ids import SeqId
 
 MAX_COMPILED = 32
-"""Grammars that stay compiled: those of running sequences, and of clients that ask for the same again. Each grows
-as it is walked, mostly to a MB or two and at most to some 20 (`MAX_LEXER_STATES`): 640 MB where all are hostile."""
+"""Compiled grammars that are cached, for running sequences and for repeated requests. Each grows as it is matched,
+usually to one or two MB and at most to about 20 (`MAX_LEXER_STATES`): 640 MB if all are hostile."""
 _FULL = "too many states"
 _MAX_ROW_ITEMS = {"json_schema": 2_000, "regex": 500, "lark": 500}
-"""Earley items at one place of a text, four for each optional property. Of a schema they cost linear time; of an
-ambiguous grammar that a client wrote it is quadratic or worse: 10 ms a mask for 500, 65 ms for 1,000."""
+"""Bound on Earley items at one position of a text, by kind of grammar; a JSON schema needs four per optional property.
+For a schema they cost linear time. For an ambiguous grammar written by a client the time is quadratic or worse: 10 ms
+per mask for 500 items, 65 ms for 1,000."""
 
 
 def _limits(grammar: Grammar) -> LLParserLimits:
@@ -42,66 +43,74 @@ def _limits(grammar: Grammar) -> LLParserLimits:
 
 
 class LlguidanceMasks:
-    """A `grammar_masks.GrammarMasks` over the tokens that a worker's bundle knows, of `vocab_size` that its model draws
-    from."""
+    """`grammar_masks.GrammarMasks` implemented with llguidance.
+
+    Tokens are those of the worker's tokenizer bundle; masks have the model's `vocab_size`. Compiled grammars are shared
+    by all sequences and may be added from any thread."""
 
     def __init__(self, bundle: TokenizerBundle, vocab_size: int) -> None:
-        """Takes a quarter of a second for 49,000 tokens. Raises UNSUPPORTED for a tokenizer that cannot be read."""
+        """Build the token trie, which takes a quarter of a second for 49,000 tokens.
+
+        Raises TandemError(UNSUPPORTED) for a tokenizer that llguidance cannot read."""
         self._vocab_size = vocab_size
-        self._ends = json.loads(bundle.special_tokens_json or "{}").get("eos_token_ids") or []
+        self._end_ids = json.loads(bundle.special_tokens_json or "{}").get("eos_token_ids") or []
         try:
-            self._tokenizer = LLTokenizer(bundle.tokenizer_json.decode(), eos_token=self._ends or None)
+            self._tokenizer = LLTokenizer(bundle.tokenizer_json.decode(), eos_token=self._end_ids or None)
         except ValueError as error:
             raise TandemError(ErrorKind.UNSUPPORTED, f"no grammars over this tokenizer: {error}") from error
-        self._no_text = [token for token in self._tokenizer.eos_tokens if token < vocab_size]
+        self._textless_ids = [token for token in self._tokenizer.eos_tokens if token < vocab_size]
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._walks: dict[SeqId, _Walk] = {}
         self._lock = Lock()
 
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
-        """bool `[vocab_size]`: the tokens that may follow `output`; none where it is complete and no token ends it.
+        """Return which tokens may follow `output`, as bool `[vocab_size]`.
 
-        A sequence ends by those of `stop_ids` that end sequences (where there are none, by all of `stop_ids`): they may
-        come where the grammar may end. Without `stop_ids` an end-of-sequence token comes only where nothing else may.
-        Raises ValueError for a grammar that cannot be compiled, or that `output` does not follow, and INVALID_REQUEST
-        for one of which this mask takes too much work.
+        No token is allowed where the output is complete and there is no end token. End tokens are the model's
+        end-of-sequence tokens among `stop_ids`, or all of `stop_ids` if there is none among them; they are allowed
+        where the grammar may end. Without `stop_ids` the model's end-of-sequence tokens are allowed only where no other
+        token is. Raises ValueError for a grammar that does not compile or that `output` violates, and
+        TandemError(INVALID_REQUEST) when this mask takes too much work.
         """
         length = len(output)
-        while length and output[length - 1] in self._no_text:
+        while length and output[length - 1] in self._textless_ids:
             length -= 1
         matcher, mask = self._mask(seq, grammar, output[:length])
         bits = np.frombuffer(mask, np.uint8)
         allowed = np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
-        allowed[self._no_text] = False
+        allowed[self._textless_ids] = False
         may_end = matcher.is_accepting()
         if may_end and (stop_ids or not allowed.any()):
-            allowed[self._ends_of(stop_ids)] = True
+            allowed[self._end_ids_of(stop_ids)] = True
         if not (may_end or allowed.any()):
             raise ValueError("grammar: no token may come next")
         return torch.from_numpy(allowed)
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile it ahead, from any thread, so that no step has to wait half a second for it. Never raises: what is
-        wrong with it is told where it is used."""
+        """Compile a grammar ahead of its use, from any thread, so that no step waits half a second for it.
+
+        Never raises: `allowed` reports an invalid grammar."""
         with contextlib.suppress(ValueError):
             self._compile(grammar)
 
     def retain(self, seqs: Collection[SeqId]) -> None:
-        """The places of all others are forgotten."""
+        """Drop the cached state of all sequences but `seqs`."""
         self._walks = {seq: walk for seq, walk in self._walks.items() if seq in seqs}
 
     @property
-    def num_kept(self) -> tuple[int, int]:
-        """Compiled grammars and places of sequences."""
+    def num_cached(self) -> tuple[int, int]:
+        """Return the numbers of cached grammars and of cached sequences."""
         return len(self._compiled), len(self._walks)
 
-    def _ends_of(self, stop_ids: frozenset[int]) -> list[int]:
-        ends = [token for token in self._ends if token in stop_ids] or list(stop_ids) or self._ends
+    def _end_ids_of(self, stop_ids: frozenset[int]) -> list[int]:
+        ends = [token for token in self._end_ids if token in stop_ids] or list(stop_ids) or self._end_ids
         return [token for token in ends if token < self._vocab_size]
 
     def _mask(self, seq: SeqId, grammar: Grammar, output: Sequence[int]) -> tuple[LLMatcher, bytes]:
-        """All walks of a grammar share its lexer, so one that is full may be full of others' states: then again, with a
-        new one."""
+        """Return the matcher behind `output` and its mask, as bytes with one bit per token.
+
+        All sequences of a grammar share its lexer, which may be full of other sequences' states; then the grammar is
+        compiled again and the mask computed with a new lexer. Raises as `allowed` does."""
         walk = self._walk(seq, grammar)
         matcher, mask = walk.mask(output)
         if matcher.is_error() and _FULL in matcher.get_error():
@@ -114,7 +123,7 @@ class LlguidanceMasks:
         return matcher, mask
 
     def _forget(self, walk: _Walk) -> None:
-        """The walk, and what it began from unless somebody has replaced that already."""
+        """Drop a sequence's walk, and the compiled grammar that it started from unless that was replaced already."""
         self._walks = {seq: other for seq, other in self._walks.items() if other is not walk}
         with self._lock:
             if self._compiled.get(walk.grammar) is walk.beginning:
@@ -130,15 +139,17 @@ class LlguidanceMasks:
         return walk
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        """At the beginning of a grammar; one that has failed is kept too, it would fail again. Raises ValueError for
-        what is no grammar at all."""
+        """Return the cached or newly compiled matcher at the start of a grammar.
+
+        A matcher whose compilation failed is cached too, because it would fail again. Raises ValueError for a source
+        that is not a grammar of its kind."""
         with self._lock:
             matcher = self._compiled.get(grammar)
             if matcher is not None:
                 self._compiled.move_to_end(grammar)
                 return matcher
-        # Not under the lock: the step that another sequence waits for needs it.
-        matcher = LLMatcher(self._tokenizer, _written(grammar), log_level=0, limits=_limits(grammar))
+        # Compiled without the lock, which the step thread needs for other sequences.
+        matcher = LLMatcher(self._tokenizer, _llguidance_source(grammar), log_level=0, limits=_limits(grammar))
         with self._lock:
             self._compiled[grammar] = matcher
             if len(self._compiled) > MAX_COMPILED:
@@ -150,7 +161,7 @@ class LlguidanceMasks:
 
 
 class _Walk:
-    """One output's place in a grammar."""
+    """Position of one output in a grammar: a matcher that has consumed `_tokens`."""
 
     __slots__ = ("_matcher", "_tokens", "beginning", "grammar")
 
@@ -161,10 +172,12 @@ class _Walk:
         self._tokens: list[int] = []
 
     def mask(self, output: Sequence[int]) -> tuple[LLMatcher, bytes]:
-        """The matcher behind `output`, and its mask; it has an error where either took too much work. Raises ValueError
-        when the grammar does not let `output` come."""
+        """Return the matcher behind `output`, and its mask.
+
+        The matcher is in an error state if matching or masking took too much work. Raises ValueError when `output`
+        violates the grammar."""
         known = self._tokens
-        if list(output[: len(known)]) != known:  # guesses that were wrong, or another output
+        if list(output[: len(known)]) != known:  # rejected draft tokens, or another output
             self._matcher, known = self.beginning.deep_copy(), []
         fresh = list(output[len(known) :])
         num_right = self._matcher.try_consume_tokens(fresh) if fresh else 0
@@ -174,7 +187,8 @@ class _Walk:
         return self._matcher, b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
 
 
-def _written(grammar: Grammar) -> str:
+def _llguidance_source(grammar: Grammar) -> str:
+    """Return a grammar in llguidance's own syntax. Raises ValueError for an invalid one."""
     match grammar.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(grammar.source, overrides=JSON_FORM)  # type: ignore[arg-type]

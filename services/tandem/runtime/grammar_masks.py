@@ -1,4 +1,4 @@
-"""What an executor needs of grammars: which tokens may come next; owns no implementation."""
+"""Define the interface through which an executor queries the tokens that a grammar allows next."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from tandem.core.ids import SeqId
 
 
 class GrammarMasks(Protocol):
-    """A function of grammar and output: what is remembered of a sequence only makes it fast. Called from one thread."""
+    """Token masks as a pure function of grammar and output; state kept per sequence is only a cache.
+
+    Called from one thread."""
 
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
-        """Bool `[vocab]`, on the CPU: the tokens that may follow `output`, all tokens that were drawn so far; those of
-        `stop_ids` where the grammar may end; none where it must end and no token says so. Only read until the next
-        call. Raises ValueError when `output` breaks the grammar or the grammar is none, and INVALID_REQUEST when it
-        takes more work than a step may wait for."""
+        """Return which tokens may follow `output`, as bool `[vocab]` on the CPU, valid until the next call.
+
+        `output` are all tokens sampled so far. `stop_ids` are allowed where the grammar may end. No token is allowed
+        where the grammar must end and has no end token. Raises ValueError when `output` violates the grammar or the
+        grammar is invalid, and TandemError(INVALID_REQUEST) when the mask takes more work than a step may spend."""
         ...
 
     def retain(self, seqs: Collection[SeqId]) -> None:
-        """Only these are likely to be asked for again; what is remembered of others may be forgotten."""
+        """Drop the cached state of all sequences but `seqs`."""
         ...

@@ -1,4 +1,4 @@
-"""Draws the tokens of slices from logits in host memory, whatever their draws ask for; never runs a model."""
+"""Sample the tokens of a slice on the host, with all sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from tandem.sched.state.step_plan import SliceResult
 
 
 def sample_slice(
-    work: PreparedSlice,
+    prepared: PreparedSlice,
     logits: LogitRows | None,
     row: int,
-    adjuster: LogitsProcessor,
+    processor: LogitsProcessor,
     digests: tuple[BlockDigest, ...],
     scores: tuple[SampledToken, ...],
 ) -> SliceResult:
-    """The result of one slice. `row` is the first one of `logits` that it draws from, if it does. An error is the
-    slice's own."""
-    piece = work.piece
+    """Sample the tokens of one slice and return its result; an exception becomes the slice's error.
+
+    `row` is the first row of `logits` that the slice samples from, if it samples. `digests` and `scores` are passed on
+    to the result."""
+    piece = prepared.piece
     try:
         tokens: tuple[SampledToken, ...] = ()
         is_complete = False
         if logits is not None and piece.sampling is not None:
-            guesses, adjust = work.tokens[piece.num_certain :], adjuster.adjust(piece.seq, piece.sampling)
-            for draw in piece.sampling.each():
-                drawn, is_complete = logits.sample_while_guessed(row, draw, guesses, adjust)
-                tokens += drawn
+            drafted, adjust = prepared.tokens[piece.num_certain :], processor.adjust(piece.seq, piece.sampling)
+            for sampling in piece.sampling.each():
+                sampled, is_complete = logits.sample_and_verify(row, sampling, drafted, adjust)
+                tokens += sampled
         return SliceResult(piece.seq, tokens, digests, scores=scores, is_complete=is_complete)
     except TandemError as error:
         return SliceResult(piece.seq, error=error.message, error_kind=error.kind)

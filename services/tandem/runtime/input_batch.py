@@ -1,7 +1,8 @@
-"""Turns checked slices of a plan into the tensors of one forward pass; never computes.
+"""Build the input tensors of one forward pass from the checked slices of a plan.
 
-Numbers are gathered in lists and become tensors in two calls. After a model that has swept the caches each further
-kind of call costs more than the numbers do: a batch of one row took half as long again with arrays all the way.
+Values are gathered in Python lists and become tensors in two calls. After a forward pass has evicted the CPU caches,
+each further kind of call costs more than the list operations: building a batch of one row took half as long again with
+numpy arrays throughout.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from tandem_kernels.contract import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tokens`, `positions`, `slots` are int64 `[T]`. `sampled_rows` holds, slice by slice, the rows that tokens are
-    drawn from: none of a slice without a draw, else its last certain row and all that are guessed."""
+    """Inputs of one forward pass over T rows.
+
+    `tokens`, `positions`, `slots`: int64 `[T]`. `sampled_rows`: the rows to sample from, ascending; for each slice that
+    samples its last non-draft row and its draft rows."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -31,8 +34,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchArrays:
-    """Of a batch: `longs` are tokens, positions and slots, `shorts` the starts, the context lengths, and the tables one
-    after the other."""
+    """Contents of a batch before they become tensors.
+
+    `longs`: tokens, positions and slots. `shorts`: query starts, context lengths, and the block tables concatenated."""
 
     longs: tuple[list[int], ...]
     shorts: tuple[list[int], ...]
@@ -41,25 +45,31 @@ class BatchArrays:
     sampled_rows: list[int]
 
     def batch(self, longs: Sequence[torch.Tensor], shorts: Sequence[torch.Tensor]) -> Batch:
-        """The batch whose numbers these tensors hold, int64 and int32, in the same order."""
+        """Build the batch from tensors that hold `longs` as int64 and `shorts` as int32, in the same order."""
         tokens, positions, slots = longs
         starts, lens, tables = shorts
         attention = AttentionBatch(starts, lens, tables.view(len(lens), -1), self.num_decodes, self.max_rows)
         return Batch(tokens, positions, slots, attention, self.sampled_rows)
 
 
-def numbers_of(slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]], block_size: int) -> BatchArrays:
-    """`tokens[i]` are the ids of `slices[i]`, chained ones filled in. At least one slice."""
+def build_batch_arrays(
+    slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]], block_size: int
+) -> BatchArrays:
+    """Gather the contents of a batch of at least one slice.
+
+    `tokens[i]` are the token ids of `slices[i]`; a chained slice has a placeholder or the id that it continues from."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     sampled_rows: list[int] = []
     starts = [0]
-    for piece, its_tokens in zip(slices, tokens, strict=True):
-        places = range(piece.start, piece.stop)
-        ids += its_tokens
-        positions += places
-        slots += [piece.blocks[place // block_size] * block_size + place % block_size for place in places]
+    for piece, slice_tokens in zip(slices, tokens, strict=True):
+        slice_positions = range(piece.start, piece.stop)
+        ids += slice_tokens
+        positions += slice_positions
+        slots += [
+            piece.blocks[position // block_size] * block_size + position % block_size for position in slice_positions
+        ]
         starts.append(len(ids))
         if piece.sampling is not None:
             sampled_rows += range(len(ids) - 1 - piece.num_drafted, len(ids))
@@ -74,13 +84,13 @@ def numbers_of(slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]]
 
 
 def build_batch(slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]], block_size: int) -> Batch:
-    """As `numbers_of`, in host memory."""
-    numbers = numbers_of(slices, tokens, block_size)
+    """Build a batch in host memory from slices and their token ids, see `build_batch_arrays`."""
+    numbers = build_batch_arrays(slices, tokens, block_size)
     return numbers.batch(_split(numbers.longs, np.int64), _split(numbers.shorts, np.int32))
 
 
 def _split(parts: Sequence[list[int]], dtype: type[np.int64 | np.int32]) -> list[torch.Tensor]:
-    """Views of one array that holds all parts."""
+    """Convert lists to tensors that are views of one array."""
     numbers: list[int] = []
     for part in parts:
         numbers += part
@@ -90,7 +100,7 @@ def _split(parts: Sequence[list[int]], dtype: type[np.int64 | np.int32]) -> list
 
 
 def _tables(slices: Sequence[ScheduledSlice], stops: Sequence[int], block_size: int) -> list[int]:
-    """Block tables of one width, one after the other; a shorter one goes on with its first block."""
+    """Concatenate the block tables, all padded to one width with their own first block."""
     width = -(-max(stops) // block_size)
     tables: list[int] = []
     for piece, stop in zip(slices, stops, strict=True):

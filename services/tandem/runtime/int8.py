@@ -1,8 +1,8 @@
-"""Which weights of a model share a scale when they are int8, and whether it can have them; never quantises any.
+"""Choose the group sizes of int8 weight scales, and check whether a model supports int8 weights.
 
-Of 6,000 positions of the real model, int8 agreed with float32 on 92.4 % of the greedy tokens with one scale per output
-channel, and on 94.4 % (mean KL 0.007) with one per 192 components of the layers' channels and per 32 of the head's,
-whose errors show in every token.
+Measured on 6,000 positions of the real model: int8 agreed with float32 on 92.4 % of the greedy tokens with one scale
+per output channel, and on 94.4 % (mean KL 0.007) with one scale per 192 components of the layers' channels and per 32
+of the head's. The head has smaller groups because its errors affect every token.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _LAYER_GROUP, _HEAD_GROUP = 192, 32
 
 
 def layer_group(width: int) -> int:
-    """Components of a channel of a layer's matrix `[n, width]` that share a scale."""
+    """Return how many components of a channel of a layer's matrix `[n, width]` share a scale."""
     return weight_group(width, _LAYER_GROUP)
 
 
 def head_group(hidden: int) -> int:
-    """Components of a channel of the head that share a scale."""
+    """Return how many components of a channel of the head `[vocab, hidden]` share a scale."""
     return weight_group(hidden, _HEAD_GROUP)
 
 
 def check_int8(config: DecoderConfig, dtype: str) -> None:
-    """Raises TandemError when this model cannot have int8 weights."""
+    """Raise TandemError when this model does not support int8 weights."""
     widths = {"hidden": config.hidden_size, "heads": config.heads * config.head_dim, "inner": config.intermediate_size}
     reason = None
     if dtype != "float32":

@@ -1,4 +1,4 @@
-"""The KV pool's memory and views of it, and the host memory beside it; never decides which block is whose."""
+"""Own the memory of the KV pool and of the host cache, and copy, clear and digest its blocks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from tandem_kernels.reference import block_digest
 
 _WORD_BYTES = 8
 _TRIAL_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
-"""Odd, so that no two words of a trial block are alike: 2 to the 64th over the golden ratio, as a signed number."""
+"""2**64 divided by the golden ratio, as a signed number. It is odd, so that all words of a trial block differ."""
 
 
 class KVCache:
-    """One zeroed tensor `pool` `[num_blocks, *share.block_shape()]`, and `layers`, the planes of each. The blocks of
-    trials lie behind it, see `KVRegion`.
+    """Own the KV pool of one rank and the host memory that its blocks are offloaded to.
 
-    `layout` is the whole model's; `share` that of the `heads` which this rank holds, all of them without tensor
-    parallelism. `host` is a tensor `[num_host_slots, *share.block_shape()]` that no step reads. Invariant: a slot of a
-    block that holds no token is finite, see `clear`.
+    `pool`: a tensor `[num_blocks, *share.block_shape()]`, initially zeros. `layers`: views of the pool, one for each
+    layer. `layout`: of the whole model's blocks. `heads`: the KV heads that this rank holds, all without tensor
+    parallelism. `share`: layout of these heads. `host`: a tensor `[num_host_slots, *share.block_shape()]` that no step
+    reads. The trial blocks for bandwidth probes lie behind the pool, see `KVRegion`. Invariant: slots of a block that
+    hold no token are finite, see `clear`.
     """
 
     def __init__(
@@ -43,7 +44,10 @@ class KVCache:
         heads: range | None = None,
         aside: DeviceStream | None = None,
     ) -> None:
-        """`aside` is for what goes on beside steps; the pool is on its device, by default the CPU."""
+        """Allocate pool and host memory.
+
+        `aside`: the stream for work that runs beside the steps; the pool is on its device, by default the CPU. Raises
+        TandemError when the host memory cannot be locked for the GPU."""
         self.layout = layout
         self.heads = range(layout.group.heads) if heads is None else heads
         self.share = layout.for_rank(self.heads)
@@ -60,7 +64,7 @@ class KVCache:
 
     @property
     def region(self) -> KVRegion:
-        """Where a transport finds the blocks; valid as long as this object lives."""
+        """Describe the pool's memory to a transport; valid as long as this object lives."""
         return KVRegion(
             address=self.pool.data_ptr(),
             num_blocks=self.num_blocks,
@@ -72,29 +76,32 @@ class KVCache:
         )
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
-        """Zero blocks that are about to be filled in part: attention weighs their empty slots with zero, and zero
-        times an infinity left by an earlier owner is not zero."""
+        """Zero blocks that are about to be filled in part.
+
+        Attention multiplies their empty slots by zero, and zero times an infinity left by an earlier owner is NaN."""
         for block in blocks:
             self.pool[block].zero_()
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copy whole blocks, (from, to); no block is both."""
+        """Copy whole blocks, given as (source, target); no block is both."""
         for source, target in copies:
             self.pool[target].copy_(self.pool[source])
 
     def offload(self, copies: Sequence[Offload]) -> None:
-        """Copy whole blocks to host memory; on a GPU in the order of its stream, in which they come back too."""
+        """Copy whole blocks to host memory; on a GPU asynchronously on the current stream, like `onload`."""
         for block, slot in copies:
             self.host[slot].copy_(self.pool[block], non_blocking=True)
 
     def onload(self, copies: Sequence[Onload]) -> None:
-        """Copy whole blocks back from it."""
+        """Copy whole blocks back from host memory."""
         for slot, block in copies:
             self.pool[block].copy_(self.host[slot], non_blocking=True)
 
     def fill_trial_blocks(self) -> list[tuple[int, ...]]:
-        """Write those that others read, once. Returns the digests of all heads of the model, of the i-th of them as
-        the i-th of a prompt; equal for every pool of this layout."""
+        """Write the trial blocks that other workers read in bandwidth probes.
+
+        Returns the digests of each block, for all heads of the model and computed as if block i were block i of a
+        prompt; they are equal for every pool of this layout."""
         start, digests = self.num_blocks, []
         index = torch.zeros(1, dtype=torch.int64, device=self.pool.device)
         for number in range(self.share.num_probe_blocks):
@@ -104,21 +111,24 @@ class KVCache:
         return digests
 
     def digest(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """Unsigned 64-bit digests per KV head of the model of `blocks`, which are the `indices`-th of their prompt."""
+        """Return unsigned 64-bit digests of blocks, a row of one per KV head of the model for each block.
+
+        `indices` are the blocks' indices in their prompts."""
         return unsigned(self.digest_on_device(*self._places(blocks, indices)))
 
     def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """`digest` of int64 tensors `[n]` on the pool's device, as int64 `[n, heads]` there with the same bits."""
+        """Compute `digest` on the pool's device, from int64 tensors `[n]` to int64 `[n, heads]` with the same bits."""
         return self.digest_own_on_device(blocks, indices)
 
     def digest_here(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> list[tuple[int, ...]]:
-        """`digest` of the heads that this rank holds. May be called beside the steps, of blocks that none of them
-        writes: it waits for itself alone."""
+        """Return `digest` for the heads that this rank holds only.
+
+        It runs on the `aside` stream, so it may be called concurrently with steps for blocks that no step writes."""
         with self._aside.running():
             return unsigned(self.digest_own_on_device(*self._places(blocks, indices)))
 
     def digest_own_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """`digest_on_device` of the heads that this rank holds."""
+        """Compute `digest_on_device` for the heads that this rank holds only."""
         return self._block_digest(self._memory, blocks, indices, head_start=self.heads.start)
 
     def _places(self, blocks: Sequence[BlockId], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,12 +141,14 @@ class KVCache:
 
 
 def unsigned(words: torch.Tensor) -> list[tuple[int, ...]]:
-    """Rows of digests as contracts have them."""
+    """Convert int64 digests `[n, heads]` to rows of unsigned Python integers."""
     return [tuple(row) for row in words.cpu().numpy().view(np.uint64).tolist()]
 
 
 def trial_block(layout: KVLayout, number: int, device: torch.device) -> torch.Tensor:
-    """`[1, *layout.block_shape()]`: a block of known content, other in each head, and in blocks of other numbers."""
+    """Build trial block `number`, `[1, *layout.block_shape()]`.
+
+    Its content is a function of `layout` and `number` and differs in each head."""
     heads = layout.group.heads
     words = torch.arange(layout.head_bytes // _WORD_BYTES, dtype=torch.int64, device=device) * _TRIAL_STEP
     starts = torch.arange(number * heads + 1, (number + 1) * heads + 1, dtype=torch.int64, device=device)
@@ -144,6 +156,7 @@ def trial_block(layout: KVLayout, number: int, device: torch.device) -> torch.Te
 
 
 def _layer(pool: torch.Tensor, layout: KVLayout, index: int) -> LayerKV:
+    """Return views of one layer's keys and values in the pool, and of their scales if the layout has any."""
     key, value = pool[:, :, index, 0], pool[:, :, index, 1]
     if not layout.group.is_scaled:
         return LayerKV(key, value)
@@ -153,7 +166,7 @@ def _layer(pool: torch.Tensor, layout: KVLayout, index: int) -> LayerKV:
 
 
 def _parts(layout: KVLayout) -> tuple[slice, slice]:
-    """Of a scaled tile its numbers' bytes and its scales'."""
+    """Return the byte ranges of the values and of the scales within a scaled tile."""
     num_bytes = layout.block_size * layout.group.head_dim
     return slice(num_bytes), slice(num_bytes, None)
 
@@ -167,8 +180,10 @@ def _device_blocks(layout: KVLayout, number: int, device: torch.device) -> torch
 
 
 def _pinned(layout: KVLayout, number: int) -> torch.Tensor:
-    """Host memory that a GPU copies to and from by itself, registered until the process ends. Torch's own would be as
-    much as the next power of two. Raises TandemError where it cannot be locked."""
+    """Allocate pinned host memory for `number` blocks, registered with CUDA until the process ends.
+
+    torch's own pinned allocator would round the size up to a power of two. Raises TandemError when the memory cannot be
+    locked."""
     memory = _blocks(layout, number)
     if number:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -180,13 +195,13 @@ def _pinned(layout: KVLayout, number: int) -> torch.Tensor:
 
 
 def _blocks(layout: KVLayout, number: int) -> torch.Tensor:
-    """`[number, *layout.block_shape()]`, zeros."""
+    """Allocate zeroed host memory, `[number, *layout.block_shape()]`."""
     dtype = _dtype(layout)
     if not number:
         return torch.zeros(0, *layout.block_shape(), dtype=dtype)
-    # Mapped rather than allocated: zeros that cost neither time nor memory before a block is first used, and a region
-    # that begins with a page. Private, because shared memory gets no huge pages: with them copies and digests of blocks
-    # were up to three times as fast. The tensor keeps the mapping.
+    # An anonymous mapping is page-aligned, and its zeros cost neither time nor memory before a block is first used.
+    # It is private because shared memory gets no huge pages; with them copies and digests of blocks were up to three
+    # times as fast. The tensor keeps the mapping alive.
     memory = mmap.mmap(-1, number * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How many KV blocks there are and how long a request may be, from settings and sizes; never allocates any."""
+"""Compute the KV layout, the number of KV blocks and the longest request from settings and sizes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tandem.runtime.model_config import DecoderConfig
 
 
 def layout_of(config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> KVLayout:
-    """Of settings without a value that is left to the device."""
+    """Return the model's KV layout. The settings must have device defaults filled in."""
     dtype = model.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     return KVLayout(engine.block_size, (KVGroup(config.layers, config.kv_heads, config.head_dim, dtype),))
 
 
 def num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
-    """Raises TandemError that names the setting when there is not room for one."""
+    """Return how many blocks fit into `num_bytes`. Raises TandemError that names `setting` if not even one does."""
     number = num_bytes // layout.block_bytes
     if number < 1:
         needed = f"one block of {layout} has {layout.block_bytes} bytes"
@@ -24,18 +24,22 @@ def num_blocks(layout: KVLayout, num_bytes: int, setting: str) -> int:
 
 
 def num_blocks_of(share: KVLayout, engine: EngineConfig, pool_bytes: int = 0) -> tuple[int, int]:
-    """Of a pool of `pool_bytes` (0: what the setting says), and of the host memory beside it; `share` is what a rank
-    holds of a block. Raises TandemError where memory is asked for that holds none."""
+    """Return the number of blocks in the KV pool and of block slots in the host cache.
+
+    `share`: layout of the part of a block that one rank holds. `pool_bytes`: size of the pool, 0 for
+    `engine.kv_cache_memory`. Raises TandemError when a configured size does not hold one block."""
     num_slots = num_blocks(share, engine.host_cache_memory, "host_cache_memory") if engine.host_cache_memory else 0
     return num_blocks(share, pool_bytes or engine.kv_cache_memory, "kv_cache_memory"), num_slots
 
 
-def max_model_len(asked: int, num_positions: int, num_slots: int) -> int:
-    """The longest request, in tokens. Where nothing is asked for, a small KV pool bounds it too: requests that say no
-    `max_tokens` get all the room there is, and one that the pool cannot hold would be refused."""
+def max_model_len(requested: int, num_positions: int, num_slots: int) -> int:
+    """Return the longest request in tokens: `requested`, or if that is 0 what both model and KV pool can hold.
+
+    The pool bounds the default because a request without `max_tokens` gets the whole length, and one that the pool
+    cannot hold would be rejected. Raises TandemError when `requested` exceeds either bound."""
     limits = {"the model's positions end at": num_positions, "kv_cache_memory holds": num_slots}
     for limit, num_tokens in limits.items():
-        if asked > num_tokens:
-            message = f"max_model_len={asked}: {limit} {num_tokens}"
+        if requested > num_tokens:
+            message = f"max_model_len={requested}: {limit} {num_tokens}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="max_model_len")
-    return asked or min(limits.values())
+    return requested or min(limits.values())

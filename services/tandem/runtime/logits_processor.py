@@ -1,7 +1,7 @@
-"""Logits as the parameters of a sequence change them before any filter; never draws a token.
+"""Change logits by a sequence's parameters before any sampling filter: penalties, biases, `min_tokens`, grammar.
 
-In the order of `SamplingParams`: repetition, presence, frequency, bias, `min_tokens`, grammar. All of it is a function
-of the logits and the tokens known so far; what is remembered between draws saves counting them again.
+The order is repetition, presence and frequency penalty, logit bias, grammar, `min_tokens`. The result is a function of
+the logits and the tokens known so far; counts kept between steps only save counting the tokens again.
 """
 
 from __future__ import annotations
@@ -19,49 +19,52 @@ from tandem.runtime.token_counts import TokenCounts
 from tandem.sched.state.step_plan import Sampling
 
 Adjust = Callable[[torch.Tensor, Sequence[int]], None]
-"""`adjust(logits, drawn)` changes a float64 row `[vocab]` in place; `drawn` are the tokens that this step drew before
-it. Forbidden tokens become -inf, but never all. Raises OutputComplete or ValueError when no token may be drawn."""
+"""Function `adjust(logits, accepted)` that changes a float64 row `[vocab]` in place; `accepted` are the tokens that
+this step sampled before it. Forbidden tokens become -inf, but never all: it raises GrammarExhausted or ValueError when
+no token is allowed."""
 
 
 class GrammarExhausted(Exception):
-    """By its grammar nothing may follow an output, and no token would say so."""
+    """The grammar allows no further token, and there is no end token to sample; the output is complete."""
 
 
 class LogitsProcessor:
-    """Of the sequences of one executor. Without `grammars` a sequence that has a grammar is refused."""
+    """Own the token counts of one executor's sequences and build their logits adjustments.
+
+    Without `grammars` the adjustment of a sequence with a grammar raises ValueError."""
 
     def __init__(self, grammars: GrammarMasks | None = None) -> None:
         self.grammars = grammars
         self._counts: dict[SeqId, TokenCounts] = {}
 
     def adjust(self, seq: SeqId, sampling: Sampling) -> Adjust | None:
-        """How the rows of one draw are changed; None: not at all."""
+        """Return the function that changes the rows of one sampling; None if its parameters change nothing."""
         params = sampling.params
         is_plain = not (params.needs_history or params.logit_bias or sampling.index < params.min_tokens)
         return None if is_plain else partial(self._apply, seq, sampling)
 
     def retain(self, seqs: Collection[SeqId]) -> None:
-        """Only these are likely to be asked for again."""
+        """Drop the counts and grammar state of all sequences but `seqs`."""
         self._counts = {seq: counts for seq, counts in self._counts.items() if seq in seqs}
         if self.grammars is not None:
             self.grammars.retain(seqs)
 
-    def _apply(self, seq: SeqId, sampling: Sampling, logits: torch.Tensor, drawn: Sequence[int]) -> None:
+    def _apply(self, seq: SeqId, sampling: Sampling, logits: torch.Tensor, accepted: Sequence[int]) -> None:
         params = sampling.params
-        output = (*sampling.output, *drawn) if drawn else sampling.output
+        output = (*sampling.output, *accepted) if accepted else sampling.output
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
             self._penalize(seq, sampling, logits, output)
         row = logits.numpy()
         for token, bias in params.logit_bias:
             row[token] += bias
         stops = [token for token in params.stop_token_ids if token < len(row)]
-        has_min = sampling.index + len(drawn) < params.min_tokens
+        has_min = sampling.index + len(accepted) < params.min_tokens
         if params.grammar is not None:
             allowed = self._allowed(seq, params, output)
             if not allowed.any():
                 raise GrammarExhausted
             logits.masked_fill_(~allowed, -torch.inf)
-            # Where a grammar must end, it does.
+            # A grammar that allows only stop tokens ends the output even before `min_tokens`.
             has_min = has_min and int(allowed.sum()) > int(allowed[stops].sum())
         if has_min and stops:
             logits[stops] = -torch.inf
@@ -78,15 +81,15 @@ class LogitsProcessor:
 
     def _count(self, seq: SeqId, prompt: tuple[int, ...], output: tuple[int, ...]) -> TokenCounts:
         counts = self._counts.get(seq)
-        if counts is None or not counts.begins(prompt, output):
+        if counts is None or not counts.is_prefix_of(prompt, output):
             counts = self._counts[seq] = TokenCounts(prompt)
-        counts.grow(output)
+        counts.extend(output)
         return counts
 
     def _allowed(self, seq: SeqId, params: SamplingParams, output: tuple[int, ...]) -> torch.Tensor:
         if params.grammar is None or self.grammars is None:
-            raise ValueError("this worker knows no grammars")
+            raise ValueError("this worker supports no grammars")
         return self.grammars.allowed(seq, params.grammar, output, params.stop_token_ids)
 
     def __repr__(self) -> str:
-        return f"<adjuster of {len(self._counts)} sequences, {'with' if self.grammars else 'without'} grammars>"
+        return f"<logits processor of {len(self._counts)} sequences, {'with' if self.grammars else 'without'} grammars>"

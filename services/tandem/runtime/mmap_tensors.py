@@ -1,7 +1,7 @@
-"""Tensors in one file that processes of a machine map together; never knows what they are for.
+"""Write named tensors to one file and map them back, with pages shared by all processes of a machine.
 
-Every tensor begins on a cache line, which safetensors do not promise and compiled kernels need to read at full speed.
-Pages are shared between all processes that map the file.
+Every tensor begins at a multiple of 4096 bytes: safetensors guarantee no alignment, and the compiled kernels read at
+full speed only from cache-line boundaries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.bfloa
 
 
 def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Write named tensors one after the other; takes each from the iterable when it is needed."""
+    """Write named tensors one after the other, consuming the iterable lazily so that one tensor is held at a time."""
     index: dict[str, dict[str, object]] = {}
     with (folder / _DATA).open("wb") as data:
         for name, tensor in tensors:
@@ -31,10 +31,10 @@ def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> 
 
 
 def read_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
-    """The tensors of `write_tensors`, mapped: nothing is read before it is used."""
+    """Map the tensors that `write_tensors` wrote, by name; pages are read on first use."""
     index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
     with (folder / _DATA).open("rb") as data:
-        # Private, so that torch may think it could write; pages are shared as long as nobody does.
+        # A private mapping is writable, which torch.frombuffer expects; pages stay shared as long as nobody writes.
         memory = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_COPY)
     return {name: _tensor(memory, entry) for name, entry in index.items()}
 

@@ -1,7 +1,7 @@
-"""Parses config.json of the Llama family into one frozen value; never loads what it does not fully implement.
+"""Parse config.json of a Llama-family model into a frozen `DecoderConfig`; reject models with unsupported features.
 
-Every field of the file is either implemented here, known to be harmless, or unset; anything else refuses to load and
-is named, because a field that is ignored gives wrong tokens without an error.
+Every field of the file must be implemented here, known to be harmless, or unset. Any other field is an error that names
+it, because a field that is silently ignored would give wrong tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IMPLEMENTED = _SIZES | {
     "eos_token_id",
     "bos_token_id",
 }
-# Training, bookkeeping or another program's concern: no effect on logits.
+# Fields for training, metadata or other programs: no effect on logits.
 _HARMLESS = frozenset(
     {
         "_attn_implementation_autoset",
@@ -82,7 +82,7 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
-# Values at which a field that we do not implement does nothing.
+# Values at which an unimplemented field has no effect.
 _NEUTRAL: dict[str, Any] = {
     "attention_multiplier": 1.0,
     "chunk_size_feed_forward": 0,
@@ -116,9 +116,10 @@ _MISTRAL_WINDOW = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """`kind` is default, linear, llama3 or yarn; a field that the kind does not use is None.
+    """Parameters of rotary position embeddings.
 
-    `original_length` is the context in tokens that the model was trained with before it was extended.
+    `kind`: default, linear, llama3 or yarn; a field that the kind does not use keeps its default.
+    `original_length`: context length in tokens before the extension by this scaling.
     """
 
     theta: float
@@ -141,7 +142,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """All that the decoder's mathematics depends on. `max_length` is in tokens."""
+    """Parameters that determine the decoder's computation. `max_length` is in tokens."""
 
     model_type: str
     vocab_size: int
@@ -164,7 +165,7 @@ class DecoderConfig:
 
 
 def read_model_config(directory: Path) -> DecoderConfig:
-    """Parse `config.json` of a model directory. Raises TandemError that names what is missing or unsupported."""
+    """Parse `config.json` of a model directory. Raises TandemError that names the missing or unsupported field."""
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -178,7 +179,9 @@ def read_model_config(directory: Path) -> DecoderConfig:
 
 
 def parse_model_config(raw: Json) -> DecoderConfig:
-    """The decoder that a config.json describes. Raises TandemError(UNSUPPORTED) for what we do not implement."""
+    """Build the decoder configuration from the content of a config.json.
+
+    Raises TandemError(UNSUPPORTED) for a feature that is not implemented."""
     model_type = _model_type(raw)
     _refuse_unknown(raw)
     _refuse_windows(raw, model_type)
@@ -218,11 +221,12 @@ def parse_model_config(raw: Json) -> DecoderConfig:
 
 
 def unsupported(what: str) -> TandemError:
+    """Return the error for a model with an unsupported feature; `what` names it."""
     return TandemError(ErrorKind.UNSUPPORTED, f"this model is not supported: {what}", param="model")
 
 
 def token_ids(value: Any) -> frozenset[int]:
-    """`eos_token_id` of a config file, which is an id, a list of ids or null, as a set."""
+    """Return the ids of a field like `eos_token_id`, which is an id, a list of ids or null, as a set."""
     if value is None:
         return frozenset()
     return frozenset(value) if isinstance(value, list) else frozenset({int(value)})
@@ -239,7 +243,9 @@ def _model_type(raw: Json) -> str:
 
 
 def _biases(raw: Json, model_type: str) -> tuple[bool, bool]:
-    """Of all attention projections, and of the MLP's; Qwen2's own on query, key and value are no field."""
+    """Return whether attention projections and MLP projections have biases.
+
+    Qwen2's biases on query, key and value are implied by the model type and not counted here."""
     attention, mlp = bool(raw.get("attention_bias")), bool(raw.get("mlp_bias"))
     if attention and model_type not in ("llama", "qwen3"):
         raise unsupported(f"attention_bias in a {model_type} model")
@@ -258,12 +264,14 @@ def _refuse_unknown(raw: Json) -> None:
 
 
 def _is_unset(value: Any) -> bool:
-    """None, False and empty containers; the number 0 is a value."""
+    """Return whether a value is None, False or an empty container; the number 0 counts as set."""
     return value is None or value is False or value in ("", [], {})
 
 
 def _refuse_windows(raw: Json, model_type: str) -> None:
-    """A window is in use when it is shorter than the longest sequence."""
+    """Raise TandemError if the model uses sliding-window attention.
+
+    A window is in use when it is shorter than the longest sequence."""
     types = raw.get("layer_types") or []
     for kind in types:
         if kind != "full_attention":
@@ -275,7 +283,7 @@ def _refuse_windows(raw: Json, model_type: str) -> None:
         return
     if raw.get("use_sliding_window"):
         raise unsupported(f"use_sliding_window in a {model_type} model")
-    # An absent field means the reference implementation's default, which for Mistral is a window.
+    # An absent field means the default of transformers, which for Mistral is a window.
     window = raw.get("sliding_window", _MISTRAL_WINDOW if model_type == "mistral" else None)
     if window is not None and window < _size(raw, "max_position_embeddings"):
         raise unsupported(f"sliding_window={window}")
@@ -290,7 +298,7 @@ def _size(raw: Json, name: str, default: int | None = None) -> int:
 
 
 def _rope(raw: Json, length: int) -> RopeConfig:
-    """Both spellings: `rope_parameters`, and the older `rope_theta` with `rope_scaling`."""
+    """Parse either spelling: `rope_parameters`, or the older `rope_theta` with `rope_scaling`."""
     fields = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     legacy_kind = fields.pop("type", None)
     kind = fields.pop("rope_type", None) or legacy_kind or "default"
@@ -313,7 +321,7 @@ def _rope(raw: Json, length: int) -> RopeConfig:
 
 
 def _max_length(rope: RopeConfig, length: int) -> int:
-    """YaRN checkpoints often state the length before the extension."""
+    """Return the longest context in tokens. YaRN checkpoints often state `length` as it was before the extension."""
     if rope.kind == "yarn" and rope.original_length is not None:
         return max(length, int(rope.original_length * rope.factor))
     return length

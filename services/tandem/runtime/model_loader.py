@@ -1,4 +1,4 @@
-"""Composes what a worker serves: weights, executor, tokenizer bundle and fingerprint; decides nothing about serving."""
+"""Load the model that a worker serves: weights, KV pool, executor, tokenizer bundle and fingerprint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to serve. `name` is what clients call it, or by an alias; `max_model_len` is in tokens."""
+    """A model ready to serve.
+
+    `name`, `aliases`: the model names that clients may send. `directory`: the model directory. `grammars`: None if the
+    tokenizer does not support grammars. `max_model_len` is in tokens."""
 
     name: str
     aliases: tuple[str, ...]
@@ -67,27 +70,31 @@ class LoadedModel:
 
 
 def check_parallel(model: ModelConfig, engine: EngineConfig) -> None:
-    """Fetch and convert as needed, and raise TandemError unless the model runs on `engine.tensor_parallel` ranks."""
+    """Raise TandemError unless the model can run on `engine.tensor_parallel` ranks.
+
+    Downloads and converts the model if needed."""
     directory = resolve_model(model.id, cache_root(model.cache_dir))
     require_divisible(read_model_config(directory), engine.tensor_parallel)
     if model.quantization != "none":
-        message = f"{model.quantization} weights have groups that ranks would cut: use no tensor_parallel with them"
+        message = f"{model.quantization} weights have groups that cannot be split: do not set tensor_parallel with them"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="quantization")
     if engine.kernels == "compiled":
-        message = "compiled kernels compute whole models: use no tensor_parallel with them"
+        message = "compiled kernels support one rank only: do not set tensor_parallel with them"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="kernels")
 
 
-def load_model(model: ModelConfig, engine: EngineConfig, place: RankContext | None = None) -> LoadedModel:
-    """Fetch, convert and load as needed; on the first of several ranks, at its `place`. Raises TandemError that says
-    what is wrong with the model or the settings."""
+def load_model(model: ModelConfig, engine: EngineConfig, rank_context: RankContext | None = None) -> LoadedModel:
+    """Load a model for serving, downloading and converting it if needed.
+
+    `rank_context`: with tensor parallelism, the context of the first rank, which calls this function. Raises
+    TandemError that names what is wrong with the model or the settings."""
     model = with_device_defaults(Config(model=model)).model
     cache_dir = cache_root(model.cache_dir)
     directory = resolve_model(model.id, cache_dir)
     config = read_model_config(directory)
     bundle = read_bundle(directory, config)
     grammars = _grammars(bundle, config)
-    executor = load_executor(directory, config, model, engine, grammars, place)
+    executor = load_executor(directory, config, model, engine, grammars, rank_context)
     name, *aliases = model.served_names
     digest = weights_digest(directory, cache_dir)
     return LoadedModel(
@@ -103,7 +110,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, place: RankContext | No
 
 
 def _arithmetic(model: ModelConfig, engine: EngineConfig) -> str:
-    """All that the bits of a result depend on, where they depend on no batch."""
+    """Name what the bits of results depend on if they are batch-invariant; an empty string if they are not."""
     if not model.batch_invariant:
         return ""
     if model.device == "cuda":
@@ -117,25 +124,27 @@ def load_executor(
     model: ModelConfig,
     engine: EngineConfig,
     grammars: LlguidanceMasks | None = None,
-    place: RankContext | None = None,
+    rank_context: RankContext | None = None,
 ) -> AnyExecutor:
-    """Weights, a KV pool of `engine.kv_cache_memory` bytes and `engine.host_cache_memory` beside it, of each rank if
-    there are several. Raises TandemError."""
+    """Load the weights, allocate the KV pool and the host cache, and return the executor.
+
+    `engine.kv_cache_memory` and `engine.host_cache_memory` are bytes per rank. `rank_context`: with tensor parallelism,
+    the context of the first rank. Raises TandemError."""
     settings = with_device_defaults(Config(model=model, engine=engine))
     model, engine = settings.model, settings.engine
     if model.device == "cuda":
-        return load_cuda(directory, config, model, engine, grammars, place or RankContext())
-    if place is not None:
-        decoder, cache = _load_rank(directory, config, model, engine, place)
+        return load_cuda(directory, config, model, engine, grammars, rank_context or RankContext())
+    if rank_context is not None:
+        decoder, cache = _load_rank(directory, config, model, engine, rank_context)
         return _compose(decoder, cache, engine, grammars)
     if model.quantization == "int8":
         check_int8(config, model.dtype)
     num_threads = num_compute_threads(engine.num_threads)
     reason = _why_reference(directory, config, model, engine)
     if reason is not None and model.batch_invariant:
-        message = f"on a CPU only the compiled kernels are batch-invariant, which are not used: {reason}"
+        message = f"on a CPU only the compiled kernels are batch-invariant, and they are not used: {reason}"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="batch_invariant")
-    # Next to compiled kernels torch only draws tokens: threads of its own would take cores from theirs.
+    # Beside the compiled kernels torch only samples tokens; more threads would take cores from the kernels' own.
     torch.set_num_threads(1 if reason is None else num_threads)
     layout = layout_of(config, model, engine)
     num_blocks, num_host_slots = kv_sizing.num_blocks_of(layout, engine)
@@ -150,49 +159,54 @@ def load_executor(
     return _compose(decoder, KVCache(layout, num_blocks, num_host_slots=num_host_slots), engine, grammars)
 
 
-def load_follower(model: ModelConfig, engine: EngineConfig, place: RankContext) -> Follower:
-    """A rank but the first, as `load_model` loads that. Raises TandemError."""
+def load_follower(model: ModelConfig, engine: EngineConfig, rank_context: RankContext) -> Follower:
+    """Load the model's part of a tensor-parallel rank other than the first. Raises TandemError."""
     settings = with_device_defaults(Config(model=model, engine=engine))
     model, engine = settings.model, settings.engine
     directory = resolve_model(model.id, cache_root(model.cache_dir))
     config = read_model_config(directory)
     if model.device == "cuda":
-        return load_cuda_follower(directory, config, model, engine, place)
-    return Follower(*_load_rank(directory, config, model, engine, place), place.communicator)
+        return load_cuda_follower(directory, config, model, engine, rank_context)
+    return Follower(*_load_rank(directory, config, model, engine, rank_context), rank_context.communicator)
 
 
 def _load_rank(
-    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, place: RankContext
+    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
 ) -> tuple[CausalModel, KVCache]:
-    """The part of a rank. All ranks load side by side, and agree on the number of blocks."""
-    shard, lead = place.shard, place.lead
+    """Load one CPU rank's part of the weights and of the KV pool.
+
+    All ranks load concurrently and agree on the smallest number of blocks."""
+    shard, followers = rank_context.shard, rank_context.followers
     torch.set_num_threads(max(1, num_compute_threads(engine.num_threads) // shard.size))
     with open_weights(directory, torch_dtype(model.dtype)) as checkpoint:
-        local = Decoder(config, checkpoint, shard=shard, communicator=place.communicator)
+        local = Decoder(config, checkpoint, shard=shard, communicator=rank_context.communicator)
     layout, heads = layout_of(config, model, engine), shard.part(config.kv_heads)
     sizes = kv_sizing.num_blocks_of(layout.for_rank(heads), engine)
-    num_blocks, num_host_slots = (place.communicator.least(size) for size in sizes)
+    num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)
     _log.info("rank %d of %d: KV heads [%d, %d)", shard.rank, shard.size, heads.start, heads.stop)
-    if lead is None:
+    if followers is None:
         return local, KVCache(layout, num_blocks, num_host_slots=num_host_slots, heads=heads)
-    cache = RankedCache(lead, layout, num_blocks, num_host_slots=num_host_slots, heads=heads)
-    return RankedModel(local, lead), cache
+    cache = RankedCache(followers, layout, num_blocks, num_host_slots=num_host_slots, heads=heads)
+    return RankedModel(local, followers), cache
 
 
 def _compose(model: CausalModel, cache: KVCache, engine: EngineConfig, grammars: LlguidanceMasks | None) -> AnyExecutor:
-    """On the CPU."""
+    """Build the executor of a model on the CPU."""
     if engine.plan_depth > 1:
-        # As on a GPU, where the next step is planned while one runs: so it can be tried without one.
+        # Run-ahead planning needs the asynchronous executor; here it can be tested without a GPU.
         return compose_executor(model, cache, REFERENCE, HostStream(), engine, grammars)
     return TorchExecutor(model, cache, _longest(cache, model.config, engine), grammars)
 
 
 def _longest(cache: KVCache, config: DecoderConfig, engine: EngineConfig) -> int:
+    """Return the longest request in tokens. Raises TandemError when `engine.max_model_len` exceeds it."""
     return kv_sizing.max_model_len(engine.max_model_len, config.max_length, cache.num_blocks * engine.block_size)
 
 
 def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> LlguidanceMasks | None:
-    """A model whose tokenizer cannot be walked still serves all requests without a grammar."""
+    """Build the grammar masks of a tokenizer; None, with a warning, if llguidance does not support the tokenizer.
+
+    Such a model still serves all requests without a grammar."""
     try:
         return LlguidanceMasks(bundle, config.vocab_size)
     except TandemError as error:
@@ -201,12 +215,14 @@ def _grammars(bundle: TokenizerBundle, config: DecoderConfig) -> LlguidanceMasks
 
 
 def _why_reference(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> str | None:
-    """Why the compiled kernels are not used; None when they are. Raises TandemError when they were asked for."""
+    """Return why the compiled kernels are not used; None when they are.
+
+    Raises TandemError when `engine.kernels` requires them and they cannot be used."""
     if engine.kernels == "reference":
         return "as configured"
     reason = unsupported(shape_of(config))
     if is_random(directory):
-        reason = "weights are drawn, compiled kernels read theirs from files"
+        reason = "weights are random, and compiled kernels read weights from files"
     if model.dtype != "float32":
         reason = f"compiled kernels compute in float32, the model is to run in {model.dtype}"
     if engine.kv_cache_dtype != "auto":

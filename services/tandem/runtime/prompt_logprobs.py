@@ -1,4 +1,4 @@
-"""Log probabilities of known tokens, a few rows of logits at a time; never draws and never holds a prompt's logits."""
+"""Compute log probabilities of known tokens a few rows at a time, so that a prompt's logits are never held at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.core.events import SampledToken
 from tandem_kernels.reference.sample import best
 
 PIECE_BYTES = 16 << 20
-"""Of float64 logits at a time."""
+"""Upper bound on the float64 logits that are held at a time."""
 
 
 def compute_prompt_logprobs(
@@ -21,8 +21,10 @@ def compute_prompt_logprobs(
     num_top: int,
     vocab_size: int,
 ) -> tuple[SampledToken, ...]:
-    """Each of `tokens` by the row of `hidden` `[len(tokens), hidden]` that it follows, with the `num_top` most likely
-    ones. `head` makes logits `[rows, vocab_size]` of hidden rows. Raises ValueError when a row is not finite."""
+    """Return the log probability of each of `tokens`, with the `num_top` most likely alternatives.
+
+    `hidden` is `[len(tokens), hidden]`; row i is of the position before token i. `head` computes logits
+    `[rows, vocab_size]` from hidden rows. Raises ValueError when logits are not finite."""
     size = max(1, PIECE_BYTES // (vocab_size * 8))
     scores: list[SampledToken] = []
     for start in range(0, len(tokens), size):
@@ -44,16 +46,18 @@ def _score(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[Sa
 
 
 def best_of_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """`sampler.best` of each row `[rows, vocab]`: ids `[rows, count]`, or all when there are fewer."""
+    """Return the ids of the `count` greatest values of each row `[rows, vocab]`, descending, ties by lower id.
+
+    The result is `[rows, min(count, vocab)]`, each row as `reference.sample.best` returns it."""
     count = min(count, rows.shape[1])
     if count == 0:
         return torch.empty((len(rows), 0), dtype=torch.int64)
-    # Of equal values any may be found first, and which of those that are equal to the last is left open.
+    # topk returns equal values in any order, and an arbitrary subset of those equal to the last: sorted and fixed here.
     ids = rows.topk(count).indices.sort(1).values
     values = rows.gather(1, ids)
     order = values.sort(dim=1, descending=True, stable=True).indices
     ids = ids.gather(1, order)
-    is_open = (rows >= values.amin(1, keepdim=True)).sum(1) > count
-    for row in is_open.nonzero().flatten().tolist():
+    has_cut_tie = (rows >= values.amin(1, keepdim=True)).sum(1) > count
+    for row in has_cut_tie.nonzero().flatten().tolist():
         ids[row] = best(rows[row], count)
     return ids

@@ -1,9 +1,8 @@
-"""Model directories without weights: a published model's config.json, a tokenizer for its vocabulary, and a seed;
-never draws a weight.
+"""Create model directories without weights: a published model's config.json, a synthetic tokenizer, and a seed.
 
-An id is `random:NAME` or `random:NAME@SEED`, NAME of `core.published`. The tokenizer is made, because the published
-ones are not at hand everywhere: a text is its bytes, one token each, and every other id is a word that says its number,
-so that whatever such a model samples can be told apart.
+A model id is `random:NAME` or `random:NAME@SEED`, with a NAME of `tandem.core.model_catalog.PUBLISHED`. The tokenizer
+is synthetic because the published ones are not available everywhere: a text is encoded byte by byte, one token each,
+and every other id decodes to a word that contains the id, so that all sampled tokens can be told apart.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PREFIX = "random:"
 _SEED_BITS = 64
 _END = "<|end|>"
 _SPACE = "\u0120"
-"""How byte-level vocabularies write a space."""
+"""The character that stands for a space in byte-level vocabularies."""
 _TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -31,8 +30,9 @@ _TEMPLATE = (
 
 
 def random_directory(model_id: str, cache_dir: Path) -> Path:
-    """The directory of a `random:` id, made on first use. Raises TandemError for an unknown name or a seed that is
-    none."""
+    """Return the model directory of a `random:` id, creating it on first use.
+
+    Raises TandemError for an unknown name or an invalid seed."""
     name, seed = _parse(model_id)
 
     def build(target: Path) -> None:
@@ -48,28 +48,28 @@ def random_directory(model_id: str, cache_dir: Path) -> Path:
             (target / file).write_text(json.dumps(content), encoding="ascii")
         (target / DIGEST_FILE).write_text(random_digest(name, seed), encoding="ascii")
 
-    return build_once(random_place(model_id, cache_dir), build)
+    return build_once(random_model_path(model_id, cache_dir), build)
 
 
-def random_place(model_id: str, cache_dir: Path) -> Path:
-    """Where `random_directory` makes it. Raises TandemError as that does."""
+def random_model_path(model_id: str, cache_dir: Path) -> Path:
+    """Return the path at which `random_directory` creates the directory. Raises TandemError like it."""
     name, seed = _parse(model_id)
     return cache_dir / f"random-{name}-{seed}-{FORMAT}"
 
 
 def _parse(model_id: str) -> tuple[str, int]:
-    name, at, seed = model_id.removeprefix(PREFIX).partition("@")
+    name, separator, seed = model_id.removeprefix(PREFIX).partition("@")
     if name not in PUBLISHED:
-        known = ", ".join(PREFIX + one for one in PUBLISHED)
+        known = ", ".join(PREFIX + published_name for published_name in PUBLISHED)
         raise TandemError(ErrorKind.MODEL_NOT_FOUND, f"{model_id!r} is none of {known}", param="model")
-    if at and not (re.fullmatch("[0-9]+", seed) and int(seed) < 1 << _SEED_BITS):
+    if separator and not (re.fullmatch("[0-9]+", seed) and int(seed) < 1 << _SEED_BITS):
         what = f"{model_id!r}: the seed must be a number of {_SEED_BITS} bits, got {seed!r}"
         raise TandemError(ErrorKind.INVALID_REQUEST, what, param="model")
     return name, int(seed or 0)
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """tokenizer.json: byte-level BPE without a merge."""
+    """Return the content of tokenizer.json: a byte-level BPE without merges."""
     alphabet = _byte_alphabet()
     words = [*alphabet, *(f"{_SPACE}t{i}" for i in range(len(alphabet), vocab_size - 1))]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -99,9 +99,10 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> list[str]:
-    """The character of each byte in byte-level vocabularies (GPT-2's): itself where it can be seen, else one from 256
-    on, in order."""
+    """List the character of each byte in GPT-2's byte-level vocabulary.
+
+    A visible byte is its own character; the others have the characters from 256 on, in order."""
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     hidden = (byte for byte in range(256) if byte not in visible)
-    moved = {byte: 256 + i for i, byte in enumerate(hidden)}
-    return [chr(moved.get(byte, byte)) for byte in range(256)]
+    substitutes = {byte: 256 + i for i, byte in enumerate(hidden)}
+    return [chr(substitutes.get(byte, byte)) for byte in range(256)]

@@ -1,8 +1,8 @@
-"""Weights that are drawn instead of read, each number a function of seed, tensor and place; never on disk, never text.
+"""Generate random weights instead of reading them, each a function of seed, tensor name and index.
 
-The same on every device, and for any part of a tensor, because nothing but integer arithmetic and one rounded product
-makes them. Where a model directory says so they stand in for its checkpoint, so that what a model of real sizes
-costs can be measured without its files.
+A weight is the same on every device and for any part of a tensor, because it is computed with integer arithmetic and
+one rounded product. A model directory that contains `MARKER` uses random weights in place of a checkpoint, so that the
+cost of a model of real size can be measured without its files.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from tandem.runtime.weight_source import WeightSource
 
 MARKER = "random_weights.json"
 FORMAT = 1
-"""Counts the ways of drawing: with another one the weights of a seed are others."""
+"""Version of the generator. Raise it when the weights of a given seed change."""
 
 _CHUNK = 1 << 24
-"""Numbers that are drawn at once; intermediate words have 8 bytes each."""
+"""Weights generated at once; each takes an intermediate word of 8 bytes."""
 _TO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 # SplitMix64 of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def is_random(directory: Path) -> bool:
-    """Whether a model directory has no weights but a seed."""
+    """Return whether a model directory has a seed in place of weights."""
     return (directory / MARKER).is_file()
 
 
 def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> WeightSource:
-    """The weights of a model directory, on `device`. Raises TandemError when they cannot be read."""
+    """Open the weights of a model directory in `dtype` on `device`: its checkpoint, or random weights.
+
+    Raises TandemError when they cannot be read."""
     if is_random(directory):
         seed = int(json.loads((directory / MARKER).read_text(encoding="ascii"))["seed"])
         return RandomWeights(seed, read_model_config(directory).layers, dtype, device)
@@ -44,16 +46,16 @@ def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str
 
 
 def random_digest(name: str, seed: int) -> str:
-    """What stands for the weights in a fingerprint."""
+    """Return the hexadecimal digest that takes the place of the weights digest in a model's fingerprint."""
     return hashlib.blake2b(f"random weights {FORMAT}\0{name}\0{seed}".encode(), digest_size=16).hexdigest()
 
 
 class RandomWeights:
-    """A `WeightSource` that has every tensor that it is asked for.
+    """`WeightSource` that generates every tensor that is requested.
 
-    Matrices have zero mean and variance `1 / columns`, so that activations keep their size; those that add to the
-    residual stream of `layers` layers, a `1 / (2 * layers)` of it, so that the stream does not grow with depth.
-    Vectors, which are norms, are ones.
+    Matrices have zero mean and variance `1 / columns`, so that activations keep their size. The variance of matrices
+    that add to the residual stream of `layers` layers is divided by `2 * layers`, so that the stream does not grow with
+    depth. Vectors, which are norms, are ones.
     """
 
     def __init__(self, seed: int, layers: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
@@ -68,35 +70,36 @@ class RandomWeights:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is open."""
+        """Do nothing, because no file is open."""
 
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """The tensor `name`, drawn anew at each call, or these parts of it: whole rows, of which columns are kept."""
+        """Generate the tensor `name`, or the given `rows` and `columns` of it."""
         height = range(shape[0]) if rows is None else rows
         if len(shape) == 1:
             return torch.ones(len(height), dtype=self._dtype, device=self._device)
-        drawn = self._draw(name, shape, height)
-        return drawn if columns is None else drawn[:, columns.start : columns.stop].contiguous()
+        matrix = self._generate(name, shape, height)
+        return matrix if columns is None else matrix[:, columns.start : columns.stop].contiguous()
 
-    def _draw(self, name: str, shape: tuple[int, ...], rows: range) -> torch.Tensor:
+    def _generate(self, name: str, shape: tuple[int, ...], rows: range) -> torch.Tensor:
+        """Generate whole rows of a matrix of shape `shape`."""
         variance = 1 / shape[-1]
         if name.endswith(_TO_RESIDUAL):
             variance /= 2 * self._layers
-        drawn = torch.empty((len(rows), shape[1]), dtype=self._dtype, device=self._device)
-        flat, key, before = drawn.view(-1), _key(self._seed, name), rows.start * shape[1]
+        matrix = torch.empty((len(rows), shape[1]), dtype=self._dtype, device=self._device)
+        flat, key, before = matrix.view(-1), _key(self._seed, name), rows.start * shape[1]
         for start in range(0, flat.numel(), _CHUNK):
             part = flat[start : start + _CHUNK]
             # A uniform number in (-1, 1) has a variance of 1 / 3.
             part.copy_(_uniform(key, before + start, part.numel(), self._device).mul_(math.sqrt(3 * variance)))
-        return drawn
+        return matrix
 
     def drop(self, suffix: str) -> None:
-        """Nothing is there to be forgotten."""
+        """Do nothing, because tensors are generated on request."""
 
     def finish(self) -> None:
-        """Nothing is left over."""
+        """Do nothing, because no tensor can be left over."""
 
 
 def _key(seed: int, name: str) -> int:
@@ -105,7 +108,9 @@ def _key(seed: int, name: str) -> int:
 
 
 def _uniform(key: int, start: int, count: int, device: torch.device | str) -> torch.Tensor:
-    """Float32 numbers in (-1, 1) of places `[start, start + count)`, with 24 random bits each; all steps are exact."""
+    """Generate float32 numbers in (-1, 1) at indices `[start, start + count)`, with 24 random bits each.
+
+    All operations are exact."""
     words = torch.arange(start + 1, start + 1 + count, dtype=torch.int64, device=device)
     words.mul_(_signed(_GOLDEN)).add_(key)
     words.bitwise_xor_(_shifted(words, 30)).mul_(_signed(_MIX1))
@@ -115,9 +120,10 @@ def _uniform(key: int, start: int, count: int, device: torch.device | str) -> to
 
 
 def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """To the right, as if words had no sign."""
+    """Shift words to the right as unsigned numbers."""
     return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _signed(word: int) -> int:
+    """Return the signed 64-bit number with the bits of an unsigned one."""
     return word - (1 << 64) if word >> 63 else word

@@ -1,4 +1,4 @@
-"""Inverse frequencies of rotary embeddings from a configuration; never rotates anything.
+"""Compute the inverse frequencies of rotary position embeddings from a model's configuration.
 
 The formulas, and the order of their float32 operations, are those of the checkpoints' reference implementation
 (transformers, `modeling_rope_utils`), so that angles are equal bit for bit.
@@ -14,7 +14,9 @@ from tandem.runtime.model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Float32 `[head_dim / 2]` in radians per token, and the factor on cosines and sines."""
+    """Return inverse frequencies and the factor on cosines and sines.
+
+    The frequencies are float32 `[head_dim / 2]`, in radians per token."""
     if rope.kind == "yarn":
         return _yarn(rope, head_dim)
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
@@ -26,7 +28,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, 
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between interpolated."""
+    """Apply the scaling of Llama 3.1: divide low frequencies by `factor`, keep high ones, interpolate between."""
     assert rope.original_length and rope.low_freq_factor and rope.high_freq_factor
     low, high = rope.low_freq_factor, rope.high_freq_factor
     longest, shortest = rope.original_length / low, rope.original_length / high
@@ -39,18 +41,22 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """YaRN, https://arxiv.org/abs/2309.00071: dimensions that turn often enough within the original context keep
-    their frequency, slow ones are interpolated, with a linear ramp between."""
+    """Return YaRN frequencies and scale (https://arxiv.org/abs/2309.00071).
+
+    Dimensions that turn often enough within the original context keep their frequency, slow ones are interpolated,
+    with a linear ramp between."""
     assert rope.original_length
     positions = rope.theta ** (torch.arange(0, head_dim, 2).to(torch.float32) / head_dim)
     kept, interpolated = 1.0 / positions, 1.0 / (rope.factor * positions)
     low, high = _ramp_bounds(rope, head_dim, rope.original_length)
     ramp = torch.clamp((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
-    share = 1 - ramp
-    return interpolated * (1 - share) + kept * share, _yarn_scale(rope)
+    kept_fraction = 1 - ramp
+    return interpolated * (1 - kept_fraction) + kept * kept_fraction, _yarn_scale(rope)
 
 
 def _ramp_bounds(rope: RopeConfig, head_dim: int, original_length: int) -> tuple[float, float]:
+    """Return the dimensions between which YaRN's linear ramp runs."""
+
     def dimension_of(turns: float) -> float:
         return head_dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
@@ -62,6 +68,8 @@ def _ramp_bounds(rope: RopeConfig, head_dim: int, original_length: int) -> tuple
 
 
 def _yarn_scale(rope: RopeConfig) -> float:
+    """Return YaRN's factor on cosines and sines, the "mscale" of the reference implementation."""
+
     def mscale(weight: float) -> float:
         return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
 

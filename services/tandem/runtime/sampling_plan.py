@@ -1,4 +1,4 @@
-"""Which draws of a step its device makes and which are left to the host, as numbers; never draws a token."""
+"""Split the sampling of a step between device and host, and list the parameters of the device's samples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _GREEDY = Filters(0.0, 0, 1.0, float("-inf"))
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """Rows are counted among those that a step draws from (`Batch.sampled_rows`).
+    """Assignment of a step's samples to device and host. Row numbers index `Batch.sampled_rows`.
 
-    `picks` holds the row of each draw of the device. `whole` are its numbers (top_k, seed, choice and index, a list of
-    all draws each), `real` temperature, top_p and log_min_p likewise; see `contract.SamplingRows`. `host_rows` are
-    those that the host draws from. `first` says for each sequence where its draws begin in `picks`, or its rows in
-    `host_rows` where it is one of `on_host`. `single` says it for those with one draw, of the device: the next step may
-    go on from its token.
+    `picks`: row of each device sample. `whole`: integer parameters of the device samples, one list each for top_k,
+    seed, choice and index. `real`: float parameters likewise, temperature, top_p and log_min_p; see
+    `contract.SamplingRows`. `host_rows`: rows that the host samples from. `first`: for each sequence, the index of its
+    first sample in `picks`, or of its first row in `host_rows` if it is in `on_host`. `on_host`: sequences that the
+    host samples. `single`: the index in `picks` of each sequence with exactly one sample, on the device; the next step
+    may be chained to this token.
     """
 
     picks: list[int] = field(default_factory=list)
@@ -35,37 +36,41 @@ class SamplingPlan:
     single: dict[SeqId, int] = field(default_factory=dict)
 
 
-def draws_of(works: Iterable[PreparedSlice]) -> SamplingPlan:
-    """A draw that looks at more than its logits, or of which more than the token is told, is the host's."""
-    draws = SamplingPlan()
-    drawn: list[Sampling] = []
+def plan_sampling(slices: Iterable[PreparedSlice]) -> SamplingPlan:
+    """Assign the samples of a step's slices to the device or the host.
+
+    The host samples where more than the logits matters (penalties, biases, grammars) or more than the token id is
+    returned (log probabilities)."""
+    plan = SamplingPlan()
+    samplings: list[Sampling] = []
     indices: list[int] = []
     row = 0
-    for piece in (work.piece for work in works):
+    for piece in (prepared.piece for prepared in slices):
         if piece.sampling is None:
             continue
         rows = range(row, row + 1 + piece.num_drafted)
         row = rows.stop
         if not piece.sampling.params.is_plain_at(piece.sampling.index):
-            draws.first[piece.seq] = len(draws.host_rows)
-            draws.on_host.add(piece.seq)
-            draws.host_rows.extend(rows)
+            plan.first[piece.seq] = len(plan.host_rows)
+            plan.on_host.add(piece.seq)
+            plan.host_rows.extend(rows)
             continue
-        draws.first[piece.seq] = len(draws.picks)
+        plan.first[piece.seq] = len(plan.picks)
         if len(rows) == piece.sampling.num_choices == 1:
-            draws.single[piece.seq] = len(draws.picks)
-        for draw in piece.sampling.each():
-            draws.picks.extend(rows)
-            drawn += [draw] * len(rows)
-            indices += range(draw.index, draw.index + len(rows))
-    _number(draws, drawn, indices)
-    return draws
+            plan.single[piece.seq] = len(plan.picks)
+        for sampling in piece.sampling.each():
+            plan.picks.extend(rows)
+            samplings += [sampling] * len(rows)
+            indices += range(sampling.index, sampling.index + len(rows))
+    _add_parameters(plan, samplings, indices)
+    return plan
 
 
-def _number(draws: SamplingPlan, drawn: list[Sampling], indices: list[int]) -> None:
-    all_params = [draw.params for draw in drawn]
+def _add_parameters(plan: SamplingPlan, samplings: list[Sampling], indices: list[int]) -> None:
+    """Append the parameters of the device samples to `plan`; seeds become signed 64-bit numbers with the same bits."""
+    all_params = [sampling.params for sampling in samplings]
     filters = [filters_of(params) if params.temperature else _GREEDY for params in all_params]
     seeds = [params.seed - 2 * _SIGN if params.seed >= _SIGN else params.seed for params in all_params]
-    draws.whole.extend(([one.top_k for one in filters], seeds, [draw.choice for draw in drawn], indices))
-    draws.real.extend(([one.temperature for one in filters], [one.top_p for one in filters]))
-    draws.real.append([one.log_min_p for one in filters])
+    plan.whole.extend(([row.top_k for row in filters], seeds, [sampling.choice for sampling in samplings], indices))
+    plan.real.extend(([row.temperature for row in filters], [row.top_p for row in filters]))
+    plan.real.append([row.log_min_p for row in filters])

@@ -1,4 +1,4 @@
-"""Slices made ready to be computed, and what an executor remembers between steps; never computes anything."""
+"""Check the slices of a step plan, and keep the last sampled token of each sequence between steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.sched.state.step_plan import ScheduledSlice, SliceResult
 
 FAILURES = (RuntimeError, ValueError, IndexError, MemoryError, OverflowError)
-"""What a slice may fail with, so that others go on."""
+"""Exceptions that fail only the slice that raised them; the other slices of the step go on."""
 NO_TOKEN = "no token is known to continue from"
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSlice:
-    """A checked slice with its token ids, chained or not. `source`: the draw of the step before, counted in the order
-    of its draws, whose token stands in the place of the one id here; None: the ids are known."""
+    """A checked slice with its token ids.
+
+    `tokens`: ids of the slice's positions; a placeholder where `source` is set. `source`: index of the sample in the
+    previous step, among the samples taken on the device, whose token is the input of this chained slice; None if
+    `tokens` are the ids."""
 
     piece: ScheduledSlice
     tokens: tuple[int, ...]
@@ -25,7 +28,7 @@ class PreparedSlice:
 
 @dataclass(frozen=True, slots=True)
 class SliceLimits:
-    """What a slice must keep within. `max_model_len` in tokens."""
+    """Bounds that every slice is checked against. `max_model_len` is in tokens."""
 
     vocab_size: int
     max_model_len: int
@@ -33,11 +36,11 @@ class SliceLimits:
     block_size: int
 
     def check(self, piece: ScheduledSlice, tokens: tuple[int, ...]) -> str | None:
-        """Why a slice of these tokens cannot be computed."""
+        """Return why the slice with these tokens cannot be computed; None if it can."""
         if piece.start < 0 or piece.num_tokens < 1 or len(tokens) != piece.num_tokens:
             return f"{len(tokens)} tokens for positions [{piece.start}, {piece.stop})"
         if piece.num_drafted < 0 or piece.num_certain < 1 or (piece.num_drafted and piece.sampling is None):
-            return f"{piece.num_drafted} guesses in a slice of {piece.num_tokens} tokens, without a draw before them"
+            return f"{piece.num_drafted} draft tokens in a slice of {piece.num_tokens} tokens that samples nothing"
         if piece.stop > self.max_model_len:
             return f"position {piece.stop - 1} is beyond the model's {self.max_model_len} tokens"
         if len(piece.blocks) < -(-piece.stop // self.block_size):
@@ -55,17 +58,19 @@ class SliceLimits:
 
 
 class LastTokens:
-    """The token drawn last for each sequence that one of the last two results named."""
+    """Last sampled token of each sequence that appeared in one of the last two step results."""
 
     def __init__(self) -> None:
         self._last: dict[SeqId, int] = {}
         self._previous: frozenset[SeqId] = frozenset()
 
-    def of(self, seq: SeqId) -> int | None:
+    def get(self, seq: SeqId) -> int | None:
         return self._last.get(seq)
 
     def remember(self, results: Sequence[SliceResult]) -> frozenset[SeqId]:
-        """Take in a step's results; a failed slice breaks its chain. Returns whoever may be asked for again."""
+        """Store the last token of each result of a step; a failed slice removes its sequence's token.
+
+        Returns the sequences of this and the previous step: the ones that a later plan may still name."""
         named = frozenset(result.seq for result in results)
         recent = self._previous | named
         self._last = {seq: token for seq, token in self._last.items() if seq in recent}
@@ -79,14 +84,14 @@ class LastTokens:
 
 
 def partly_filled(piece: ScheduledSlice, block_size: int) -> tuple[BlockId, ...]:
-    """The block that this slice is the first to write to and does not fill, if there is one."""
+    """Return the block that this slice is the first to write to and leaves partly empty; an empty tuple if none."""
     index = piece.stop // block_size
     is_fresh = index * block_size >= piece.start
     return (piece.blocks[index],) if piece.stop % block_size and is_fresh else ()
 
 
-def digest_places(piece: ScheduledSlice) -> list[tuple[BlockId, int]]:
-    """Blocks to be digested with their places in the prompt."""
+def blocks_to_digest(piece: ScheduledSlice) -> list[tuple[BlockId, int]]:
+    """List the blocks of a slice that need a digest, each with its index in the prompt."""
     if not piece.digest_blocks:
         return []
     index_of = {block: i for i, block in enumerate(piece.blocks)}
@@ -94,4 +99,5 @@ def digest_places(piece: ScheduledSlice) -> list[tuple[BlockId, int]]:
 
 
 def failed(seq: SeqId, error: BaseException) -> SliceResult:
+    """Return the result of a slice that failed with `error`."""
     return SliceResult(seq, error=f"{type(error).__name__}: {error}")

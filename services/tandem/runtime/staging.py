@@ -1,4 +1,4 @@
-"""The numbers of one step on their way to the device, in one piece of memory and one copy; never decides any."""
+"""Copy all integer and float inputs of a step to the device in one transfer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 from tandem.core.ids import BlockId
 from tandem.runtime.device_stream import DeviceStream
-from tandem.runtime.input_batch import Batch, numbers_of
-from tandem.runtime.sampling_plan import SamplingPlan, draws_of
+from tandem.runtime.input_batch import Batch, build_batch_arrays
+from tandem.runtime.sampling_plan import SamplingPlan, plan_sampling
 from tandem.runtime.slice_work import PreparedSlice
 from tandem_kernels.contract import SamplingRows
 
 FIRST_WORDS = 1 << 14
 ALIGNMENT = 16
-"""Bytes. Triton compiles a kernel anew for pointers that are no multiple of it."""
+"""Bytes. Triton compiles a separate variant of a kernel for pointers that are not a multiple of 16."""
 NUM_BUFFERS = 2
-"""In host memory: while the device still reads the one of the step before, the next is written."""
+"""Host buffers: one is written while the device may still read the previous step's."""
 
 
 _Number = TypeVar("_Number", int, float)
@@ -28,24 +28,30 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One step's numbers on the device, until the next step is staged; see `Batch`, `SamplingPlan`. `batch` is None
-    where no slice is computed. Rows `chained_rows` of its tokens are `chained_draws` of the step before. Digests are of
-    blocks `digest_blocks`, the `digest_indices`-th of their prompts. All int64."""
+    """Inputs of one step on the device, valid until the next step is staged. Tensors are int64 except in `sampling`.
+
+    `batch`: forward inputs, None where the step has no slices. `sampling_plan`: the host's copy of the sampling
+    parameters. `sampled_rows`, `picks`, `host_rows`: see `Batch` and `SamplingPlan`. `sampling`: parameters of the
+    device samples. `chained_rows`: rows of the batch whose input token is a sample of the previous step.
+    `chained_samples`: index of that sample in the previous step. `digest_blocks`: blocks to digest. `digest_indices`:
+    their indices in their prompts."""
 
     batch: Batch | None
-    draws: SamplingPlan
+    sampling_plan: SamplingPlan
     sampled_rows: torch.Tensor
     picks: torch.Tensor
     host_rows: torch.Tensor
     sampling: SamplingRows
     chained_rows: torch.Tensor
-    chained_draws: torch.Tensor
+    chained_samples: torch.Tensor
     digest_blocks: torch.Tensor
     digest_indices: torch.Tensor
 
 
 class Staging:
-    """`stage` may be called again once the step staged `NUM_BUFFERS` calls ago has ended."""
+    """Own the host and device buffers for step inputs.
+
+    The caller may stage a step once the step that was staged `NUM_BUFFERS` calls ago has finished."""
 
     def __init__(self, stream: DeviceStream, block_size: int, num_words: int = FIRST_WORDS) -> None:
         self._stream = stream
@@ -53,29 +59,33 @@ class Staging:
         self._turn = 0
         self._make(num_words)
 
-    def stage(self, works: Sequence[PreparedSlice], digests: Sequence[tuple[BlockId, int]]) -> Staged:
-        """To be called inside `DeviceStream.running`."""
-        pieces = [work.piece for work in works]
-        numbers = numbers_of(pieces, [work.tokens for work in works], self._block_size) if works else None
-        draws = draws_of(works)
-        chained = _chained(works)
-        blocks, indices = [int(block) for block, _ in digests], [index for _, index in digests]
-        sampled_rows: list[int] = [] if numbers is None else numbers.sampled_rows
-        own = (sampled_rows, draws.picks, draws.host_rows, list(chained), list(chained.values()), blocks, indices)
-        rows = () if numbers is None else numbers.longs
-        longs, real, shorts = self._send(
-            (*own, *draws.whole, *rows), draws.real, () if numbers is None else numbers.shorts
+    def stage(self, slices: Sequence[PreparedSlice], digests: Sequence[tuple[BlockId, int]]) -> Staged:
+        """Send the inputs of a step to the device; call it inside `DeviceStream.running`.
+
+        `digests` are blocks to digest with their indices in their prompts."""
+        pieces = [prepared.piece for prepared in slices]
+        arrays = (
+            build_batch_arrays(pieces, [prepared.tokens for prepared in slices], self._block_size) if slices else None
         )
-        drawn, picks, host_rows, chained_rows, chained_draws, block_ids, places, top_k, seed, choice, index = longs[:11]
+        plan = plan_sampling(slices)
+        chained = _chained(slices)
+        blocks, indices = [int(block) for block, _ in digests], [index for _, index in digests]
+        sampled_rows: list[int] = [] if arrays is None else arrays.sampled_rows
+        step_lists = (sampled_rows, plan.picks, plan.host_rows, list(chained), list(chained.values()), blocks, indices)
+        rows = () if arrays is None else arrays.longs
+        longs, real, shorts = self._send(
+            (*step_lists, *plan.whole, *rows), plan.real, () if arrays is None else arrays.shorts
+        )
+        sampled, picks, host_rows, chained_rows, chained_to, block_ids, places, top_k, seed, choice, index = longs[:11]
         return Staged(
-            batch=None if numbers is None else numbers.batch(longs[11:], shorts),
-            draws=draws,
-            sampled_rows=drawn,
+            batch=None if arrays is None else arrays.batch(longs[11:], shorts),
+            sampling_plan=plan,
+            sampled_rows=sampled,
             picks=picks,
             host_rows=host_rows,
             sampling=SamplingRows(real[0], top_k, real[1], real[2], seed, choice, index),
             chained_rows=chained_rows,
-            chained_draws=chained_draws,
+            chained_samples=chained_to,
             digest_blocks=block_ids,
             digest_indices=places,
         )
@@ -83,7 +93,7 @@ class Staging:
     def _send(
         self, longs: Sequence[list[int]], real: Sequence[list[float]], shorts: Sequence[list[int]]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-        """Each list as a tensor on the device, int64, float64 and int32, all in one copy of 64-bit words."""
+        """Copy lists to the device as int64, float64 and int32 tensors, all in one transfer of 64-bit words."""
         whole, doubles, ints = (_padded(longs, 8), _padded(real, 8), _padded(shorts, 4))
         stop, end = len(whole) + len(doubles), len(whole) + len(doubles) + len(ints) // 2
         if end > len(self._device):
@@ -109,19 +119,19 @@ class Staging:
         return f"Staging({len(self._device)} words on {self._stream.device})"
 
 
-def _chained(works: Sequence[PreparedSlice]) -> dict[int, int]:
-    """Rows whose ids the step before draws, with the places of those draws."""
+def _chained(slices: Sequence[PreparedSlice]) -> dict[int, int]:
+    """Map each batch row whose input token the previous step samples to the index of that sample."""
     found: dict[int, int] = {}
     row = 0
-    for work in works:
-        if work.source is not None:
-            found[row] = work.source
-        row += work.piece.num_tokens
+    for prepared in slices:
+        if prepared.source is not None:
+            found[row] = prepared.source
+        row += prepared.piece.num_tokens
     return found
 
 
 def _padded(parts: Sequence[list[_Number]], item_bytes: int) -> list[_Number]:
-    """One after the other, so that each begins at a multiple of `ALIGNMENT`."""
+    """Concatenate lists with padding so that each begins at a multiple of `ALIGNMENT`."""
     out: list[_Number] = []
     for part in parts:
         out += part
@@ -130,7 +140,7 @@ def _padded(parts: Sequence[list[_Number]], item_bytes: int) -> list[_Number]:
 
 
 def _parts(whole: torch.Tensor, parts: Sequence[Sized], item_bytes: int) -> list[torch.Tensor]:
-    """What `_padded` put together, as views without what pads them."""
+    """Split the concatenation of `_padded` into views of the original lists, without the padding."""
     per = ALIGNMENT // item_bytes
     out, start = [], 0
     for part in parts:

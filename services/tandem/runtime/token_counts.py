@@ -1,4 +1,4 @@
-"""How often each token occurs in one sequence, kept as it grows; never says what follows from that."""
+"""Count how often each token occurs in one sequence, incrementally as the output grows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ _FIRST_CAPACITY = 64
 
 
 class TokenCounts:
-    """Different tokens in order of their first occurrence. Arrays have one entry per different token, so that a draw
-    costs nothing per token that came before."""
+    """Distinct tokens of a sequence and their counts in its output.
+
+    Arrays have one entry per distinct token: the prompt's in ascending order, then those new in the output, in order of
+    first occurrence. So the cost of a sample does not depend on the length of the sequence."""
 
     def __init__(self, prompt: tuple[int, ...]) -> None:
-        """A prompt's tokens are there, but counted 0 times."""
+        """Start with the prompt's tokens, each with a count of 0."""
         self.prompt = prompt
         self.output: tuple[int, ...] = ()
         self._ids: npt.NDArray[np.int64] = np.unique(np.array(prompt, np.int64))
@@ -27,16 +29,16 @@ class TokenCounts:
 
     @property
     def counts(self) -> npt.NDArray[np.float64]:
-        """How often each of `ids` is in the output."""
+        """Return the number of occurrences of each of `ids` in the output."""
         return self._counts[: self._size]
 
-    def begins(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
-        """Whether what is counted is a beginning of this."""
+    def is_prefix_of(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
+        """Return whether the counted prompt equals `prompt` and the counted output is a prefix of `output`."""
         known = self.output
         return (self.prompt is prompt or self.prompt == prompt) and output[: len(known)] == known
 
-    def grow(self, output: tuple[int, ...]) -> None:
-        """Count the rest of an output whose beginning is counted."""
+    def extend(self, output: tuple[int, ...]) -> None:
+        """Count the tokens of `output` behind the prefix that is counted already."""
         fresh = output[len(self.output) :]
         self.output = output
         self._reserve(self._size + len(fresh))

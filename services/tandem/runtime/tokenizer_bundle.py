@@ -1,4 +1,4 @@
-"""Reads the files a gateway needs to turn text into tokens and back; never a weight."""
+"""Read the tokenizer files of a model directory, which a gateway needs to encode and decode text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 
 
 def read_bundle(directory: Path, config: DecoderConfig) -> TokenizerBundle:
-    """Read a model directory.
+    """Read tokenizer, chat template, generation config and special tokens of a model directory.
 
-    Raises TandemError when tokenizer.json is missing or a file is not what it should be.
+    Raises TandemError when tokenizer.json is missing, or a file is not valid JSON or not a usable tokenizer.
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -37,7 +37,7 @@ def read_bundle(directory: Path, config: DecoderConfig) -> TokenizerBundle:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that may be absent. Raises TandemError when it is something else."""
+    """Read the JSON object in a file; an absent file reads as {}. Raises TandemError for any other content."""
     if not path.is_file():
         return {}
     try:
@@ -50,7 +50,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str:
-    """The file of its own, else the field of tokenizer_config.json, which may list several by name."""
+    """Return the content of chat_template.jinja, else the `chat_template` field of tokenizer_config.json.
+
+    The field may list several templates by name; then the one named "default" is used."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -83,7 +85,7 @@ def _parse_tokenizer(tokenizer_json: bytes) -> Tokenizer:
 
 
 def _text(token: Any) -> str | None:
-    """A token of tokenizer_config.json: its text, or an object that has it as `content`."""
+    """Return the text of a token of tokenizer_config.json, which is a string or an object with a `content` field."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) and token else None

@@ -1,7 +1,6 @@
-"""Turns a checkpoint into the tensors that compiled kernels read; never writes or maps a file.
+"""Convert a checkpoint into the packed tensors that the compiled CPU kernels read.
 
-Names are those of the layers' parts (`layers.3.gate_up`), with `.bias` and `.scales` beside them where they
-have any.
+Packed tensors are named by layer and part (`layers.3.gate_up`); biases and scales append `.bias` and `.scales`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 
 class Packing(StrEnum):
-    """How matrices lie in memory: as floats; in as few bits as hold them exactly; in 4 bits that do or else rounded to
-    int8, for products with int8 rows."""
+    """Storage format of weight matrices.
+
+    FLOAT: as floats. EXACT: in the fewest bits that represent the values exactly. INT8: in 4 bits where those are
+    exact, else rounded to int8; for products with int8 rows."""
 
     FLOAT = "float"
     EXACT = "exact"
@@ -31,7 +32,7 @@ class Packing(StrEnum):
 
 
 def pack(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing) -> Named:
-    """All tensors of a model; takes each from the checkpoint when it is its turn."""
+    """Yield all packed tensors of a model by name, taking each from the checkpoint when it is needed."""
     table = (config.vocab_size, config.hidden_size)
     checkpoint.drop(".rotary_emb.inv_freq")
     for i in range(config.layers):
@@ -48,7 +49,9 @@ def pack(config: DecoderConfig, checkpoint: Checkpoint, packing: Packing) -> Nam
 
 
 def _matrix(name: str, weight: torch.Tensor, packing: Packing, group: Callable[[int], int] = layer_group) -> Named:
-    """`group`: of the components of so wide a channel, how many share a scale when they are rounded."""
+    """Yield a packed matrix, and its scales if the format has any.
+
+    `group(width)` is how many components of a channel of that width share a scale when they are rounded to int8."""
     scales = None
     if packing is Packing.INT8:
         fours = pack_fours(weight)

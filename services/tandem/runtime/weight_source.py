@@ -1,4 +1,4 @@
-"""What a decoder needs of weights; owns no implementation."""
+"""Define the interface through which a decoder reads its weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 
 
 class WeightSource(Protocol):
-    """The tensors of one model. `take` each, then `finish`; a context manager that closes what is open."""
+    """Source of one model's tensors.
+
+    Call `take` for each tensor, then `finish`. A context manager that closes open files."""
 
     def __enter__(self) -> Self: ...
 
@@ -20,14 +22,15 @@ class WeightSource(Protocol):
     def take(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        """The tensor `name`, whose whole shape is `shape`, in the dtype and on the device of the source's user; of
-        parts only these are made. Raises TandemError unless it has this shape."""
+        """Return the tensor `name`, or the given `rows` and `columns` of it, in the source's dtype and device.
+
+        `shape` is the shape of the whole tensor. Raises TandemError unless the tensor exists with this shape."""
         ...
 
     def drop(self, suffix: str) -> None:
-        """Forget the tensors whose names end so: they repeat what is known otherwise."""
+        """Ignore the tensors whose names end with `suffix`, because they duplicate other data."""
         ...
 
     def finish(self) -> None:
-        """Raise TandemError when a tensor was not taken: the model has a part that we do not compute."""
+        """Raise TandemError if a tensor was not taken, because then the decoder does not compute the whole model."""
         ...

@@ -19,8 +19,8 @@ _KERNELS = {
     "_rope_cache_kernel",
     "_copy_kernel",
     "_digest_kernel",
-    "_survey_kernel",
-    "_draw_kernel",
+    "_chunk_stats_kernel",
+    "_sample_kernel",
 }
 _SHARED = 227 * 1024
 """Bytes of shared memory that a program can have on Hopper."""

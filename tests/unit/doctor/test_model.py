@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.config import ModelConfig
 from tandem.doctor.model import NEEDED_BYTES, Cache, ModelFacts, judge_model, read_model
-from tandem.runtime.model_store import on_this_machine, resolve_model
+from tandem.runtime.model_store import find_local_model, resolve_model
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns, verdicts
 
 ROOM = Cache("/cache", NEEDED_BYTES)
@@ -108,12 +108,12 @@ def test_the_check_neither_fetches_nor_creates_anything(tmp_path: Path) -> None:
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"GGUF")
     for model_id in ("smollm2-135m-instruct", "random:smollm2-135m@7", str(gguf), "nobody/nothing-of-this-name"):
-        assert on_this_machine(model_id, cache) is None
+        assert find_local_model(model_id, cache) is None
     assert list(cache.iterdir()) == []
 
 
 def test_a_converted_model_is_found(tmp_path: Path) -> None:
     made = resolve_model("random:smollm2-135m@7", tmp_path)
-    assert on_this_machine("random:smollm2-135m@7", tmp_path) == made
+    assert find_local_model("random:smollm2-135m@7", tmp_path) == made
     facts = read_model(ModelConfig(id="random:smollm2-135m@7", cache_dir=str(tmp_path)))
     assert facts is not None and (facts.directory, facts.missing, facts.problem) == (str(made), (), "")

@@ -169,7 +169,7 @@ def test_at_most_two_plans_are_under_way_and_execute_wants_none(executor: AsyncE
     with pytest.raises(ValueError, match="not collected"):
         executor.execute(StepPlan(1, (_slice(2),)))
     executor.launch(StepPlan(1, (_slice(2),)))
-    with pytest.raises(ValueError, match="under way"):
+    with pytest.raises(ValueError, match="in flight"):
         executor.launch(StepPlan(2, (_slice(3),)))
     assert [executor.collect().number for _ in range(2)] == [0, 1]
 

@@ -311,7 +311,7 @@ def test_a_grammar_beyond_its_bounds_is_the_client_s_fault(
     def refuse(*_: object) -> None:
         raise TandemError(ErrorKind.INVALID_REQUEST, "too much work")
 
-    monkeypatch.setattr(executor._adjuster, "_allowed", refuse)
+    monkeypatch.setattr(executor._logits_processor, "_allowed", refuse)
     params = SamplingParams(max_tokens=8, temperature=0, grammar=Grammar("regex", "a*"))
     bad, fine = _run(executor, 1, replace(_slice(1), sampling=Sampling(params, 0, 0, _PROMPT)), _slice(2, base=8))
     assert (bad.error, bad.error_kind) == ("too much work", ErrorKind.INVALID_REQUEST)

@@ -170,9 +170,9 @@ def test_a_mask_depends_on_nothing_but_grammar_and_output(
         output.append(rng.choice(sorted(allowed)))
         if output[-1] == END:
             output.clear()
-        assert masks.num_kept[0] <= 2, "compiled grammars"
+        assert masks.num_cached[0] <= 2, "compiled grammars"
     masks.retain([])
-    assert masks.num_kept[1] == 0
+    assert masks.num_cached[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_guessed_rows_see_the_guesses_before_them() -> None:
         single = Sampling(params, 0, i, _PROMPT, tuple(one_by_one))
         one_by_one.append(LogitRows(rows[i : i + 1]).sample(0, single, (), LogitsProcessor().adjust(_SEQ, single)).id)
     assert len(set(one_by_one)) > 1, "equal rows part by the penalties alone"
-    drawn, _ = LogitRows(rows).sample_while_guessed(0, sampling, one_by_one[:3], adjuster.adjust(_SEQ, sampling))
+    drawn, _ = LogitRows(rows).sample_and_verify(0, sampling, one_by_one[:3], adjuster.adjust(_SEQ, sampling))
     assert [token.id for token in drawn] == one_by_one
 
 
@@ -192,8 +192,8 @@ def test_a_grammar_sees_guesses_as_drawn_and_is_told_whom_to_keep() -> None:
     params = _params(grammar=_GRAMMAR)
     rows = LogitRows(torch.stack([_logits(6)] * 3))
     adjust = adjuster.adjust(_SEQ, _sampling(params))
-    best = rows.sample_while_guessed(0, _sampling(params), (), adjust)[0][0].id
-    drawn, _ = rows.sample_while_guessed(0, _sampling(params), (best, best), adjust)
+    best = rows.sample_and_verify(0, _sampling(params), (), adjust)[0][0].id
+    drawn, _ = rows.sample_and_verify(0, _sampling(params), (best, best), adjust)
     assert [token.id for token in drawn] == [best] * 3
     assert masks.asked[-2:] == [(*_OUTPUT, best), (*_OUTPUT, best, best)]
     adjuster.retain({_SEQ})
@@ -207,9 +207,9 @@ def test_what_was_guessed_right_is_drawn_before_an_output_is_complete(num_more: 
     sampling = _sampling(_params(temperature=0.0, grammar=_GRAMMAR))
     rows = LogitRows(torch.stack([_logits(6)] * 4))
     best = int(_logits(6)[::2].argmax()) * 2
-    drawn, is_complete = rows.sample_while_guessed(0, sampling, (best,) * 3, adjuster.adjust(_SEQ, sampling))
+    drawn, is_complete = rows.sample_and_verify(0, sampling, (best,) * 3, adjuster.adjust(_SEQ, sampling))
     assert [token.id for token in drawn] == [best] * num_more and is_complete
-    drawn, is_complete = rows.sample_while_guessed(0, sampling, (best + 1,), adjuster.adjust(_SEQ, sampling))
+    drawn, is_complete = rows.sample_and_verify(0, sampling, (best + 1,), adjuster.adjust(_SEQ, sampling))
     assert len(drawn) == min(1, num_more) and is_complete == (num_more == 0)
 
 

@@ -174,5 +174,5 @@ def test_compiled_kernels_are_refused_for_them(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("tandem.runtime.random_model.PUBLISHED", {"tiny": small})
     directory = resolve_model("random:tiny", tmp_path)
     model = ModelConfig(id="random:tiny", cache_dir=str(tmp_path))
-    with pytest.raises(TandemError, match="weights are drawn"):
+    with pytest.raises(TandemError, match="weights are random"):
         load_executor(directory, read_model_config(directory), model, EngineConfig(num_threads=1, kernels="compiled"))

@@ -181,7 +181,7 @@ def test_guessed_draws_are_the_draws_one_by_one(temperature: float, num_right: i
     single = tuple(sample(row, Sampling(params, 2, 5 + i)) for i, row in enumerate(rows))
     guesses = [token.id if i < num_right else token.id + 1 for i, token in enumerate(single[:3])]
     before = torch.full((2, len(_LOGITS)), math.nan)
-    drawn, _ = LogitRows(torch.cat([before, rows])).sample_while_guessed(2, Sampling(params, 2, 5), guesses)
+    drawn, _ = LogitRows(torch.cat([before, rows])).sample_and_verify(2, Sampling(params, 2, 5), guesses)
     assert drawn == single[: num_right + 1]
 
 
@@ -189,6 +189,6 @@ def test_rows_after_a_wrong_guess_are_not_looked_at() -> None:
     rows = LogitRows(torch.stack([_LOGITS, torch.full_like(_LOGITS, math.nan)]))
     greedy = Sampling(_params(temperature=0.0), 0, 0)
     best_id = int(_LOGITS.argmax())
-    assert [token.id for token in rows.sample_while_guessed(0, greedy, [best_id + 1])[0]] == [best_id]
+    assert [token.id for token in rows.sample_and_verify(0, greedy, [best_id + 1])[0]] == [best_id]
     with pytest.raises(ValueError, match="finite"):
-        rows.sample_while_guessed(0, greedy, [best_id])
+        rows.sample_and_verify(0, greedy, [best_id])

@@ -1,16 +1,16 @@
-// Causal attention of ragged rows over paged KV; reads the pool, never writes it, and never lets a row's bits depend on
-// the rows beside it, on the block size, on the number of lanes or on the width of vectors.
+// Computes causal attention of ragged rows over paged KV. The bits of a row do not depend on other rows, on the block
+// size, on the number of lanes or on the vector width.
 //
-// What a row computes is fixed by its own query and context. The context is cut at absolute positions into segments of
-// kSegment slots and those into tiles of kTile. A segment is an online softmax (Milakov and Gimelshein, 2018) over its
-// tiles in ascending order: a score is one chain of fused multiply-adds over ascending components, values are added
-// slot by slot, weights are summed in kStripes interleaved partial sums. The segments' results are merged in ascending
-// order (Flash-Decoding, Dao et al., 2023), so that lanes may share one row's context. A slot that a row does not see
-// weighs exactly zero, which is the same as leaving it out: rows that stand together in a tile see different parts of
-// it. The one trace it could leave, a zero's sign, is wiped off at the end.
+// The operations for a row depend only on its own query and context. The context is cut at absolute positions into
+// segments of kSegment slots, and those into tiles of kTile. A segment is an online softmax (Milakov and Gimelshein,
+// 2018) over its tiles in ascending order: a score is one chain of fused multiply-adds over ascending components,
+// values are added slot by slot, weights are summed in kStripes interleaved partial sums. The segments' results are
+// merged in ascending order (Flash-Decoding, Dao et al., 2023), so that lanes can share one row's context. Rows in one
+// tile attend to different parts of it; a masked slot has a weight of exactly zero, which is the same as leaving it
+// out. Its only possible effect, the sign of a zero, is removed at the end.
 //
-// Rows are flattened: the query heads of one KV head and token, then the next token, so that they share each tile.
-// Scores are kept in units of log 2: the factor is folded into the query.
+// Rows are flattened: the query heads of one KV head and token, then those of the next token, so that they share each
+// tile. Scores are in units of log 2: the factor is folded into the query.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Pool {
     int head_dim;  // a multiple of 4
 };
 
-// Which rows belong to which sequence: `AttentionBatch` of contract.py.
+// Assignment of rows to sequences: `AttentionBatch` of contract.py.
 struct Rows {
     const std::int32_t* query_starts;
     const std::int32_t* context_lens;
@@ -82,17 +82,19 @@ class Attention {
     static constexpr int kSegment = 256;
     static constexpr int kStripes = 16;
     static constexpr int kGroup = 6;  // rows in registers at once
-    // Rows that share one pass over a context: what amortises the transposition of keys, within the L2 cache.
+    // Query floats of an item, whose rows share one pass over a context: many rows amortise the transposition of keys,
+    // and they must fit in the L2 cache.
     static constexpr int kItemFloats = 192 * 64;
-    // Fewer items per lane than this are cut further, so that a lane that is slow for a while does not hold up others.
+    // With fewer items per lane than this, items are cut further, so that a lane that is slow for a while does not
+    // delay the others.
     static constexpr int kItemsPerLane = 8;
-    static constexpr int kItemsPerGrain = 4;  // one-row items that a lane takes at once where there are many
+    static constexpr int kItemsPerGrain = 4;  // most one-row items that a lane takes at once
     static constexpr int kFewestRows = 24;
-    static constexpr int kShortTokens = 8;  // sequences of up to so many rows may be cut into segments
+    static constexpr int kShortTokens = 8;  // most rows of a sequence that may be cut into segments
     static constexpr int kPartials = 512;   // per lane
     static constexpr float kLowest = std::numeric_limits<float>::lowest();
 
-    // Softmax of some rows in the making: values [rows][width_], weights [rows][kStripes], largest score [rows].
+    // Partial softmax of some rows: weighted values [rows][width_], weights [rows][kStripes], largest score [rows].
     struct Sums {
         float* values;
         float* weights;
@@ -101,15 +103,15 @@ class Attention {
 
     struct Item {
         int sequence, kv_head;
-        int token, num_tokens;  // of the rows of the sequence
+        int token, num_tokens;  // range of the sequence's rows
         int first_segment, num_segments;
-        int partial;  // where the segment's sums go; -1: `out` takes the result
+        int partial;  // index of the segment's partial sums; -1: the result goes to `out`
     };
 
-    // Where a lane stands in the list of items, which it goes through in ascending order.
+    // Position of a lane in the list of items, which it processes in ascending order.
     struct Cursor {
         int pass = 0, sequence = 0;
-        int item = 0, partial = 0;  // before `sequence`
+        int item = 0, partial = 0;  // numbers of items and partial sums before `sequence`
     };
 
     static int padded(int dim) { return (dim + kWidth - 1) / kWidth * kWidth; }
@@ -145,14 +147,15 @@ class Attention {
         lanes_ = scratch - lane.rank() * lane_floats_;
     }
 
-    // Sums `index` of those that lanes hand to each other.
+    // Returns partial sums number `index`, which are in shared memory so that another lane can merge them.
     Sums partial(int index) const {
         const std::size_t size = partial_floats(pool_);
         float* base = lanes_ + (index / kPartials) * lane_floats_ + own_floats_ + (index % kPartials) * size;
         return {base, base + width_, base + width_ + kStripes};
     }
 
-    // Rows of values whose length is no whole number of vectors are copied, because the last one would read past them.
+    // Rows of values whose length is not a whole number of vectors are copied, because the last vector would read past
+    // their end.
     bool is_staged() const { return dim_ % kWidth != 0; }
 
     // ---- items
@@ -177,7 +180,7 @@ class Attention {
         return sum;
     }
 
-    // Decides how the work is cut; the same in every lane.
+    // Decides how the work is divided into items; every lane computes the same result.
     void plan(int lanes) {
         const auto items = [this] { return sum([this](int i) { return num_items(i); }); };
         const std::int64_t wanted = std::int64_t(kItemsPerLane) * lanes;
@@ -213,7 +216,7 @@ class Attention {
         const int kv_head = index % pool_.kv_heads, rows = num_rows(sequence);
         if (is_cut(sequence))
             return {sequence, kv_head, 0, rows, index / pool_.kv_heads, 1, partial + index * rows * ratio_};
-        // The last rows see most: they are dealt out first.
+        // The last rows attend to the most slots, so they are assigned first.
         const int chunk = num_chunks(sequence) - 1 - index / pool_.kv_heads;
         const int token = chunk * tokens_, count = std::min(tokens_, rows - token);
         const int seen = rows_.context_lens[sequence] - rows + token + count;
@@ -222,7 +225,7 @@ class Attention {
 
     // ---- one item
 
-    // `next` is the item that this lane computes after, or null.
+    // Computes one item; `next` is the item that this lane computes afterwards, or null.
     void compute(const Item& item, const Item* next) {
         const int rows = item.num_tokens * ratio_;
         take_queries(item);
@@ -231,7 +234,7 @@ class Attention {
             clear(sums, rows);
             attend(item, s, sums, s + 1 == item.first_segment + item.num_segments ? next : &item);
             if (s == item.first_segment) continue;
-            // Rows that end before this segment have nothing of it.
+            // Rows that end before this segment have no result in it.
             const int skipped = std::clamp(s * kSegment - first_seen(item) + 1, 0, item.num_tokens) * ratio_;
             for (int r = skipped; r < rows; ++r) merge(row_of(segment_, r), row_of(total_, r));
         }
@@ -243,7 +246,7 @@ class Attention {
         }
     }
 
-    // Slots that the item's first token sees.
+    // Returns the number of slots that the item's first token attends to.
     int first_seen(const Item& item) const {
         return rows_.context_lens[item.sequence] - num_rows(item.sequence) + item.token + 1;
     }
@@ -276,7 +279,7 @@ class Attention {
         *to.largest = *from.largest;
     }
 
-    // Adds one row's segment to what the segments before it gave.
+    // Merges one row's segment into the result of the segments before it.
     void merge(const Sums& segment, const Sums& total) {
         const float largest = std::max(*total.largest, *segment.largest);
         const Vec before = exp2(splat(*total.largest - largest)), now = exp2(splat(*segment.largest - largest));
@@ -293,11 +296,11 @@ class Attention {
         for (int half = kStripes / 2; half > 0; half /= 2)
             for (int s = 0; s < half; ++s) stripes[s] += stripes[s + half];
         float* row = out_ + (std::size_t(rows_.query_starts[sequence]) + token) * ldo_ + std::size_t(head) * dim_;
-        // -0 + 0 is 0.
+        // Adding 0 turns -0 into 0.
         for (int d = 0; d < dim_; ++d) row[d] = (sums.values[d] + 0.0f) / stripes[0];
     }
 
-    // Merges the segments of sequence and KV head `index` of those that were cut.
+    // Merges the segments of pair number `index` of the pairs of cut sequence and KV head.
     void merge_partials(Cursor& at, int index) {
         while (true) {
             if (at.sequence == rows_.sequences) at.sequence = 0, ++at.pass;
@@ -313,7 +316,7 @@ class Attention {
         for (int r = 0; r < rows; ++r) {
             const auto of = [&](int s) { return partial(at.partial + (s * pool_.kv_heads + kv_head) * rows + r); };
             copy(of(0), total_);
-            // A row may end before the last segment: that one is empty then and changes nothing.
+            // A row may end before the last segment, which is then empty and has no effect.
             for (int s = 1; s < num_segments(at.sequence); ++s) merge(of(s), total_);
             finish(total_, at.sequence, r / ratio_, kv_head * ratio_ + r % ratio_);
         }
@@ -321,10 +324,11 @@ class Attention {
 
     // ---- one segment
 
-    // Slots before this one are seen by the item's last row.
+    // Returns the number of slots that the item's last row attends to.
     int end_seen(const Item& item) const { return first_seen(item) + item.num_tokens - 1; }
 
-    // Adds what the item's rows see of a segment to `sums`. `next` is the item whose tile comes after, or null.
+    // Adds the part of a segment that the item's rows attend to to `sums`. `next` is the item whose tile is loaded
+    // afterwards, or null.
     void attend(const Item& item, int segment, const Sums& sums, const Item* next) {
         const int rows = item.num_tokens * ratio_;
         const int last = std::min(end_seen(item), (segment + 1) * kSegment);
@@ -349,7 +353,7 @@ class Attention {
         }
     }
 
-    // Where the keys of slots [start, start + count) lie.
+    // Writes the addresses of the keys of slots [start, start + count) to `rows`.
     void locate(const Item& item, int start, int count, const float** rows) const {
         const std::int32_t* table = rows_.tables + std::size_t(item.sequence) * rows_.table_width;
         const std::ptrdiff_t head = (std::ptrdiff_t(item.kv_head) * pool_.layers + layer_) * 2 * plane_;
@@ -361,18 +365,18 @@ class Attention {
         }
     }
 
-    // Notes the tile that follows, so that the first rows of this one ask memory for it.
+    // Stores the addresses of the following tile, which the first rows of the current tile prefetch.
     void look_ahead(const Item& item, int start) {
         const int count = std::min(end_seen(item) - start, kTile);
         locate(item, start, count, next_);
         std::fill(next_ + count, next_ + kTile, next_[count - 1]);
     }
 
-    // Brings `count` slots from `start` on: keys with one slot per column, values as rows.
+    // Loads `count` slots from `start` on: keys transposed, with one slot per column, values as rows.
     void load_tile(const Item& item, int start, int count) {
         const float* rows[kTile];
         locate(item, start, count, rows);
-        // Columns to the end of a vector repeat the last slot; nobody sees them.
+        // Columns to the end of a vector repeat the last slot; no row attends to them.
         for (int i = count; i % kWidth; ++i) rows[i] = rows[count - 1];
         for (int s = 0; s < count; s += kWidth)
             for (int d = 0; d < dim_; d += 4) {
@@ -381,7 +385,7 @@ class Attention {
                 for (int j = 0; j < 4; ++j) store(keys_ + (d + j) * kTile + s, columns[j]);
             }
         for (int i = 0; i < count; ++i) values_[i] = rows[i] + plane_;
-        // Unless `look_ahead` says better.
+        // Default for the last tile; `look_ahead` overwrites it.
         std::copy(rows, rows + count, next_);
         std::fill(next_ + count, next_ + kTile, rows[0]);
         if (!is_staged()) return;
@@ -392,7 +396,7 @@ class Attention {
         }
     }
 
-    // ---- one tile and group of rows; with `Ahead`, also asks for the tile that comes after
+    // ---- one tile and group of rows; with `Ahead`, also prefetches the following tile
 
     template <bool Ahead>
     void add_tile(int rows, int first, const int* seen, const Sums& sums) {
@@ -417,22 +421,24 @@ class Attention {
         add_values<R, Ahead>(count, of.values);
     }
 
-    // Vectors of columns held in registers for R rows: enough chains to fill the pipeline, few enough not to spill.
+    // Returns the vectors of columns in registers for R rows: enough chains to fill the pipeline, few enough not to
+    // spill.
     template <int R>
     static constexpr int columns_of() {
         if (kWidth == 16) return 4;
         return R == 1 ? 8 : R <= 3 ? 4 : 2;
     }
 
-    // Asks memory for `floats` floats, into the L2 cache: a tile would push this one's out of L1. Spread over the
-    // arithmetic, this is what lets one row read its context as fast as memory gives it (measured: 1.6 times as fast).
+    // Prefetches `floats` floats into the L2 cache; in L1 they would evict the current tile. Spread over the
+    // arithmetic, prefetching lets one row read its context at memory bandwidth (measured: 1.6 times as fast as
+    // without).
     template <int floats>
     [[gnu::always_inline]] static void ask(const float* from) {
 #pragma GCC unroll 8
         for (int i = 0; i < floats; i += 16) __builtin_prefetch(from + i, 0, 2);
     }
 
-    // sums[R][V] += a[R][count] * rows, where `row(k)` yields V vectors.
+    // Computes sums[R][V] += a[R][count] * rows, where `row(k)` returns V vectors.
     template <int R, int V, typename Row>
     [[gnu::always_inline]] static void accumulate(Vec (&sums)[R][V], const float* a, int lda, int count, Row row) {
         for (int k = 0; k < count; ++k) {
@@ -449,7 +455,7 @@ class Attention {
         }
     }
 
-    // tile_[R][vectors] = queries[R][dim_] * keys_.
+    // Computes tile_[R][vectors] = queries[R][dim_] * keys_.
     template <int R, bool Ahead, int V = columns_of<R>()>
     void score(const float* queries, int vectors, int column = 0) {
         for (; vectors >= V; vectors -= V, column += V * kWidth) {
@@ -471,7 +477,8 @@ class Attention {
             if (vectors) score<R, Ahead, V / 2>(queries, vectors, column);
     }
 
-    // Turns scores in tile_ into weights relative to the largest score so far; decay_ takes what sums before shrink by.
+    // Turns scores in tile_ into weights relative to the largest score so far, and stores the factor for earlier sums
+    // in decay_.
     template <int R>
     void update_softmax(const int* seen, int vectors, const Sums& sums) {
         std::fill(decay_, decay_ + kWidth, 0.0f);
@@ -502,7 +509,7 @@ class Attention {
         }
     }
 
-    // values[R][width_] = values * decay_ + tile_[R][count] * values_.
+    // Computes values[R][width_] = values * decay_ + tile_[R][count] * values_.
     template <int R, bool Ahead, int V = columns_of<R>()>
     void add_values(int count, float* values, int column = 0) {
         for (; column + V * kWidth <= width_; column += V * kWidth) {
@@ -533,37 +540,37 @@ class Attention {
     const int layer_;
     const Rows& rows_;
     const int heads_;
-    const int ratio_;             // query heads of a KV head
-    const int dim_, width_;       // width_: dim_ in whole vectors
-    const std::ptrdiff_t plane_;  // from a slot's key to its value
+    const int ratio_;             // query heads per KV head
+    const int dim_, width_;       // width_: dim_ rounded up to whole vectors
+    const std::ptrdiff_t plane_;  // floats from a slot's key to its value
     const float factor_;
 
-    int tokens_ = 1;  // of an item at most
+    int tokens_ = 1;  // most tokens of an item
     bool is_split_ = false;
     int num_items_ = 0, num_long_ = 0, num_merges_ = 0;
-    int grain_ = 1;  // one-row items that a lane takes at once, so that it knows what it reads next
+    int grain_ = 1;  // one-row items that a lane takes at once, so that it can prefetch the next one
 
     float* queries_;  // [rows][width_], times factor_
     float* tile_;     // [kGroup][kTile]: scores, then weights
     float* keys_;     // [dim_][kTile]
     float* staged_;   // [kTile][width_]
-    float* mask_;     // kTile ones and kTile zeros
-    float decay_[kWidth];  // of the rows of a group
+    float* mask_;     // kTile ones, then kTile zeros
+    float decay_[kWidth];  // one factor per row of a group
     Sums total_, segment_;
-    const float* values_[kTile];  // of the slots of the tile
-    const float* next_[kTile];  // keys of the tile that comes after
+    const float* values_[kTile];  // values of the tile's slots
+    const float* next_[kTile];  // keys of the following tile
     std::size_t own_floats_, lane_floats_;
     float* lanes_;  // scratch of lane 0
 };
 
-// Floats of scratch per lane, a multiple of 16.
+// Returns the floats of scratch per lane, a multiple of 16.
 inline std::size_t attention_scratch_floats(const Pool& pool, int heads) {
     return Attention::scratch_floats(pool, heads);
 }
 
-// `query` [T][ldq], head h of a row at column h * head_dim, and so `out` [T][ldo]. All lanes call it; ends without
-// waiting. `scratch` is this lane's part of one array, in which the lanes' parts lie attention_scratch_floats apart in
-// the order of their ranks, because lanes read each other's.
+// Computes attention from `query` [T][ldq] to `out` [T][ldo], both with head h of a row at column h * head_dim. All
+// lanes call it; no barrier at the end. `scratch` is this lane's part of one array in which the lanes' parts are
+// attention_scratch_floats apart, in the order of their ranks, because lanes read each other's parts.
 inline void attention(Lane& lane, const float* query, int ldq, const Pool& pool, int layer, const Rows& rows,
                       int heads, float scale, float* out, int ldo, float* scratch) {
     Attention(query, ldq, pool, layer, rows, heads, scale, out, ldo).run(lane, scratch);

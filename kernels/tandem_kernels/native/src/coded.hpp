@@ -1,9 +1,8 @@
-// Weights that lie in memory in fewer bits than a float has, and the very floats they stand for; owns no memory and
-// sums nothing.
+// Decodes weights that are stored losslessly in fewer bits than a float.
 //
-// A decode step reads every weight once and computes little with it, so that bytes are its time. Checkpoints seldom
-// hold 32 bits of information in a weight: bfloat16 has 16, a file of 4-bit blocks has 5. Packing keeps a matrix that
-// way where each float comes back bit by bit, and products widen it in registers.
+// A decode step reads every weight once and computes little with it, so its time is proportional to the bytes read.
+// Checkpoints seldom hold 32 bits of information per weight: bfloat16 has 16, a file of 4-bit blocks has 5. Packing
+// keeps a matrix in fewer bits if every float can be restored bit by bit, and products widen it in registers.
 #pragma once
 
 #include <bit>
@@ -17,22 +16,22 @@
 
 namespace tandem {
 
-constexpr int kCodedVectors = 2;  // of columns, which `each` yields at once
+constexpr int kCodedVectors = 2;  // vectors of columns that `each` yields at once
 constexpr int kCodedColumns = kCodedVectors * kWidth;
 
-// What a pass over a panel asks for beforehand, into the cache of second level: what lies a constant distance ahead
-// and, towards the end of the panel, the beginning of the one that the lane will take next.
+// Prefetches weights into the L2 cache during a pass over a panel: the lines a constant distance ahead and, towards the
+// end of the panel, the beginning of the panel that the lane will take next.
 class CodedAhead {
   public:
-    // `next` begins another panel of as many bytes as this one, which ends at `end`.
+    // The current panel ends at `end`; `next` is the begin of the next panel, which has as many bytes.
     CodedAhead(const char* end, const char* next) : end_(end), next_(next) {}
 
-    // The line of `p`.
+    // Prefetches one line, kDistance ahead of `p`.
     void request(const void* p) const {
         const char* place = static_cast<const char*>(p) + kDistance;
         __builtin_prefetch(place < end_ ? place : next_ + (place - end_), 0, 2);
     }
-    // The lines of kCodedColumns words from `p` on.
+    // Prefetches the lines of kCodedColumns words, kDistance ahead of `p`.
     void request_words(const std::uint32_t* p) const {
         for (int c = 0; c < kCodedColumns; c += kLineWords) request(p + c);
     }
@@ -43,8 +42,8 @@ class CodedAhead {
     const char *end_, *next_;
 };
 
-// Where code j of a word of eight begins: the low halves of its bytes, then the high ones, so that a mask yields four
-// neighbours as bytes.
+// Bit offset of code j in a word of eight: the low halves of the bytes, then the high halves, so that one mask yields
+// four neighbours as bytes.
 constexpr int four_shift(int j) { return j < 4 ? 8 * j : 8 * (j - 4) + 4; }
 
 // Components [begin, end) of columns [first, first + kCodedColumns) of a panel.
@@ -52,11 +51,11 @@ struct Part {
     int panel, first, begin, end;
 };
 
-// Each coding's `each(w, part, ahead, use)` calls `use(i, weights)` for the components i of a part in ascending order.
-// The part begins at a multiple of kCodedStep.
+// Every format has `each(w, part, ahead, use)`, which calls `use(i, weights)` for the components i of a part in
+// ascending order. The part begins at a multiple of kCodedStep.
 constexpr int kCodedStep = 32;
 
-// Panels [k][kPanel] of the upper halves of floats.
+// bfloat16 weights: panels [k][kPanel] of the upper halves of floats.
 struct Bfloats {
     template <typename Use>
     static inline void each(const Matrix& w, const Part& part, const CodedAhead& ahead, Use use) {
@@ -72,7 +71,8 @@ struct Bfloats {
     }
 };
 
-// Panels [k / 4][kPanel] of words of four bytes `value + 128`: weight = scale * value. As int8 products read them.
+// 8-bit weights: panels [k / 4][kPanel] of words of four bytes `value + 128`, with weight = scale * value. Int8
+// products read the same panels.
 struct Eights {
     static constexpr int kPerWord = 4;
 
@@ -106,9 +106,9 @@ struct Eights {
     }
 };
 
-// Groups of kCodedStep components, each a record: words [kCodedStep / 8][kPanel] of eight codes of 4 bits, then `step`
-// and `base` [kPanel] in half precision: weight = fma(step, code, base). The product is exact, so that a multiplication
-// and an addition, as of a file's own blocks, yield the same.
+// 4-bit weights: a record for each group of kCodedStep components, with words [kCodedStep / 8][kPanel] of eight 4-bit
+// codes, then `step` and `base` [kPanel] in half precision; weight = fma(step, code, base). The product is exact, so a
+// separate multiplication and addition, as in the file's own format, give the same weight.
 struct FourRecord {
     static constexpr int kPerWord = 8;
     std::uint32_t words[kCodedStep / kPerWord][kPanel];
@@ -155,7 +155,7 @@ struct Fours {
     }
 };
 
-// Calls `work` with the coding of `w`, which is not kFloat.
+// Calls `work` with the decoder of the format of `w`, which is not kFloat.
 template <typename Work>
 inline auto with_coding(const Matrix& w, Work work) {
     switch (w.coding) {
@@ -181,7 +181,7 @@ inline const char* panel_at(const Matrix& w, int panel) {
 
 inline CodedAhead ahead_of(const Matrix& w, int panel, int next) { return {panel_at(w, panel + 1), panel_at(w, next)}; }
 
-// The floats [end - begin][kPanel] of components [begin, end) of one panel.
+// Decodes components [begin, end) of one panel to floats `out` [end - begin][kPanel].
 inline void widen_panel(const Matrix& w, int panel, int begin, int end, const CodedAhead& ahead, float* out) {
     with_coding(w, [&]<typename Codes>(Codes) {
         for (int first = 0; first < kPanel; first += kCodedColumns)
@@ -215,7 +215,7 @@ inline float weight_at(const Matrix& w, std::int64_t column, int i) {
     }
 }
 
-// Row `column` of an embedding table [n][k] that is also a matrix of weights, to `out` [k].
+// Decodes row `column` of an embedding table [n][k], which is packed like a weight matrix, to `out` [k].
 inline void embed_row(const Matrix& w, std::int64_t column, float* out) {
     for (int i = 0; i < w.k; ++i) out[i] = weight_at(w, column, i);
 }

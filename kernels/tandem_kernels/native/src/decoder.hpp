@@ -1,8 +1,8 @@
-// One forward pass of a decoder of the Llama family over paged KV, all layers in one run of a team; never samples and
-// owns no weights, only the buffers between operators.
+// Runs the forward pass of a Llama-family decoder over paged KV, all layers in one run of a team. A decoder owns the
+// buffers between operators, but not the weights.
 //
-// The meaning is `tandem.runtime.models.decoder`. Lanes run through the same operators in step; a wait stands where an
-// operator reads what another lane may have written.
+// The reference is `tandem.runtime.models.decoder`. All lanes execute the same sequence of operators; a barrier
+// precedes an operator that reads what another lane may have written.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct Shape {
 struct Layer {
     const float* attention_norm;
     Matrix qkv;
-    const float* query_norm;  // null without it, as key_norm
+    const float* query_norm;  // null if the model has no head norms, like key_norm
     const float* key_norm;
     Matrix output;
     const float* mlp_norm;
@@ -35,7 +35,7 @@ struct Layer {
     Matrix down;
 };
 
-// Rows of one step. `positions` index `cos` and `sin`, `[max_position, head_dim / 2]`.
+// Rows of one step. `positions` are indices into `cos` and `sin`, `[max_position, head_dim / 2]`.
 struct Step {
     const std::int64_t* tokens;
     const std::int64_t* positions;
@@ -47,7 +47,7 @@ struct Step {
     const float* sin;
 };
 
-// Memory that grows and never shrinks; contents are not kept when it grows.
+// Memory that grows and never shrinks; growing discards the content.
 template <typename T>
 class Buffer {
   public:
@@ -68,7 +68,7 @@ class Buffer {
     std::size_t size_ = 0;
 };
 
-// Rows as the input of products: `prepare` each after `reserve`, then `multiply` them. These are read as they are.
+// Float rows as the input of products: call `reserve`, then `prepare` for each row, then `multiply`.
 class FloatRows {
   public:
     static constexpr bool kIsPlain = true;
@@ -81,12 +81,12 @@ class FloatRows {
     std::size_t bytes() const { return 0; }
 };
 
-// Rows as int8 values, for integer products.
+// Rows quantised to int8 as the input of integer products; the interface of FloatRows.
 class QuantizedRows {
   public:
     static constexpr bool kIsPlain = false;
 
-    // For so many rows of at most `width` components.
+    // Reserves memory for `rows` rows of at most `width` components.
     void reserve(std::size_t rows, int width) {
         values_.at_least(rows * width);
         scales_.at_least(rows * width / kRowGroup);
@@ -106,22 +106,22 @@ class QuantizedRows {
     Buffer<std::int32_t> sums_;
 };
 
-// A decoder whatever its products are.
+// Interface of decoders, independent of the type of their products.
 class AnyDecoder {
   public:
     virtual ~AnyDecoder() = default;
     // Writes the KV of the step's rows to the pool and their last hidden states to `hidden` [num_rows, hidden].
     virtual void forward(Team& team, const Step& step, float* hidden) = 0;
-    // Next-token logits [num_rows, vocab] of hidden rows.
+    // Computes next-token logits [num_rows, vocab] of hidden rows.
     virtual void logits(Team& team, const float* hidden, int num_rows, float* out) = 0;
-    // Private memory between operators.
+    // Returns the bytes of the buffers between operators.
     virtual std::size_t buffer_bytes() const = 0;
 };
 
 template <typename Input>
 class Decoder final : public AnyDecoder {
   public:
-    // `embeddings` are [vocab, hidden], null where they are the head's weights; all weights must outlive this object.
+    // `embeddings` are [vocab, hidden], null if they are the head's weights; all weights must outlive this object.
     Decoder(const Shape& shape, std::vector<Layer> layers, const float* norm, const Matrix& head,
             const float* embeddings)
         : shape_(shape), layers_(std::move(layers)), norm_(norm), head_(head), embeddings_(embeddings) {}
@@ -176,7 +176,7 @@ class Decoder final : public AnyDecoder {
 
     int qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
 
-    // Floats of one lane, a whole number of cache lines so that lanes share none.
+    // Scratch floats of one lane, a whole number of cache lines, so that lanes share none.
     std::size_t scratch_stride(const Pool& pool) const {
         return (attention_scratch_floats(pool, shape_.heads) + 15) / 16 * 16;
     }
@@ -202,7 +202,7 @@ class Decoder final : public AnyDecoder {
         add_product(lane, work.inner, rows, layer.down, x);
     }
 
-    // x += in * W^T; waits at its end.
+    // Computes x += in * W^T, with a barrier at the end.
     void add_product(Lane& lane, const float* in, int rows, const Matrix& weights, float* x) {
         if constexpr (!Input::kIsPlain) {
             lane.share(rows, kRowGrain, [&](int begin, int end) {
@@ -214,7 +214,7 @@ class Decoder final : public AnyDecoder {
         lane.wait();
     }
 
-    // Normalised rows, ready to be the input of a product.
+    // Normalises rows and prepares them as the input of a product.
     void normalise(Lane& lane, const float* x, int rows, const float* weight, float* out) {
         const int width = shape_.hidden;
         lane.share(rows, kRowGrain, [&](int begin, int end) {
@@ -226,7 +226,7 @@ class Decoder final : public AnyDecoder {
         });
     }
 
-    // Normalises (where the model does) and rotates queries in place; keys and values go to the pool.
+    // Normalises (if the model has head norms) and rotates queries in place, and writes keys and values to the pool.
     void place(Lane& lane, const Step& step, const Layer& layer, int index, float* qkv) {
         const Shape& s = shape_;
         const int dim = s.head_dim;

@@ -1,4 +1,4 @@
-// Digests of slabs of KV blocks as `tandem_kernels.contract` defines them; never compares them.
+// Computes digests of slabs of KV blocks as `tandem_kernels.contract` defines them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ constexpr std::uint64_t kDigestMultiplier = 0xBF58476D1CE4E5B9u;
 constexpr std::uint64_t kDigestHead = 0x94D049BB133111EBu;
 constexpr std::uint64_t kDigestBlock = 0xD6E8FEB86659FD93u;
 
-// Words shifted with their sign, as the contract says.
+// The shift copies the sign bit, as the contract requires.
 inline std::uint64_t mix(std::uint64_t word, std::uint64_t salt) {
     const std::uint64_t x = (word ^ salt) * kDigestMultiplier;
     return x ^ static_cast<std::uint64_t>(static_cast<std::int64_t>(x) >> 32);
@@ -18,7 +18,7 @@ inline std::uint64_t mix(std::uint64_t word, std::uint64_t salt) {
 
 inline std::uint64_t slab_digest(const std::uint64_t* words, std::uint64_t count, std::int64_t head,
                                  std::int64_t block_index) {
-    // The sum is free in its order: strands that do not wait for each other, which the compiler makes vectors of.
+    // The sum may be taken in any order: independent partial sums, which the compiler vectorises.
     constexpr int kStrands = 32;
     std::uint64_t sums[kStrands] = {};
     std::uint64_t j = 0;

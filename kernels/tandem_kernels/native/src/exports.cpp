@@ -1,4 +1,4 @@
-// What Python calls, as plain C: teams, decoders, and each kernel by itself; never throws across the boundary.
+// Exports teams, decoders and single kernels to Python as C functions; no exception crosses the boundary.
 //
 // `tandem_kernels.native.library` declares the same structs and functions.
 #include <cstdint>
@@ -23,7 +23,7 @@ struct DecoderSpec {
     const Layer* layers;
     const float* norm;
     Matrix head;
-    const float* embeddings;  // [vocab, hidden]; null: the head's weights
+    const float* embeddings;  // [vocab, hidden]; null if they are the head's weights
     int quantizes_rows;
 };
 

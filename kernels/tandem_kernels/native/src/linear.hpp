@@ -1,10 +1,10 @@
-// Products of rows with the weights of linear layers, in fp32; owns no memory, and never lets an element's bits depend
-// on the rows beside it, on the number of lanes or on the width of vectors.
+// Multiplies rows with the weights of linear layers in fp32. The bits of an element do not depend on other rows, on the
+// number of lanes or on the vector width.
 //
-// Every element is one chain of fused multiply-adds over ascending k that begins at zero, then its epilogue. The chain
-// stays in a register: tiles as those of GotoBLAS (Goto and van de Geijn, 2008), but with x read in place through
-// broadcasts and with weights that were packed beforehand. Only between parts of a panel that became floats first does
-// it lie in memory.
+// Every element is one chain of fused multiply-adds over ascending k that begins at zero, followed by the epilogue. The
+// chain stays in a register, in tiles like those of GotoBLAS (Goto and van de Geijn, 2008), but with x read in place
+// through broadcasts and with weights packed beforehand. It is stored to memory only between parts of a panel whose
+// weights are widened to floats first.
 #pragma once
 
 #include <algorithm>
@@ -25,25 +25,25 @@ constexpr int kTileRows = 14;  // 28 sums, 2 vectors of weights and a broadcast 
 constexpr int kTileRows = 6;  // 12 sums, 2 vectors of weights and a broadcast in 16 registers
 #endif
 
-// Vectors of columns that a tile of `rows` rows sums in one pass over its panel.
+// Returns the vectors of columns that a tile of `rows` rows sums in one pass over its panel.
 constexpr int tile_vectors(int rows) {
     constexpr int kAll = kPanel / kWidth;
     return kAll <= 2 || rows <= kTileRows / 2 ? kAll : kAll / 2;
 }
 
-// Weights that a pass over a panel asks for beforehand, into the cache of second level. kSame: its own panel's, a
-// constant distance ahead. kNext: a slice of the panel that the lane will take next, so that memory is busy during all
-// passes over a panel and not only the first. Asking twice for a line costs as much as a load, asking beyond the end
-// of memory nothing.
+// Weights that a pass over a panel prefetches into the L2 cache. kSame: those of its own panel, a constant distance
+// ahead. kNext: a slice of the panel that the lane will take next, so that memory is busy during all passes over a
+// panel and not only during the first. Prefetching a line twice costs as much as a load; prefetching beyond the end of
+// memory costs nothing.
 enum class Ahead { kSame, kNext };
-constexpr int kDistance = 40;  // of k, 5 KiB
-constexpr int kBlock = 8;      // of k, between two requests for lines of the next panel
+constexpr int kDistance = 40;  // components, 5 KiB
+constexpr int kBlock = 8;      // components between two prefetches from the next panel
 constexpr int kLine = 16;      // floats of a cache line
 
 inline void request(const float* line) { __builtin_prefetch(line, 0, 2); }
 
-// sums[R][kPanel] = x[R][k] * panel, or += where the chain `continues`; kNext asks for `next_lines` lines from `next`
-// on every kBlock.
+// Computes sums[R][kPanel] = x[R][k] * panel, or += if the chain `continues`; kNext prefetches `next_lines` lines from
+// `next` on in every kBlock.
 template <int R, Ahead kAhead>
 void sum_tile(const float* x, std::ptrdiff_t ldx, const float* panel, int k, const float* next, int next_lines,
               bool continues, float* sums) {
@@ -92,14 +92,15 @@ constexpr std::array<SumTile, sizeof...(R)> sum_tiles(std::integer_sequence<int,
     return {sum_tile<R + 1, kAhead>...};
 }
 
-// Entry r takes r + 1 rows. Not `inline`: all libraries of a process would share one such variable, however built.
+// Entry r handles r + 1 rows. Not `inline`: the libraries of a process would share an inline variable although they
+// were built differently.
 using TileRows = std::make_integer_sequence<int, kTileRows>;
 constexpr std::array<SumTile, kTileRows> kSumTilesSame = sum_tiles<Ahead::kSame>(TileRows());
 constexpr std::array<SumTile, kTileRows> kSumTilesNext = sum_tiles<Ahead::kNext>(TileRows());
 
-// Rows of a tile that multiplies coded weights straight from their codes, and how many such tiles pass over a panel.
-// For more rows the floats of the panel, or of a large part of it, are written to the cache of second level first,
-// where all tiles read them.
+// Rows of a tile that multiplies coded weights directly from their codes, and the largest number of such tiles for a
+// panel. For more rows the panel, or a large part of it, is widened to floats in the L2 cache first, where all tiles
+// read it.
 #if defined(__AVX512F__)
 constexpr int kCodedRows = 10;  // 20 sums, and 10 for codes, steps, bases, weights and a broadcast
 #else
@@ -108,7 +109,7 @@ constexpr int kCodedRows = 3;
 constexpr int kCodedTiles = 2;
 constexpr int kWidened = 768;  // components, 96 KiB
 
-// As sum_tile, over the codes of a panel.
+// Computes what sum_tile does from the codes of a panel.
 template <typename Codes, int R>
 void sum_coded_tile(const float* x, std::ptrdiff_t ldx, const Matrix& w, int panel, const CodedAhead& ahead,
                     float* sums) {
@@ -148,7 +149,7 @@ inline void sum_coded_rows(const float* x, int ldx, int rows, const Matrix& w, i
     });
 }
 
-// sums[rows][kPanel] of up to kGroupRows rows times a panel of codes, which become floats first.
+// Computes sums[rows][kPanel] of up to kGroupRows rows times a panel of codes, which are widened to floats first.
 inline void sum_widened(const float* x, int ldx, int rows, const Matrix& w, int panel, const CodedAhead& ahead,
                         float* sums) {
     const int tiles = (rows + kTileRows - 1) / kTileRows;
@@ -164,17 +165,18 @@ inline void sum_widened(const float* x, int ldx, int rows, const Matrix& w, int 
     }
 }
 
-// Rows of a tile at most. Rows a multiple of 4 KiB apart share one set of a cache of first level, of 8 ways.
+// Returns the largest number of rows of a tile. Rows a multiple of 4 KiB apart map to one set of the L1 cache, which
+// has 8 ways.
 inline int most_tile_rows(int ldx) { return ldx % 1024 == 0 && kTileRows > 8 ? 8 : kTileRows; }
 
-// Rows [begin, end) of a product with one panel of floats [k][kPanel]; `next` is the panel that this lane will probably
+// Multiplies rows [begin, end) with one panel of floats [k][kPanel]; `next` is the panel that this lane will probably
 // take next.
 inline void multiply_panel(const float* x, int ldx, int begin, int end, const float* panel, const float* next, int k,
                            const PanelOutput& output) {
     const int most = most_tile_rows(ldx), tiles = (end - begin + most - 1) / most;
     const int passes = tiles * (kPanel / kWidth / tile_vectors((end - begin + tiles - 1) / tiles));
-    // A few narrow tiles pass over a panel so often that memory would rest most of the time. With many the slices would
-    // be below a line per block and overlap.
+    // With few narrow tiles there are several passes over a panel, and without prefetching the next panel memory would
+    // be idle in all but the first. With many tiles the slices would be less than a line per block and overlap.
     constexpr int kBlockLines = kBlock * kPanel / kLine;
     const auto& sum_tiles = kWidth < kLine && passes > 2 && passes <= kBlockLines ? kSumTilesNext : kSumTilesSame;
     const int next_lines = (kBlockLines + passes - 1) / passes;
@@ -189,7 +191,7 @@ inline void multiply_panel(const float* x, int ldx, int begin, int end, const fl
     }
 }
 
-// The same with a panel of codes.
+// Multiplies rows [begin, end) with one panel of codes.
 inline void multiply_coded_panel(const float* x, int ldx, int begin, int end, const Matrix& w, int panel, int next,
                                  const PanelOutput& output) {
     alignas(64) float sums[kGroupRows * kPanel];
@@ -206,8 +208,8 @@ inline void multiply_coded_panel(const float* x, int ldx, int begin, int end, co
 
 inline const float* floats_at(const Matrix& w, int panel) { return reinterpret_cast<const float*>(panel_at(w, panel)); }
 
-// y[m][n] (=, +=) x[m][k] * W^T (+ bias), or silu(gate) * up. All lanes call it; ends without waiting. x, y have
-// strides ldx, ldy.
+// Computes y[m][n] (=, +=) x[m][k] * W^T (+ bias), or silu(gate) * up. All lanes call it; no barrier at the end. x, y
+// have strides ldx, ldy.
 inline void linear(Lane& lane, const float* x, int ldx, int m, const Matrix& w, float* y, int ldy, Into into) {
     const int panels = w.num_panels(), groups = (m + kGroupRows - 1) / kGroupRows, items = groups * panels;
     const bool is_coded = w.coding != Coding::kFloat;

@@ -1,10 +1,10 @@
-// Products of int8 rows with weights of 8 or 4 bits of linear layers; owns no memory, and never lets an element's bits
-// depend on the rows beside it, on the number of lanes or on the machine's instructions.
+// Multiplies int8 rows with 8-bit or 4-bit weights of linear layers. The bits of an element do not depend on other
+// rows, on the number of lanes or on the machine's instructions.
 //
-// The meaning is `tandem_kernels.reference.linear_int8`, of 4-bit codes `reference.codes`: products of a row's group are
-// summed as integers, exactly; groups of a row and then groups of weights are added in ascending order by one fused
-// multiply-add each. Weights of 8 bits lie in memory as value + 128, because the machine's fourfold products take one
-// unsigned factor; what that adds to a group is known before the weights are read.
+// The reference is `tandem_kernels.reference.linear_int8`, for 4-bit codes `tandem_kernels.reference.int4`. Products
+// within a group of a row are summed exactly, as integers; groups of a row and then groups of weights are added in
+// ascending order by one fused multiply-add each. 8-bit weights are stored as value + 128, because the machine's
+// four-way dot products take one unsigned factor; the resulting excess of a group is known from the row alone.
 #pragma once
 
 #include <array>
@@ -23,16 +23,16 @@
 namespace tandem {
 
 constexpr int kRowGroup = 32;     // components of a row that share a scale
-constexpr int kQuad = 4;          // components that one product of vectors sums
+constexpr int kQuad = 4;          // components that one vector dot product sums
 constexpr int kQuads = kRowGroup / kQuad;
 constexpr float kLevels = 127;    // largest quantised magnitude
-constexpr int kWeightZero = 128;  // what a weight of zero is in memory
+constexpr int kWeightZero = 128;  // stored value of a zero weight
 
-// Ints: kWidth sums. Columns: the quads of kWidth columns. Quad: one quad of a row, for all columns.
-// A path without the fourfold product multiplies pairs of int16, components 0 and 2 and then 1 and 3 of a quad, since
-// a column's bytes are split that way by one mask and one shift. Activations lie in memory as that needs them.
-// `kept` is a value in a register, here: left to itself the compiler reorders integer sums until registers run out, or
-// reads a vector of weights anew for every row.
+// Ints: kWidth sums. Columns: the quads of kWidth columns. Quad: one quad of a row, broadcast to all columns. Without a
+// four-way dot product, pairs of int16 are multiplied: components 0 and 2, then 1 and 3 of a quad, because one mask and
+// one shift split a column's bytes that way. Activations are stored in the order that this needs. `kept` forces a value
+// into a register at this point; otherwise the compiler reorders integer sums until registers run out, or reloads a
+// vector of weights for every row.
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 
 #define TANDEM_QUAD_PRODUCT 1
@@ -122,7 +122,7 @@ inline Ints dot(Ints sum, const Columns& w, const Quad& x) {
     return dot_pair(dot_pair(sum, w.even, x.even), w.odd, x.odd);
 }
 
-#else  // any machine
+#else  // any other machine
 
 using Activation = std::int8_t;
 constexpr int kQuadOrder[kQuad] = {0, 1, 2, 3};
@@ -172,16 +172,16 @@ inline const std::uint8_t* bytes_of(const Matrix& w, int panel) {
 struct Int8Rows {
     Activation* values;     // [m][k], each quad in kQuadOrder
     float* scales;          // [m][k / kRowGroup]
-    std::int32_t* sums;     // [m][k / kRowGroup]: of a group's values
+    std::int32_t* sums;     // [m][k / kRowGroup]: sum of a group's values
     int k;
 };
 
-// Quantises `x` [k] as row `row`. A group of zeros, or one that is not finite, has zeros for values; the scale of the
-// latter makes its products NaN.
+// Quantises `x` [k] to row `row`. The values of a group that is all zeros or not finite are zeros; the scale of a group
+// that is not finite makes its products NaN.
 inline void quantize_row(const float* x, int row, const Int8Rows& out) {
     const int groups = out.k / kRowGroup;
     for (int g = 0; g < groups; ++g, x += kRowGroup) {
-        // Magnitudes compare as their bits do, and a NaN passes for the largest.
+        // Magnitudes are ordered like their bits, and a NaN compares as the largest.
         std::int32_t largest = 0;
         for (int i = 0; i < kRowGroup; ++i) {
             const std::int32_t magnitude = std::bit_cast<std::int32_t>(x[i]) & 0x7fffffff;
@@ -192,7 +192,7 @@ inline void quantize_row(const float* x, int row, const Int8Rows& out) {
         if (scale > 0.0f && scale < std::numeric_limits<float>::infinity())
             for (int i = 0; i < kRowGroup; i += kWidth) {
                 const Vec q = round(div(load(x + i), splat(scale)));
-                // Scales of subnormal numbers are coarse, so that a quotient may pass kLevels.
+                // Subnormal scales are coarse, so a quotient may exceed kLevels.
                 store(quotients + i, max(min(q, splat(kLevels)), splat(-kLevels)));
             }
         std::int32_t sum = 0;
@@ -207,7 +207,7 @@ inline void quantize_row(const float* x, int row, const Int8Rows& out) {
     }
 }
 
-// Quantises `m` rows. All lanes call it; ends without waiting.
+// Quantises `m` rows. All lanes call it; no barrier at the end.
 inline void quantize_rows(Lane& lane, const float* x, int ldx, int m, const Int8Rows& out) {
     lane.share(m, 4, [&](int begin, int end) {
         for (int r = begin; r < end; ++r) quantize_row(x + std::size_t(r) * ldx, r, out);
@@ -215,12 +215,12 @@ inline void quantize_rows(Lane& lane, const float* x, int ldx, int m, const Int8
 }
 
 #if defined(__AVX512F__)
-constexpr int kInt8TileRows = 8;  // 16 parts and nearly as many sums, which wait outside of registers
+constexpr int kInt8TileRows = 8;  // 16 integer parts in registers, and nearly as many float sums in memory
 #else
 constexpr int kInt8TileRows = 4;  // 8 parts, 4 halves of weights and 2 broadcasts in 16 registers
 #endif
 
-// Vectors of columns that a tile of `rows` rows sums in one pass over its panel.
+// Returns the vectors of columns that a tile of `rows` rows sums in one pass over its panel.
 constexpr int int8_tile_vectors(int rows) {
     constexpr int kAll = kPanel / kWidth;
     return kAll <= 2 || rows == 1 ? kAll : 2;
@@ -230,8 +230,8 @@ constexpr int kLineBytes = 64;
 constexpr int kInt8Ahead = 4096;  // bytes
 static_assert(kRowGroup == kCodedStep);
 
-// sums[R][kPanel] = R rows from `row` on, times a panel of bytes. Asks for `ahead_lines` lines from `ahead` on in every
-// group of components, so that memory is busy during all passes over a panel.
+// Computes sums[R][kPanel] of R rows from `row` on times a panel of bytes. Prefetches `ahead_lines` lines from `ahead`
+// on in every group of components, so that memory is busy during all passes over a panel.
 template <int R>
 void sum_int8_tile(const Int8Rows& x, int row, const Matrix& w, int panel, const std::uint8_t* ahead,
                    int ahead_lines, float* sums) {
@@ -286,7 +286,7 @@ void sum_int8_tile(const Int8Rows& x, int row, const Matrix& w, int panel, const
     }
 }
 
-// The same with a panel of 4-bit codes, whose groups are those of the row.
+// Computes the same sums with a panel of 4-bit codes, whose groups are those of the row.
 template <int R>
 void sum_int4_tile(const Int8Rows& x, int row, const Matrix& w, int panel, const std::uint8_t* ahead, int ahead_lines,
                    float* sums) {
@@ -356,12 +356,12 @@ constexpr std::array<SumInt8Tile, sizeof...(R)> sum_int4_tiles(std::integer_sequ
     return {sum_int4_tile<R + 1>...};
 }
 
-// Entry r takes r + 1 rows. Not `inline`, as kSumTilesSame is not.
+// Entry r handles r + 1 rows. Not `inline`, for the same reason as kSumTilesSame.
 using Int8TileRows = std::make_integer_sequence<int, kInt8TileRows>;
 constexpr std::array<SumInt8Tile, kInt8TileRows> kSumInt8Tiles = sum_int8_tiles(Int8TileRows());
 constexpr std::array<SumInt8Tile, kInt8TileRows> kSumInt4Tiles = sum_int4_tiles(Int8TileRows());
 
-// Rows [begin, end) of a product with one panel; `next` is the panel that this lane will probably take next.
+// Multiplies rows [begin, end) with one panel; `next` is the panel that this lane will probably take next.
 inline void multiply_int8_panel(const Int8Rows& x, int begin, int end, const Matrix& w, int panel, int next,
                                 const PanelOutput& output) {
     const std::size_t bytes = panel_bytes(w);
@@ -373,7 +373,8 @@ inline void multiply_int8_panel(const Int8Rows& x, int begin, int end, const Mat
     for (int t = 0; t < tiles; ++t) {
         const int row = begin + part_begin(end - begin, t, tiles);
         const int rows = begin + part_begin(end - begin, t + 1, tiles) - row;
-        // One pass is about as fast as memory and asks a little ahead; several share the lines of the next panel.
+        // A single pass is about as fast as memory and prefetches its own panel; several passes prefetch a slice of the
+        // next panel each.
         const std::uint8_t* slice = bytes_of(w, next) + bytes / tiles * t;
         const std::uint8_t* ahead = passes == 1 ? bytes_of(w, panel) + kInt8Ahead : slice;
         sum_tiles[rows - 1](x, row, w, panel, ahead, (lines + passes - 1) / passes, sums);
@@ -381,8 +382,8 @@ inline void multiply_int8_panel(const Int8Rows& x, int begin, int end, const Mat
     }
 }
 
-// y[m][n] (=, +=) x[m][k] * W^T (+ bias), or silu(gate) * up, as the `linear` of floats; weights are kEight or
-// kFour. All lanes call it; ends without waiting.
+// Computes y[m][n] (=, +=) x[m][k] * W^T (+ bias), or silu(gate) * up, like `linear` for float rows; weights are kEight
+// or kFour. All lanes call it; no barrier at the end.
 inline void linear(Lane& lane, const Int8Rows& x, int m, const Matrix& w, float* y, int ldy, Into into) {
     const int panels = w.num_panels(), blocks = (m + kGroupRows - 1) / kGroupRows, items = blocks * panels;
     const int grain = grain_of(items, lane.size());

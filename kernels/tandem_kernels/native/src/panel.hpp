@@ -1,7 +1,7 @@
-// Panels of weights, and what becomes of the sums of one; owns no memory and multiplies nothing.
+// Defines the panel layout of weights, and the epilogue that writes the sums of a panel to the output.
 //
-// A linear layer's weights [n][k] lie in panels of kPanel columns (output features), each a stream of its own. Products
-// fill `sums` [rows][kPanel] of a panel and `PanelOutput` takes them to where they belong.
+// A linear layer's weights [n][k] are stored in panels of kPanel columns (output features), each read as one stream.
+// Products fill `sums` [rows][kPanel] of a panel, and `PanelOutput` applies the epilogue and stores them.
 #pragma once
 
 #include <cstddef>
@@ -14,39 +14,40 @@ namespace tandem {
 
 constexpr int kPanel = 32;
 
-// Rows that go over a panel together, so that x stays near too; a whole prompt makes many items of them.
+// Rows that are multiplied with a panel together, so that x stays in the cache; a whole prompt is many such items.
 constexpr int kGroupRows = 140;
 
-// How weights lie in a panel. All but kFloat hold the same numbers in fewer bits, see coded.hpp.
+// Storage format of weights in a panel. All but kFloat hold the weights in fewer bits, see coded.hpp.
 enum class Coding { kFloat, kBfloat, kEight, kFour };
 
 struct Matrix {
     Coding coding;
     const void* panels;   // [ceil(n / kPanel)] panels, columns beyond n zero
-    const float* scales;  // of kEight: [ceil(n / kPanel)][k / group][kPanel]
-    const float* bias;    // [n] or null; for kSwiGlu laid out as the columns of the panels are, filling too
+    const float* scales;  // for kEight: [ceil(n / kPanel)][k / group][kPanel]
+    const float* bias;    // [n] or null; for kSwiGlu in the order of the panels' columns, padding included
     int n, k;
-    int group;  // components of a column that share a scale; of kEight
+    int group;  // for kEight: components of a column that share a scale
 
     int num_panels() const { return (n + kPanel - 1) / kPanel; }
 };
 
-// kSwiGlu: each panel holds 16 gate columns and then the 16 up columns that match; yields silu(gate) * up, n / 2 wide.
+// kSwiGlu: each panel holds 16 gate columns and then the matching 16 up columns; the output is silu(gate) * up, n / 2
+// wide.
 enum class Into { kStore, kAdd, kSwiGlu };
 
 inline Vec silu(Vec x) { return div(x, add(splat(1.0f), exp(sub(zero(), x)))); }
 
-// Where part i of `parts` equal ones of [0, count) begins.
+// Begin of part i when [0, count) is divided into `parts` equal parts.
 inline int part_begin(int count, int i, int parts) { return static_cast<int>(std::int64_t(count) * i / parts); }
 
-// Items that a lane takes at once when each is over in a microsecond or so: few pieces, yet enough that no lane waits
-// long for the last.
+// Items that a lane takes at once when an item takes about a microsecond: few pieces, but enough of them that no lane
+// waits long for the last one.
 inline int grain_of(int items, int lanes) {
     const int even = items / (4 * lanes);
     return even < 1 ? 1 : even > 8 ? 8 : even;
 }
 
-// The columns of y [rows][ldy] that one panel's sums become.
+// Writes one panel's sums to its columns of y [rows][ldy].
 class PanelOutput {
   public:
     PanelOutput(const Matrix& w, int panel, float* y, int ldy, Into into) : ldy_(ldy), into_(into) {
@@ -60,7 +61,7 @@ class PanelOutput {
             std::memcpy(bias_, w.bias + panel * kPanel, (is_gated ? kPanel : columns_) * sizeof(float));
     }
 
-    // Takes `sums` of rows [row, row + rows), which it uses up.
+    // Applies the epilogue to the `sums` of rows [row, row + rows) and stores them; overwrites `sums`.
     void take(float* sums, int row, int rows) const {
         float* y = y_ + std::ptrdiff_t(row) * ldy_;
         for (int r = 0; r < rows; ++r, sums += kPanel, y += ldy_) {

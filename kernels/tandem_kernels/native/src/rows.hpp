@@ -1,7 +1,7 @@
-// What is done to one row at a time: normalisation, rotary positions, copies into the KV pool; never mixes rows.
+// Operations on single rows: normalisation, rotary positions, copies to the KV pool.
 //
-// Sums over a row are taken in kStripes interleaved partial sums, whatever the width of the machine's vectors, so that
-// every build yields the same bits.
+// Sums over a row are taken in kStripes interleaved partial sums, whatever the vector width of the machine, so that
+// every build gives the same bits.
 #pragma once
 
 #include <cstring>
@@ -37,7 +37,7 @@ inline void rms_norm(const float* x, const float* weight, float eps, int n, floa
     for (int i = 0; i < n; ++i) out[i] = weight[i] * (x[i] * factor);
 }
 
-// Rotates one head `[dim]`: component i pairs with i + dim / 2; `cos`, `sin` are `[dim / 2]`.
+// Rotates one head `[dim]`, component i with component i + dim / 2; `cos`, `sin` are `[dim / 2]`.
 inline void rotate(const float* x, const float* cos, const float* sin, int dim, float* out) {
     const int half = dim / 2;
     for (int i = 0; i < half; ++i) {
@@ -47,7 +47,7 @@ inline void rotate(const float* x, const float* cos, const float* sin, int dim, 
     }
 }
 
-// The tile row that holds one slot's key (plane 0) or value (plane 1) of a layer and head.
+// Returns the row of the pool that holds one slot's key (plane 0) or value (plane 1) of a layer and head.
 inline float* pool_row(const Pool& pool, std::int64_t slot, int head, int layer, int plane) {
     const std::int64_t block = slot / pool.block_size, offset = slot % pool.block_size;
     const std::int64_t tile = ((block * pool.kv_heads + head) * pool.layers + layer) * 2 + plane;

@@ -1,8 +1,7 @@
-// Vectors of floats of the machine's own width, and the few operations on them that kernels use; never touches memory
-// that it was not given.
+// Float vectors of the machine's width, and the operations on them that kernels use.
 //
-// Every operation is the same arithmetic at every width, so that a result depends on the order of a kernel's
-// operations and on nothing else.
+// Every operation is the same arithmetic at every width, so a result depends only on the order of a kernel's
+// operations.
 #pragma once
 
 #include <bit>
@@ -23,7 +22,7 @@ inline float from_half(std::uint16_t bits) {
     return bits >> 15 ? -magnitude : magnitude;
 }
 
-// `field<kBits, kShift>(words)`: the kBits from bit kShift on of each word, as floats.
+// `field<kBits, kShift>(words)` returns the kBits bits from bit kShift on of each word, as floats.
 template <int kBits>
 constexpr std::uint32_t kFieldMask = (1u << kBits) - 1;
 
@@ -42,14 +41,14 @@ inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec round(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-// a * 2**n for whole n in [-126, 127].
+// Returns a * 2**n for integers n in [-126, 127].
 inline Vec scale_by_power(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
 inline float max_lane(Vec a) { return _mm512_reduce_max_ps(a); }
 using Words = __m512i;
 inline Words load_words(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
 template <int kBits, int kShift>
 inline Vec field(Words w) {
-    if constexpr (kBits == 4)  // a permutation looks at no higher bits
+    if constexpr (kBits == 4)  // a permutation ignores higher bits
         return _mm512_permutexvar_ps(_mm512_srli_epi32(w, kShift), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
                                                                                 12, 13, 14, 15));
     else
@@ -62,7 +61,7 @@ inline Vec load_bfloat(const std::uint16_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-// Columns [column, column + 4) of kWidth rows, one vector each.
+// Loads columns [column, column + 4) of kWidth rows, one vector per column.
 inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
     Vec q[4];  // row 4 * i + j in quarter i of q[j]
 #pragma GCC unroll 4
@@ -135,7 +134,7 @@ inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
     out[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(c, d));
 }
 
-#else  // any machine: the compiler makes what it can of plain loops
+#else  // any other machine: plain loops, vectorised by the compiler where it can
 
 constexpr int kWidth = 8;
 struct Vec {
@@ -214,7 +213,7 @@ inline void load_columns(const float* const* rows, int column, Vec (&out)[4]) {
 
 inline Vec zero() { return splat(0.0f); }
 
-// e**x to about 1 ulp for x in [-87, 88], clamped outside: Cody-Waite reduction and a polynomial of degree 6.
+// Returns e**x to about 1 ulp for x in [-87, 88], clamped outside: Cody-Waite reduction, polynomial of degree 6.
 inline Vec exp(Vec x) {
     x = min(max(x, splat(-87.0f)), splat(88.0f));
     const Vec n = round(mul(x, splat(1.44269504088896341f)));
@@ -230,7 +229,8 @@ inline Vec exp(Vec x) {
     return scale_by_power(p, n);
 }
 
-// 2**x to about 1 ulp for x up to 127, clamped at -126: a minimax polynomial of degree 6 over [-1/2, 1/2]. 2**0 is 1.
+// Returns 2**x to about 1 ulp for x up to 127, clamped at -126: minimax polynomial of degree 6 over [-1/2, 1/2]. 2**0
+// is exactly 1.
 inline Vec exp2(Vec x) {
     x = max(x, splat(-126.0f));
     const Vec n = round(x);

@@ -1,8 +1,8 @@
-// Threads that run one function together, share its items and wait for each other; owns no data of a model.
+// Runs one function on a team of threads, with dynamic sharing of items and barriers between them.
 //
 // A step is one call of `Team::run`: every thread executes the same function with its own `Lane`, so that a whole
-// forward pass wakes the threads once. `Lane::share` deals items out as lanes ask for them, because a core of a shared
-// machine may be slow for a while; which lane computes an item must never show in the result.
+// forward pass wakes the threads once. `Lane::share` assigns items to lanes on demand, because a core of a shared
+// machine may be slow for a while; results must not depend on which lane computes an item.
 #pragma once
 
 #if defined(__linux__)
@@ -20,7 +20,7 @@
 
 namespace tandem {
 
-// The core that the caller runs on, -1 where nobody can say.
+// Returns the core that the caller runs on, -1 if the system does not report it.
 inline int current_core() {
 #if defined(__linux__)
     return sched_getcpu();
@@ -39,7 +39,7 @@ inline void relax() {
 
 class Team;
 
-// One thread's part in a run. All lanes call `share` and `wait` in the same order.
+// Handle of one thread in a run. All lanes must call `share` and `wait` in the same order.
 class Lane {
   public:
     Lane(Team& team, int rank) : team_(team), rank_(rank) {}
@@ -47,11 +47,12 @@ class Lane {
     int rank() const { return rank_; }
     int size() const;
 
-    // Calls `work(begin, end)` for pieces of [0, count) of up to `grain` items until none is left. Does not wait.
+    // Calls `work(begin, end)` for pieces of [0, count) of up to `grain` items until none is left. No barrier at the
+    // end.
     template <typename Work>
     void share(int count, int grain, Work work);
 
-    // Returns when all lanes have called it; what they wrote before is visible after.
+    // Barrier: returns when all lanes have called it. Their earlier writes are visible afterwards.
     void wait();
 
   private:
@@ -82,7 +83,7 @@ class Team {
 
     int size() const { return size_; }
 
-    // Runs `work` on every lane, the caller's thread being lane 0; returns when all have ended. One run at a time.
+    // Runs `work` on every lane, with the caller's thread as lane 0; returns when all have finished. One run at a time.
     void run(const std::function<void(Lane&)>& work) {
         if (size_ > 1) {
             std::lock_guard<std::mutex> hold(mutex_);
@@ -98,12 +99,12 @@ class Team {
   private:
     friend class Lane;
     static constexpr int kPhases = 64;
-    // How long a lane looks for the others before it sleeps. To wake up costs a virtual core some hundred microseconds,
-    // a product's share of a decode step; lanes of one run have about the same work, so a longer wait means that a
-    // partner has lost its core, and then somebody else may want this one.
+    // How long a lane spins in a barrier before it sleeps. Waking up takes a virtual core about 100 us, as long as one
+    // product of a decode step. Lanes of one run have about the same work, so a longer wait means that another lane has
+    // lost its core, and this core may be needed by another thread.
     static constexpr std::chrono::microseconds kPatience{1000};
     static constexpr std::chrono::microseconds kNone{0};
-    static constexpr int kSpins = 64;  // between two looks at the clock
+    static constexpr int kSpins = 64;  // between two readings of the clock
 
     void serve(int rank) {
         std::uint64_t seen = 0;
@@ -143,9 +144,9 @@ class Team {
         while (generation_.load(std::memory_order_acquire) == generation) generation_.wait(generation);
     }
 
-    // Whether no other lane was last seen on the caller's `core`. A system whose other cores are busy keeps lanes on
-    // one, and there a lane that looks for the others only keeps them from running: each wait of a step, some 240, then
-    // took all of the patience.
+    // Returns whether no other lane was on the caller's `core` at its last barrier. When other cores are busy, the
+    // system may schedule several lanes on one core, where a spinning lane only keeps the others from running: each of
+    // the about 240 barriers of a step then took all of kPatience.
     bool is_alone(int rank, int core) const {
         for (int other = 0; core >= 0 && other < size_; ++other)
             if (other != rank && cores_[other].load(std::memory_order_relaxed) == core) return false;
@@ -157,7 +158,7 @@ class Team {
     };
 
     const int size_;
-    std::vector<std::atomic<int>> cores_;  // where each lane was when it last arrived
+    std::vector<std::atomic<int>> cores_;  // core of each lane at its last barrier
     Counter counters_[kPhases];
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<std::uint32_t> generation_{0};
@@ -177,7 +178,7 @@ void Lane::share(int count, int grain, Work work) {
         for (int begin = 0; begin < count; begin += grain) work(begin, begin + grain < count ? begin + grain : count);
         return;
     }
-    // At most kPhases shares between two waits.
+    // At most kPhases calls of `share` between two barriers.
     std::atomic<int>& next = team_.counters_[phase_++ % Team::kPhases].next;
     for (int begin; (begin = next.fetch_add(grain, std::memory_order_relaxed)) < count;)
         work(begin, begin + grain < count ? begin + grain : count);

@@ -1,1 +1,1 @@
-"""Forward passes, one file per family of architectures; never sees a plan or samples."""
+"""Forward passes and logits of models, one file per family of architectures."""

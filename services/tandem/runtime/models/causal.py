@@ -1,4 +1,4 @@
-"""What an executor needs of a model; owns no implementation."""
+"""Define the interface through which an executor runs a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.runtime.model_config import DecoderConfig
 
 
 class CausalModel(Protocol):
-    """A causal language model over paged KV; holds weights, never KV."""
+    """Causal language model over paged KV; it holds weights, and the caller passes the KV cache."""
 
     @property
     def config(self) -> DecoderConfig: ...
@@ -21,10 +21,11 @@ class CausalModel(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Computes and stores the KV of a batch whose earlier context is in `cache`. Yields the hidden rows before the
-        final norm, `[T, hidden]`."""
+        """Compute a batch whose earlier context is in `cache`, and store its KV there.
+
+        Returns the hidden rows before the final norm, `[T, hidden]`."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Next-token logits `[rows, vocab]` of rows of `forward`; the next call may write over them."""
+        """Return next-token logits `[rows, vocab]` of rows from `forward`; the next call may overwrite them."""
         ...

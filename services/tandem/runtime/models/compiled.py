@@ -1,7 +1,8 @@
-"""The Llama family on compiled kernels, float32 or with int8 weights; never samples or plans.
+"""Run the Llama family on the compiled CPU kernels, with float32 or int8 weights.
 
-`tandem.runtime.models.decoder` is the meaning; rows agree with it up to the order of sums. Beyond that, a row's result
-is the same bits whatever shares its step: kernels keep one order of operations per row.
+`tandem.runtime.models.decoder` is the reference: rows agree with it up to the order of sums. Results are also
+batch-invariant: a row has the same bits whatever other rows share its step, because the kernels keep one order of
+operations per row.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from tandem_kernels.native.library import Team
 from tandem_kernels.reference import rope_tables
 
 _FORMAT = 4
-"""Part of the cached file's name; to be raised when what is written changes."""
+"""Version of the packed files, part of their directory's name; raise it when their content changes."""
 
 
 class CompiledModel:
-    """A `runtime.models.causal.CausalModel` in float32."""
+    """`runtime.models.causal.CausalModel` in float32 on the compiled CPU kernels."""
 
     def __init__(
         self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], packing: Packing, team: Team
     ) -> None:
-        """`weights` as `packed_weights` yields them for `packing`."""
+        """Build the decoder. `weights` are those that `packed_weights` returns for `packing`."""
         self.config = config
         self._decoder = CompiledDecoder(
             shape_of(config),
@@ -52,7 +53,7 @@ class CompiledModel:
         return torch.float32
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """As `Decoder.forward`."""
+        """Compute hidden rows as `CausalModel.forward` does."""
         end = max(batch.attention.context_lens.tolist(), default=0)
         if end > len(self._rope[0]):
             self._rope = self._tables(end)
@@ -61,11 +62,11 @@ class CompiledModel:
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.logits`."""
+        """Compute logits as `CausalModel.logits` does."""
         return self._decoder.logits(hidden.contiguous())
 
     def _tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines for at least so many positions, `[positions, head_dim / 2]` each."""
+        """Compute cosines and sines of at least `num_positions` positions, `[positions, head_dim / 2]` each."""
         count = max(1024, 1 << (num_positions - 1).bit_length())
         cos, sin = rope_tables(torch.arange(count), self._inv_freq, self._rope_scale, torch.float32)
         half = self.config.head_dim // 2
@@ -76,6 +77,7 @@ class CompiledModel:
 
 
 def shape_of(config: DecoderConfig) -> DecoderShape:
+    """Return the sizes that the compiled kernels need of a model."""
     return DecoderShape(
         hidden=config.hidden_size,
         inner=config.intermediate_size,
@@ -92,9 +94,10 @@ def shape_of(config: DecoderConfig) -> DecoderShape:
 def packed_weights(
     open_checkpoint: Callable[[], Checkpoint], config: DecoderConfig, packing: Packing, digest: str, cache_dir: Path
 ) -> Mapping[str, torch.Tensor]:
-    """The weights as the kernels read them, packed on first use and mapped. `digest` names the checkpoint.
+    """Return the memory-mapped packed weights of a model, packing the checkpoint on first use.
 
-    Raises TandemError when a tensor is missing, left over or misshapen.
+    `digest`: the checkpoint's weights digest, part of the cache key. Raises TandemError when a tensor is missing, left
+    over or of the wrong shape.
     """
 
     def build(folder: Path) -> None:

@@ -1,11 +1,12 @@
-"""One decoder for the Llama family: weights and the forward pass to final hidden rows; never samples or plans.
+"""Run the forward pass of the Llama family on any set of kernels, whole or as one tensor-parallel rank.
 
 Operations and casts are in the order of the checkpoints' reference implementation (transformers), so that rows agree
 up to the order of sums inside a matrix product. Projections that read the same input are one matrix.
 
-One rank of several holds a part of each matrix, see `runtime.parallel.shard`. It sums what leaves attention and MLP
-with the others' and adds the biases of those two on the first rank alone. Embeddings are split like the head: a tied
-table is one, and a copy on each rank would take memory from its KV to save one sum of many per step.
+With tensor parallelism a rank holds a part of each matrix, see `runtime.parallel.shard`. The outputs of attention and
+MLP are summed over all ranks; only the first rank adds their biases. Embeddings are split by rows like the head: tied
+models have one table for both, and a full copy on each rank would take memory from the KV pool to save one of many
+all-reduces per step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tandem_kernels.reference.linear_int8 import embed_int8, linear_int8, quanti
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`weight` is `[out, in]`, `bias` `[out]` or None."""
+    """Linear layer in floating point. `weight` is `[out, in]`, `bias` `[out]` or None."""
 
     product: Product
     weight: torch.Tensor
@@ -44,7 +45,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear:
-    """`weight` int8 `[out, in]`, `scales` `[out, groups]`, `bias` `[out]` or None."""
+    """Linear layer with int8 weights and int8 input rows.
+
+    `weight` is int8 `[out, in]`, `scales` `[out, groups]`, `bias` `[out]` or None."""
 
     weight: torch.Tensor
     scales: torch.Tensor
@@ -56,7 +59,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int4Linear:
-    """`weight` `[out, in]` as 4-bit codes, `bias` `[out]` or None; rows are quantised."""
+    """Linear layer with 4-bit weights and int8 input rows. `weight` is `[out, in]`, `bias` `[out]` or None."""
 
     weight: Codes
     bias: torch.Tensor | None = None
@@ -70,7 +73,9 @@ AnyLinear = Linear | Int8Linear | Int4Linear
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`qkv` yields query, key and value heads side by side, `gate_up` the MLP's two branches."""
+    """Weights of one decoder layer.
+
+    `qkv` computes query, key and value heads side by side, `gate_up` the MLP's two branches side by side."""
 
     attention_norm: torch.Tensor
     qkv: AnyLinear
@@ -82,10 +87,10 @@ class Layer:
 
 
 class Decoder:
-    """A `runtime.models.causal.CausalModel` in any floating type, on the device of its kernels.
+    """`runtime.models.causal.CausalModel` in any floating-point type, on the device of its kernels.
 
-    As one rank of several it holds its `shard` of `config`, the whole model's, and of a cache its share of KV heads.
-    All ranks call `forward` and `logits` together.
+    `config` is the whole model's. With tensor parallelism the decoder holds the weights of its `shard`, its caches hold
+    the shard's KV heads, and all ranks must call `forward` and `logits` together.
     """
 
     def __init__(
@@ -97,7 +102,7 @@ class Decoder:
         shard: Shard = WHOLE,
         communicator: Communicator = ALONE,
     ) -> None:
-        """Takes every tensor of `checkpoint`. Raises TandemError when one is missing, left over or misshapen."""
+        """Load all tensors of `checkpoint`. Raises TandemError when one is missing, left over or of the wrong shape."""
         is_int8 = quantization == "int8"
         self._kernels = kernels
         self._shard = shard
@@ -130,8 +135,9 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Computes and stores the KV of a batch whose earlier context is in `cache`. Yields the hidden rows before the
-        final norm, `[T, hidden]`, on every rank."""
+        """Compute a batch whose earlier context is in `cache`, and store its KV there.
+
+        Returns the hidden rows before the final norm, `[T, hidden]`, on every rank."""
         kernels, eps, all_reduce = self._kernels, self.config.rms_norm_eps, self._communicator.all_reduce
         x = self._embed(batch.tokens)
         cos, sin = kernels.rope_tables(batch.positions, self._inv_freq, self._rope_scale, x.dtype)
@@ -148,8 +154,10 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Next-token logits `[rows, vocab]` of rows of `forward`. The first rank's rows count, which are written over
-        the others'; those yield their own part of the vocabulary."""
+        """Return next-token logits `[rows, vocab]` of rows from `forward`.
+
+        With tensor parallelism the first rank's `hidden` is broadcast to the others; the first rank returns the whole
+        vocabulary, the others their own part of it."""
         hidden = self._communicator.broadcast(hidden)
         logits = self._head(self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps))
         if self._shard.is_whole:
@@ -158,7 +166,9 @@ class Decoder:
         return logits if parts is None else torch.cat(parts, 1)[:, : self.config.vocab_size]
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`[T, hidden]`. All but one of the numbers that are summed are zeros: the sum is exact."""
+        """Return the embeddings of tokens, `[T, hidden]`.
+
+        With tensor parallelism they are summed over ranks; all but one rank contribute zeros, so the sum is exact."""
         if self._shard.is_whole:
             return F.embedding(tokens, self._embeddings)
         places = tokens - self._ids.start
@@ -167,8 +177,9 @@ class Decoder:
         return self._communicator.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
 
     def _take_table(self, checkpoint: WeightSource, name: str) -> torch.Tensor:
-        """Rows of this rank's token ids, `[ids of a rank, hidden]`; zeros behind the last id, so that all ranks have as
-        many."""
+        """Load the rows of this rank's token ids, `[ids per rank, hidden]`.
+
+        Rows behind the last id are zeros, so that all ranks have the same shape."""
         num_rows = len(Shard(0, self._shard.size).vocab(self.config.vocab_size))
         table = checkpoint.take(name, (self.config.vocab_size, self.config.hidden_size), rows=self._ids)
         return table if len(table) == num_rows else F.pad(table, (0, 0, 0, num_rows - len(table)))
@@ -182,16 +193,16 @@ def _load_layer(
     query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
     def into(names: Sequence[str], outs: Sequence[int], has_bias: bool) -> AnyLinear:
-        """Several projections of the hidden rows as one matrix, each split by its outputs."""
+        """Load several projections of the hidden rows as one matrix, each split by its outputs."""
         weights, biases = [], []
         for name, out in zip(names, outs, strict=True):
-            mine = shard.part(out)
-            weights.append(checkpoint.take(f"{prefix}.{name}.weight", (out, hidden), rows=mine))
-            biases += [checkpoint.take(f"{prefix}.{name}.bias", (out,), rows=mine)] if has_bias else []
+            shard_rows = shard.part(out)
+            weights.append(checkpoint.take(f"{prefix}.{name}.weight", (out, hidden), rows=shard_rows))
+            biases += [checkpoint.take(f"{prefix}.{name}.bias", (out,), rows=shard_rows)] if has_bias else []
         return _linear(product, torch.cat(weights), torch.cat(biases) if has_bias else None)
 
     def out_of(name: str, width: int, has_bias: bool) -> AnyLinear:
-        """A projection to the hidden rows, split by its inputs; its bias is the first rank's."""
+        """Load a projection to the hidden rows, split by its inputs; only the first rank has its bias."""
         weight = checkpoint.take(f"{prefix}.{name}.weight", (hidden, width), columns=shard.part(width))
         bias = checkpoint.take(f"{prefix}.{name}.bias", (hidden,)) if has_bias else None
         bias = bias if shard.is_first else None
@@ -217,12 +228,14 @@ def _load_layer(
 
 
 def _linear(product: Product | None, weight: torch.Tensor, bias: torch.Tensor | None) -> AnyLinear:
-    """Of a layer; without a `product` its products are of int8 rows."""
+    """Build a layer's matrix: in floating point with `product`, quantised if that is None."""
     return Linear(product, weight, bias) if product else _quantised(weight, bias, layer_group(weight.shape[1]))[0]
 
 
 def _quantised(weight: torch.Tensor, bias: torch.Tensor | None, group: int) -> tuple[AnyLinear, torch.Tensor]:
-    """The layer whose products are of int8 rows, and its weights as floats."""
+    """Return the quantised layer, and its dequantised weights.
+
+    The weights become 4-bit codes where those are exact, else int8 with one scale per `group` components."""
     codes = find_codes(weight)
     if codes is not None:
         return Int4Linear(codes, bias), weight

@@ -1,1 +1,1 @@
-"""One model on several ranks by tensor parallelism; never starts a process or knows how ranks are told what to do."""
+"""Tensor parallelism: how a model is split over ranks, and the collectives between them."""

@@ -1,4 +1,4 @@
-"""What the ranks of one model exchange in a step; owns no connection."""
+"""Define the collectives that the ranks of one model use in a step, and their trivial form for one rank."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import torch
 
 
 class CollectiveFailed(Exception):
-    """An exchange did not come about: a rank is gone, or was silent for too long. No later one can be believed."""
+    """A collective failed because a rank is gone or timed out; results of later collectives cannot be trusted."""
 
 
 class Communicator(Protocol):
-    """All ranks call the same methods in the same order, with tensors of the same shapes and types. Each raises
-    CollectiveFailed."""
+    """Collectives between the ranks of one model.
+
+    All ranks must call the same methods in the same order, with tensors of the same shapes and dtypes. Each method may
+    raise CollectiveFailed."""
 
     @property
     def rank(self) -> int: ...
@@ -22,28 +24,28 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `x`, which may be written over; the same bits everywhere."""
+        """Return the sum of all ranks' `x`, with the same bits on each; `x` may be overwritten."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """The first rank's `x`; other ranks' is written over."""
+        """Return the first rank's `x` on all ranks; the other ranks' `x` is overwritten."""
         ...
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
-        """On the first rank all ranks' `x`, in their order; None on the others."""
+        """Return all ranks' `x` in rank order on the first rank, and None on the others."""
         ...
 
     def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers. Waits for the device."""
+        """Return the smallest of all ranks' numbers; waits for the device."""
         ...
 
     def abort(self) -> None:
-        """End what is waited for, from another thread; nothing can be exchanged afterwards. Never raises."""
+        """End a collective that another thread waits in; no collective is possible afterwards. Never raises."""
         ...
 
 
 class SingleRank:
-    """A `Communicator` of one rank: nothing to exchange, and nothing done."""
+    """`Communicator` of a single rank; every collective is trivial."""
 
     rank = 0
     size = 1

@@ -1,8 +1,9 @@
-"""Which part of a model one tensor-parallel rank holds; never loads or computes it.
+"""Compute which part of a model one tensor-parallel rank holds.
 
-The split is that of Megatron-LM (Shoeybi et al. 2019, section 3): the projections into attention and MLP by their
-outputs, whole KV heads with the query heads that read them, and those out of them by their inputs, so that each of
-the two costs one sum over ranks. The vocabulary is split by rows, the last rank having fewer where it does not divide.
+The split is that of Megatron-LM (Shoeybi et al. 2019, section 3). Projections into attention and MLP are split by their
+outputs, by whole KV heads with the query heads that read them. Projections out of them are split by their inputs, so
+that attention and MLP cost one all-reduce each. The vocabulary is split by rows; the last ranks have fewer rows, or
+none, if it does not divide evenly.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tandem.runtime.model_config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """`rank` of `size` ranks, from 0 on."""
+    """Position of one rank: `rank` in [0, `size`) of `size` ranks."""
 
     rank: int = 0
     size: int = 1
@@ -30,18 +31,18 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Of all ranks this one adds what must be added once, and has the logits."""
+        """Return whether this rank is rank 0, which adds the output biases and gathers the logits."""
         return self.rank == 0
 
     def part(self, total: int) -> range:
-        """Of `total` equal things that divide by `size`, those of this rank."""
+        """Return this rank's indices of `total` items. Raises ValueError unless `total` is a multiple of `size`."""
         each, rest = divmod(total, self.size)
         if rest:
-            raise ValueError(f"{total} things do not divide by {self.size}")
+            raise ValueError(f"{total} items do not divide by {self.size}")
         return range(self.rank * each, (self.rank + 1) * each)
 
     def vocab(self, vocab_size: int) -> range:
-        """Token ids of this rank, whose number differs at the end; empty where ranks before it have all."""
+        """Return this rank's token ids; the last ranks may have fewer than the others, or none."""
         each = -(-vocab_size // self.size)
         return range(min(self.rank * each, vocab_size), min((self.rank + 1) * each, vocab_size))
 
@@ -50,7 +51,7 @@ WHOLE = Shard()
 
 
 def require_divisible(config: DecoderConfig, size: int) -> None:
-    """Raise TandemError unless the model can be split over `size` ranks; names the number that does not divide."""
+    """Raise TandemError, naming the field that does not divide, unless the model can be split over `size` ranks."""
     parts = {
         "num_key_value_heads": config.kv_heads,
         "num_attention_heads": config.heads,

@@ -1,10 +1,10 @@
-"""A communicator over torch.distributed, gloo for CPU tensors and NCCL for CUDA's; never starts a rank.
+"""Implement `Communicator` with torch.distributed: gloo for CPU tensors, NCCL for CUDA tensors.
 
-Groups are objects here, without the library's process-wide default one, so that several fit into one process. They
-find each other through a file in a directory that only their user can enter, and speak over the loopback interface:
-neither library knows who talks to it, so nobody else may reach them. Only numbers are exchanged, nothing is unpickled.
+Process groups are created without torch's process-wide default group, so that one process can have several. Ranks
+rendezvous through a file in a directory that only their user can enter, and connect over the loopback interface,
+because neither library authenticates its peers. Only numbers are exchanged, nothing is unpickled.
 
-The NCCL part has not run: it needs as many GPUs as ranks.
+The NCCL path is untested: it needs as many GPUs as ranks.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from tandem.runtime.parallel.communicator import CollectiveFailed
 from tandem.runtime.parallel.shard import Shard
 
 RENDEZVOUS = "rendezvous"
-"""The file's name."""
+"""Name of the rendezvous file."""
 _LOOPBACK = "lo"
 
 
 class TorchGroup:
-    """A `Communicator`. On CUDA nothing but `least` waits for the device; an exchange is ordered behind the current
-    stream's work, and that which follows behind it."""
+    """`Communicator` over a torch.distributed process group.
+
+    On CUDA only `least` waits for the device; a collective is ordered behind the current stream's earlier work and
+    before its later work."""
 
     def __init__(self, store: Store, shard: Shard, device: torch.device, timeout_s: float) -> None:
-        """Waits for the others. Raises CollectiveFailed when they do not come in time; `timeout_s` is also the longest
-        that an exchange waits for a rank."""
+        """Join the group and wait for the other ranks. Raises CollectiveFailed when they do not join in time.
+
+        `timeout_s` is also the longest that a collective waits for a rank."""
         self.rank = shard.rank
         self.size = shard.size
         self._device = device
@@ -69,7 +72,7 @@ class TorchGroup:
         return int(x)
 
     def bound(self, timeout_s: float) -> None:
-        """From now on an exchange waits no longer for a rank than this."""
+        """Set the longest that later collectives wait for a rank."""
         self._group.set_timeout(timedelta(seconds=timeout_s))
 
     def abort(self) -> None:
@@ -77,7 +80,7 @@ class TorchGroup:
             self._group.abort()
 
     def _wait(self, begin: Callable[[], Any]) -> None:
-        """On CUDA this lets the current stream wait, not the caller."""
+        """Start a collective and wait for it; on CUDA the current stream waits, not the caller."""
         _guarded(lambda: begin().wait())
 
     def __repr__(self) -> str:
@@ -85,7 +88,7 @@ class TorchGroup:
 
 
 def join_group(directory: Path, shard: Shard, device: torch.device, timeout_s: float) -> TorchGroup:
-    """The group whose ranks meet in `directory`, once per directory. Raises CollectiveFailed."""
+    """Join the group whose ranks rendezvous in `directory`; a directory serves one group. Raises CollectiveFailed."""
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", _LOOPBACK)
     store = dist.FileStore(str(directory / RENDEZVOUS), shard.size)  # type: ignore[attr-defined]
@@ -104,7 +107,7 @@ def _nccl(store: Store, shard: Shard, timeout_s: float) -> Any:
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """torch raises RuntimeError and its children for whatever goes wrong."""
+    """Call a function and convert RuntimeError, which torch raises for every failure, into CollectiveFailed."""
     try:
         return call()
     except RuntimeError as error:

@@ -1,1 +1,1 @@
-"""One model on several ranks: the leader broadcasts packed batches, each follower computes its part."""
+"""Run one model on several ranks: the leader broadcasts packed batches, each follower computes its part."""

@@ -1,4 +1,4 @@
-"""One rank but the first: carries out what it is told, in order; decides nothing and never talks to the leader."""
+"""Execute the first rank's commands, in order, on a tensor-parallel rank other than the first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tandem.runtime.ranks.packed_batch import num_packed, unpack
 
 
 class Follower:
-    """A rank's part of a model and of its KV; what it does belongs to `stream`. One thread."""
+    """Own a follower rank's part of the model and of the KV pool, and execute commands on `stream`. One thread."""
 
     def __init__(
         self, model: CausalModel, cache: KVCache, communicator: Communicator, stream: DeviceStream | None = None
@@ -33,7 +33,7 @@ class Follower:
         self._stream = stream or HostStream()
 
     def carry_out(self, command: RankCommand) -> None:
-        """Whatever it raises, the leader must not go on: this rank may have done less than it was told."""
+        """Execute one command. After any exception the leader must stop, because the command may be half done."""
         with self._stream.running():
             self._carry_out(command)
 
@@ -64,7 +64,9 @@ class Follower:
         self.communicator.gather(self.cache.digest_own_on_device(blocks, indices))
 
     def _logits(self, num_rows: int) -> None:
-        """The rows of `forward` would do, but only the leader knows which are drawn from."""
+        """Compute this rank's part of the logits of `num_rows` rows.
+
+        The model receives the rows by broadcast, because only the leader knows which rows are sampled from."""
         shape = (num_rows, self.model.config.hidden_size)
         self.model.logits(torch.empty(shape, dtype=self.model.dtype, device=self.cache.pool.device))
 

@@ -1,7 +1,7 @@
-"""The first rank's model and cache, which have the other ranks do their share of each call; an executor sees no ranks.
+"""Run the first rank's model and cache so that each call is executed on all ranks; an executor does not see the ranks.
 
-A call tells the others what is coming and then takes part in it. From there on a failure, of whatever kind, leaves
-ranks that may not have done the same, and would show in wrong tokens: it ends them all, as RanksLost.
+A call first sends its command to the other ranks and then takes part in it. Any failure after that leaves ranks in
+different states, which would give wrong tokens, so it is raised as RanksLost and ends all ranks.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.parallel.communicator import Communicator
 from tandem.runtime.ranks.packed_batch import pack, shape_of
 
-Tell = Callable[[RankCommand], None]
-"""Have every other rank carry a command out, after all that it was told before. Does not wait for it; raises when a
-rank is gone."""
+SendCommand = Callable[[RankCommand], None]
+"""Function that sends a command to every other rank, which executes commands in the order sent. It does not wait for
+the execution, and raises when a rank is gone."""
 
 
 class FollowerCommands:
-    """The way from the first rank to the others. One thread."""
+    """Channel from the first rank to the others: it sends commands and shares a communicator. One thread."""
 
-    def __init__(self, tell: Tell, communicator: Communicator) -> None:
-        self._tell = tell
+    def __init__(self, send_command: SendCommand, communicator: Communicator) -> None:
+        self._send_command = send_command
         self.communicator = communicator
 
     @contextmanager
     def run_on_all(self, command: RankCommand) -> Iterator[None]:
-        """What is done inside is this rank's part of the command. Raises RanksLost for whatever goes wrong."""
+        """Send a command to the other ranks; the body of the context executes this rank's part of it.
+
+        Raises RanksLost for any failure, of sending or in the body."""
         try:
-            self._tell(command)
+            self._send_command(command)
             yield
         except RanksLost:
             raise
@@ -56,11 +58,11 @@ class FollowerCommands:
 
 
 class RankedModel:
-    """A `runtime.models.causal.CausalModel`; `local` is the first rank's part of it. Raises RanksLost."""
+    """`runtime.models.causal.CausalModel` on several ranks; `local` is the first rank's part. Raises RanksLost."""
 
-    def __init__(self, local: CausalModel, lead: FollowerCommands) -> None:
+    def __init__(self, local: CausalModel, followers: FollowerCommands) -> None:
         self._local = local
-        self._lead = lead
+        self._followers = followers
 
     @property
     def config(self) -> DecoderConfig:
@@ -72,12 +74,12 @@ class RankedModel:
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         numbers = pack(batch)
-        with self._lead.run_on_all(shape_of(batch)):
-            self._lead.communicator.broadcast(numbers)
+        with self._followers.run_on_all(shape_of(batch)):
+            self._followers.communicator.broadcast(numbers)
             return self._local.forward(batch, cache)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        with self._lead.run_on_all(Logits(len(hidden))):
+        with self._followers.run_on_all(Logits(len(hidden))):
             return self._local.logits(hidden)
 
     def __repr__(self) -> str:
@@ -85,38 +87,39 @@ class RankedModel:
 
 
 class RankedCache(KVCache):
-    """The first rank's part of the pool. What is done to blocks is done to every rank's part of them; `digest` and
-    `digest_on_device` are of all heads. Raises RanksLost."""
+    """First rank's part of the KV pool; operations on blocks are executed on every rank's part of them.
 
-    def __init__(self, lead: FollowerCommands, *pool: Any, **options: Any) -> None:
-        """All but `lead` as `KVCache` takes it."""
+    `digest` and `digest_on_device` cover the heads of all ranks. Raises RanksLost."""
+
+    def __init__(self, followers: FollowerCommands, *pool: Any, **options: Any) -> None:
+        """Allocate this rank's part; the arguments behind `followers` are those of `KVCache`."""
         super().__init__(*pool, **options)
-        self._lead = lead
+        self._followers = followers
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
         if blocks:
-            with self._lead.run_on_all(ClearBlocks(tuple(blocks))):
+            with self._followers.run_on_all(ClearBlocks(tuple(blocks))):
                 super().clear(blocks)
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         if copies:
-            with self._lead.run_on_all(CopyBlocks(tuple(copies))):
+            with self._followers.run_on_all(CopyBlocks(tuple(copies))):
                 super().copy(copies)
 
     def offload(self, copies: Sequence[Offload]) -> None:
         if copies:
-            with self._lead.run_on_all(SpillBlocks(tuple(copies))):
+            with self._followers.run_on_all(SpillBlocks(tuple(copies))):
                 super().offload(copies)
 
     def onload(self, copies: Sequence[Onload]) -> None:
         if copies:
-            with self._lead.run_on_all(FillBlocks(tuple(copies))):
+            with self._followers.run_on_all(FillBlocks(tuple(copies))):
                 super().onload(copies)
 
     def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         places = torch.stack((blocks, indices))
-        with self._lead.run_on_all(DigestBlocks(len(blocks))):
-            self._lead.communicator.broadcast(places)
-            parts = self._lead.communicator.gather(self.digest_own_on_device(blocks, indices))
+        with self._followers.run_on_all(DigestBlocks(len(blocks))):
+            self._followers.communicator.broadcast(places)
+            parts = self._followers.communicator.gather(self.digest_own_on_device(blocks, indices))
             assert parts is not None, "the first rank leads"
             return torch.cat(parts, 1)

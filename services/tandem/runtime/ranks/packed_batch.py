@@ -1,6 +1,6 @@
-"""A batch as one tensor that ranks can be sent without a look at it, and back; never sends it.
+"""Pack a batch into one tensor that can be broadcast to other ranks without reading it on the host, and unpack it.
 
-What is drawn from a batch is the first rank's business alone: `sampled_rows` does not go along.
+`sampled_rows` is left out because only the first rank samples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tandem_kernels.contract import AttentionBatch
 
 
 def shape_of(batch: Batch) -> Forward:
-    """All that has to be known to unpack it; read from shapes, not from the device."""
+    """Return the sizes needed to unpack a batch; they are read from tensor shapes, without waiting for the device."""
     attention = batch.attention
     return Forward(
         num_rows=len(batch.tokens),
@@ -25,19 +25,19 @@ def shape_of(batch: Batch) -> Forward:
 
 
 def num_packed(shape: Forward) -> int:
-    """Numbers of a batch of this shape."""
+    """Return the number of elements of a packed batch of this shape."""
     return 3 * shape.num_rows + 1 + shape.num_sequences * (2 + shape.num_blocks)
 
 
 def pack(batch: Batch) -> torch.Tensor:
-    """int64 `[num_packed]`: tokens, positions, slots, query starts, context lengths, block tables."""
+    """Pack a batch into int64 `[num_packed]`: tokens, positions, slots, query starts, context lengths, block tables."""
     attention = batch.attention
     sequences = (attention.query_starts, attention.context_lens, attention.block_tables.flatten())
     return torch.cat((batch.tokens, batch.positions, batch.slots, *(part.to(torch.int64) for part in sequences)))
 
 
 def unpack(numbers: torch.Tensor, shape: Forward) -> Batch:
-    """The batch that `pack` was given, of which nothing is drawn."""
+    """Unpack a batch from `pack`'s result; its `sampled_rows` is empty."""
     rows, sequences = shape.num_rows, shape.num_sequences
     sizes = [rows, rows, rows, sequences + 1, sequences, sequences * shape.num_blocks]
     tokens, positions, slots, starts, lens, tables = torch.split(numbers, sizes)

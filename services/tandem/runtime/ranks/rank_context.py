@@ -1,4 +1,4 @@
-"""Where one rank stands among those of its model, and how it reaches them; never loads what it computes."""
+"""Describe one rank's position among the ranks of its model, and its connections to them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 from tandem.runtime.parallel.communicator import ALONE, Communicator
 from tandem.runtime.parallel.shard import WHOLE, Shard
-from tandem.runtime.ranks.leader import FollowerCommands, Tell
+from tandem.runtime.ranks.leader import FollowerCommands, SendCommand
 
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """`tell` is the first rank's, when there are others: how it has them do what it does."""
+    """Position and connections of one rank; the defaults describe a model without tensor parallelism.
+
+    `shard`: the rank's part of the model. `communicator`: collectives with the other ranks. `send_command`: sends a
+    command to all other ranks; only the first of several ranks has it."""
 
     shard: Shard = WHOLE
     communicator: Communicator = ALONE
-    tell: Tell | None = None
+    send_command: SendCommand | None = None
 
     @property
-    def lead(self) -> FollowerCommands | None:
-        """None on a rank that follows, or is alone."""
-        return None if self.tell is None else FollowerCommands(self.tell, self.communicator)
+    def followers(self) -> FollowerCommands | None:
+        """Return the channel to the other ranks; None on a follower or a single rank."""
+        return None if self.send_command is None else FollowerCommands(self.send_command, self.communicator)

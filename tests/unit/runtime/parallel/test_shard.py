@@ -27,7 +27,7 @@ def test_every_token_is_of_one_rank(size: int, vocab_size: int) -> None:
 
 def test_parts_are_equal_and_in_order() -> None:
     assert [Shard(rank, 3).part(12) for rank in range(3)] == [range(4), range(4, 8), range(8, 12)]
-    with pytest.raises(ValueError, match="12 things do not divide by 5"):
+    with pytest.raises(ValueError, match="12 items do not divide by 5"):
         Shard(0, 5).part(12)
     with pytest.raises(ValueError, match="rank 2 of 2"):
         Shard(2, 2)
