@@ -27,7 +27,7 @@ def sample_slice(
         is_complete = False
         if logits is not None and piece.sampling is not None:
             guesses, adjust = work.tokens[piece.num_certain :], adjuster.adjust(piece.seq, piece.sampling)
-            for draw in piece.sampling.each():
+            for draw in piece.sampling.per_choice():
                 drawn, is_complete = logits.sample_while_guessed(row, draw, guesses, adjust)
                 tokens += drawn
         return SliceResult(piece.seq, tokens, digests, scores=scores, is_complete=is_complete)

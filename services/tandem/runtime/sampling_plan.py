@@ -54,7 +54,7 @@ def draws_of(works: Iterable[PreparedSlice]) -> SamplingPlan:
         draws.first[piece.seq] = len(draws.picks)
         if len(rows) == piece.sampling.num_choices == 1:
             draws.single[piece.seq] = len(draws.picks)
-        for draw in piece.sampling.each():
+        for draw in piece.sampling.per_choice():
             draws.picks.extend(rows)
             drawn += [draw] * len(rows)
             indices += range(draw.index, draw.index + len(rows))
