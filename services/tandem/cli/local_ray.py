@@ -19,7 +19,7 @@ from ray import serve
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.serve.deployment import pool_application
-from tandem.worker.serve.pool_spec import PoolSpec, told_all
+from tandem.worker.serve.pool_spec import PoolSpec, full_layer
 
 OBJECT_STORE_BYTES = 100 << 20
 """Ray's smallest sensible one: no tensor ever goes through it."""
@@ -53,7 +53,7 @@ class LocalRay:
 def local_target(config: Config, role: str, num_replicas: int, num_gpus: float = 0.0) -> serve.RunTarget:
     """The workers of one role with exactly these settings, each with an id and a port of its own."""
     own = replace(config, worker=replace(config.worker, pool=role, id="", port=0))  # type: ignore[arg-type]
-    pool = PoolSpec(name=role, above=(told_all(own, "tandem serve"),), num_gpus=num_gpus)
+    pool = PoolSpec(name=role, above=(full_layer(own, "tandem serve"),), num_gpus=num_gpus)
     return serve.RunTarget(target=pool_application(pool, own, num_replicas), name=pool.deployment, route_prefix=None)
 
 

@@ -253,8 +253,8 @@ async def test_a_link_that_breaks_asks_for_its_prefix_fetches_anew(
     key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
     await consumer.client.under_read()
     lent_anew = asyncio.Event()
-    tell = producer.worker._consumers.tell
-    monkeypatch.setattr(producer.worker._consumers, "tell", lambda effect: (tell(effect), lent_anew.set()))
+    send = producer.worker._consumers.send
+    monkeypatch.setattr(producer.worker._consumers, "send", lambda effect: (send(effect), lent_anew.set()))
     producer.worker._consumers.close()
     if not is_read_meanwhile:
         await asyncio.wait_for(lent_anew.wait(), PATIENCE_S)
