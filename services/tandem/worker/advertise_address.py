@@ -12,7 +12,7 @@ from tandem.core.errors import ErrorKind, TandemError
 POD_IP = "POD_IP"
 """Environment variable with the pod's address, set by the chart's pod template (Kubernetes downward API)."""
 
-_BEYOND = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+_DOCUMENTATION_ADDRESSES = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses reserved for documentation (RFC 5737, RFC 3849): the route to them is the default route."""
 
 
@@ -44,10 +44,10 @@ def default_route_address(wildcard: str) -> str:
     Raises TandemError(INVALID_REQUEST) where there is no default route.
     """
     first = socket.AF_INET6 if ":" in wildcard else socket.AF_INET
-    for family in sorted(_BEYOND, key=lambda candidate: candidate is not first):
+    for family in sorted(_DOCUMENTATION_ADDRESSES, key=lambda candidate: candidate is not first):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((_BEYOND[family], 9))
+                probe.connect((_DOCUMENTATION_ADDRESSES[family], 9))
                 return str(probe.getsockname()[0])
         except OSError:
             continue

@@ -8,10 +8,10 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.wire.peer_auth import PeerAuth
 
 
-def require_worker_auth(config: Config, who: str = "") -> PeerAuth:
+def require_worker_auth(config: Config, worker_name: str = "") -> PeerAuth:
     """Return how the worker authenticates other members of its cluster. Raises TandemError(INVALID_REQUEST), naming the
     remedies, when the address is reachable for others and nothing authenticates them."""
-    trust = PeerAuth.of(who, config.cluster)
+    trust = PeerAuth.of(worker_name, config.cluster)
     if trust.is_open and not config.cluster.insecure and not is_loopback(config.worker.host):
         message = (
             f"worker.host is {config.worker.host}, which others can reach: name a file with a secret that all gateways "

@@ -295,7 +295,7 @@ async def test_another_life_that_is_told_by_its_guard_alone_is_not_asked_again(n
     await consumer.client.submit(resume)
     failed = await consumer.client.end_of(resume.key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    assert "another life of" in failed.message
+    assert "another incarnation of" in failed.message
     await consumer.client.settled()
 
 

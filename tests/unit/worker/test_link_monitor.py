@@ -160,7 +160,7 @@ async def test_a_source_that_cannot_be_measured_stops_nothing(
 
 async def test_it_does_not_measure_itself(run: Callable[..., tuple[LinkMonitor, Noting]]) -> None:
     one, noting = run(list)
-    with pytest.raises(TandemError, match="this very worker"):
+    with pytest.raises(TandemError, match="this worker itself"):
         await one.measure(ref("me"))
     assert noting.asked == []
 

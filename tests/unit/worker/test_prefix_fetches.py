@@ -266,7 +266,7 @@ async def test_a_link_that_breaks_asks_for_its_prefix_fetches_anew(
 async def test_one_message_names_no_more_blocks_than_may_be(nodes: Nodes) -> None:
     """As when a link that has broken asks for many long loans anew."""
     node = await nodes.start()
-    link = ProducerSession(node.worker.me, node.worker._link_context())
+    link = ProducerSession(node.worker.me, node.worker._session_context())
     half = RemotePrefixRequest(0, (BlockHash(b"x" * 16),) * (MAX_REMOTE_PREFIX_BLOCKS // 2))
     wanted: dict[str, RemotePrefixRequest | None] = {"a": half, "b": half, "c": None, "d": half, "e": None}
     for name, prefix_request in wanted.items():

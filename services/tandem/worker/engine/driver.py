@@ -111,7 +111,7 @@ class EngineDriver:
         self._calibrate = calibrate
         self._pipeline = pipeline
         self._running: deque[_LaunchedPlan] = deque()
-        self._handed_out = 0.0
+        self._delivered_at = 0.0
         self._sink = sink
         self._clock = clock
         self._inbox: deque[Command | _Call] = deque()
@@ -183,7 +183,7 @@ class EngineDriver:
         kind = ErrorKind.WORKER_LOST
         try:
             self._warm_up()
-            while self._turn():
+            while self._run_once():
                 pass
         except DeviceLost as loss:
             _log.error("the engine ends: %s", loss)
@@ -209,7 +209,7 @@ class EngineDriver:
         if cost is not None:
             self._engine.pacer.calibrated(cost)
 
-    def _turn(self) -> bool:
+    def _run_once(self) -> bool:
         """Run one iteration: inbox, deadlines, next plan. Returns False when the driver was stopped."""
         self._watchdog.beat()
         self._take_inbox()
@@ -222,7 +222,7 @@ class EngineDriver:
         plan, effects = self._engine.begin(now)
         if plan is None and not self._running:
             self._dispatch(effects)
-            self._rest(now)
+            self._wait_for_work(now)
             return True
         # A mere change of load is dispatched with the step's results, to cross to the event loop only once.
         if effects:
@@ -244,8 +244,8 @@ class EngineDriver:
         # The time from planning to delivery is what a client sees between two tokens. For overlapping plans it counts
         # from the delivery of the plan before, when the device had nothing else to do.
         now = self._clock.now()
-        record = self._engine.pacer.measured(result, now - max(done.began, self._handed_out))
-        self._handed_out = now
+        record = self._engine.pacer.measured(result, now - max(done.began, self._delivered_at))
+        self._delivered_at = now
         for observer in self._observers if done.plan.slices else ():
             observer.observe(record)
 
@@ -276,7 +276,7 @@ class EngineDriver:
         reason = f"the step failed: {type(error).__name__}: {error}"
         return done, StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
 
-    def _rest(self, now: float) -> None:
+    def _wait_for_work(self, now: float) -> None:
         if self._engine.is_idle and now >= self._next_check:
             self._next_check = now + CHECK_S
             self._engine.check()

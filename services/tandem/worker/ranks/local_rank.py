@@ -11,7 +11,7 @@ from pathlib import Path
 from tandem.core.config import Config, value_of
 from tandem.core.settings import settings
 
-_ELSEWHERE = frozenset({"redis.url"})
+_EXCLUDED_SETTINGS = frozenset({"redis.url"})
 """Settings that are not passed on, because a rank does not use them and they may contain a password."""
 
 
@@ -22,7 +22,9 @@ class RankChild:
     def __init__(self, config: Config, directory: Path, rank: int) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_REDIS__")}
         environment |= {
-            setting.env: str(value_of(config, setting.key)) for setting in settings() if setting.key not in _ELSEWHERE
+            setting.env: str(value_of(config, setting.key))
+            for setting in settings()
+            if setting.key not in _EXCLUDED_SETTINGS
         }
         self._process = subprocess.Popen(
             (sys.executable, "-m", "tandem.worker.rank_process", str(directory), str(rank)),

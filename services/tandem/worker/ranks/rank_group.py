@@ -33,7 +33,7 @@ from tandem.worker.ranks.rank_channel import RankChannel, listen
 
 START_S = 120.0
 """Seconds for a process to start, import its libraries and report."""
-LOOK_S = 0.1
+POLL_S = 0.1
 """Seconds between two checks whether a starting process has ended."""
 END_S = 2.0
 """Seconds for a rank to end after its channel was closed; a rank that hangs is killed."""
@@ -161,8 +161,8 @@ class RankGroup:
     # ---- inside
 
     def _gather(self, listener: socket.socket, size: int, send_timeout_s: float) -> None:
-        listener.settimeout(LOOK_S)
-        for _ in range(int(START_S / LOOK_S)):
+        listener.settimeout(POLL_S)
+        for _ in range(int(START_S / POLL_S)):
             with contextlib.suppress(TimeoutError):
                 self._accept(RankChannel(listener.accept()[0], send_timeout_s), size)
             if len(self._channels) == size - 1:

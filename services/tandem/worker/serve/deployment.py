@@ -55,7 +55,7 @@ class WorkerReplica:
         settle_process()
 
     async def check_health(self) -> None:
-        problem = "it has not started" if self._worker is None else self._worker.healthy()
+        problem = "the worker has not started" if self._worker is None else self._worker.healthy()
         if problem is not None:
             raise RuntimeError(problem)
 

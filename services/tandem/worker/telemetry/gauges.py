@@ -18,7 +18,7 @@ from tandem.obs.metrics.instrument import Instrument
 from tandem.obs.metrics.metrics import Metrics, Values
 from tandem.worker.engine.driver import EngineSnapshot
 
-MOMENT_S = 0.25
+READ_TIMEOUT_S = 0.25
 """Seconds for which a reader waits for the running step; after that the previous statistics are used."""
 FRESH_S = 0.1
 """Seconds for which statistics are reused, so that one collection reads them once for all its gauges."""
@@ -35,11 +35,11 @@ class StatsReader:
         self._good_until = -1.0
 
     def read(self) -> EngineStats:
-        """Return the newest statistics available within `MOMENT_S`."""
+        """Return the newest statistics available within `READ_TIMEOUT_S`."""
         with self._lock:
             if self._clock.now() >= self._good_until:
                 with suppress(TimeoutError, TandemError):
-                    self._books = self._request_stats().result(MOMENT_S)
+                    self._books = self._request_stats().result(READ_TIMEOUT_S)
                 self._good_until = self._clock.now() + FRESH_S
             return self._books
 
