@@ -72,7 +72,7 @@ async def _tell_all(url: str, seconds: float) -> list[list[float]]:
         for n, log in enumerate(logs)
     ]
     tasks = [asyncio.create_task(publisher.run()) for publisher in publishers]
-    tellers = [asyncio.create_task(_tell(n, publisher.told, seconds)) for n, publisher in enumerate(publishers)]
+    tellers = [asyncio.create_task(_tell(n, publisher.on_kv_events, seconds)) for n, publisher in enumerate(publishers)]
     told = await asyncio.gather(*tellers)
     await asyncio.sleep(_SPREAD_S)
     for task in tasks:

@@ -156,7 +156,7 @@ class _Pass:
         job = GenerateJob(
             request=Request(id=name, model=self._offline.name, prompt_tokens=ask.prompt, sampling=sampling), attempt=1
         )
-        self._gateways.expect(_GATEWAY, job.keys, 0, 0.0)
+        self._gateways.register(_GATEWAY, job.keys, 0, 0.0)
         self._open[name] = _Answer(ask, due, now)
         self._engine.submit(job, self._clock.now())
 

@@ -171,7 +171,7 @@ class ModelExecutor:
             assert len(sampling.output) == sampling.index, f"{piece}: index"
         if sampling.num_choices > 1:
             assert not guesses, f"{piece} guesses after a draw of several choices"
-            one_each = [draw(value, each.params, each.choice, each.index) for each in sampling.each()]
+            one_each = [draw(value, each.params, each.choice, each.index) for each in sampling.per_choice()]
             return tuple(SampledToken(token) for token in one_each)
         drawn = [draw(value, sampling.params, sampling.choice, sampling.index)]
         for i, guess in enumerate(guesses, 1):

@@ -62,7 +62,7 @@ class Worker:
 
     def take(self, run: DecodeRun, num_steps: int) -> None:
         drawn = [[token(seq, draw.index + i) for i in range(num_steps)]
-                 for seq, draw in zip(run.seqs, run.draws, strict=True)]  # fmt: skip
+                 for seq, draw in zip(run.seqs, run.samplings, strict=True)]  # fmt: skip
         tokens = self.scheduler.commit_run(run, drawn)
         for i in range(num_steps):
             self.told.append(("step", run.number + i, run.features(i)))
@@ -89,7 +89,7 @@ def token(seq: SeqId, index: int) -> int:
 def result_of(plan: StepPlan) -> StepResult:
     slices = []
     for piece in plan.slices:
-        draws = () if piece.sampling is None else piece.sampling.each()
+        draws = () if piece.sampling is None else piece.sampling.per_choice()
         drawn = [SampledToken(token(SeqId(piece.seq + i), draw.index)) for i, draw in enumerate(draws)]
         slices.append(SliceResult(piece.seq, tuple(drawn)))
     return StepResult(plan.number, tuple(slices))
@@ -195,7 +195,7 @@ def test_a_run_ends_where_blocks_do() -> None:
     assert worker.step()
     run = worker.scheduler.run(64)
     assert run is not None and run.num_steps == 4, "each has taken its second block, and one is left for two"
-    with pytest.raises(ValueError, match="tokens were drawn"):
+    with pytest.raises(ValueError, match="tokens were sampled"):
         worker.take(run, 5)
 
 

@@ -65,7 +65,7 @@ class Life:
         if self.pool.grow(table, len(hashes)):
             self.pool.publish(table, hashes)
         self.pool.release(table)
-        self.publisher.told(self.pool.take_events())
+        self.publisher.on_kv_events(self.pool.take_events())
 
     def due(self) -> set[int]:
         return {short_hash(h) | DEVICE for h in self.pool.names() if PLACES[h] % self.stride == 0}

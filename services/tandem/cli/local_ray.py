@@ -19,7 +19,7 @@ from ray import serve
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.serve.deployment import pool_application
-from tandem.worker.serve.pool_spec import PoolSpec, told_all
+from tandem.worker.serve.pool_spec import PoolSpec, full_layer
 
 OBJECT_STORE_BYTES = 100 << 20
 """Close to Ray's minimum, because no tensors go through the object store."""
@@ -59,7 +59,7 @@ class LocalRay:
 def local_target(config: Config, role: str, num_replicas: int, num_gpus: float = 0.0) -> serve.RunTarget:
     """Return the Serve target of one role's workers with these settings; each worker chooses its own id and port."""
     own = replace(config, worker=replace(config.worker, pool=role, id="", port=0))  # type: ignore[arg-type]
-    pool = PoolSpec(name=role, above=(told_all(own, "tandem serve"),), num_gpus=num_gpus)
+    pool = PoolSpec(name=role, above=(full_layer(own, "tandem serve"),), num_gpus=num_gpus)
     return serve.RunTarget(target=pool_application(pool, own, num_replicas), name=pool.deployment, route_prefix=None)
 
 

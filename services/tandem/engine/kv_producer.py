@@ -164,7 +164,7 @@ class KVProducer:
             return []
         older = self._leases.open(key, None, now, prefix_fetch=prefix_request)
         effects = [] if older is None else self._give_back(older, ErrorKind.CANCELLED, "fenced")
-        blocks = self._prefix_server.lend(key, prefix_request)
+        blocks = self._prefix_server.serve(key, prefix_request)
         if blocks:
             self._leases.start(key, blocks, prefix_request.first_index)
         else:

@@ -53,7 +53,7 @@ class DrainMigration:
     def in_the_way(self) -> list[JobKey]:
         """What is to be given back where nothing can be planned. Sequences that others read give way to nobody: where
         they hold all blocks none can draw the last token that it leaves with. Without one of them the others can."""
-        key = self._migrations.in_the_way() if self.has_begun and not self._producer.is_awaiting else None
+        key = self._migrations.blocking_migration() if self.has_begun and not self._producer.is_awaiting else None
         return [] if key is None else [key]
 
     def has(self, key: HandoffKey) -> bool:
@@ -75,24 +75,24 @@ class DrainMigration:
         """Somebody takes an offer up: the lease begins."""
         job = self._jobs.get(key)
         if job is not None and not self._producer.has(key):
-            self._producer.open_migration_lease(key, job, self._migrations.follow(job), now)
+            self._producer.open_migration_lease(key, job, self._migrations.start(job), now)
 
     def ask_rest(self, key: HandoffKey, num_known: int) -> None:
         """The consumer has nearly all KV, and knows so many output tokens."""
         job = self._jobs.get(key)
         if job is not None and self._producer.has(key) and key not in self._num_known:
             self._num_known[key] = num_known
-            self._migrations.leave(job)
+            self._migrations.finalize(job)
 
     def computed(self, part: SequenceUpdate) -> list[Effect]:
         """A step is done with a sequence that goes on: announce what it completed, or with the last one the rest."""
         key = self._offers.get(part.key)
         if key is None or not self._producer.has(key):
             return []
-        standing = self._migrations.standing(part.key, self._producer.num_announced(key), part.digests)
+        progress = self._migrations.progress(part.key, self._producer.num_announced(key), part.digests)
         known = self._num_known.get(key, 0)
-        last = self._migrations.last_tokens(part.key, known) if standing.has_stopped else ()
-        return self._producer.announce_migration(key, standing, last)
+        last = self._migrations.last_tokens(part.key, known) if progress.has_stopped else ()
+        return self._producer.announce_migration(key, progress, last)
 
     def released(self, key: HandoffKey, now: float, *, is_taken: bool) -> JobKey | None:
         """Its consumer needs an offer no more; returns the choice that goes on there, if it does."""
@@ -122,7 +122,7 @@ class DrainMigration:
         job = self._jobs.get(key)
         if job is None:
             return False
-        self._migrations.stay(job)
+        self._migrations.cancel(job)
         self._forget(key)
         return True
 

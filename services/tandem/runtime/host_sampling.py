@@ -29,7 +29,7 @@ def sample_slice(
         is_complete = False
         if logits is not None and piece.sampling is not None:
             drafted, adjust = prepared.tokens[piece.num_certain :], processor.adjust(piece.seq, piece.sampling)
-            for sampling in piece.sampling.each():
+            for sampling in piece.sampling.per_choice():
                 sampled, is_complete = logits.sample_and_verify(row, sampling, drafted, adjust)
                 tokens += sampled
         return SliceResult(piece.seq, tokens, digests, scores=scores, is_complete=is_complete)

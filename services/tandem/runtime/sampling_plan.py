@@ -58,7 +58,7 @@ def plan_sampling(slices: Iterable[PreparedSlice]) -> SamplingPlan:
         plan.first[piece.seq] = len(plan.picks)
         if len(rows) == piece.sampling.num_choices == 1:
             plan.single[piece.seq] = len(plan.picks)
-        for sampling in piece.sampling.each():
+        for sampling in piece.sampling.per_choice():
             plan.picks.extend(rows)
             samplings += [sampling] * len(rows)
             indices += range(sampling.index, sampling.index + len(rows))

@@ -1,4 +1,4 @@
-"""Starts a worker: a port and a transport by configuration, and a life for them; never knows of a job."""
+"""Start a worker: bind its port, open its transport, and create a `Worker` for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ async def start_worker(
     clock: Clock | None = None,
     open_transport: OpenTransport = open_transport,
 ) -> Worker:
-    """A worker that serves, on the running event loop. Raises TandemError, with nothing left behind."""
+    """Start a worker on the running event loop and return it once it serves. Raises TandemError, with nothing left
+    behind."""
     incarnation, name = Incarnation(wall_ns()), config.worker.id or f"{socket.gethostname()}-{os.getpid()}"
     trust = require_worker_auth(config, name)
     server = trust.server(incarnation)
@@ -53,13 +54,14 @@ async def start_worker(
 
 
 def _describe(model: WorkerModel, me: WorkerRef, transport: Transport) -> TransportPeer:
-    """How all ranks are read, which open their transports now. Raises TandemError."""
+    """Return how other workers read this one's ranks, opening the transports of all further ranks. Raises
+    TandemError."""
     mine = transport.describe(me)
-    return mine if model.rank_group is None else join_ranks([mine, *model.rank_group.open_movers(me)])
+    return mine if model.rank_group is None else join_ranks([mine, *model.rank_group.open_transfers(me)])
 
 
 def _bind(server: grpc.aio.Server, trust: PeerAuth, config: WorkerConfig) -> str:
-    """Take a port; returns the address that others are told."""
+    """Bind a port; returns the address to advertise."""
     where = f"{format_host(config.host)}:{config.port}"
     try:
         port = trust.listen(server, where)

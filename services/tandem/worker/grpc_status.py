@@ -1,4 +1,4 @@
-"""How a TandemError ends a call; never ends one."""
+"""Map a TandemError to the gRPC status code that ends a call."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tandem.core.errors import TandemError
 
 
 def status_of(error: TandemError) -> grpc.StatusCode:
-    """By the table of errors."""
+    """Return the gRPC status code of the error's kind, from the table in `core.errors`."""
     return grpc.StatusCode[error.facts.grpc]

@@ -1,4 +1,4 @@
-"""The process of `tandem worker`: signals, the line that says it is ready; composes nothing itself."""
+"""Run the process of `tandem worker`: handle signals, and print a line of JSON when the worker is ready."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from tandem.worker.worker import Worker
 
 SWITCH_INTERVAL_S = 0.001
-"""Python threads: the event loop must not wait long for the engine's thread to let go."""
+"""Switch interval of Python threads in seconds, short because the event loop must not wait for the engine's thread."""
 
 _log = logging.getLogger("tandem.worker")
 
 
 def run(config: Config) -> int:
-    """Serve until told to stop. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when something failed."""
+    """Serve until a signal arrives. Returns the exit status: 0 after SIGTERM or SIGINT, 1 after a failure."""
     prepare_process()
-    # Only now: importing the model's libraries reads the environment.
+    # Imported after prepare_process, because the model's libraries read the environment on import.
     from tandem.worker.model.worker_model import load_worker_model
 
     try:
@@ -47,18 +47,18 @@ def run(config: Config) -> int:
 
 
 def prepare_process() -> None:
-    """To be called before torch is imported."""
+    """Set what must be set before torch is imported: passive OpenMP waits and a short switch interval."""
     # Workers share cores: a thread pool that has nothing to do must sleep instead of spinning.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def settle_process() -> None:
-    """To be called once a worker has started and every thread runs.
+    """Freeze the garbage collector's objects and name the threads; to be called once a worker runs with all its
+    threads.
 
-    What is there by now, 200,000 objects, mostly stays: a collection that looks at all of it stops every thread for
-    more than a tenth of a second, in whatever step it falls. And the kernel learns the threads' names, for `top -H` and
-    profilers.
+    Most of the about 200,000 objects stay for ever, and a collection that visits them stops every thread for more than
+    a tenth of a second, in the middle of a step. Thread names are for `top -H` and profilers.
     """
     gc.collect()
     gc.freeze()
@@ -77,7 +77,7 @@ async def _serve(config: Config, model: WorkerModel) -> int:
         loop.add_signal_handler(number, signals.put_nowait, number)
     worker = await start_worker(config, model)
     settle_process()
-    _say_ready(worker, config)
+    _print_ready(worker, config)
     broken = asyncio.create_task(worker.failed())
     try:
         await _first(signals.get(), broken)
@@ -92,7 +92,7 @@ async def _serve(config: Config, model: WorkerModel) -> int:
 
 
 async def _first(*waits: Awaitable[object]) -> None:
-    """Until one of them has ended. Coroutines that have not are cancelled, tasks are left alone."""
+    """Wait until one of the awaitables has ended. Coroutines that have not are cancelled; tasks are left alone."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     mine = [task for task, wait in zip(tasks, waits, strict=True) if task is not wait]
     try:
@@ -103,8 +103,8 @@ async def _first(*waits: Awaitable[object]) -> None:
         await asyncio.gather(*mine, return_exceptions=True)
 
 
-def _say_ready(worker: Worker, config: Config) -> None:
-    """One line of JSON for whoever started this process."""
+def _print_ready(worker: Worker, config: Config) -> None:
+    """Print one line of JSON for the process that started this one."""
     me = worker.me
     ready = {"ready": True, "worker": me.id, "address": me.address, "incarnation": me.incarnation}
     sys.stdout.write(json.dumps({**ready, "pool": config.worker.pool}) + "\n")

@@ -1,8 +1,7 @@
-"""The program of a rank that follows the first one of its worker; decides nothing and serves nobody.
+"""Run the process of a rank other than the first: load its part of the model and execute the first rank's commands.
 
-`python -m tandem.worker.rank_process DIRECTORY RANK`, with settings in the environment. It lives as long as the first
-rank holds its socket. A step that does not end by then, because it waits for ranks that are gone, ends with the
-process.
+`python -m tandem.worker.rank_process DIRECTORY RANK`, with settings in the environment. The process lives as long as
+the first rank holds its socket. A step that waits for ranks that have ended is aborted with the process.
 """
 
 from __future__ import annotations
@@ -41,56 +40,58 @@ if TYPE_CHECKING:
     from tandem.worker.model.rank_transfer import RankTransferAgent
 
 END_S = 0.5
-"""For a step to end after the first rank is gone; it may wait for that one for ever."""
+"""Seconds for the running step to end after the first rank has; it may wait for that rank for ever."""
 
 _log = logging.getLogger("tandem.rank")
 
 
 Send = Callable[[bytes], None]
-"""To the first rank, from any thread."""
+"""Function that sends bytes to the first rank, from any thread."""
 
 
 def run(config: Config, directory: Path, rank: int) -> int:
-    """Follow until the first rank ends. Returns 1 when this rank failed."""
+    """Follow the first rank until it ends. Returns the exit status: 1 when this rank failed."""
     prepare_process()
     set_up_logging(config.telemetry, "tandem-worker", f"{config.worker.id}-rank-{rank}" if config.worker.id else "")
-    # Only now: importing the model's libraries reads the environment. Before the others are met, who wait no longer for
-    # this rank than they must.
+    # Imported after prepare_process, because the model's libraries read the environment on import, and before
+    # connecting, because the other ranks wait only for a limited time from then on.
     from tandem.worker.model.rank_model import load_rank_model
     from tandem.worker.model.rank_transfer import RankTransferAgent
 
     try:
-        line = connect(directory, config.worker.step_stall_s)
+        channel = connect(directory, config.worker.step_stall_s)
     except OSError as error:
-        _log.error("rank %d finds nobody to follow: %s", rank, error)
+        _log.error("rank %d cannot connect to the first rank: %s", rank, error)
         return 1
     has_ended = threading.Event()
     try:
         _follow(
-            _CommandReader(line, directory, has_ended),
+            _CommandReader(channel, directory, has_ended),
             rank,
             lambda: load_rank_model(config, directory, rank),
             lambda follower, send: RankTransferAgent(config.handoff.transport, follower.cache, rank, send),
         )
         return 0
     except TandemError as error:
-        _say(line, RankFailed(error.kind, error.message))
+        _send_event(channel, RankFailed(error.kind, error.message))
         _log.error("%s", error.message)
     except Exception as failure:
-        _say(line, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
+        _send_event(channel, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
         _log.exception("rank %d failed", rank)
     finally:
-        line.close()
+        channel.close()
         has_ended.set()
     return 1
 
 
 class _CommandReader:
-    """What the first rank sends, sorted by who is to have it, on a thread of its own. After the last of it the process
-    has `END_S` until `has_ended`."""
+    """Receive the first rank's commands on a thread of its own and queue them by receiver.
 
-    def __init__(self, line: RankChannel, directory: Path, has_ended: threading.Event) -> None:
-        self.line = line
+    When the connection ends, the process has `END_S` seconds until `has_ended`, and is killed otherwise.
+    """
+
+    def __init__(self, channel: RankChannel, directory: Path, has_ended: threading.Event) -> None:
+        self.channel = channel
         self.commands: queue.SimpleQueue[RankCommand | None] = queue.SimpleQueue()
         self.agents: queue.SimpleQueue[RankTransferAgent] = queue.SimpleQueue()
         self._directory = directory
@@ -104,11 +105,11 @@ class _CommandReader:
             self._read()
         except TandemError as error:
             _log.error("%s", error.message)
-            _say(self.line, RankFailed(error.kind, error.message))
+            _send_event(self.channel, RankFailed(error.kind, error.message))
         except Exception as failure:
-            _log.exception("the first rank is not understood")
-            _say(self.line, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
-        # The first rank does this too, unless it was killed.
+            _log.exception("the first rank sent an invalid message")
+            _send_event(self.channel, RankFailed(ErrorKind.INTERNAL, f"{type(failure).__name__}: {failure}"))
+        # The first rank removes the directory too, unless it was killed.
         shutil.rmtree(self._directory, ignore_errors=True)
         self.commands.put(None)
         if not self._has_ended.wait(END_S):
@@ -117,14 +118,14 @@ class _CommandReader:
     def _read(self) -> None:
         agent: RankTransferAgent | None = None
         try:
-            while (message := self.line.receive()) is not None:
+            while (message := self.channel.receive()) is not None:
                 command = decode_command(message)
                 if not isinstance(command, MoverBytes | OpenMover):
                     self.commands.put(command)
                     continue
                 agent = agent or self.agents.get()
                 if isinstance(command, OpenMover):
-                    _say(self.line, RankRegistered(agent.open(command.worker)))
+                    _send_event(self.channel, RankRegistered(agent.open(command.worker)))
                 else:
                     agent.handle(command.data)
         finally:
@@ -138,21 +139,21 @@ def _follow(
     load: Callable[[], Follower],
     make_agent: Callable[[Follower, Send], RankTransferAgent],
 ) -> None:
-    """Until the first rank is gone, or something is raised."""
-    line = inbox.line
-    _say(line, RankReady(rank))
+    """Load this rank's part and execute commands until the first rank has ended or an exception is raised."""
+    channel = inbox.channel
+    _send_event(channel, RankReady(rank))
     inbox.start()
     follower = load()
-    inbox.agents.put(make_agent(follower, lambda data: _say(line, MoverBytes(data))))
-    _say(line, Loaded(follower.cache.num_blocks))
+    inbox.agents.put(make_agent(follower, lambda data: _send_event(channel, MoverBytes(data))))
+    _send_event(channel, Loaded(follower.cache.num_blocks))
     while (command := inbox.commands.get()) is not None:
         follower.carry_out(command)
 
 
-def _say(line: RankChannel, event: RankEvent) -> None:
-    """Nothing happens when nobody listens any more: this process is about to end then."""
+def _send_event(channel: RankChannel, event: RankEvent) -> None:
+    """Send an event to the first rank. Errors are ignored: this process ends soon when the first rank has."""
     with contextlib.suppress(OSError):
-        line.send(encode_event(event))
+        channel.send(encode_event(event))
 
 
 def main() -> int:
@@ -160,5 +161,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Past the interpreter's own end: what exchanges with ranks that are gone may wait for them once more there.
+    # os._exit skips the interpreter's shutdown, in which collectives may wait once more for ranks that have ended.
     os._exit(main())

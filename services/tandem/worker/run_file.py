@@ -1,6 +1,6 @@
-"""A file per running worker by which a program beside it finds it, and the reading of them; never asks a worker.
+"""Write and read run files: one file per running worker, by which other programs on the machine find it.
 
-A worker that was killed leaves its file behind, so one says who may run and never who does.
+A killed worker leaves its file behind, so a run file names a worker that may be running.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunFile:
-    """Of one life of one worker, in `directory`, which only its owner may enter."""
+    """Run file of one incarnation of a worker, in a directory that only its owner may enter."""
 
     def __init__(self, directory: Path, me: WorkerRef) -> None:
         self._me = me
@@ -28,43 +28,44 @@ class RunFile:
         return f"<run file {self._path}>"
 
     def write(self) -> None:
-        """Whole or not at all. Raises TandemError."""
+        """Write the file atomically. Raises TandemError."""
         unfinished = self._path.with_suffix(".new")
-        said = {"id": self._me.id, "incarnation": self._me.incarnation, "address": self._me.address}
+        record = {"id": self._me.id, "incarnation": self._me.incarnation, "address": self._me.address}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished.write_text(json.dumps(said))
+            unfinished.write_text(json.dumps(record))
             unfinished.replace(self._path)
         except OSError as error:
             message = f"{self._path} cannot be written: {error}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.run_dir") from error
 
     def remove(self) -> None:
-        """Unless a later life has put its own there. Never raises."""
+        """Remove the file unless a later incarnation has replaced it. Does not raise."""
         try:
             if _read(self._path) == self._me:
                 self._path.unlink()
         except (OSError, ValueError) as error:
-            _log.debug("%s is not removed: %s", self._path, error)
+            _log.debug("cannot remove %s: %s", self._path, error)
 
 
 def read_run_files(directory: Path) -> tuple[WorkerRef, ...]:
-    """Workers that said they ran, by id; none where the directory is not there. A file that cannot be read is logged
-    and left out."""
+    """Return the workers named by the run files of a directory, sorted by id; empty if there is no directory. Files
+    that cannot be read are logged and skipped."""
     found = []
     for path in directory.glob(f"*{_SUFFIX}"):
         try:
             found.append(_read(path))
         except (OSError, ValueError) as error:
-            _log.warning("%s is left out: %s", path, error)
+            _log.warning("skipping run file %s: %s", path, error)
     return tuple(sorted(found))
 
 
 def _read(path: Path) -> WorkerRef:
-    """OSError, ValueError: there is none, or it is no such file."""
-    said = json.loads(path.read_text())
-    match said:
+    """Return the worker that a run file names. Raises OSError or ValueError when there is none or the file is
+    malformed."""
+    record = json.loads(path.read_text())
+    match record:
         case {"id": str(worker), "incarnation": int(incarnation), "address": str(address)}:
             return WorkerRef(WorkerId(worker), Incarnation(incarnation), address)
         case _:
-            raise ValueError(f"not the file of a worker: {said!r}")
+            raise ValueError(f"not a worker's run file: {record!r}")

@@ -1,4 +1,4 @@
-"""One life of one worker: its threads, streams and server, begun and ended in order; decides nothing about jobs."""
+"""Own one incarnation of a worker: its threads, streams and server, started and stopped in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tandem.worker.kv.producer_sessions import ProducerSessions
 from tandem.worker.kv.transfer_client import TransferClient
 from tandem.worker.kv.transfer_health import TransferHealthCheck
 from tandem.worker.links.link_monitor import compose_link_monitor
-from tandem.worker.model.rank_transfer import open_mover
+from tandem.worker.model.rank_transfer import open_transfer
 from tandem.worker.model.worker_descriptor import WorkerDescriptor
 from tandem.worker.model.worker_info import WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
@@ -55,25 +55,27 @@ from tandem.worker.telemetry.gauges import MetricSources, StatsReader
 from tandem.worker.telemetry.worker_telemetry import WorkerTelemetry
 
 SWEEP_S = 0.25
+"""Seconds between two checks for gateways that are gone."""
 HEARTBEAT_S = 1.0
-"""The longest time without a message on a Watch stream."""
+"""Longest time without a message on a Watch stream, in seconds."""
 FLUSH_S = 2.0
-"""For streams to carry the last messages of a worker that stops."""
+"""Seconds for streams and telemetry to carry the last messages of a worker that stops."""
 THREAD_S = 10.0
-"""For the transfer thread to end."""
+"""Seconds for the transfer thread to end."""
 
 _log = logging.getLogger(__name__)
 
 
 class KVEndpoint(NamedTuple):
-    """How KV comes and goes: over this process's `transport`, and how all ranks are read."""
+    """This worker's side of KV transfers: the `transport` of this process, and how other workers read all ranks."""
 
     transport: Transport
     peer: TransportPeer
 
 
 class Worker:
-    """Made by `program.start_worker`, ended by `stop`. All methods on one event loop."""
+    """Compose and run one worker. Made by `factory.start_worker`, ended by `stop`; all methods run on one event
+    loop."""
 
     def __init__(
         self,
@@ -82,44 +84,51 @@ class Worker:
         me: WorkerRef,
         server: grpc.aio.Server,
         trust: PeerAuth,
-        link: KVEndpoint,
+        endpoint: KVEndpoint,
         clock: Clock,
     ) -> None:
         self.me = me
         self._failure: str | None = None
-        self._has_failed, self._has_stopped = asyncio.Event(), False
-        self._config, self._clock, self._server = config, clock, server
+        self._has_failed = asyncio.Event()
+        self._has_stopped = False
+        self._config = config
+        self._clock = clock
+        self._server = server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
-        self._trust, self._rank_group = trust, model.rank_group
-        self._identity = _identity(config, model, me, link.peer)
+        self._trust = trust
+        self._rank_group = model.rank_group
+        self._identity = _identity(config, model, me, endpoint.peer)
         self._redis_health = RedisHealth()
-        self._introduction = WorkerDescriptor(self._identity, trust, self._redis_health)
+        self._descriptor = WorkerDescriptor(self._identity, trust, self._redis_health)
         self._gateways = WatchSessions(config.worker.gateway_grace_s)
         self._consumers = ConsumerStreams()
-        self._reads = TransferClient(self._post, self._peer_lost, self._tested, self._moved_last, digests=self._digests)
-        self._mover = open_mover(link.transport, model, self._reads.on_event, clock)
-        self._reads.attach(self._mover)
+        self._transfer_client = TransferClient(
+            self._post, self._peer_lost, self._on_self_test, self._on_transfer_stopped, digests=self._digests
+        )
+        self._transfer = open_transfer(endpoint.transport, model, self._transfer_client.on_event, clock)
+        self._transfer_client.attach(self._transfer)
         self._publisher = compose_publisher(config.redis, me, _num_cacheable(model), clock, self._redis_health)
-        self._router = EffectDispatcher(
+        self._dispatcher = EffectDispatcher(
             self._loop,
             self._gateways,
             self._consumers,
-            self._reads,
-            self._set_moving,
+            self._transfer_client,
+            self._set_transferring,
             self._engine_ended,
             self._on_registered,
         )
         self.steps = RecentSteps()
-        self._step_writer, self._run_file = _step_writer(config, model, me), _run_file(config, me)
+        self._step_writer = _step_writer(config, model, me)
+        self._run_file = _run_file(config, me)
         self._telemetry = WorkerTelemetry(config, self._identity, clock)
         self._driver = self._compose_driver(config, model)
-        self._links = ProducerSessions(self._link_context())
+        self._producer_sessions = ProducerSessions(self._session_context())
         self._link_monitor = compose_link_monitor(
-            config, model, self._identity, trust, self._reads, clock, self._gateways.wake
+            config, model, self._identity, trust, self._transfer_client, clock, self._gateways.wake
         )
-        self._router.attach(self._links, self._telemetry.job_ended)
-        self._probe = TransferHealthCheck(self._mover.self_test)
+        self._dispatcher.attach(self._producer_sessions, self._telemetry.job_ended)
+        self._health_check = TransferHealthCheck(self._transfer.self_test)
         self._service = self._compose_service(model)
         add_WorkerServicer_to_server(self._service, server)
         self._telemetry.watch(self._sources())
@@ -128,53 +137,56 @@ class Worker:
         return f"<worker {self.me}: {self.healthy() or 'healthy'}>"
 
     async def start(self) -> None:
-        """Raises TandemError when the transport does not work here."""
-        self._mover.start()
-        error = await self._probe.once()
+        """Start threads, server and background tasks. Raises TandemError when the transport does not work on this
+        machine."""
+        self._transfer.start()
+        error = await self._health_check.once()
         if error is not None:
             raise TandemError(ErrorKind.UNSUPPORTED, error, param="handoff.transport")
         if self._rank_group is not None:
             self._rank_group.watch(self._driver.fail_device)
         self._driver.start()
-        # The engine's first snapshot is here with its answer: nobody is told of a worker without blocks.
+        # Wait for the engine's first snapshot, so that no load report of a worker without blocks goes out.
         await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, [])))
-        self._introduction.metrics_address = await asyncio.to_thread(self._telemetry.open)
+        self._descriptor.metrics_address = await asyncio.to_thread(self._telemetry.open)
         await self._server.start()
         self._spawn(self._sweep(), "sweep")
-        self._spawn(self._beat(), "beat")
-        self._spawn(self._probe.run(), "probe")
+        self._spawn(self._heartbeat(), "beat")
+        self._spawn(self._health_check.run(), "probe")
         registry = self._open_registry()
-        self._spawn(self._link_monitor.run(None if registry is None else lambda: self._list(registry)), "attest")
+        self._spawn(
+            self._link_monitor.run(None if registry is None else lambda: self._list_workers(registry)), "probe links"
+        )
         if registry is not None:
             self._spawn(self._register(registry), "register")
         if self._publisher is not None:
             self._spawn(self._publisher.run(), "publish")
         if self._run_file is not None:
             self._run_file.write()
-        where = self._introduction.metrics_address or "nowhere"
-        _log.info("%s serves %s; its /metrics: %s", self.me, self._identity.model, where)
+        metrics_address = self._descriptor.metrics_address or "none"
+        _log.info("%s serves %s; /metrics address: %s", self.me, self._identity.model, metrics_address)
 
     def healthy(self) -> str | None:
-        """None, or why this worker should be replaced."""
-        return self._failure or self._driver.stalled() or self._probe.error
+        """Return None, or why this worker should be replaced."""
+        return self._failure or self._driver.stalled() or self._health_check.error
 
     @property
     def num_gateways(self) -> int:
-        """Gateways that have a stream, or had one not long ago."""
+        """Count the gateways that have a Watch stream, or had one within the grace period."""
         return len(self._gateways)
 
     async def failed(self) -> str:
-        """Wait until the engine or the transfer thread is of no use any more; returns why."""
+        """Wait until the engine or the transfer thread has failed; returns why."""
         await self._has_failed.wait()
         assert self._failure is not None
         return self._failure
 
     async def drain(self, timeout_s: float) -> DrainResult:
-        """Take no new work, and let what runs go on elsewhere, until nothing is left or the time is over."""
+        """Refuse new jobs and let running ones migrate or finish, until none is left or `timeout_s` is over."""
         return await self._service.drain(timeout_s)
 
     async def stop(self) -> None:
-        """End at once: live jobs fail, streams carry that and end, threads and tasks are gone. Never raises."""
+        """Stop at once: live jobs fail, streams deliver that and end, threads and tasks end. Does not raise."""
         if self._has_stopped:
             return
         self._has_stopped = True
@@ -182,19 +194,19 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not await asyncio.to_thread(self._driver.stop, self._config.worker.step_stall_s):
-            _log.error("a step does not end; its thread is left behind")
+            _log.error("a step does not end; the engine's thread is abandoned")
         writer = self._step_writer
         if writer is not None and not await asyncio.to_thread(writer.close, THREAD_S):
-            _log.error("the last steps cannot be written; their thread is left behind")
+            _log.error("the last steps cannot be written; the step log's thread is abandoned")
         self._gateways.close()
         self._consumers.close()
-        await self._links.close()
+        await self._producer_sessions.close()
         self._link_monitor.cancel()
         await self._server.stop(FLUSH_S)
-        if await asyncio.to_thread(self._mover.stop, THREAD_S):
+        if await asyncio.to_thread(self._transfer.stop, THREAD_S):
             await self._link_monitor.close()
         else:
-            _log.error("the transfer thread does not end; it is left behind")
+            _log.error("the transfer thread does not end and is abandoned")
         if self._rank_group is not None:
             await asyncio.to_thread(self._rank_group.close)
         await asyncio.to_thread(self._telemetry.close, FLUSH_S)
@@ -219,7 +231,7 @@ class Worker:
                 records_facts=self._publisher is not None,
             ),
             model.pipeline or SerialPipeline(model.executor),
-            self._router,
+            self._dispatcher,
             self._clock,
             config.worker.step_stall_s,
             self._observers(),
@@ -233,13 +245,13 @@ class Worker:
     def _sources(self) -> MetricSources:
         reader = StatsReader(lambda: self._driver.call(lambda engine, now: (engine.books(), [])), self._clock)
         return MetricSources(
-            snapshot=lambda: self._router.snapshot,
+            snapshot=lambda: self._dispatcher.snapshot,
             books=reader.read,
             is_healthy=lambda: self.healthy() is None,
             num_gateways=lambda: self.num_gateways,
         )
 
-    def _link_context(self) -> SessionContext:
+    def _session_context(self) -> SessionContext:
         return SessionContext(
             me=self.me,
             fingerprint=self._identity.fingerprint,
@@ -247,20 +259,20 @@ class Worker:
             trust=self._trust,
             clock=self._clock,
             post=self._driver.post,
-            connect=self._reads.connect,
-            let_go=self._reads.disconnect_when_idle,
+            connect=self._transfer_client.connect,
+            disconnect=self._transfer_client.disconnect_when_idle,
             lease_s=self._config.handoff.lease_s,
         )
 
     def _compose_service(self, model: WorkerModel) -> WorkerService:
         fingerprint, lease_s = self._identity.fingerprint, self._config.handoff.lease_s
-        follows = HandoffService(self._driver, self._consumers, fingerprint, lease_s)
+        handoffs = HandoffService(self._driver, self._consumers, fingerprint, lease_s)
         return WorkerService(
-            self._introduction,
+            self._descriptor,
             self._driver,
-            self._router,
+            self._dispatcher,
             self._gateways,
-            Peers(follows, self._link_monitor),
+            Peers(handoffs, self._link_monitor),
             self._clock,
             model.prepare,
         )
@@ -274,27 +286,27 @@ class Worker:
     def _post(self, command: Command) -> None:
         self._driver.post(command)
 
-    def _set_moving(self, is_moving: bool) -> None:
-        # A mover that has stopped is known of by then.
+    def _set_transferring(self, is_transferring: bool) -> None:
+        # RuntimeError: the transfer thread has stopped, which on_stopped reports separately.
         with contextlib.suppress(RuntimeError):
-            self._mover.set_busy(is_moving)
+            self._transfer.set_busy(is_transferring)
 
     def _peer_lost(self, source: WorkerRef) -> None:
         def lose() -> None:
-            self._links.peer_lost(source)
-            self._link_monitor.doubt(source)
+            self._producer_sessions.peer_lost(source)
+            self._link_monitor.suspect(source)
 
-        self._cross(lose)
+        self._call_on_loop(lose)
 
-    def _tested(self, error: str | None) -> None:
-        self._cross(lambda: self._probe.answer(error))
+    def _on_self_test(self, error: str | None) -> None:
+        self._call_on_loop(lambda: self._health_check.answer(error))
 
-    def _moved_last(self, error: str | None) -> None:
+    def _on_transfer_stopped(self, error: str | None) -> None:
         if error is not None:
-            self._cross(lambda: self._fail(f"the transfer thread failed: {error}"))
+            self._call_on_loop(lambda: self._fail(f"the transfer thread failed: {error}"))
 
-    def _cross(self, call: Callable[[], None]) -> None:
-        # A closed loop has nobody left to be told.
+    def _call_on_loop(self, call: Callable[[], None]) -> None:
+        # RuntimeError: the event loop is closed.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
@@ -306,7 +318,7 @@ class Worker:
 
     def _on_registered(self, facts: Sequence[KVFact]) -> None:
         if self._publisher is not None:
-            self._publisher.told(facts)
+            self._publisher.on_kv_events(facts)
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:
@@ -324,23 +336,23 @@ class Worker:
             self._fail(f"task {task.get_name()} failed: {task.exception()!r}")
 
     async def _sweep(self) -> None:
-        """Cancel the jobs of gateways that are gone."""
+        """Cancel the jobs of gateways that have been gone for the grace period."""
         while True:
             await asyncio.sleep(SWEEP_S)
             lost = self._gateways.sweep(self._clock.now())
             if lost:
-                _log.warning("%d jobs are cancelled: nobody has watched them", len(lost))
+                _log.warning("%d jobs cancelled: their gateway has no Watch stream", len(lost))
             self._service.cancel(lost)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self._gateways.wake()
 
-    async def _list(self, registry: WorkerRegistry) -> Sequence[WorkerRecord]:
-        """Who is registered. Of others nothing is kept open but what this worker takes KV from now."""
+    async def _list_workers(self, registry: WorkerRegistry) -> Sequence[WorkerRecord]:
+        """Return the registered workers. Connections to others are closed, except to sources in use."""
         records = await registry.list()
-        self._reads.keep(self._links.sources | {record.worker for record in records})
+        self._transfer_client.keep(self._producer_sessions.sources | {record.worker for record in records})
         return records
 
     async def _register(self, registry: WorkerRegistry) -> None:
@@ -355,7 +367,7 @@ class Worker:
             topology=self._identity.topology,
         )
         try:
-            await Heartbeat(registry, record, self._introduction.take_role).run()
+            await Heartbeat(registry, record, self._descriptor.set_role).run()
         finally:
             await registry.close()
 
@@ -398,5 +410,5 @@ def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: Transport
 
 
 def _num_cacheable(model: WorkerModel) -> int:
-    """Blocks that it can hold, in both memories."""
+    """Count the KV blocks of device and host memory."""
     return model.executor.num_blocks + model.executor.num_host_slots

@@ -112,7 +112,7 @@ def _change_roles(here: tuple[str, ...], workers: dict[str, Worker], path: Calla
     ]
     assert all(row[5] == "live," for row in rows[1:])
     assert tandem("role", "e", "prefill", *here).stdout == "e: decode -> prefill (pool decode)\n"
-    until(lambda: "e@" in workers["e"].log and "is taken for prefill" in workers["e"].log, "a heartbeat's answer")
+    until(lambda: "e@" in workers["e"].log and "role prefill" in workers["e"].log, "a heartbeat's answer")
     said = workers["e"].describe()
     assert (said.pool, said.role) == ("decode", "prefill")
     tokens = workers["e"].describe().load

@@ -22,7 +22,7 @@ from tandem.sched.phases.rejected_jobs import Capacity
 from tandem.sched.state.limits import SchedulerLimits
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
-EMPTY = ReservedCapacity(num_blocks=10, num_leased=0, num_seqs=0, promises=(), prefills=())
+EMPTY = ReservedCapacity(num_blocks=10, num_leased=0, num_seqs=0, reservations=(), prefills=())
 SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 
 
@@ -83,7 +83,7 @@ def test_a_bias_for_a_token_that_is_none_is_refused_by_name(token: int) -> None:
 
 
 def test_a_promise_fits_beside_leases_and_promises() -> None:
-    held = replace(EMPTY, num_leased=4, promises=(3,))
+    held = replace(EMPTY, num_leased=4, reservations=(3,))
     assert refusal(check_reservation, Capacity(3, 1), held, LIMITS) is None
     assert refusal(check_reservation, Capacity(4, 1), held, LIMITS) is ErrorKind.OVERLOADED
 
@@ -108,8 +108,8 @@ def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_mo
 
 
 def test_a_prefill_and_a_promise_that_exclude_each_other_are_not_both_taken() -> None:
-    assert refusal(check_prefill, 6, replace(EMPTY, promises=(4, 2))) is None
-    assert refusal(check_prefill, 6, replace(EMPTY, promises=(5,))) is ErrorKind.OVERLOADED
+    assert refusal(check_prefill, 6, replace(EMPTY, reservations=(4, 2))) is None
+    assert refusal(check_prefill, 6, replace(EMPTY, reservations=(5,))) is ErrorKind.OVERLOADED
     assert refusal(check_reservation, Capacity(4, 1), replace(EMPTY, prefills=(6,)), LIMITS) is None
     assert refusal(check_reservation, Capacity(5, 1), replace(EMPTY, prefills=(6,)), LIMITS) is ErrorKind.OVERLOADED
 

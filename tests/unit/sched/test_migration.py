@@ -16,11 +16,11 @@ def test_without_digests_whole_blocks_alone_are_readable_while_it_draws_on() -> 
     add(scheduler, generate("a", 3, 5))
     step(scheduler)
     (key,) = migrations.movable()
-    standing = migrations.follow(key)
-    assert standing.num_computed == 3 and len(standing.fresh) == 1 and not standing.has_stopped
-    migrations.leave(key)
+    progress = migrations.start(key)
+    assert progress.num_computed == 3 and len(progress.fresh) == 1 and not progress.has_stopped
+    migrations.finalize(key)
     step(scheduler)
-    stopped = migrations.standing(key, 1, ())
+    stopped = migrations.progress(key, 1, ())
     assert stopped.has_stopped and stopped.num_computed == 4 and len(stopped.fresh) == 1
 
 
@@ -32,10 +32,10 @@ def test_when_it_has_stopped_a_block_that_is_not_full_is_readable_and_one_that_i
     add(scheduler, generate("a", 5, 9))
     step(scheduler)
     (key,) = migrations.movable()
-    migrations.follow(key)
-    migrations.leave(key)
+    migrations.start(key)
+    migrations.finalize(key)
     step(scheduler)
     # As after drafts that were wrong.
     assert pool.grow(migrations._by_key[key].table, 3)
-    standing = migrations.standing(key, 1, ())
-    assert (standing.has_stopped, standing.num_computed, len(standing.fresh)) == (True, 6, 1)
+    progress = migrations.progress(key, 1, ())
+    assert (progress.has_stopped, progress.num_computed, len(progress.fresh)) == (True, 6, 1)

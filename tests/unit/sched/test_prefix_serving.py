@@ -23,8 +23,8 @@ def lending_of_three_blocks() -> PrefixServer:
 def test_a_prefix_fetch_that_has_ended_is_digested_no_more() -> None:
     prefix_server = lending_of_three_blocks()
     first, second = Key(HandoffId("a"), 1), Key(HandoffId("b"), 1)
-    blocks = prefix_server.lend(first, RemotePrefixRequest(0, NAMES))
-    assert len(blocks) == 3 and prefix_server.lend(second, RemotePrefixRequest(1, NAMES)) == blocks
+    blocks = prefix_server.serve(first, RemotePrefixRequest(0, NAMES))
+    assert len(blocks) == 3 and prefix_server.serve(second, RemotePrefixRequest(1, NAMES)) == blocks
     prefix_server.drop(first)
     assert prefix_server.take(0, 9) == ((blocks[1], 1), (blocks[2], 2))
     assert not prefix_server.has_work
@@ -32,7 +32,7 @@ def test_a_prefix_fetch_that_has_ended_is_digested_no_more() -> None:
 
 def test_nothing_is_due_when_all_prefix_fetches_have_ended() -> None:
     prefix_server = lending_of_three_blocks()
-    prefix_server.lend(Key(HandoffId("a"), 1), RemotePrefixRequest(0, NAMES))
+    prefix_server.serve(Key(HandoffId("a"), 1), RemotePrefixRequest(0, NAMES))
     assert prefix_server.is_due(0)
     prefix_server.drop(Key(HandoffId("a"), 1))
     assert not prefix_server.has_work and not prefix_server.is_due(0) and prefix_server.take(0, 9) == ()

@@ -15,7 +15,7 @@ from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.worker.serve.application import build
 from tandem.worker.serve.deployment import STOP_MARGIN_S, WorkerReplica, pool_application
-from tandem.worker.serve.pool_spec import PoolSpec, told_all
+from tandem.worker.serve.pool_spec import PoolSpec, full_layer
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_a_missing_file_is_named() -> None:
 
 def test_a_configuration_told_whole_is_read_as_it_was() -> None:
     config = Config(worker=WorkerConfig(pool="decode", rack="r"))
-    pool = PoolSpec(name="decode", above=(told_all(config, "all"),))
+    pool = PoolSpec(name="decode", above=(full_layer(config, "all"),))
     assert pool.resolve({"TANDEM_WORKER__RACK": "other", "TANDEM_ENGINE__BLOCK_SIZE": "64"}).config == config
     assert pool_application(pool, config, 3)._bound_deployment.num_replicas == 3
 
@@ -155,7 +155,7 @@ async def test_a_worker_of_one_rank_starts_no_actor(num_ranks: int, monkeypatch:
     async def nowhere(config: Config, model: object) -> None:
         launched.append(model)
 
-    monkeypatch.setattr("tandem.worker.serve.deployment._here", lambda config: config)
+    monkeypatch.setattr("tandem.worker.serve.deployment._replica_config", lambda config: config)
     monkeypatch.setattr("tandem.worker.serve.deployment._log_with_serve", lambda telemetry, worker: None)
     monkeypatch.setattr("tandem.worker.serve.deployment.launch_actors", lambda config: "actors")
     monkeypatch.setattr("tandem.worker.model.worker_model.load_worker_model", lambda config, launch: launch)

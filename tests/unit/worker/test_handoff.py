@@ -256,12 +256,12 @@ async def test_of_a_source_that_has_gone_nothing_stays_connected(nodes: Nodes, i
         pace(producer.executor, 0.05)
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
     async with asyncio.timeout(20):
-        while "1 peers" not in repr(consumer.worker._reads):
+        while "1 peers" not in repr(consumer.worker._transfer_client):
             await asyncio.sleep(0.01)
         if not is_used:
             await consumer.client.end_of(key)
         await producer.worker.stop()
-        while "0 peers, 0 lingering" not in repr(consumer.worker._reads):
+        while "0 peers, 0 lingering" not in repr(consumer.worker._transfer_client):
             await asyncio.sleep(0.01)
     await consumer.client.end_of(key)
     await consumer.client.settled()
@@ -295,7 +295,7 @@ async def test_another_life_that_is_told_by_its_guard_alone_is_not_asked_again(n
     await consumer.client.submit(resume)
     failed = await consumer.client.end_of(resume.key)
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    assert "another life of" in failed.message
+    assert "another incarnation of" in failed.message
     await consumer.client.settled()
 
 

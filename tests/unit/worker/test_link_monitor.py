@@ -114,7 +114,7 @@ async def test_a_few_of_each_zone_that_may_prefill_for_it_are_measured_once(
     assert len(noting.asked) == len(set(noting.asked)) == 2 * NUM_PEERS + 2
     assert {"as-prefill", "mixed"} <= set(noting.asked)
     assert not {"as-decode", "other", "me"} & set(noting.asked)
-    assert {report.source.id for report in one.book.since(0)} == set(noting.asked)
+    assert {report.source.id for report in one.reports.since(0)} == set(noting.asked)
 
 
 async def test_a_registry_that_fails_changes_nothing_and_newcomers_are_measured(
@@ -150,8 +150,8 @@ async def test_a_source_that_cannot_be_measured_stops_nothing(
 
     one, noting = run(lambda: [record("p0"), record("p1")], TransferConfig(require="rdma"))
     noting.answer = fail
-    await until(lambda: one.book.find(ref("p1")) and one.book.find(ref("p0")))
-    reports = {report.source.id: report.problem for report in one.book.since(0)}
+    await until(lambda: one.reports.find(ref("p1")) and one.reports.find(ref("p0")))
+    reports = {report.source.id: report.problem for report in one.reports.since(0)}
     assert reports["p0"].startswith("it could not be measured: ")
     assert reports["p1"].startswith("transfer.require is rdma")
     with pytest.raises(ZeroDivisionError if is_defect else TandemError):
@@ -160,7 +160,7 @@ async def test_a_source_that_cannot_be_measured_stops_nothing(
 
 async def test_it_does_not_measure_itself(run: Callable[..., tuple[LinkMonitor, Noting]]) -> None:
     one, noting = run(list)
-    with pytest.raises(TandemError, match="this very worker"):
+    with pytest.raises(TandemError, match="this worker itself"):
         await one.measure(ref("me"))
     assert noting.asked == []
 
@@ -180,7 +180,7 @@ async def test_a_source_that_is_no_more_is_forgotten_unless_it_is_chosen(
 ) -> None:
     one, noting = run(lambda: [record("p")], TransferConfig(require="rdma"))
     await one.measure(ref("q"), 1)
-    await until(lambda: one.book.find(ref("p")))
+    await until(lambda: one.reports.find(ref("p")))
 
     def gone(source: WorkerRef) -> LinkReport:
         raise SourceGone(f"{source} is another")
@@ -190,8 +190,8 @@ async def test_a_source_that_is_no_more_is_forgotten_unless_it_is_chosen(
         with pytest.raises(TandemError, match="is another") as failed:
             await one.measure(ref(name), 1)
         assert failed.value.kind is ErrorKind.WORKER_LOST
-    assert [report.source.id for report in one.book.since(0) if not report.num_bytes] == ["p"]
-    assert one.book.find(ref("q")) is None
+    assert [report.source.id for report in one.reports.since(0) if not report.num_bytes] == ["p"]
+    assert one.reports.find(ref("q")) is None
 
 
 def at(*gbps: float) -> Callable[[WorkerRef], LinkReport]:
@@ -214,7 +214,7 @@ async def test_a_way_is_refused_for_slowness_once_it_was_slow_twice_in_a_row(
     noting.answer = at(*paces)
     report = await one.measure(ref("p"))
     assert report.refused is is_refused and len(noting.asked) == len(paces)
-    assert one.book.find(ref("p")) == report
+    assert one.reports.find(ref("p")) == report
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.DEADLINE, ErrorKind.OVERLOADED])
@@ -233,6 +233,6 @@ async def test_nothing_is_refused_for_lateness_alone(
     for name in ("slow", "p"):
         with pytest.raises(TandemError, match="late"):
             await one.measure(ref(name), 1)
-    reports = {report.source.id: report for report in one.book.since(0)}
+    reports = {report.source.id: report for report in one.reports.since(0)}
     assert reports["p"].problem and not reports["p"].refused
     assert reports["slow"].refused, "what was known against it still is"

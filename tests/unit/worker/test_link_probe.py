@@ -98,7 +98,7 @@ async def test_who_stops_waiting_leaves_nothing_and_a_second_one_waits_for_the_s
     consumer.transport.gate.set()
     second, third = await asyncio.gather(*calls[1:])
     assert second == third and second.report.num_bytes > 0
-    assert consumer.worker._link_monitor.book.number == 1 and not consumer.worker._link_monitor._running
+    assert consumer.worker._link_monitor.reports.number == 1 and not consumer.worker._link_monitor._running
 
 
 @pytest.mark.slow
@@ -137,13 +137,13 @@ async def test_no_more_wait_for_their_turn_than_may(nodes: Nodes, monkeypatch: p
 async def test_first_transfers_tell_or_have_the_link_measured(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, promised: TransferConfig, link_type: str
 ) -> None:
-    monkeypatch.setattr("tandem.worker.kv.read_stats.TELLING_BYTES", 64)
-    monkeypatch.setattr(link_monitor, "TELLING_BYTES", 640)
+    monkeypatch.setattr("tandem.worker.kv.read_stats.MIN_SAMPLE_BYTES", 64)
+    monkeypatch.setattr(link_monitor, "MIN_SAMPLE_BYTES", 640)
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.01)
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.01)
     monkeypatch.setattr(link_probe, "ENOUGH_S", 0.02)
     producer, consumer = await nodes.start(), await nodes.start(transfer=promised)
-    book = consumer.worker._link_monitor.book
+    book = consumer.worker._link_monitor.reports
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, list(range(80)), 4))
     await consumer.client.end_of(key)
     await until(lambda: book.find(producer.worker.me) is not None)
@@ -159,7 +159,7 @@ async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatc
     monkeypatch.setattr(link_probe, "ENOUGH_S", 0.02)
     producer, consumer = await nodes.start(), await nodes.start()
     await measure(consumer, producer.worker.me)
-    book = consumer.worker._link_monitor.book
+    book = consumer.worker._link_monitor.reports
     number = book.number
     consumer.worker._peer_lost(producer.worker.me)
     await until(lambda: book.number > number)
@@ -179,8 +179,8 @@ class Leaping:
 
 async def test_a_late_event_loop_does_not_make_a_way_slow(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
-    yardstick = consumer.worker._link_monitor._yardstick
-    yardstick._context = replace(yardstick._context, clock=Leaping())
+    probe = consumer.worker._link_monitor._probe
+    probe._context = replace(probe._context, clock=Leaping())
     report = (await measure(consumer, producer.worker.me)).report
     assert 0 < report.seconds < 1000.0
 
@@ -196,19 +196,19 @@ async def test_nobody_is_measured_while_a_trial_read_may_go_on(nodes: Nodes, mon
     consumer.transport.gate.set()
     reply = await measure(consumer, other.worker.me)
     assert reply.refusal.kind == "overloaded" and "may still write" in reply.refusal.message
-    report = consumer.worker._link_monitor.book.find(other.worker.me)
+    report = consumer.worker._link_monitor.reports.find(other.worker.me)
     assert report is not None and not report.refused
     proven.set()
-    await until(lambda: consumer.worker._reads.trials.undrained() is None)
+    await until(lambda: consumer.worker._transfer_client.probe_reads.undrained() is None)
     assert (await measure(consumer, other.worker.me)).report.num_bytes > 0
 
 
 async def test_another_spelling_of_an_address_costs_no_connection(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     await measure(consumer, producer.worker.me)
-    connected = dict(consumer.worker._reads._peers)
+    connected = dict(consumer.worker._transfer_client._peers)
     other = replace(producer.worker.me, address=producer.worker.me.address.replace("127.0.0.1", "localhost"))
     assert other != producer.worker.me
     report = (await measure(consumer, other)).report
     assert report.num_bytes > 0 and report.source.address == other.address
-    assert consumer.worker._reads._peers == connected
+    assert consumer.worker._transfer_client._peers == connected

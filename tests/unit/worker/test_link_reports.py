@@ -33,10 +33,10 @@ def test_a_chosen_source_is_measured_once_and_again_after_a_doubt() -> None:
     assert book.due([source], 0.0) == [source]
     book.put(report(source), 0.0)
     assert book.due([source], 1e9) == []
-    book.doubt(source, 1.0)
+    book.suspect(source, 1.0)
     assert book.due([source], FRESH_S - 0.1) == [] and book.due([], FRESH_S) == [source]
-    book.doubt(ref("nobody"), 1.0)
-    book.doubt(ref("a", 2), 1.0)
+    book.suspect(ref("nobody"), 1.0)
+    book.suspect(ref("a", 2), 1.0)
 
 
 def test_a_way_with_a_problem_is_measured_again_ever_more_seldom() -> None:

@@ -64,7 +64,7 @@ def test_nothing_is_lost_or_told_twice(actions: list[int | str]) -> None:
     box, gateway = Outbox(GatewayId("g"), keep_s=10.0), Gateway()
     scripts = {key: script(key) for key in KEYS}
     for key in KEYS:
-        box.expect(key, 0)
+        box.register(key, 0)
     for action in actions:
         if isinstance(action, int):
             if scripts[KEYS[action]]:
@@ -87,7 +87,7 @@ def test_nothing_is_lost_or_told_twice(actions: list[int | str]) -> None:
 def test_an_unlisted_live_job_is_unwanted_and_its_end_is_still_told() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
     key = KEYS[0]
-    box.expect(key, 0)
+    box.register(key, 0)
     box.push(Token(key, 0, SampledToken(0)))
     assert box.resume({}) == [key]
     box.push(Cancelled(key))
@@ -104,13 +104,13 @@ def test_a_listed_job_that_is_not_here_has_failed() -> None:
 
 def test_a_position_before_the_attempt_began_cannot_be_served() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
-    box.expect(KEYS[0], 5)
+    box.register(KEYS[0], 5)
     assert box.resume({KEYS[0]: 4}) == [KEYS[0]]
 
 
 def test_ended_jobs_are_forgotten_some_time_after_their_end_was_told() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
-    box.expect(KEYS[0], 0)
+    box.register(KEYS[0], 0)
     box.push(Cancelled(KEYS[0]))
     box.forget(1e6)
     assert KEYS[0] in box, "its end was not told yet"
@@ -126,8 +126,8 @@ def test_scores_go_out_in_messages_of_a_bounded_size_before_all_else() -> None:
     box, key, other = Outbox(GatewayId("g"), keep_s=10.0), KEYS[0], KEYS[1]
     size = MAX_SCORES - 1
     chunks = [PromptLogprobs(key, 1 + size * i, (SampledToken(0, -1.0),) * size) for i in range(4)]
-    box.expect(key, 0)
-    box.expect(other, 0)
+    box.register(key, 0)
+    box.register(other, 0)
     for event in (*chunks, Token(key, 0, SampledToken(1)), Finished(key, FinishReason.LENGTH, 1, 0)):
         box.push(event)
     box.push(Token(other, 0, SampledToken(2)))
@@ -148,7 +148,7 @@ def test_scores_go_out_in_messages_of_a_bounded_size_before_all_else() -> None:
 
 def test_a_second_offer_is_told_as_the_first_was() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
-    box.expect(KEYS[0], 0)
+    box.register(KEYS[0], 0)
     for number in (1, 2):
         offer = MigrationOffered(KEYS[0], HandoffKey(HandoffId(f"h{number}"), 1))
         box.push(offer)

@@ -253,8 +253,8 @@ async def test_a_link_that_breaks_asks_for_its_prefix_fetches_anew(
     key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
     await consumer.client.under_read()
     lent_anew = asyncio.Event()
-    tell = producer.worker._consumers.tell
-    monkeypatch.setattr(producer.worker._consumers, "tell", lambda effect: (tell(effect), lent_anew.set()))
+    send = producer.worker._consumers.send
+    monkeypatch.setattr(producer.worker._consumers, "send", lambda effect: (send(effect), lent_anew.set()))
     producer.worker._consumers.close()
     if not is_read_meanwhile:
         await asyncio.wait_for(lent_anew.wait(), PATIENCE_S)
@@ -266,7 +266,7 @@ async def test_a_link_that_breaks_asks_for_its_prefix_fetches_anew(
 async def test_one_message_names_no_more_blocks_than_may_be(nodes: Nodes) -> None:
     """As when a link that has broken asks for many long loans anew."""
     node = await nodes.start()
-    link = ProducerSession(node.worker.me, node.worker._link_context())
+    link = ProducerSession(node.worker.me, node.worker._session_context())
     half = RemotePrefixRequest(0, (BlockHash(b"x" * 16),) * (MAX_REMOTE_PREFIX_BLOCKS // 2))
     wanted: dict[str, RemotePrefixRequest | None] = {"a": half, "b": half, "c": None, "d": half, "e": None}
     for name, prefix_request in wanted.items():

@@ -121,7 +121,7 @@ def test_all_hear_everything_in_order(rig: Rig) -> None:
 
 def test_a_rank_s_transfer_agent_is_told_and_heard_alone(rig: Rig) -> None:
     rank_group, heard = rig.rank_group(3), list[tuple[int, bytes]]()
-    rank_group.on_mover(lambda rank, data: heard.append((rank, data)))
+    rank_group.on_transfer_data(lambda rank, data: heard.append((rank, data)))
     rank_group.wait_loaded()
     rank_group.send_to_transfer(2, b"read")
     until(lambda: rig.ranks[1].heard)
@@ -144,7 +144,7 @@ def test_how_each_rank_is_read_is_told_in_order(rig: Rig) -> None:
     for rank, peer in reversed([*zip(rig.ranks, peers, strict=True)]):
         assert rank.line is not None
         rank.line.send(encode_event(RankRegistered(peer)))
-    assert rank_group.open_movers(WORKER) == peers
+    assert rank_group.open_transfers(WORKER) == peers
     until(lambda: all(rank.heard for rank in rig.ranks))
     assert [rank.heard for rank in rig.ranks] == [[OpenMover(WORKER)]] * 2
     rank_group.close()
@@ -154,7 +154,7 @@ def test_one_that_cannot_open_its_transport_says_why(rig: Rig) -> None:
     rig.says = (Loaded(7), RankFailed(ErrorKind.UNSUPPORTED, "there is no NIXL"))
     rank_group = rig.rank_group(2)
     with pytest.raises(TandemError, match="rank 1: there is no NIXL") as caught:
-        rank_group.open_movers(WORKER)
+        rank_group.open_transfers(WORKER)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     rank_group.close()
 
@@ -178,7 +178,7 @@ def test_two_of_one_name_are_refused(rig: Rig) -> None:
         stranger.follow(directory, 1)
         return stranger
 
-    with pytest.raises(TandemError, match=r"first word is RankReady\(rank=1\)"):
+    with pytest.raises(TandemError, match=r"first message is RankReady\(rank=1\)"):
         RankGroup(rig.directory, 3, launch, 5.0)
 
 
@@ -195,9 +195,9 @@ def test_one_that_fails_while_it_loads_says_why(rig: Rig) -> None:
     ("end", "reason"),
     [
         (lambda line: line.close(), "rank 1 is gone"),
-        (lambda line: line.send(b"\xff"), "rank 1 is not understood"),
-        (lambda line: line.send(b""), "rank 1 is not understood"),
-        (lambda line: line.send(encode_event(RankReady(1))), "rank 1 is not understood"),
+        (lambda line: line.send(b"\xff"), "rank 1 sent an invalid message"),
+        (lambda line: line.send(b""), "rank 1 sent an invalid message"),
+        (lambda line: line.send(encode_event(RankReady(1))), "rank 1 sent an invalid message"),
         (lambda line: line.send(encode_event(RankFailed(ErrorKind.INTERNAL, "out of memory"))), "rank 1: out of mem"),
     ],
     ids=["gone", "garbage", "nothing", "out of turn", "failed"],
@@ -224,7 +224,7 @@ def test_one_that_takes_nothing_is_waited_for_no_longer_than_said(rig: Rig) -> N
     rank_group = rig.rank_group(2, timeout_s=0.1)
     rank_group.wait_loaded()
     blocks = ClearBlocks(tuple(BlockId(i) for i in range(10_000)))
-    with pytest.raises(RanksLost, match="rank 1 cannot be told"):
+    with pytest.raises(RanksLost, match="cannot send to rank 1"):
         for _ in range(10_000):
             rank_group.send_command(blocks)
     rank_group.close()
@@ -242,7 +242,7 @@ def test_a_transfer_agent_that_takes_nothing_is_lost(rig: Rig) -> None:
         rank_group.send_to_transfer(1, bytes(1000))
         if lost:
             break
-    assert len(lost) == 1 and "rank 1 cannot be told" in lost[0]
+    assert len(lost) == 1 and "cannot send to rank 1" in lost[0]
     rank_group.close()
     assert rig.ranks[0].line is not None
     rig.ranks[0].line.close()

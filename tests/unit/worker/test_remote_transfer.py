@@ -103,7 +103,7 @@ def test_what_is_not_understood_ends_both(pair: Pair, data: bytes) -> None:
     (event,) = pair.events
     assert isinstance(event, TransferStopped)
     assert event.error is not None
-    assert "not understood" in event.error
+    assert "invalid message" in event.error
 
 
 def test_a_command_that_comes_too_late_is_dropped(pair: Pair) -> None:

@@ -266,7 +266,7 @@ async def test_a_proof_holds_where_one_side_knows_more_fields(nodes: Nodes, secr
     node = await nodes.start(cluster=ClusterConfig(secret_file=str(secret)))
     trust = trust_in(secret)
     signed = trust.sign("/tandem.v1.Worker/Describe", node.worker.me.incarnation)
-    reply = node.worker._introduction.describe(with_bundle=False, metadata=signed.metadata)
+    reply = node.worker._descriptor.describe(with_bundle=False, metadata=signed.metadata)
     newer = bytes([99 << 3 & 0x7F | 0x82, 99 >> 4, 3]) + b"new"  # field 99, three bytes
     reply.transport.MergeFromString(newer)
     trust.sign_reply(signed.metadata, reply)

@@ -1,4 +1,5 @@
-"""Least squares with coefficients that are not negative, on sufficient statistics; never keeps a sample."""
+"""Solve least squares with non-negative coefficients from accumulated sums (normal equations), without stored
+samples."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ Matrix = list[list[float]]
 
 
 class NormalEquations:
-    """The weighted sums over all rows of `row rowᵀ` and of `row * value`.
+    """Accumulate the weighted sums over all rows of `row rowᵀ` and of `row * value`.
 
-    A row counts `1 - 1/memory` times as much after each row that follows it.
+    The weight of a row falls by the factor `1 - 1/memory` with each row that follows it.
     """
 
     def __init__(self, size: int, memory: float) -> None:
         self._size = size
         self._keep = 1 - 1 / memory
-        # Of (row, value) times itself, the upper triangle.
+        # Upper triangle of the outer product of (row, value) with itself.
         self._pairs = [(i, j) for i in range(size + 1) for j in range(i, size + 1)]
         self._sums = [0.0] * len(self._pairs)
 
@@ -25,7 +26,7 @@ class NormalEquations:
         self._sums = [keep * s + whole[i] * whole[j] for s, (i, j) in zip(self._sums, self._pairs, strict=True)]
 
     def read(self) -> tuple[Matrix, list[float]]:
-        """The sums of `row rowᵀ` and of `row * value`."""
+        """Return the sums of `row rowᵀ` and of `row * value`."""
         size = self._size
         gram = [[0.0] * size for _ in range(size)]
         moment = [0.0] * size
@@ -38,15 +39,15 @@ class NormalEquations:
 
 
 def solve_non_negative(gram: Matrix, moment: Sequence[float]) -> list[float]:
-    """The x >= 0 that minimises `xᵀ gram x / 2 - xᵀ moment`; `gram` must be positive definite.
+    """Return the x >= 0 that minimises `xᵀ gram x / 2 - xᵀ moment`; `gram` must be positive definite.
 
-    Active set after Lawson and Hanson (Solving Least Squares Problems, 1974, ch. 23), begun with all coefficients
-    free because few of them end at zero.
+    Active-set method after Lawson and Hanson (Solving Least Squares Problems, 1974, ch. 23), started with all
+    coefficients free because few of them end at zero.
     """
     size = len(moment)
     free = set(range(size))
     x = [0.0] * size
-    # Each round frees or fixes one coefficient; the bound only ends a cycle of two that rounding cannot tell apart.
+    # Each round frees or fixes one coefficient. The bound ends cycles between two that rounding errors could cause.
     for _ in range(4 * size):
         x = _solve(gram, moment, sorted(free))
         worst = min(free, key=lambda i: x[i], default=None)
@@ -64,8 +65,8 @@ def solve_non_negative(gram: Matrix, moment: Sequence[float]) -> list[float]:
 
 
 def _solve(gram: Matrix, moment: Sequence[float], free: Sequence[int]) -> list[float]:
-    """Gaussian elimination over the free coefficients, the others being zero; a positive definite matrix needs no
-    pivoting."""
+    """Solve for the free coefficients by Gaussian elimination, the others being zero. A positive definite matrix needs
+    no pivoting."""
     rows = [[gram[i][j] for j in free] + [moment[i]] for i in free]
     for k, pivot in enumerate(rows):
         for row in rows[k + 1 :]:

@@ -1,23 +1,23 @@
-"""How prompts share what a step has for them; never takes from decodes and never looks at room for KV.
+"""Split the prefill budget of a step among prompts; decodes and KV blocks are decided elsewhere.
 
-Shortest remaining first, and half of every step for the oldest. With B tokens per step for prompts:
+Shortest remaining prompt first, with half of every step for the oldest prompt. With B prefill tokens per step:
 
-- The *oldest* prompt, by lane, priority and arrival, gets at least B/2 in every step. So a prompt of n tokens with m
-  tokens of older prompts ahead of it has its first token within 2(m + n)/B steps and one more per older prompt,
-  whatever arrives later: nobody starves within a lane.
-- The other half goes to the most urgent lane, there to prompts that are late first, then to the one with the fewest
-  tokens left. So a prompt of n tokens has its first token within ceil(2(n + s)/B) steps, and one more to begin, where
-  s are the tokens of prompts that are late, or shorter than it, or of a more urgent lane: a short prompt is never stuck
-  behind a long one, however many of those there are.
-- What either does not need goes to the other, so a step is full while there is work. Prompts of equal length are
-  served one after the other, because half-done ones would delay the first without hastening the last.
+- The *oldest* prompt, by lane, priority and arrival, gets at least B/2 in every step. A prompt of n tokens with m
+  tokens of older prompts ahead of it therefore has its first token within 2(m + n)/B steps plus one per older prompt,
+  whatever arrives later: no prompt starves within a lane.
+- The other half goes to the most urgent lane, there first to prompts that are late, then to the prompt with the fewest
+  tokens left. A prompt of n tokens therefore has its first token within ceil(2(n + s)/B) steps plus one to begin, where
+  s counts the tokens of prompts that are late, shorter, or in a more urgent lane: a short prompt is not delayed by long
+  ones, however many there are.
+- What one half does not need goes to the other, so a step is full while there is work. Prompts of equal length are
+  served one after the other, because interleaving would delay the first without speeding up the last.
 
-All that is of prompts of one tenant. Where several have prompts here, the oldest is sure of an eighth only: whose turn
-it is was decided in the gateways' fair queues, and who asks for little must not wait for half of somebody's long
-prompt. In the bounds 2 becomes 8, and 8/7.
+These bounds hold for prompts of one tenant. Where several tenants have prompts here, the oldest prompt is guaranteed an
+eighth only: the fair queues of the gateways have already decided which tenant is next, and a tenant with short prompts
+must not wait for half of another tenant's long prompt. The factor 2 in the bounds becomes 8, and 8/7.
 
-Seats (`max_num_seqs`) and KV blocks are given in order of arrival, so these bounds count from the step in which both
-suffice. A lane, and in it a priority, is served before all below it and may starve them; that is what they say.
+Seats (`max_num_seqs`) and KV blocks are assigned in order of arrival, so the bounds count from the step in which both
+suffice. A lane, and within it a priority, is served before all below and may starve them, by design.
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ from tandem.sched.state.sequence import Sequence as Seq
 from tandem.sched.state.slo_targets import LatencyTargets
 
 OWN_PART, OTHERS_PART = 2, 8
-"""What of a step the oldest prompt is sure of, as 1 / so many: beside its own tenant's, and beside those of others."""
+"""Guaranteed part of the oldest prompt, as 1/n of the step: among prompts of its own tenant only, and beside other
+tenants."""
 MIN_START = 16
-"""A waiting prompt is started with no fewer tokens, or an eighth of what prompts have: it takes all its blocks, which
-is too much for the last few tokens of a step."""
+"""Fewest tokens with which a waiting prompt is started (or an eighth of the prefill budget, if less): a start takes all
+blocks of the prompt, which is too much for the last few tokens of a step."""
 LATE_SHARE = 0.5
-"""A prompt is late when so much of its lane's time to the first token has gone: what is left is for computing it."""
+"""Fraction of its lane's TTFT target after which a prompt counts as late; the rest is needed to compute it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPrefill:
-    """A sequence with `num_remaining` tokens to compute from position `start` on. `is_late`: the first token is due,
-    or the client waits for the next one after a preemption."""
+    """Prompt (or preempted sequence) with `num_remaining` tokens to compute from position `start` on.
+
+    `is_late`: `LATE_SHARE` of the TTFT target has passed, or the client waits for the next token after a preemption.
+    `is_waiting`: the sequence has not started yet.
+    """
 
     seq: SeqId
     order: Order
@@ -55,7 +59,8 @@ class PendingPrefill:
 
 
 def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> PendingPrefill:
-    """`start`: where its computation would go on, or begin with the prefix hits of the moment."""
+    """Describe a sequence to `split_budget`. `start` is the next position to compute; for a waiting sequence, the
+    length of its current prefix-cache hit."""
     due_s = LATE_SHARE * targets.lane(seq.lane).ttft_s
     is_overdue = 0 < due_s <= now - seq.arrived_at
     return PendingPrefill(
@@ -69,22 +74,25 @@ def prompt_of(seq: Seq, start: int, targets: LatencyTargets, now: float) -> Pend
     )
 
 
-def split_budget(prompts: Sequence[PendingPrefill], allowance: PrefillBudget) -> dict[SeqId, int]:
-    """Tokens per prompt, those who get some, in order of service. Prompts that wait are started only with a chunk
-    worth it. When time runs out before tokens, the floor of an allowance is divided in the same way."""
-    if not prompts or allowance.num_tokens < 1:
+def split_budget(prompts: Sequence[PendingPrefill], budget: PrefillBudget) -> dict[SeqId, int]:
+    """Return the number of tokens of each prompt that gets some, in order of service.
+
+    Waiting prompts are started only with a chunk of a useful size (`MIN_START`). If the time of the budget allows fewer
+    than `LEAST_TOKENS`, its floor (`PrefillBudget.floor`) is split instead.
+    """
+    if not prompts or budget.num_tokens < 1:
         return {}
-    shares = _divide(prompts, allowance)
-    least = min(LEAST_TOKENS, allowance.num_tokens, sum(p.num_remaining for p in prompts))
-    return shares if sum(shares.values()) >= least else _divide(prompts, allowance.floor())
+    shares = _divide(prompts, budget)
+    least = min(LEAST_TOKENS, budget.num_tokens, sum(p.num_remaining for p in prompts))
+    return shares if sum(shares.values()) >= least else _divide(prompts, budget.floor())
 
 
 def redistribute(
-    prompts: Sequence[PendingPrefill], shares: Mapping[SeqId, int], allowance: PrefillBudget
+    prompts: Sequence[PendingPrefill], shares: Mapping[SeqId, int], budget: PrefillBudget
 ) -> dict[SeqId, int]:
-    """Divide what is left after some of those who were to start did not: nobody gets less than in `shares`."""
+    """Split again after some prompts could not start: no prompt gets less than its tokens in `shares`."""
     ranked = sorted(prompts, key=_urgency)
-    left = allowance
+    left = budget
     for prompt in ranked:
         left = left.less(prompt.start, shares.get(prompt.seq, 0))
     final: dict[SeqId, int] = {}
@@ -97,14 +105,14 @@ def redistribute(
     return final
 
 
-def _divide(prompts: Sequence[PendingPrefill], allowance: PrefillBudget) -> dict[SeqId, int]:
+def _divide(prompts: Sequence[PendingPrefill], budget: PrefillBudget) -> dict[SeqId, int]:
     oldest = min(prompts, key=lambda prompt: prompt.order)
     is_alone = all(prompt.tenant == oldest.tenant for prompt in prompts)
-    own = allowance.part(OWN_PART if is_alone else OTHERS_PART)
+    own = budget.part(OWN_PART if is_alone else OTHERS_PART)
     kept = max(1, own.fit(oldest.start, oldest.num_remaining))
-    least = min(MIN_START, max(1, allowance.num_tokens // 8))
+    least = min(MIN_START, max(1, budget.num_tokens // 8))
     shares: dict[SeqId, int] = {}
-    left = allowance.less(oldest.start, kept)
+    left = budget.less(oldest.start, kept)
     for prompt in sorted(prompts, key=_urgency):
         if prompt is oldest:
             more = left.fit(oldest.start + kept, oldest.num_remaining - kept)

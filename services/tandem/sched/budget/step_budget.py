@@ -1,8 +1,9 @@
-"""How much of prompts one step may compute beside its decodes; never looks at a sequence.
+"""Limit how many prefill tokens one step may compute beside its decodes.
 
-With a latency target the budget is the time that decodes leave, in tokens of a prompt's beginning, rounded down to a
-rung of a ladder. It falls at once, because a step over its target is felt, and rises only when a higher rung has
-fitted, with room to spare, for `PATIENCE` steps: so noise moves it down at most once, and never up and down again.
+With a latency target the budget is the time that decodes leave, converted to tokens at the start of a prompt and
+rounded down to a rung of a ladder of sizes. The budget falls at once, because a step over its target is noticed, and
+rises only after a higher rung has fitted with a margin for `PATIENCE` steps, so that noise lowers the budget at most
+once and does not make it oscillate.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from dataclasses import dataclass, replace
 from tandem.core.step_cost import StepCost
 
 LEAST_TOKENS = 8
-"""The lowest rung. A target that leaves time for fewer tokens of prompts is not worth keeping."""
+"""Lowest rung, in tokens. A latency target that leaves time for fewer prefill tokens is exceeded instead."""
 FLOOR_TOKENS = 32
-"""Then a step computes so many: it is late in any case, so at least it shall be worth it. With the two, a prompt of n
-tokens that is alone takes at most n / 8 steps within its target, and n / 32 beyond it."""
+"""Prefill tokens of a step that exceeds its target in any case. With both constants, a prompt of n tokens that is alone
+takes at most n / 8 steps within the target, and n / 32 steps beyond."""
 PATIENCE = 8
+"""Consecutive steps in which a higher rung must fit before the budget rises."""
 MARGIN = 1.1
-"""How much more than a rung must fit before the budget rises to it."""
+"""Factor by which the affordable tokens must exceed a rung before the budget rises to that rung."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillBudget:
-    """What is left for prompts in one step: `num_tokens`, and with a target also `seconds` by `cost`.
+    """Remaining prefill budget of one step: `num_tokens`, and under a latency target also `seconds`, priced by `cost`.
 
-    Time is what counts under a target, so a chunk is the shorter the further into its prompt it begins.
+    Under a target time is the limit, so a chunk gets shorter the further into its prompt it begins.
     """
 
     num_tokens: int
@@ -35,29 +37,31 @@ class PrefillBudget:
     cost: StepCost | None = None
 
     def fit(self, start: int, num_tokens: int) -> int:
-        """How many of `num_tokens` from position `start` on it pays for."""
+        """Return how many of `num_tokens` tokens from position `start` on the budget pays for."""
         num_tokens = min(num_tokens, self.num_tokens)
         if self.cost is None or num_tokens <= 0:
             return max(0, num_tokens)
         return int(min(num_tokens, self.cost.chunk_tokens(start, self.seconds) + 1e-6))
 
     def less(self, start: int, num_tokens: int) -> PrefillBudget:
-        """What is left after a chunk; of time it may be less than nothing."""
+        """Return the budget that remains after a chunk; `seconds` may become negative."""
         spent = 0.0 if self.cost is None else self.cost.chunk_s(start, num_tokens)
         return replace(self, num_tokens=max(0, self.num_tokens - num_tokens), seconds=self.seconds - spent)
 
     def part(self, number: int) -> PrefillBudget:
-        """One of so many equal parts, rounded up."""
+        """Return one of `number` equal parts, tokens rounded up."""
         return replace(self, num_tokens=-(-self.num_tokens // number), seconds=self.seconds / number)
 
     def floor(self) -> PrefillBudget:
-        """What a step may do whatever it costs, when it cannot do `LEAST_TOKENS` in time."""
+        """Return the tokens, without a time limit, of a step that cannot compute `LEAST_TOKENS` within its target."""
         return PrefillBudget(min(self.num_tokens, FLOOR_TOKENS))
 
 
 class StepBudget:
-    """The rung of the ladder that the worker is on. Rungs are `LEAST_TOKENS` times 1, 1.5, 2, 3, 4, 6, 8, ..., and
-    `max_tokens`. `num_moves` counts changes."""
+    """Own the current prefill budget of a worker, as a rung of a ladder of sizes.
+
+    Rungs are `LEAST_TOKENS` times 1, 1.5, 2, 3, 4, 6, 8, ..., and `max_tokens`. `num_moves` counts changes of the rung.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self.rungs = ladder(max_tokens)
@@ -71,12 +75,16 @@ class StepBudget:
         return self.rungs[self._rung]
 
     def choose(self, num_affordable: float) -> int:
-        """The budget of a step that could afford so many tokens within its target; see the module's first lines."""
+        """Return the budget, in tokens, of a step that can afford `num_affordable` tokens within its target.
+
+        The module docstring describes when the budget falls and rises.
+        """
         fits = self._highest(num_affordable)
         if fits < self._rung:
             self._move(fits)
         elif self._highest(num_affordable / MARGIN) <= self._rung:
-            self._num_higher, self._lowest = 0, math.inf
+            self._num_higher = 0
+            self._lowest = math.inf
         else:
             self._num_higher += 1
             self._lowest = min(self._lowest, num_affordable)
@@ -89,12 +97,13 @@ class StepBudget:
 
     def _move(self, rung: int) -> None:
         self._rung = rung
-        self._num_higher, self._lowest = 0, math.inf
+        self._num_higher = 0
+        self._lowest = math.inf
         self.num_moves += 1
 
 
 def ladder(max_tokens: int) -> tuple[int, ...]:
-    """Rungs up to and including `max_tokens`, which may be less than `LEAST_TOKENS`."""
+    """Return the rungs up to and including `max_tokens`, which may be less than `LEAST_TOKENS`."""
     powers = (LEAST_TOKENS << shift for shift in range((max_tokens // LEAST_TOKENS).bit_length()))
     steps = [rung for power in powers for rung in (power, power * 3 // 2) if rung < max_tokens]
     return (*steps, max_tokens)

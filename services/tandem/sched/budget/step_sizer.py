@@ -1,5 +1,7 @@
-"""Chooses what each step may compute of prompts and learns from how long steps take; never picks a sequence and never
-reads a clock."""
+"""Choose the prefill budget of each step, and learn from measured step times.
+
+Time comes from the caller; which prompts use the budget is decided in `prefill_sharing`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,18 @@ from tandem.sched.state.schedule_result import StepRecord
 from tandem.sched.state.step_plan import StepPlan, StepResult
 
 MIN_HEADROOM, MAX_HEADROOM = 0.05, 0.5
+"""Bounds of the safety margin below the latency target, as a fraction of the predicted time."""
 MAX_OPEN = 16
+"""Plans whose measurement is awaited; older ones are dropped."""
 NUM_DEVIATIONS = 1.5
-"""Steps are planned to end so many deviations of the noise before the target: then about one in fifteen is late."""
+"""Standard deviations of the prediction error by which a step is planned to end before its target: about one step in
+fifteen is then late."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
+    """Prediction and limits of a plan that is not measured yet; times in seconds."""
+
     features: StepFeatures
     predicted_s: float
     target_s: float
@@ -29,22 +36,27 @@ class _Planned:
 
 
 class StepSizer:
-    """Open plans and the model. `num_steps_over_target` counts plans that could not be made to fit their target,
-    `num_prefill_tokens` and `num_decode_tokens` what all plans were made of."""
+    """Own the step-time model, the current budget, and the plans that are not measured yet.
+
+    `num_steps_over_target` counts plans that could not be made to fit their latency target; `num_prefill_tokens` and
+    `num_decode_tokens` count what all plans contained.
+    """
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         self.model = StepCostModel()
         self.budget = StepBudget(max_num_batched_tokens)
         self.num_steps_over_target = 0
-        self.num_prefill_tokens = self.num_decode_tokens = 0
+        self.num_prefill_tokens = 0
+        self.num_decode_tokens = 0
         self._open: dict[int, _Planned] = {}
         self._target_s = 0.0
         self._num_budget_tokens = 0
 
     def budget_for(self, decodes: StepFeatures, num_tokens: int, target_s: float) -> PrefillBudget:
-        """What the step that is being planned may compute of prompts beside its `decodes`: at most `num_tokens`.
-        Without a target that is all there is."""
-        self._target_s, self._num_budget_tokens = target_s, num_tokens
+        """Return what the step being planned may spend on prompts beside its `decodes`: at most `num_tokens` tokens,
+        and under a latency target of `target_s` seconds (0: none) at most the time that the decodes leave."""
+        self._target_s = target_s
+        self._num_budget_tokens = num_tokens
         if target_s <= 0:
             return PrefillBudget(num_tokens)
         cost = self.model.cost
@@ -52,15 +64,15 @@ class StepSizer:
         room_s = target_s / (1 + headroom) - cost.predict(decodes)
         num_affordable = cost.chunk_tokens(0, room_s)
         rung = self.budget.choose(num_affordable)
-        allowance = PrefillBudget(num_tokens, cost.chunk_s(0, rung), cost)
+        prefill_budget = PrefillBudget(num_tokens, cost.chunk_s(0, rung), cost)
         if num_affordable < LEAST_TOKENS:
-            allowance = allowance.floor()
-            rung = allowance.num_tokens
+            prefill_budget = prefill_budget.floor()
+            rung = prefill_budget.num_tokens
         self._num_budget_tokens = min(num_tokens, rung)
-        return allowance
+        return prefill_budget
 
     def planned(self, plan: StepPlan, num_preempted: int) -> None:
-        """A plan was made under the last allowance."""
+        """Record a plan that was made under the last budget, with its predicted time."""
         step = features(plan.slices)
         predicted_s, has_other_work = self.model.predict(step), bool(plan.num_host_copies or plan.digests)
         target_s = self._target_s if plan.slices else 0.0
@@ -76,13 +88,16 @@ class StepSizer:
         self.num_decode_tokens += step.num_decode_seqs
 
     def calibrated(self, cost: StepCost) -> None:
-        """What steps cost here, as measured before there was work."""
+        """Restart the step-time model from costs that were measured at start-up, before there were requests."""
         self.model.restart(cost)
 
     def measured(self, result: StepResult, seconds: float) -> StepRecord:
-        """A plan has finished and took so long, from when planning began until its results were handed out. One that
-        failed teaches nothing about time, nor does one that copied between the two memories or digested what others
-        borrow, which the model does not know of."""
+        """Record how long a plan took, in seconds from the start of planning to the delivery of its results; return the
+        record.
+
+        The model does not learn from a plan that failed, nor from one that also copied blocks to or from host memory or
+        digested blocks of prefix fetches, because the model has no terms for that work.
+        """
         opened = self._open.pop(result.number)
         has_failed = any(piece.error is not None for piece in result.slices)
         if not has_failed and not opened.has_other_work and seconds > 0:

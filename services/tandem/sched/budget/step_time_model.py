@@ -1,10 +1,9 @@
-"""Fits the step-time model `t = a + b*prefill_tokens + c*decode_seqs + d*decode_context + e*pairs` online; never times
-a step itself.
+"""Fit the step-time model `t = a + b*prefill_tokens + c*decode_seqs + d*decode_context + e*pairs` online.
 
-Weighted least squares on what is left of the past (`MEMORY`), coefficients not negative, with a weak pull towards a
-start-up calibration. Residuals are relative, because the noise of a shared machine multiplies. What changes all of a
-machine at once, such as a neighbour that takes half of it, is followed within some ten steps by one factor on all
-coefficients (`_level`), and by the coefficients themselves later.
+Weighted least squares with exponential forgetting (`MEMORY`), non-negative coefficients, and a weak pull towards the
+start-up calibration. Residuals are relative, because the noise of a shared machine is multiplicative. A change that
+slows the whole machine, such as a neighbour that takes half of it, is followed within about ten steps by one factor on
+all coefficients (`level` in `observe`), and later by the coefficients themselves.
 """
 
 from __future__ import annotations
@@ -19,27 +18,32 @@ from tandem.sched.budget.nnls import NormalEquations, solve_non_negative
 from tandem.sched.state.step_plan import ScheduledSlice
 
 GENERIC = StepCost(5e-3, 2e-4, 2e-4, 1e-7, 1e-8)
-"""For want of a calibration; wrong by any factor, but the first steps count for more than it does."""
+"""Prior without a calibration. It may be wrong by any factor, but the first measured steps outweigh it."""
 MEMORY = 128.0
-"""A step counts 1/e after so many of its kind. Steps with prompts and steps without are kept apart: hours of decoding
-must not make the model forget what a prompt costs."""
+"""Number of steps of the same kind after which a step's weight has fallen to 1/e. Steps with and without prefill are
+kept apart, so that hours of decoding do not erase what a prompt costs."""
 RIDGE = 1.0
-"""The calibration counts as much, for each coefficient, as so many steps that it explains alone."""
+"""Weight of the calibration, per coefficient, in steps that this coefficient explains alone."""
 REFIT_STEPS = 8
-"""Solving takes ten times as long as taking a step in."""
+"""Steps between two fits; solving takes ten times as long as recording a step."""
 NUM_UNCLIPPED = 24
-"""The first steps are taken as they are: there is no scale yet by which one could be an outlier."""
+"""Steps at the start whose residuals are not clipped, because there is no scale yet to recognise an outlier."""
 CLIP = 4.0
-"""A residual beyond this many running scales counts as one of just so many."""
+"""Residuals are clipped to this many running scales."""
 SCALE_RATE = 0.1
+"""Weight of the newest measurement in the running scale of the residuals."""
 MIN_SCALE, FIRST_SCALE, MAX_SCALE = 0.02, 0.25, 1.0
+"""Bounds and start value of that running scale (relative residual)."""
 MIN_RATIO = 0.05
+"""Smallest ratio of measured to predicted time that a clipped step may have."""
 LEAST_UNIT = 0.1
+"""Smallest scale of a coefficient, as a fraction of the value that would explain all steps alone."""
 NUM_RECENT = 16
+"""Steps over which the level and the scale are computed."""
 MIN_S = 1e-7
-"""No step is predicted to take less, in seconds, so that relative residuals stay finite."""
+"""Lower bound of every prediction, in seconds, so that relative residuals stay finite."""
 PUBLISH_CHANGE = 0.04
-"""Relative change of a typical prediction from which others should hear of it."""
+"""Relative change of a typical prediction from which the new cost is published to the gateways."""
 _TYPICAL = (
     StepFeatures(num_decode_seqs=1, decode_context=256),
     StepFeatures(num_decode_seqs=32, decode_context=32 * 1024),
@@ -49,7 +53,7 @@ _TYPICAL = (
 
 
 def features(slices: Iterable[ScheduledSlice]) -> StepFeatures:
-    """What a plan with these slices will cost time for."""
+    """Count what a plan with these slices computes, in the terms of the step-time model."""
     num_tokens = num_seqs = context = pairs = 0
     for piece in slices:
         start, length = piece.start, piece.num_tokens
@@ -63,8 +67,11 @@ def features(slices: Iterable[ScheduledSlice]) -> StepFeatures:
 
 
 class StepCostModel:
-    """`cost` is the fit of the moment. `published` follows it only when predictions differ by a few percent; None until
-    something was measured."""
+    """Own the fit of one worker's step times.
+
+    `cost` is the current fit. `published` follows `cost` only when predictions change by `PUBLISH_CHANGE`; it is None
+    until a step or a calibration was measured.
+    """
 
     published: StepCost | None
 
@@ -73,10 +80,11 @@ class StepCostModel:
         self.published = None
 
     def restart(self, prior: StepCost) -> None:
-        """Forget every step; begin with a calibration."""
+        """Forget every measured step and begin with `prior`."""
         self.cost = prior
         self.published = prior
-        self._prior = self._fit = prior
+        self._prior = prior
+        self._fit = prior
         size = len(prior.vector)
         self._mixed = NormalEquations(size, MEMORY)
         self._decodes = NormalEquations(size, MEMORY)
@@ -87,16 +95,16 @@ class StepCostModel:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the last steps' relative residuals, as their median distance says: outliers count
-        little."""
+        """Return the standard deviation of the last steps' relative residuals, estimated from their median distance so
+        that outliers count little."""
         return self._scale
 
     def predict(self, step: StepFeatures) -> float:
-        """Seconds."""
+        """Return the predicted duration of a step, in seconds."""
         return max(MIN_S, self.cost.predict(step))
 
     def observe(self, step: StepFeatures, seconds: float) -> None:
-        """Take in one measured step. Raises ValueError unless it took time."""
+        """Learn from one measured step. Raises ValueError unless `seconds` is positive and finite."""
         if not 0 < seconds < math.inf:
             raise ValueError(f"a step took {seconds} s")
         self._num_steps += 1
@@ -128,17 +136,20 @@ class StepCostModel:
         if self.published is None:
             return True
         for step in _TYPICAL:
-            told = self.published.predict(step)
-            if abs(self.cost.predict(step) - told) > PUBLISH_CHANGE * told:
+            published_s = self.published.predict(step)
+            if abs(self.cost.predict(step) - published_s) > PUBLISH_CHANGE * published_s:
                 return True
         return False
 
 
 def fit(samples: Sequence[tuple[StepFeatures, float]], shape: StepCost, ridge: float) -> StepCost:
-    """The cost that explains measured steps, in seconds, with the least relative error. Where they leave it open, the
-    coefficients keep the proportions of `shape`, which counts as much as `ridge` steps."""
-    told = [shape.predict(step) / seconds for step, seconds in samples]
-    speed = sum(told) / sum(ratio * ratio for ratio in told)
+    """Return the cost that explains measured steps, in seconds, with the least relative error.
+
+    Where the steps leave coefficients undetermined, these keep the proportions of `shape`, which counts as much as
+    `ridge` steps.
+    """
+    ratios = [shape.predict(step) / seconds for step, seconds in samples]
+    speed = sum(ratios) / sum(ratio * ratio for ratio in ratios)
     rows = NormalEquations(len(shape.vector), math.inf)
     for step, seconds in samples:
         rows.add([x / seconds for x in step.vector], 1.0)
@@ -146,9 +157,11 @@ def fit(samples: Sequence[tuple[StepFeatures, float]], shape: StepCost, ridge: f
 
 
 def _solve(prior: StepCost, ridge: float, *rows: NormalEquations) -> StepCost:
-    """In units of the prior, so that rows that cannot tell two coefficients apart change both in proportion; but of no
-    less than a part of what the coefficient would be if it explained everything alone, so that a prior that is far too
-    small does not bind."""
+    """Solve the summed normal equations with a ridge of weight `ridge` towards `prior`.
+
+    Coefficients are scaled by the prior, so that steps which cannot separate two coefficients change both in
+    proportion. The scale has a lower bound (`LEAST_UNIT`), so that a prior that is far too small does not bind.
+    """
     grams, moments = zip(*(part.read() for part in rows), strict=True)
     gram = [[sum(cells) for cells in zip(*lines, strict=True)] for lines in zip(*grams, strict=True)]
     moment = [sum(cells) for cells in zip(*moments, strict=True)]

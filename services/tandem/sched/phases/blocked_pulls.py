@@ -1,7 +1,8 @@
-"""Owns the pulls whose blocks an open plan still copies out to host memory or in from there; never grants one.
+"""Hold back the pulls whose blocks an open plan still copies to host memory or back.
 
-A read may not write into a block that is yet to be copied out, and what is yet to be copied in is not there. So such a
-pull begins when that plan is over; until then the plan names its sequence, which keeps its blocks.
+A transfer may not write into a block that is still to be copied out, and a block that is still to be copied in does not
+hold its content yet. Such a pull begins when the plan is finished; until then the plan counts as one that names the
+sequence, so the sequence keeps its blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tandem.sched.state.step_plan import StepPlan
 
 
 class BlockedPulls:
-    """`has_clear`: some may begin now that waited for a plan."""
+    """Own the pulls that wait for a plan to finish. `has_clear`: pulls are ready to begin."""
 
     def __init__(self) -> None:
         self._by_plan: dict[int, list[tuple[Seq, PullAllocated]]] = {}
@@ -27,18 +28,18 @@ class BlockedPulls:
         return bool(self._clear)
 
     def num_plans(self, seq: Seq) -> int:
-        """Open plans that hold this one up."""
-        return sum(1 for held in self._by_plan.values() for one, _ in held if one is seq)
+        """Count the open plans for which this sequence's pull waits."""
+        return sum(1 for held in self._by_plan.values() for waiting, _ in held if waiting is seq)
 
     def take_clear(self, pulling: Container[JobKey]) -> list[PullAllocated]:
-        """Those that may begin and whose jobs have not ended meanwhile."""
+        """Return the pulls that are ready to begin and whose jobs have not ended meanwhile."""
         clear, self._clear = self._clear, []
         return [grant for grant in clear if grant.key in pulling]
 
     def hold(
         self, grants: Sequence[PullAllocated], plans: Iterable[StepPlan], pulling: Mapping[JobKey, Seq]
     ) -> list[PullAllocated]:
-        """Keep back those with blocks that one of these open plans copies, oldest first; the others may begin."""
+        """Hold back the pulls with blocks that one of the open plans (oldest first) copies; return the others."""
         last = {block: plan.number for plan in plans for block in plan.host_copied_blocks}
         free: list[PullAllocated] = []
         for grant in grants:
@@ -52,7 +53,7 @@ class BlockedPulls:
         return free
 
     def committed(self, number: int) -> None:
-        """A plan is over. Those that it held up and that have ended meanwhile are forgotten."""
+        """Release the pulls that waited for a plan; those whose sequences have ended meanwhile are dropped."""
         held = self._by_plan.pop(number, [])
         for seq, _ in held:
             seq.num_open_plans -= 1

@@ -1,9 +1,8 @@
-"""The next steps of a worker that would all be the same decodes, and what they come to at once; never decides what a
-step computes.
+"""Forecast a run of identical decode-only steps, and commit many of them at once.
 
-Where nothing that waits may start, all that runs decodes, and nobody's latency target shapes the steps, `plan` and
-`commit` only move each sequence on by a token, until one ends, a block is missing, or something comes. So many of
-them may be committed in one go: the state that they leave is that of one after the other.
+Where no waiting sequence may start, all running sequences decode, and no latency target limits the steps, `plan` and
+`commit` only advance each sequence by one token until a sequence ends, a block is missing, or a new event arrives.
+Committing such steps at once leaves the same state as committing one after the other.
 """
 
 from __future__ import annotations
@@ -25,28 +24,34 @@ from tandem.sched.state.step_plan import Sampling
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """Plans `[number, number + num_steps)` compute one token of each of `seqs`, in this order. `draws` are the first
-    plan's; each further one has the next index, and has seen one token more where it looks back. `context` is the first
-    plan's, in tokens. `grown_at` holds, rising, the plan counted from 0 for which each block is taken."""
+    """Plans `[number, number + num_steps)`, each of which computes one token of each of `seqs`, in this order.
+
+    `samplings` are those of the first plan; each further plan has the next `index`, and one more token of history where
+    `needs_history`. `context` is the decode context of the first plan, in tokens. `grown_at` has, in ascending order,
+    the index of the plan (0 is the first) for which each new block is allocated.
+    """
 
     number: int
     num_steps: int
     seqs: tuple[SeqId, ...]
-    draws: tuple[Sampling, ...]
+    samplings: tuple[Sampling, ...]
     context: int
     grown_at: tuple[int, ...]
 
     def features(self, index: int) -> StepFeatures:
-        """Of the plan at `index`, counted from 0."""
+        """Return the step-time features of the plan at `index` (0 is the first)."""
         return StepFeatures(num_decode_seqs=len(self.seqs), decode_context=self.context + index * len(self.seqs))
 
 
 def forecast(
     number: int, limit: int, seqs: Sequence[Seq], pool: BlockPool, limits: SchedulerLimits
 ) -> DecodeRun | None:
-    """The plans from `number` on, at most `limit`, while no other sequence may start: as many as there are blocks for
-    that are taken without a copy. None where the next one is not only decodes, draws somebody's last token, or one that
-    might be."""
+    """Return the identical plans from `number` on, at most `limit`, as long as their blocks can be allocated without a
+    copy.
+
+    No other sequence may start meanwhile. Returns None where the next plan is not decode-only, or samples the last
+    token of a sequence, or one that might be the last.
+    """
     num_steps = min(limit, _num_alike(seqs, pool, limits))
     if num_steps < 1:
         return None
@@ -55,29 +60,32 @@ def forecast(
     if len(grown) > num_free:
         num_steps = grown[num_free]
         del grown[num_free:]
-    draws = []
+    samplings = []
     for seq in seqs:
         sampling = seq.sampling_at(len(seq.tokens))
-        assert sampling is not None, f"{seq!r} is not drawing"
-        draws.append(sampling)
+        assert sampling is not None, f"{seq!r} is not sampling"
+        samplings.append(sampling)
     context = sum(len(seq.tokens) for seq in seqs)
-    run = DecodeRun(number, num_steps, tuple(seq.id for seq in seqs), tuple(draws), context, tuple(grown))
+    run = DecodeRun(number, num_steps, tuple(seq.id for seq in seqs), tuple(samplings), context, tuple(grown))
     return run if num_steps > 0 else None
 
 
-def advance(run: DecodeRun, seqs: Sequence[Seq], drawn: Sequence[Sequence[int]], pool: BlockPool) -> list[TokenRun]:
-    """Take in as many plans as tokens were drawn of each of the run's sequences. Blocks are taken, and full ones
-    published, in the order of the plans: a plan takes before its commit publishes."""
-    num_steps = len(drawn[0])
-    if not 0 < num_steps <= run.num_steps or any(len(ids) != num_steps for ids in drawn):
-        raise ValueError(f"a run of {run.num_steps} steps, but {[len(ids) for ids in drawn]} tokens were drawn")
-    told = [TokenRun(seq.key, seq.num_output, ids) for seq, ids in zip(seqs, drawn, strict=True)]
+def advance(run: DecodeRun, seqs: Sequence[Seq], sampled: Sequence[Sequence[int]], pool: BlockPool) -> list[TokenRun]:
+    """Commit as many plans of the run as tokens were sampled of each sequence.
+
+    Blocks are allocated, and full ones published, in the order of the plans: a plan allocates before its commit
+    publishes.
+    """
+    num_steps = len(sampled[0])
+    if not 0 < num_steps <= run.num_steps or any(len(ids) != num_steps for ids in sampled):
+        raise ValueError(f"a run of {run.num_steps} steps, but {[len(ids) for ids in sampled]} tokens were sampled")
+    updates = [TokenRun(seq.key, seq.num_output, ids) for seq, ids in zip(seqs, sampled, strict=True)]
     acts = [(step, False, place) for step, place in _growths(seqs, num_steps, pool.block_size)]
     for place, seq in enumerate(seqs):
         if pool.is_caching:
             first = -(seq.num_computed + 1) % pool.block_size
             acts += [(step, True, place) for step in range(first, num_steps, pool.block_size)]
-        seq.tokens += drawn[place]
+        seq.tokens += sampled[place]
         seq.num_computed += num_steps
     for _, is_publish, place in sorted(acts):
         seq = seqs[place]
@@ -86,12 +94,12 @@ def advance(run: DecodeRun, seqs: Sequence[Seq], drawn: Sequence[Sequence[int]],
         else:
             grown = pool.grow(seq.table, len(seq.table) + 1)
             assert grown, "room was counted"
-    return told
+    return updates
 
 
 def _num_alike(seqs: Iterable[Seq], pool: BlockPool, limits: SchedulerLimits) -> int:
-    """How many of the next plans would be alike if there were blocks enough; 0 when the next one is not, as where it
-    copies blocks."""
+    """Count the next plans that are identical if there are enough blocks; 0 when the next plan differs or copies
+    blocks."""
     num_steps = num_seqs = 0
     for seq in seqs:
         sampling = seq.job.request.sampling
@@ -99,7 +107,7 @@ def _num_alike(seqs: Iterable[Seq], pool: BlockPool, limits: SchedulerLimits) ->
             return 0
         if seq.migration_state is not MigrationState.NONE or sampling.logprobs is not None:
             return 0
-        if seq.num_open_plans or limits.targets.lane(seq.lane).itl_s > 0 or seq.is_undivided or shares_tail(seq, pool):
+        if seq.num_open_plans or limits.targets.lane(seq.lane).itl_s > 0 or seq.is_unforked or shares_tail(seq, pool):
             return 0
         left = sampling.max_tokens - seq.num_output - 1
         num_steps = left if num_seqs == 0 else min(num_steps, left)
@@ -108,7 +116,7 @@ def _num_alike(seqs: Iterable[Seq], pool: BlockPool, limits: SchedulerLimits) ->
 
 
 def _growths(seqs: Sequence[Seq], num_steps: int, block_size: int) -> list[tuple[int, int]]:
-    """(plan, place among `seqs`) for each block that `num_steps` plans take; plans are counted from 0."""
+    """Return (plan index, index in `seqs`) of each block that `num_steps` plans allocate."""
     out: list[tuple[int, int]] = []
     for place, seq in enumerate(seqs):
         first = len(seq.table) * block_size - seq.num_computed

@@ -1,12 +1,12 @@
-"""Whether a worker may take a job on, and how many KV blocks it will need, as functions; never keeps a job.
+"""Check whether a worker may accept a job, and compute how many KV blocks the job will need.
 
-Two workers that hand over to each other must never wait in a circle. What a worker has accepted may therefore wait only
-for what moves by itself: running sequences, and leases, whose consumers were promised room that no lease ever takes.
-A prefill waiting for a promise to be redeemed would close the circle, because that promise may be waiting for a
-prefill that waits in the same way; so a prefill and a promise that do not fit beside each other are not both accepted.
-Prefixes that workers borrow of each other close none either: `sched.borrowing` and `sched.prefix_server` say why.
-Once a pull has arrived nobody waits for it: of its choices, those that find neither seat nor blocks then wait for
-running sequences and leases, as what was preempted does.
+Two workers that hand over to each other must not deadlock. An accepted job may therefore wait only for work that
+finishes by itself: running sequences, and leases whose consumers hold a reservation that no lease can use up. A prefill
+that waits for a reservation to be used would close a cycle, because the reservation may belong to a pull that waits for
+a prefill in the same way; so a prefill and a reservation that do not fit beside each other are not both accepted.
+Remote prefix fetches close no cycle either: `sched.transfer.remote_prefix` and `sched.transfer.prefix_serving` explain
+why. Once a pull has arrived, no other job waits for it: of its choices, those without seat or blocks wait for running
+sequences and leases, as a preempted sequence does.
 """
 
 from __future__ import annotations
@@ -21,39 +21,45 @@ from tandem.sched.state.limits import SchedulerLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedCapacity:
-    """Numbers of blocks. `promises` holds one for each pull that was promised and has no blocks yet, `prefills` one
-    for each prefill that waits to start. `num_seqs` counts the seats (`num_seats`) of all that runs, is pulled or was
-    promised room."""
+    """What the jobs accepted so far hold or have reserved, in KV blocks.
+
+    `reservations` has one entry per accepted pull that has no blocks yet, `prefills` one per prefill that waits to
+    start. `num_seqs` counts the seats (`num_seats`) of all sequences that run, are pulled or have a reservation.
+    """
 
     num_blocks: int
     num_leased: int
     num_seqs: int
-    promises: tuple[int, ...]
+    reservations: tuple[int, ...]
     prefills: tuple[int, ...]
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Return the number of blocks that `num_tokens` tokens fill, rounded up."""
     return -(-num_tokens // block_size)
 
 
 def prefill_need(job: Job, block_size: int) -> int:
-    """Blocks that a prefill takes, all of them when it starts."""
+    """Count the blocks that a prefill takes, all of them when it starts."""
     return blocks_for(job.num_known_tokens, block_size)
 
 
 def num_seats(job: Job, limits: SchedulerLimits) -> int:
-    """Sequences that a job becomes, as far as it must find room for them at once: of its choices those beyond half of
-    a worker's seats may wait, or it would wait for a worker that does nothing else."""
+    """Count the sequences (seats of `max_num_seqs`) that a job needs at once. Choices beyond half of a worker's seats
+    may wait, since otherwise the job would wait for an idle worker."""
     return min(job.num_choices, max(1, limits.max_num_seqs // 2))
 
 
 GROWTH_BLOCKS = 2
-"""What a sequence that moves may fill while it does, without competing for room."""
+"""Blocks that a migrating sequence may fill during its migration; reserved with the pull."""
 
 
 def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> int:
-    """Blocks that a pull takes: the known tokens', and one more for each choice that is to have a seat, so that
-    decoding can begin; never more than there are. KV of another attempt may be that of a sequence that goes on."""
+    """Count the blocks that a pull reserves, at most `num_blocks`.
+
+    These are the blocks of the known tokens and one more per choice with a seat, so that decoding can begin. KV of
+    another attempt may come from a sequence that is still running, so `GROWTH_BLOCKS` are added.
+    """
     num_choices, known = num_seats(job, limits), job.num_known_tokens
     limit = blocks_for(len(job.request.prompt_tokens) + job.request.sampling.max_tokens, block_size)
     shared = known // block_size
@@ -65,8 +71,8 @@ def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: in
 def check_job(
     job: Job, held: ReservedCapacity, limits: SchedulerLimits, block_size: int, rejected: RejectedJobs, now: float
 ) -> None:
-    """Raises TandemError unless a worker that is held to so much already may take the job on; notes whom it turns
-    away."""
+    """Check that a worker with the given commitments may accept the job. Raises TandemError otherwise, and remembers a
+    Resume that was rejected for lack of capacity."""
     check_fits(job, limits, held.num_blocks, block_size)
     if isinstance(job, PrefillJob):
         check_prefill(prefill_need(job, block_size), held)
@@ -81,7 +87,7 @@ def check_job(
 
 
 def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> None:
-    """Raises TandemError when the job could not run even on an empty worker."""
+    """Check that the job could run on an empty worker. Raises TandemError otherwise."""
     prompt, output = len(job.request.prompt_tokens), job.request.sampling.max_tokens
     if prompt + output > limits.max_model_len:
         raise TandemError(
@@ -96,7 +102,7 @@ def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: i
             f"{num_tokens} tokens need {blocks_for(num_tokens, block_size)} KV blocks, this worker has {num_blocks}",
         )
     if len(job.output_tokens) >= max(1, output):
-        raise TandemError(ErrorKind.INVALID_REQUEST, f"all {output} output tokens were drawn already")
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"all {output} output tokens were sampled already")
     for token, _ in job.request.sampling.logit_bias:
         if not 0 <= token < limits.vocab_size:
             message = f"logit_bias names the token {token}, outside of [0, {limits.vocab_size})"
@@ -104,36 +110,42 @@ def check_fits(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: i
 
 
 def check_prefill(need: int, held: ReservedCapacity) -> None:
-    """Raises TandemError when the prefill would wait for a promise; it may wait for leases to end."""
-    largest = max(held.promises, default=0)
+    """Check that a prefill would not wait for a reservation; it may wait for leases to end. Raises TandemError
+    otherwise."""
+    largest = max(held.reservations, default=0)
     if need + largest > held.num_blocks:
-        raise _overloaded(f"{need} blocks to hand over do not fit beside a promise of {largest} of {held.num_blocks}")
+        raise _overloaded(
+            f"a prefill of {need} blocks does not fit beside a pull of {largest} reserved blocks: "
+            f"this worker has {held.num_blocks}"
+        )
 
 
 def lacking(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> Capacity:
-    """What of `need` there is too little of, all of it: a promise must fit beside all leases and promises."""
-    is_short = held.num_leased + sum(held.promises) + need.num_blocks > held.num_blocks
+    """Return the parts of `need` that do not fit beside all leases and reservations, in full; 0 for a part that
+    fits."""
+    is_short = held.num_leased + sum(held.reservations) + need.num_blocks > held.num_blocks
     has_no_seat = held.num_seqs + need.num_seats > limits.max_num_seqs
     return Capacity(need.num_blocks * is_short, need.num_seats * has_no_seat)
 
 
 def check_reservation(need: Capacity, held: ReservedCapacity, limits: SchedulerLimits) -> None:
-    """Raises TandemError unless a promise fits beside all leases and promises: then it gets room without the end of a
-    lease. It must also leave each waiting prefill its room."""
+    """Check that a reservation fits beside all leases and reservations, so that it can be used without the end of a
+    lease, and that it leaves room for each waiting prefill. Raises TandemError otherwise."""
     if any(lacking(need, held, limits)):
         raise _overloaded(
-            f"no room to promise {need.num_blocks} blocks: {held.num_leased + sum(held.promises)} of {held.num_blocks} "
-            f"are leased, promised or kept, {held.num_seqs} of {limits.max_num_seqs} sequences taken or kept"
+            f"no room to reserve {need.num_blocks} blocks: {held.num_leased + sum(held.reservations)} of "
+            f"{held.num_blocks} are leased or reserved, {held.num_seqs} of {limits.max_num_seqs} sequences are taken"
         )
     largest = max(held.prefills, default=0)
     if need.num_blocks + largest > held.num_blocks:
         raise _overloaded(
-            f"a promise of {need.num_blocks} blocks does not fit beside {largest} of {held.num_blocks} to hand over"
+            f"a pull of {need.num_blocks} blocks does not fit beside a waiting prefill of {largest} blocks: "
+            f"this worker has {held.num_blocks}"
         )
 
 
 def _with(ahead: Capacity, held: ReservedCapacity) -> ReservedCapacity:
-    """Beside what is kept for others, which nobody may take."""
+    """Add the capacity that is kept for jobs rejected earlier to what is reserved."""
     return replace(held, num_leased=held.num_leased + ahead.num_blocks, num_seqs=held.num_seqs + ahead.num_seats)
 
 

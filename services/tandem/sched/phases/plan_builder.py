@@ -1,7 +1,7 @@
-"""A plan in the making: slices, and the room that they need; lives for one `Scheduler.plan` and never outlives it.
+"""Build one plan: its slices, the blocks that they need, and the preemptions that free those blocks.
 
-Sequences are taken in order. One that needs a block when none is free makes the youngest give way, but never one that
-this plan has reached, that an open plan names, or whose blocks another worker may read.
+Sequences are planned in order. A sequence that needs a block when none is free preempts the youngest sequence that this
+plan has not reached, that no open plan names, and whose blocks no other worker may read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from tandem.sched.state.sequence_queue import OrderedQueue
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 
 MAX_DIGESTS = 64
-"""Blocks of sequences that move and of prefix fetches which one step digests: what was computed before comes in
+"""Limit on the blocks of migrating sequences and prefix fetches that one step digests; a backlog is digested in
 parts."""
 
 
 class PlanBuilder:
-    """`budget` is what is left of the step's tokens; `slices` keeps the order in which they were planned."""
+    """Own a plan while `Scheduler.plan` builds it.
+
+    `budget` is the rest of the step's token budget; `slices` keeps the order in which they were planned.
+    """
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits, running: OrderedQueue, waiting: OrderedQueue) -> None:
         self.budget = limits.max_num_batched_tokens
@@ -41,41 +44,47 @@ class PlanBuilder:
         self.num_digests_left = MAX_DIGESTS
         self._chunks: list[tuple[JobKey, int]] = []
         self._prompts: dict[SeqId, PendingPrefill] = {}
-        self._allowance = PrefillBudget(self.budget)
-        self._shares: dict[SeqId, int] | None = None
+        self._prefill_budget = PrefillBudget(self.budget)
+        self._prefill_tokens: dict[SeqId, int] | None = None
         self.pool = pool
         self.limits = limits
         self._running = running
         self._waiting = waiting
 
-    def divide(self, prompts: Iterable[PendingPrefill], allowance: PrefillBudget) -> None:
-        """From now on prompts get their shares of the allowance, and those without a share nothing."""
+    def split_prefill_budget(self, prompts: Iterable[PendingPrefill], prefill_budget: PrefillBudget) -> None:
+        """Split a prefill budget among prompts; from now on a prompt without a part computes nothing in this plan."""
         self._prompts = {prompt.seq: prompt for prompt in prompts}
-        self._allowance = allowance
-        self._shares = split_budget(list(self._prompts.values()), allowance)
+        self._prefill_budget = prefill_budget
+        self._prefill_tokens = split_budget(list(self._prompts.values()), prefill_budget)
 
-    def has_share(self, seq: Sequence) -> bool:
-        return self._shares is None or seq.id in self._shares
+    def has_prefill_budget(self, seq: Sequence) -> bool:
+        """Return whether a sequence has a part of the prefill budget, or the budget is not split."""
+        return self._prefill_tokens is None or seq.id in self._prefill_tokens
 
     def add_started(self, started: Iterable[Sequence]) -> None:
-        """Plan prompts that run already, with what those leave to them that were to start and did not."""
-        if self._shares is not None:
-            left = self._allowance
+        """Plan the prompts that run already, with the budget that waiting prompts did not use."""
+        if self._prefill_tokens is not None:
+            left = self._prefill_budget
             for prompt in self._prompts.values():
                 if prompt.is_waiting and (piece := self.slices.get(prompt.seq)) is not None:
                     left = left.less(piece.start, piece.num_tokens)
             running = [prompt for prompt in self._prompts.values() if not prompt.is_waiting]
-            self._shares = redistribute(running, self._shares, left)
+            self._prefill_tokens = redistribute(running, self._prefill_tokens, left)
         for seq in started:
             self.add(seq)
 
     def chunk_of(self, seq: Sequence, num_remaining: int) -> int:
-        """How many of a sequence's remaining tokens this step would take; a decode needs no share."""
+        """Return how many of a sequence's remaining tokens this step may take; a decode needs no part of the prefill
+        budget."""
         size = chunk_size(num_remaining, self.budget, self.has_prefill, self.limits)
-        return size if self._shares is None or num_remaining <= 1 else min(size, self._shares.get(seq.id, 0))
+        return (
+            size
+            if self._prefill_tokens is None or num_remaining <= 1
+            else min(size, self._prefill_tokens.get(seq.id, 0))
+        )
 
     def add(self, seq: Sequence) -> None:
-        """Plan the next chunk or token of a running sequence, if budget and room allow."""
+        """Plan the next chunk or token of a running sequence, if budget and blocks allow."""
         num_tokens = self.chunk_of(seq, seq.num_remaining)
         if num_tokens == 0:
             return
@@ -85,7 +94,7 @@ class PlanBuilder:
             return
         blocks = seq.table.ids(num_blocks)
         sampling = seq.sampling_at(stop)
-        digest_blocks = self._to_digest(seq, stop, blocks, draws=sampling is not None)
+        digest_blocks = self._to_digest(seq, stop, blocks, samples=sampling is not None)
         self.slices[seq.id] = ScheduledSlice(
             seq=seq.id,
             start=start,
@@ -106,19 +115,23 @@ class PlanBuilder:
         seq.num_pending += sampling is not None
         seq.num_open_plans += 1
 
-    def planned(self, step: StepPlan | None, pulls: Iterable[PullAllocated]) -> ScheduleResult:
-        """What came of it."""
+    def build(self, step: StepPlan | None, pulls: Iterable[PullAllocated]) -> ScheduleResult:
+        """Return the result of planning, with the plan `step` and the pulls that may begin."""
         return ScheduleResult(
             step, tuple(pulls), tuple(self.offers), self.num_preempted, tuple(self.starts), tuple(self._chunks)
         )  # fmt: skip
 
-    def _to_digest(self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...], *, draws: bool) -> tuple[BlockId, ...]:
-        """Blocks that another worker may read after this slice; the ragged last one counts when a prompt ends, or with
-        the last draw of a sequence that leaves."""
+    def _to_digest(
+        self, seq: Sequence, stop: int, blocks: tuple[BlockId, ...], *, samples: bool
+    ) -> tuple[BlockId, ...]:
+        """Return the blocks to digest because another worker may read them after this slice.
+
+        The partly filled last block counts when a prompt ends, or with the last token of a sequence that migrates.
+        """
         is_prefill = isinstance(seq.job, PrefillJob)
         if not is_prefill and seq.migration_state is MigrationState.NONE:
             return ()
-        ends = stop == len(seq.tokens) if is_prefill else draws and self._freeze(seq, len(blocks))
+        ends = stop == len(seq.tokens) if is_prefill else samples and self._freeze(seq, len(blocks))
         if not self.limits.digest_handoffs:
             return ()
         num_complete = len(blocks) if ends else stop // self.pool.block_size
@@ -130,7 +143,8 @@ class PlanBuilder:
         return fresh
 
     def _freeze(self, seq: Sequence, num_blocks: int) -> bool:
-        """Whether this draw is the last of a sequence that leaves: it is once what is left can be digested with it."""
+        """Freeze a migrating sequence if the token of this slice can be its last one here: the blocks that are left can
+        be digested with it."""
         num_left = num_blocks - seq.num_digested if self.limits.digest_handoffs else 0
         if seq.migration_state is not MigrationState.FINALIZING or num_left > self.num_digests_left:
             return False
@@ -138,8 +152,8 @@ class PlanBuilder:
         return True
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
-        """Grow a table, and let none share the block that it ends in; preempt for it from the youngest on, never a
-        sequence older than `seq`, possibly `seq` itself."""
+        """Grow a table and make its last block exclusive. Preempts sequences for it, the youngest first, none older
+        than `seq`, and possibly `seq` itself. Returns whether the room was found."""
         while not (self.pool.grow(seq.table, num_blocks) and self._own_tail(seq)):
             victim = self._victim(seq)
             if victim is None:
@@ -151,7 +165,8 @@ class PlanBuilder:
         return True
 
     def _own_tail(self, seq: Sequence) -> bool:
-        """The last that shares a block keeps it: what the others copy, this plan copies before it writes."""
+        """Copy the block that the sequence writes next if it is shared; the last holder of a block keeps it without a
+        copy. Returns False when there is no free block."""
         if not shares_tail(seq, self.pool):
             return True
         copy = self.pool.make_exclusive(seq.table, seq.num_planned // self.pool.block_size)

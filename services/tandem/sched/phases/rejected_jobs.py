@@ -1,9 +1,9 @@
-"""Who was turned away for lack of room and asks again: the large come before smaller ones that came later; never takes
-anybody on.
+"""Remember jobs that were rejected for lack of room and are submitted again, so that small jobs do not overtake large
+ones.
 
-A sequence that ends leaves room for one. So what needs the room of several at once would never find it beside others
-that need less and take whatever there is, least of all where these come through other gateways, which do not know who
-waits. Therefore the room that it lacks is kept from smaller ones for as long as it keeps asking.
+A sequence that ends frees room for one other. A job that needs the room of several at once would find none while
+smaller jobs take whatever becomes free, above all where these come through other gateways, which do not know about the
+waiting job. Therefore the capacity that it lacks is kept from smaller jobs for as long as it is submitted again.
 """
 
 from __future__ import annotations
@@ -15,40 +15,44 @@ from tandem.core.ids import RequestId
 from tandem.core.request import Job
 
 PATIENCE_S = 0.5
-"""Who still wants room asks again within so long."""
+"""Seconds within which a rejected job must be submitted again to keep its position."""
 
 _Name = tuple[RequestId, int]
 
 
 class Capacity(NamedTuple):
-    """`num_blocks` and `num_seats` of a worker."""
+    """KV blocks and sequence seats of a worker."""
 
     num_blocks: int
     num_seats: int
 
 
 class _RejectedJob(NamedTuple):
+    """What a job lacked, and when it was rejected last."""
+
     lacks: Capacity
-    asked_at: float
+    rejected_at: float
 
 
 class RejectedJobs:
-    """In the order in which each was turned away first. Times are seconds of the caller's clock."""
+    """Own the rejected jobs, in the order in which each was first rejected. Times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
-        self._askers: dict[_Name, _RejectedJob] = {}
+        self._jobs: dict[_Name, _RejectedJob] = {}
 
     def put(self, job: Job, lacks: Capacity, now: float) -> None:
-        """A job was turned away; `lacks`: all that it needs of what there was too little of, 0 of the other."""
-        self._askers[_name(job)] = _RejectedJob(lacks, now)
+        """Record the rejection of a job. `lacks` is its full need of each resource that was short, 0 of the other."""
+        self._jobs[_name(job)] = _RejectedJob(lacks, now)
 
     def remove(self, job: Job) -> None:
-        """It was taken on, in this attempt or another."""
-        self._askers.pop(_name(job), None)
+        """Forget a job that was accepted, in this attempt or another."""
+        self._jobs.pop(_name(job), None)
 
     def ahead(self, job: Job, need: Capacity, now: float) -> Capacity:
-        """What is kept from a job: the room of larger ones that were turned away before it."""
-        self._askers = {name: asker for name, asker in self._askers.items() if now - asker.asked_at < PATIENCE_S}
+        """Return the capacity that is kept from a job: what larger jobs lacked that were rejected before it."""
+        self._jobs = {
+            name: rejected for name, rejected in self._jobs.items() if now - rejected.rejected_at < PATIENCE_S
+        }
         before = list(self._before(job))
         return Capacity(
             sum(lacks.num_blocks for lacks in before if lacks.num_blocks > need.num_blocks),
@@ -56,14 +60,14 @@ class RejectedJobs:
         )
 
     def __repr__(self) -> str:
-        return f"<{len(self._askers)} turned away>"
+        return f"<{len(self._jobs)} rejected jobs>"
 
     def _before(self, job: Job) -> Iterator[Capacity]:
         mine = _name(job)
-        for name, asker in self._askers.items():
+        for name, rejected in self._jobs.items():
             if name == mine:
                 return
-            yield asker.lacks
+            yield rejected.lacks
 
 
 def _name(job: Job) -> _Name:

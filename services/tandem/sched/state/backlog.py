@@ -1,4 +1,8 @@
-"""What a worker has accepted of prompts and not computed, and how much it takes on, as functions; never keeps a job."""
+"""Compute how many accepted prompt tokens a worker has still to prefill, and check whether it may accept one more
+prompt.
+
+Functions of sequences and limits; the caller keeps the sequences.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,22 @@ from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.sequence import Sequence, Status
 
 NUM_SIZES = len(PROMPT_SIZES) + 1
+"""Prompt-size classes: those of `PROMPT_SIZES` and one without an upper bound."""
 NO_LANES = (0,) * len(Lane)
+"""Token counts by lane of an empty backlog."""
 NO_SIZES = (0,) * (len(Lane) * len(PROMPT_SIZES))
+"""Token counts by lane and size class of an empty backlog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`tokens` and `longest` by lane, as `lane_tokens` and `lane_longest` of `core.load.Load`; by lane and size, as
-    `size_tokens` and `size_longest`."""
+    """Prompt tokens that wait for prefill at one worker.
+
+    `tokens` and `longest` have one entry per lane, as `lane_tokens` and `lane_longest` of
+    `core.worker_load.WorkerLoad`; `size_tokens` and `size_longest` have one entry per lane and size class, as the
+    fields of the same names there. `num_horizon_tokens` is the number of tokens accepted beside the longest prompt of a
+    size class; 0: any number.
+    """
 
     tokens: tuple[int, ...]
     longest: tuple[int, ...]
@@ -33,8 +45,11 @@ class Backlog:
 
 
 def num_queued(seq: Sequence, block_size: int) -> int:
-    """Known tokens whose KV is neither computed nor planned nor likely in the prefix cache, now or once what it awaits
-    was read, of a sequence that is computed here and is more than a decode."""
+    """Count the known tokens of a sequence that still need prefill on this worker; 0 for a decode.
+
+    Tokens whose KV is computed, planned, or probably in the prefix cache are not counted, and neither are those of a
+    remote prefix that is being fetched. A sequence that may not start and fetches no remote prefix counts as 0.
+    """
     if not (seq.may_start or seq.num_remote_prefix_blocks) or seq.num_remaining <= 1:
         return 0
     hits = max(seq.num_hits_seen, seq.num_remote_prefix_blocks) * block_size if seq.status is Status.WAITING else 0
@@ -42,7 +57,10 @@ def num_queued(seq: Sequence, block_size: int) -> int:
 
 
 def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) -> Backlog:
-    """Asked for after every step, when most often nothing is queued."""
+    """Add up the queued prefill tokens of all sequences by lane and by size class.
+
+    The function runs after every step, most often with nothing queued: that case returns constants.
+    """
     queued = [(seq.lane, num) for seq in seqs if (num := num_queued(seq, block_size))]
     if not queued:
         return Backlog(NO_LANES, NO_LANES, NO_SIZES, NO_SIZES, num_horizon_tokens)
@@ -51,13 +69,19 @@ def backlog(seqs: Iterable[Sequence], block_size: int, num_horizon_tokens: int) 
         size = prompt_size(num)
         tokens[lane][size] += num
         longest[lane][size] = max(longest[lane][size], num)
-    size_tokens, lane_tokens = _added_up(tokens, add)
-    size_longest, lane_longest = _added_up(longest, max)
+    size_tokens, lane_tokens = _cumulative_totals(tokens, add)
+    size_longest, lane_longest = _cumulative_totals(longest, max)
     return Backlog(lane_tokens, lane_longest, size_tokens, size_longest, num_horizon_tokens)
 
 
-def _added_up(rows: list[list[int]], join: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of figures by lane and size: over all lanes and sizes up to each, for every size but the last, and for that."""
+def _cumulative_totals(
+    rows: list[list[int]], join: Callable[[int, int], int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Accumulate `rows[lane][size]` over all lanes up to each and all sizes up to each.
+
+    Returns the totals for every lane and size but the last (flattened, lane by lane), and those over all sizes, by
+    lane.
+    """
     above, by_size, by_lane = [0] * len(rows[0]), list[int](), list[int]()
     for row in rows:
         above = list(map(join, above, row))
@@ -68,7 +92,8 @@ def _added_up(rows: list[list[int]], join: Callable[[int, int], int]) -> tuple[t
 
 
 def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
-    """Raises TandemError when a sequence that comes must wait in its gateway. Prefix hits are not to be computed."""
+    """Check that the prompt of a new sequence fits into the prefill horizon. Raises TandemError (OVERLOADED) if it does
+    not and has to wait at its gateway. Prefix-cache hits are not counted, since they need no prefill."""
     seq.num_hits_seen = pool.count_hits(seq.reusable(pool.block_size))
     num_tokens = num_queued(seq, pool.block_size)
     tokens = no_larger(num_tokens, seq.lane, held.tokens, held.size_tokens)
@@ -83,7 +108,8 @@ def check_backlog(seq: Sequence, pool: BlockPool, held: Backlog) -> None:
 
 
 def horizon_tokens(limits: SchedulerLimits, cost: StepCost) -> int:
-    """What is taken on beside the longest prompt; 0: any."""
+    """Convert `queue_horizon_s` into the number of prefill tokens accepted beside the longest prompt; 0 means any
+    number."""
     horizon_s, step_tokens = limits.queue_horizon_s, limits.max_num_batched_tokens
     if horizon_s is None:
         return 0

@@ -1,4 +1,7 @@
-"""How far one sequence guesses ahead, learnt from what became of its guesses; never changes what is drawn."""
+"""Adapt the number of speculated tokens of one sequence to how many of its earlier guesses were accepted.
+
+The draft length changes the speed of a sequence only: which tokens are sampled does not depend on it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ from collections.abc import Sequence
 from tandem.sched.state.ngram_proposer import Proposer
 
 FIRST_LENGTH = 4
+"""Tokens drafted in the first step."""
 MAX_PAUSE = 32
-"""Steps. A sequence whose guesses are never right pays for one row in so many steps."""
+"""Longest pause, in steps. A sequence whose guesses are always wrong pays for one extra row once in so many steps."""
 
 
 class AdaptiveDraft:
-    """A proposer and how much it is trusted.
+    """Own the proposer of one sequence and the number of tokens to request from it.
 
     The length doubles when all guesses were right and halves when most were wrong. After guesses of which none was
-    right it pauses, for twice as many steps each time in a row: text that does not repeat itself costs next to nothing.
+    right, drafting pauses; each further failure in a row doubles the pause. Text without repetition thus costs next to
+    nothing.
     """
 
     def __init__(self, proposer: Proposer, max_length: int) -> None:
@@ -26,7 +31,7 @@ class AdaptiveDraft:
         self._pause = 0
 
     def draft(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """At most `max_tokens` guesses for the next step."""
+        """Return at most `max_tokens` guesses for the next step; none during a pause."""
         max_tokens = min(max_tokens, self.length)
         if self._pause or max_tokens <= 0:
             self._pause = max(0, self._pause - 1)
@@ -34,7 +39,7 @@ class AdaptiveDraft:
         return self._proposer.propose(tokens, max_tokens)[:max_tokens]
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """What became of the last guesses; at least one was made."""
+        """Adapt length and pause to the outcome of the last guesses; `num_drafted` is at least 1."""
         if num_accepted == num_drafted:
             self.length = min(2 * self.length, self._max_length)
         elif 2 * num_accepted < num_drafted:

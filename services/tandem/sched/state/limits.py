@@ -1,4 +1,4 @@
-"""How a step's token budget is split and who must give way, as functions of plain numbers; never changes state."""
+"""Define the scheduler's limits and two rules that follow from them: the size of a chunk and the limit on leases."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """`max_num_batched_tokens` is the budget of one step; `targets` may make a step's budget smaller. Without chunked
-    prefill a prompt is computed in one step even where it exceeds the budget, at most one such prompt per step.
-    `queue_horizon_s`: predicted prefill that is accepted beside the longest of its size; 0: two full steps, None: any.
-    The model's token ids are below `vocab_size`."""
+    """Static limits of one scheduler.
+
+    `max_num_batched_tokens` is the token budget of one step; `targets` may reduce the budget of a single step. Without
+    `enable_chunked_prefill` a prompt is computed in one step even where it exceeds the budget, with at most one such
+    prompt per step. `queue_horizon_s` is the predicted prefill time, in seconds, that is accepted beside the longest
+    prompt of its size class; 0: two full steps, None: no limit. Token ids of the model are below `vocab_size`.
+    """
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -31,9 +34,9 @@ class SchedulerLimits:
 
 
 def chunk_size(remaining: int, budget: int, has_prefill: bool, limits: SchedulerLimits) -> int:
-    """How many of `remaining` tokens one sequence computes in a step with `budget` tokens left.
+    """Return how many of `remaining` tokens one sequence computes in a step with `budget` tokens left.
 
-    `has_prefill`: this step computes another prompt already.
+    `has_prefill`: the step already computes another prompt.
     """
     if remaining <= 1 or limits.enable_chunked_prefill:
         return min(remaining, budget)
@@ -42,10 +45,11 @@ def chunk_size(remaining: int, budget: int, has_prefill: bool, limits: Scheduler
     return 0 if has_prefill or budget == 0 else remaining
 
 
-def may_offer(need: int, num_leased: int, num_blocks: int, largest_promise: int) -> bool:
-    """Whether a prefill that will lease `need` blocks may start.
+def may_offer(need: int, num_leased: int, num_blocks: int, largest_reservation: int) -> bool:
+    """Return whether a prefill may start that will lease `need` blocks.
 
-    Leases never take what the largest promised pull needs: leased + promise <= pool. So the oldest pull always gets
-    room from sequences that end or give way, and two workers that prefill for each other cannot wait in a circle.
+    Leases must leave room for the largest pull with reserved blocks: leased + reserved <= pool. So the oldest pull
+    always gets its blocks from sequences that end or are preempted, and two workers that prefill for each other cannot
+    deadlock.
     """
-    return num_leased + need + largest_promise <= num_blocks
+    return num_leased + need + largest_reservation <= num_blocks

@@ -1,6 +1,6 @@
-"""Guesses of how a sequence goes on, made from its tokens alone; never decides how many are tried or which are right.
+"""Propose draft tokens for speculative decoding from a sequence's own tokens, without a model.
 
-A guess costs a row of a step and can change nothing else: a guessed token counts only when the model draws it.
+A guess costs one row of a step and cannot change the output: it counts only if the model samples the same token.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from typing import Protocol
 
 
 class Proposer(Protocol):
-    """Guesses for one sequence, and may remember what it was shown of it.
+    """Interface of a source of draft tokens for one sequence; an implementation may keep state between calls.
 
-    Whatever is cheap, pure and needs nothing but tokens fits here. A draft model does not: its guesses come from a
-    batched call on the executor's thread, from the KV of a group of its own. There the plan leaves a slice's guesses
-    open (`num_drafted` of them, no ids, as a chained slice leaves its token) and the executor fills them in before it
-    verifies them; all that the scheduler does with a guess (how many, which room, what is accepted) stays the same.
+    Implementations must be cheap and pure and need only tokens. A draft model does not fit: its guesses come from a
+    batched call on the executor's thread and from KV of its own. For one, the plan would leave the guesses of a slice
+    open (`num_drafted` of them without ids, as a chained slice leaves its token) and the executor would fill them in
+    before verification; the scheduler's part (how many guesses, which blocks, which are accepted) would stay the same.
     """
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """Up to `max_tokens` ids that may follow `tokens`, or none. From call to call `tokens` only grow."""
+        """Return up to `max_tokens` ids that may follow `tokens`, or none. `tokens` only grow from call to call."""
         ...
 
 
 class NgramProposer:
-    """What followed the last few tokens when they came before, in prompt or output.
+    """Propose the tokens that followed the most recent matching n-gram in the prompt or the output.
 
-    "Prompt lookup decoding" (A. Saxena, 2023; the `ngram` method of vLLM). Of the most recent `MAX_CANDIDATES` earlier
-    places whose last `min_n` tokens are those of the sequence, the one that agrees over the most tokens, up to
-    `max_n`, wins; of equals the most recent. Where the copy reaches the sequence's end it goes on with itself, as
-    LZ77 does, so that a loop is continued for as long as is asked.
+    "Prompt lookup decoding" (A. Saxena, 2023; the `ngram` method of vLLM). Candidates are the `MAX_CANDIDATES` most
+    recent earlier positions whose preceding `min_n` tokens equal the last `min_n` of the sequence. The candidate with
+    the longest match, counted up to `max_n`, wins; ties go to the most recent. A copy that reaches the end of the
+    sequence continues with its own tokens, as in LZ77, so that a loop is continued for as many tokens as requested.
 
-    The index is a hash chain over `min_n`-grams, as zlib's: one entry per different n-gram (its last place) and four
-    bytes per token (the place before). A token costs O(1) to add and at most MAX_CANDIDATES x max_n comparisons to
-    look up.
+    The index is a hash chain over `min_n`-grams, as in zlib: one entry per distinct n-gram (its last position) and four
+    bytes per token (the position before that). Adding a token is O(1); a lookup compares at most MAX_CANDIDATES x max_n
+    tokens.
     """
 
     MAX_CANDIDATES = 32
@@ -44,12 +44,12 @@ class NgramProposer:
             raise ValueError(f"n-grams of {min_n} to {max_n} tokens")
         self._min_n = min_n
         self._max_n = max_n
-        # A place is the index of the token after an n-gram; the chain of an n-gram leads to ever earlier places.
+        # A place is the index of the token after an n-gram; `_earlier` links each place to the one before.
         self._latest: dict[tuple[int, ...], int] = {}
         self._earlier = array("i", [-1] * min_n)
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """As `Proposer.propose`. Raises ValueError when `tokens` are fewer than those seen before."""
+        """Implement `Proposer.propose`. Raises ValueError when `tokens` are fewer than in an earlier call."""
         self._add(tokens)
         place = self._best_place(tokens)
         if place < 0 or max_tokens <= 0:
@@ -61,7 +61,8 @@ class NgramProposer:
         return tuple(known)
 
     def _add(self, tokens: Sequence[int]) -> None:
-        """Index the n-grams that a known token follows; the sequence's own last one is what is looked for."""
+        """Index the n-grams that are followed by a known token; the last n-gram of the sequence is the search key, not
+        an entry."""
         if len(tokens) < len(self._earlier) and len(self._earlier) > self._min_n:
             raise ValueError(f"{len(tokens)} tokens after {len(self._earlier)}: sequences only grow")
         for place in range(len(self._earlier), len(tokens)):
@@ -70,7 +71,7 @@ class NgramProposer:
             self._latest[key] = place
 
     def _best_place(self, tokens: Sequence[int]) -> int:
-        """Where the best earlier occurrence of the sequence's end goes on; -1 when there is none."""
+        """Return the position after the best earlier match of the sequence's last tokens; -1 when there is none."""
         if len(tokens) < self._min_n:
             return -1
         place = self._latest.get(tuple(tokens[len(tokens) - self._min_n :]), -1)
@@ -78,14 +79,14 @@ class NgramProposer:
         for _ in range(self.MAX_CANDIDATES):
             if place < 0 or best_length == self._max_n:
                 break
-            length = self._agreement(tokens, place)
+            length = self._match_length(tokens, place)
             if length > best_length:
                 best, best_length = place, length
             place = self._earlier[place]
         return best
 
-    def _agreement(self, tokens: Sequence[int], place: int) -> int:
-        """Over how many tokens the one before `place` and the sequence's end agree, at most `max_n`."""
+    def _match_length(self, tokens: Sequence[int], place: int) -> int:
+        """Count how many tokens before `place` equal the last tokens of the sequence, at most `max_n`."""
         stop = min(self._max_n, place)
         length = self._min_n
         while length < stop and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
@@ -93,4 +94,4 @@ class NgramProposer:
         return length
 
     def __repr__(self) -> str:
-        return f"PromptLookup({self._min_n}..{self._max_n}, {len(self._latest)} n-grams)"
+        return f"NgramProposer({self._min_n}..{self._max_n}, {len(self._latest)} n-grams)"

@@ -1,4 +1,4 @@
-"""What planning and committing tell the engine, all frozen; never an event for a client."""
+"""Define the frozen values that the scheduler returns to the engine from `plan` and `commit`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from tandem.sched.state.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class PullAllocated:
-    """A Resume got its blocks, in the order of its tokens. The first `num_hit_blocks` hold their content already;
-    those in `[num_hit_blocks, num_known_blocks)` are to be read; the rest is for tokens to come."""
+    """Blocks allocated for the KV pull of a Resume, in token order.
+
+    The first `num_hit_blocks` already hold their content (prefix-cache hits), blocks `[num_hit_blocks,
+    num_known_blocks)` are to be read from the producer, and the rest is for tokens still to be sampled.
+    """
 
     key: JobKey
     blocks: tuple[BlockId, ...]
@@ -28,15 +31,16 @@ class PullAllocated:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStarted:
-    """A Prefill got its blocks; each is held once more, as leased, until the lease book lets it go."""
+    """Blocks of a Prefill that has started. Each has one more reference, as leased, until the lease book releases
+    it."""
 
     key: JobKey
     blocks: tuple[BlockId, ...]
 
 
 class SequenceStarted(NamedTuple):
-    """A sequence got its blocks and is computed here from now on, `num_cached` of its tokens excepted. One that was
-    preempted starts again."""
+    """A sequence that got blocks and is computed on this worker from now on; `num_cached` of its tokens were
+    prefix-cache hits. A preempted sequence is started again."""
 
     key: JobKey
     num_cached: int
@@ -44,8 +48,12 @@ class SequenceStarted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """`step` is None when there is nothing to compute now. `chunks`: of which sequences it computes known tokens, and
-    how many; a single one from which it draws is told as a decode."""
+    """Everything that one call of `Scheduler.plan` decided.
+
+    `step` is None when there is nothing to compute. `offers` are the prefills whose blocks a consumer may lease.
+    `chunks` lists the sequences whose known tokens the step computes, with the number of tokens; a single known token
+    from which a new one is sampled counts as a decode and is not listed.
+    """
 
     step: StepPlan | None
     pulls: tuple[PullAllocated, ...] = ()
@@ -57,10 +65,12 @@ class ScheduleResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step that has run. `num_budget_tokens` is what the budget had for prompts, in tokens of a prompt's
-    beginning. `target_s` is the strictest latency target of the sequences that decoded; 0: none. Seconds, from the
-    moment in which planning began to that in which the results were handed out. What the features count as tokens of
-    prompts were `num_drafted` guesses beside them."""
+    """Prediction and measurement of one executed step.
+
+    Times are in seconds, from the start of planning to the delivery of the results. `target_s` is the strictest ITL
+    target of the sequences that decoded; 0: none. `num_budget_tokens` is the prefill budget, in tokens at the start of
+    a prompt. `num_drafted` speculated tokens are contained in what `features` counts as prefill tokens.
+    """
 
     number: int
     features: StepFeatures
@@ -74,17 +84,20 @@ class StepRecord:
 
     @property
     def is_planned_over_target(self) -> bool:
-        """Even the least that the step had to compute was predicted to take longer than the target."""
+        """Return whether even the least work that the step had to do was predicted to take longer than the target."""
         return 0 < self.target_s < self.predicted_s
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """One sequence after a commit. `tokens` begin at output index `first_index`, `scores` at the prompt's token
-    `first_scored`. The sequence has ended when `finish`, `handed_over` or `error` is set. `num_cached` counts tokens
-    taken from the prefix cache at its start, where its prompt was computed. `first_tokens`: what a prefill hands over,
-    one for each choice of its job. A job of several choices has `branches` once they were drawn or have failed, one for
-    each choice that is open; tokens and ends are theirs."""
+    """State of one sequence after a commit.
+
+    `tokens` begin at output index `first_index`, `scores` at prompt position `first_scored`. The sequence has ended
+    when `finish`, `handed_over` or `error` is set. `num_cached` counts tokens taken from the prefix cache when the
+    prompt was started, on the worker that computed it. `first_tokens` are the tokens that a prefill hands over, one per
+    choice of its job. A job of several choices has `branches`, one per open choice, from its first sampled tokens (or
+    their failure) on; tokens and finish reasons are then those of the branches.
+    """
 
     job: Job
     num_computed: int
@@ -103,7 +116,7 @@ class SequenceUpdate:
 
     @property
     def parts(self) -> tuple[SequenceUpdate, ...]:
-        """One for each choice that it is about."""
+        """Return one update per choice: the branches, or this update where there are none."""
         return self.branches or (self,)
 
     @property
@@ -121,7 +134,11 @@ class SequenceUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLoad:
-    """How full one scheduler is."""
+    """Occupancy of one scheduler.
+
+    `num_running` includes sequences whose KV is being pulled; `num_reserved_blocks` counts blocks reserved for pulls
+    that have none yet.
+    """
 
     num_running: int
     num_waiting: int

@@ -1,5 +1,7 @@
-"""One choice of one request inside the engine, or several until their first tokens are drawn; only the Scheduler writes
-it."""
+"""Represent one choice of a request inside the engine, or several choices until their first tokens are sampled.
+
+Only the `Scheduler` and the helpers to which it passes its queues change a sequence.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,17 @@ from tandem.sched.state.draft_length import AdaptiveDraft
 from tandem.sched.state.step_plan import Sampling
 
 Order = tuple[int, int, int]
-"""Lane, priority, arrival: the less runs first."""
+"""Lane, priority, arrival number: the sequence with the smallest tuple runs first."""
 
 
 class Status(Enum):
-    """WAITING holds no blocks. PULLING holds blocks that only the transfer writes. CLOSING has ended, but an open
-    plan still names it, so its blocks are not given back yet."""
+    """Where a sequence is in its life.
+
+    - WAITING: in the queue; holds no blocks.
+    - PULLING: holds blocks that only the KV transfer writes.
+    - RUNNING: holds blocks and is computed here.
+    - CLOSING: has ended, but an open plan still names the sequence, so its blocks are not released yet.
+    """
 
     WAITING = "waiting"
     PULLING = "pulling"
@@ -29,20 +36,28 @@ class Status(Enum):
 
 
 class MigrationState(Enum):
-    """How far a sequence is on its way to another worker, which reads its blocks from FOLLOWED on. LEAVING: the next
-    draw is to be the last here. FROZEN: that draw is planned or made."""
+    """Progress of the migration of a sequence to another worker.
+
+    - NONE: no migration.
+    - STREAMING: the other worker reads the blocks while the sequence runs on.
+    - FINALIZING: the next sampled token is to be the last one here.
+    - FROZEN: that last token is planned or sampled.
+    """
 
     NONE = "none"
-    STREAMING = "followed"
-    FINALIZING = "leaving"
+    STREAMING = "streaming"
+    FINALIZING = "finalizing"
     FROZEN = "frozen"
 
 
 class Sequence:
-    """Prompt and output as one list of tokens; KV is complete for `[0, num_computed)` and planned for
-    `[num_computed, num_computed + num_in_flight)`. `num_pending` tokens are to be drawn by open plans, for certain;
-    `num_drafted` more, whose KV is planned too, only if an open plan's guesses are right. `choices` are those of its
-    job that nobody has ended; with the first draw each becomes a sequence of its own."""
+    """Prompt and output of a running job as one list of tokens, with the progress of its computation.
+
+    KV is complete for positions `[0, num_computed)` and planned for `[num_computed, num_computed + num_in_flight)`.
+    Open plans sample `num_pending` tokens for certain, and up to `num_drafted` more, whose KV is planned too, if their
+    guesses are right. `choices` are the choices of the job that have not ended; the first sampled tokens fork the
+    sequence into one sequence per choice.
+    """
 
     def __init__(self, seq_id: SeqId, job: Job, root: BlockHash, arrival: int, arrived_at: float = 0.0) -> None:
         self.id = seq_id
@@ -64,30 +79,32 @@ class Sequence:
         self.num_cached = 0
         self.num_digested = 0
         self.migration_state = MigrationState.NONE
-        # What was drawn here, where clients want to know its log probabilities: whoever takes it over tells them again.
-        self.drawn: list[SampledToken] = []
-        # Prompt tokens from the second on whose scores are known.
+        # Tokens sampled here, kept only where the request wants log probabilities: a worker that takes the sequence
+        # over repeats them to the client.
+        self.sampled: list[SampledToken] = []
+        # Number of prompt tokens, from the second one on, whose scores are known.
         self.num_scored = 0
-        # Leading blocks that were in the prefix cache when it was last looked at; only ever a guess.
+        # Leading blocks that were in the prefix cache at the last lookup; an estimate, since blocks may be evicted.
         self.num_hits_seen = 0
         self.was_started = False
-        # A Resume waits for its source until the pull may begin, and others for a prefix that another worker has.
+        # False while a Resume waits for its producer, and while any other job waits for a remote prefix.
         self.may_start = not isinstance(job, ResumeJob)
-        # Leading blocks that will be in the prefix cache then; 0: nothing is to be read.
+        # Leading blocks that will be in the prefix cache once the remote prefix was fetched; 0: nothing to fetch.
         self.num_remote_prefix_blocks = 0
-        # How it guesses ahead, from its first guess on.
+        # State of speculation, created with the first guess.
         self.drafter: AdaptiveDraft | None = None
         self._root = root
         self._hashes: list[BlockHash] = []
 
     @property
     def is_pull(self) -> bool:
-        """Its KV is to come from elsewhere; a Resume that was preempted computes it here."""
+        """Return whether the KV of this sequence is to be pulled from a producer. A Resume that was preempted after its
+        start recomputes its KV here instead."""
         return isinstance(self.job, ResumeJob) and not self.was_started
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
-        """Of the choices that it stands for."""
+        """Return the job key of each open choice."""
         return (
             (self.key,)
             if len(self.job.keys) == 1
@@ -95,8 +112,8 @@ class Sequence:
         )
 
     @property
-    def is_undivided(self) -> bool:
-        """It stands for a job of several choices, none of which has a token yet."""
+    def is_unforked(self) -> bool:
+        """Return whether the sequence stands for a job of several choices, none of which has a token yet."""
         return self.job.num_choices > 1
 
     @property
@@ -105,7 +122,7 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens whose KV is neither computed nor planned, drawn ones included."""
+        """Count the tokens whose KV is neither computed nor planned, sampled and pending tokens included."""
         return len(self.tokens) + self.num_pending - self.num_computed - self.num_in_flight
 
     @property
@@ -114,22 +131,26 @@ class Sequence:
 
     @property
     def is_schedulable(self) -> bool:
-        """There is more to plan: more tokens may be drawn than are drawn or planned to be, or the prompt alone is
-        wanted. While guesses are open nobody knows where the next begins, and while a draw is open that is more than
-        its filters nobody knows its token: devices leave it to their host."""
+        """Return whether a further plan may contain this sequence: tokens are left to sample, or, for `max_tokens=0`,
+        the prompt is not fully computed.
+
+        A sequence is not schedulable while guesses are in flight (the position of its next token is unknown), nor while
+        a token is pending that the host samples from filtered logits (its id does not exist on the device).
+        """
         sampling = self.job.request.sampling
-        is_host_drawing = self.num_pending > 0 and not sampling.is_plain_at(self.num_output + self.num_pending - 1)
-        if self.migration_state is MigrationState.FROZEN or self.num_drafted or is_host_drawing:
+        is_host_sampling = self.num_pending > 0 and not sampling.is_plain_at(self.num_output + self.num_pending - 1)
+        if self.migration_state is MigrationState.FROZEN or self.num_drafted or is_host_sampling:
             return False
         if sampling.max_tokens == 0:
             return self.num_remaining > 0
         limit = sampling.max_tokens
-        if isinstance(self.job, PrefillJob) or self.is_undivided:
+        if isinstance(self.job, PrefillJob) or self.is_unforked:
             limit = min(limit, len(self.job.output_tokens) + 1)
         return self.num_output + self.num_pending < limit
 
     def sampling_at(self, stop: int) -> Sampling | None:
-        """The draw that follows position `stop - 1`, or None while known tokens follow it or none is wanted."""
+        """Return how to sample the token at position `stop`; None where known tokens follow position `stop - 1` or the
+        request samples nothing."""
         sampling = self.job.request.sampling
         if stop < len(self.tokens) + self.num_pending or sampling.max_tokens == 0:
             return None
@@ -139,20 +160,21 @@ class Sequence:
         output = tuple(self.tokens[self.num_prompt :])
         return Sampling(sampling, job.choice, len(output), job.request.prompt_tokens, output, job.num_choices)
 
-    def take(self, token: SampledToken) -> None:
-        """One more token was drawn."""
+    def append(self, token: SampledToken) -> None:
+        """Append a sampled token."""
         self.tokens.append(token.id)
         if self.job.request.sampling.logprobs is not None:
-            self.drawn.append(token)
+            self.sampled.append(token)
 
     def output_from(self, index: int) -> tuple[SampledToken, ...]:
-        """Output tokens from this index on."""
-        if self.drawn:
-            return tuple(self.drawn[index - self.num_output :])
+        """Return the output tokens from `index` on."""
+        if self.sampled:
+            return tuple(self.sampled[index - self.num_output :])
         return tuple(SampledToken(token) for token in self.tokens[self.num_prompt + index :])
 
     def finish_reason(self) -> FinishReason | None:
-        """Whether the last drawn token ends the choice, or the prompt where none is wanted."""
+        """Return why the choice ends with its last token; None if it goes on. For `max_tokens=0` the prompt itself is
+        the end."""
         sampling = self.job.request.sampling
         if self.num_output and self.tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
@@ -160,38 +182,47 @@ class Sequence:
 
     @property
     def num_to_score(self) -> int:
-        """Prompt tokens whose scores are wanted of this job; the first token has none. A Resume's source scores."""
+        """Count the prompt tokens whose log probabilities this job has to compute: all but the first token of the
+        prompt. A Resume computes none, because its producer does."""
         if self.job.request.prompt_logprobs is None or isinstance(self.job, ResumeJob):
             return 0
         return self.num_prompt - 1
 
     def scored_in(self, start: int, stop: int) -> tuple[int, ...]:
-        """Prompt tokens that are scored by computing `[start, stop)`: those that come after them."""
+        """Return the prompt tokens that are scored by computing positions `[start, stop)`: each row scores the token
+        after it."""
         if self.num_scored >= self.num_to_score:
             return ()
         return self.job.request.prompt_tokens[start + 1 : stop + 1]
 
-    def become(self, branch: Sequence) -> None:
-        """Stand for this one of its branches alone from now on, with all that it holds."""
-        self.job, self.key = branch.job, branch.key
-        self.choices, self.tokens, self.drawn = branch.choices, branch.tokens, branch.drawn
+    def narrow_to(self, branch: Sequence) -> None:
+        """Turn this sequence into its branch of one choice; table and progress stay."""
+        self.job = branch.job
+        self.key = branch.key
+        self.choices = branch.choices
+        self.tokens = branch.tokens
+        self.sampled = branch.sampled
 
-    def branch(self, choice: int, drawn: Iterable[SampledToken]) -> Sequence:
-        """A sequence for one choice of an undivided one, of which these tokens were drawn. It waits, holds nothing, and
-        comes right after the choices before it."""
+    def fork_choice(self, choice: int, sampled: Iterable[SampledToken]) -> Sequence:
+        """Create the sequence of one choice of an unforked sequence, with the given sampled tokens.
+
+        The new sequence is WAITING, holds no blocks, and is ordered directly after the choices before it.
+        """
         offset = choice - self.job.choice
         arrival = self.order[-1] + offset
         seq = Sequence(SeqId(self.id + offset), self.job.for_choice(choice), self._root, arrival, self.arrived_at)
-        for token in drawn:
-            seq.take(token)
-        seq.num_cached, seq.num_scored = self.num_cached, self.num_scored
-        seq.was_started = seq.may_start = True
+        for token in sampled:
+            seq.append(token)
+        seq.num_cached = self.num_cached
+        seq.num_scored = self.num_scored
+        seq.was_started = True
+        seq.may_start = True
         seq.num_hits_seen = self.table.num_published
         seq._hashes += self._hashes
         return seq
 
     def hashes(self, num_blocks: int, block_size: int) -> list[BlockHash]:
-        """Names of the first `num_blocks` full blocks of the known tokens."""
+        """Return the chained hashes of the first `num_blocks` full blocks of the known tokens."""
         if num_blocks and not self._hashes:
             self._hashes += prompt_hashes(self._root, self.job.request, block_size)
         num_hashed = len(self._hashes)
@@ -202,8 +233,11 @@ class Sequence:
         return self._hashes[:num_blocks]
 
     def reusable(self, block_size: int) -> list[BlockHash]:
-        """Hashes that a prefix hit may use: at least one token is left to compute, so that a draw has logits, and all
-        from whose logits a score is still to come."""
+        """Return the block hashes that a prefix-cache hit may use.
+
+        At least one token is left to compute, since sampling needs its logits, and so are all tokens whose logits are
+        still needed for scores.
+        """
         hashes = self.hashes((len(self.tokens) - 1) // block_size, block_size)
         return hashes if self.num_scored >= self.num_to_score else hashes[: self.num_scored // block_size]
 

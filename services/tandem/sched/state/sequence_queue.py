@@ -1,4 +1,4 @@
-"""Sequences in the order in which they are served: lane, priority, arrival; never decides who is served."""
+"""Keep sequences sorted by service order: lane, priority, arrival."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tandem.sched.state.sequence import Order, Sequence
 
 
 class OrderedQueue:
-    """A sorted list: a preempted sequence comes back to its old place, ahead of all that arrived after it."""
+    """Sorted list of sequences. A preempted sequence returns to its old position, ahead of all that arrived after
+    it."""
 
     def __init__(self) -> None:
         self._items: list[Sequence] = []

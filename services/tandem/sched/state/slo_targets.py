@@ -1,4 +1,4 @@
-"""What latency each lane was promised, frozen; never measures one."""
+"""Define the latency targets of each lane."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.core.slo import Slo
 
 @dataclass(frozen=True, slots=True)
 class LaneSlo:
-    """Seconds to the first token and between two tokens; 0 promises nothing."""
+    """Latency targets of one lane: seconds to the first token and between two tokens; 0 means no target."""
 
     ttft_s: float = 0.0
     itl_s: float = 0.0
@@ -23,7 +23,7 @@ class LaneSlo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTargets:
-    """Of each lane."""
+    """Latency targets of all lanes."""
 
     interactive: LaneSlo = LaneSlo()
     standard: LaneSlo = LaneSlo()

@@ -1,4 +1,7 @@
-"""What one step computes and what came of it, all frozen; never holds a Sequence or a tensor."""
+"""Define what one step computes (`StepPlan`) and what came out of the computation (`StepResult`).
+
+All values are frozen and hold plain ids and numbers, no `Sequence` and no tensor.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from tandem.kv.host_offload import Offload, Onload
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draw one token from the logits of the slice's last certain row, and of each guessed row after it whose token is
-    the one just drawn.
+    """Sample one token from the logits of a slice's last certain row, and one from each guessed row after it whose
+    token equals the token just sampled.
 
-    `index` is the first drawn token's index among the choice's output tokens, which with `params.seed` and `choice`
-    names the random numbers of the draw; each further token has the next index. `prompt` and `output` are all tokens
-    before the first drawn one, given where `params.needs_history`. With `num_choices` more than one, one token is drawn
-    from the same row for each of the choices from `choice` on, and nothing was guessed.
+    `index` is the position of the first sampled token among the choice's output tokens; with `params.seed` and `choice`
+    it names the random numbers to use, and each further token has the next index. `prompt` and `output` are all tokens
+    before the first sampled one, filled in only where `params.needs_history`. With `num_choices` above one, one token
+    is sampled from the same row for each choice in `[choice, choice + num_choices)`, and the slice has no guesses.
     """
 
     params: SamplingParams
@@ -30,8 +33,8 @@ class Sampling:
     output: tuple[int, ...] = ()
     num_choices: int = 1
 
-    def each(self) -> tuple[Sampling, ...]:
-        """The draw of each choice."""
+    def per_choice(self) -> tuple[Sampling, ...]:
+        """Return the sampling of each choice."""
         if self.num_choices == 1:
             return (self,)
         return tuple(replace(self, choice=self.choice + i, num_choices=1) for i in range(self.num_choices))
@@ -41,13 +44,12 @@ class Sampling:
 class ScheduledSlice:
     """Compute KV for positions `[start, start + num_tokens)` of one sequence.
 
-    `tokens` are the ids at those positions. When `chained`, `tokens` is empty, `num_tokens` is 1, and the id is the
-    one that the most recent earlier plan naming this sequence samples. `blocks` covers `[0, start + num_tokens)`.
-    `digest_blocks` are those of `blocks` that are complete after this slice and are to be digested for a hand-off.
-    The last `num_drafted` tokens are guesses: a slice draws one token more than it guessed right, and the KV of wrong
-    guesses is stale, to be written over by the slices that come after.
-    `scored` are the known tokens at positions `[start + 1, start + 1 + len(scored))`, to be scored by the slice's first
-    rows with `num_top` alternatives each.
+    `tokens` are the ids at those positions. When `chained`, `tokens` is empty, `num_tokens` is 1, and the id is the one
+    that the most recent earlier plan naming this sequence samples. `blocks` covers `[0, start + num_tokens)`.
+    `digest_blocks` are those of `blocks` that are complete after this slice and are to be digested for a hand-off. The
+    last `num_drafted` tokens are guesses: a slice samples one token more than it guessed right, and the KV of wrong
+    guesses is stale until later slices overwrite it. `scored` are the known tokens at positions `[start + 1, start + 1
+    + len(scored))`, to be scored by the slice's first rows with `num_top` alternatives each.
     """
 
     seq: SeqId
@@ -64,7 +66,7 @@ class ScheduledSlice:
 
     @property
     def num_certain(self) -> int:
-        """Tokens that are known, not guessed."""
+        """Count the tokens that are known, not guessed."""
         return self.num_tokens - self.num_drafted
 
     @property
@@ -74,12 +76,14 @@ class ScheduledSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass. `number` rises by one per plan; `slices` holds a sequence at most once, decodes first.
-    `digests` are blocks with their places in their prompts, to be digested once copies are made; no slice writes them.
+    """Work of one forward pass.
 
-    Before anything is computed whole blocks are copied: `spills` (block, host slot) out of the pool, then `fills` (host
-    slot, block) into it, then `copies` (from, to) within it. A plan may do no more than that, and have no slices. No
-    slot is in two of its spills, no block in two of its fills; both may name one block or slot."""
+    `number` rises by one per plan. `slices` contains a sequence at most once, decodes first. Before anything is
+    computed, whole blocks are copied: `spills` (block, host slot) from the pool to host memory, then `fills` (host
+    slot, block) back, then `copies` (source, target) within the pool. `digests` are (block, index in its prompt),
+    digested after the copies; no slice writes them. A plan may consist of copies and digests only. No slot is in two of
+    a plan's spills and no block in two of its fills, but a spill and a fill may name the same block or slot.
+    """
 
     number: int
     slices: tuple[ScheduledSlice, ...]
@@ -98,17 +102,17 @@ class StepPlan:
 
     @property
     def num_host_copies(self) -> int:
-        """Blocks that are copied to host memory or back."""
+        """Count the blocks that are copied to host memory or back."""
         return len(self.spills) + len(self.fills)
 
     @property
     def host_copied_blocks(self) -> tuple[BlockId, ...]:
-        """Of each copy to host memory or back the block of the pool."""
+        """Return the pool block of each copy to host memory or back."""
         return (*(block for block, _ in self.spills), *(block for _, block in self.fills))
 
     @property
     def host_slots(self) -> tuple[HostSlot, ...]:
-        """Of each such copy the slot."""
+        """Return the host slot of each copy to host memory or back."""
         return (*(slot for _, slot in self.spills), *(slot for slot, _ in self.fills))
 
     def __str__(self) -> str:
@@ -118,9 +122,12 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """What one slice yielded: its drawn tokens in order, at most `1 + num_drafted`, all but the last of them guessed;
-    or one for each choice. `scores` are those of `ScheduledSlice.scored`. `is_complete`: by its grammar nothing may
-    follow these tokens, and there is no token that says so. `error_kind` says whose fault an `error` is."""
+    """Outcome of one slice.
+
+    `tokens` are the sampled tokens in order, at most `1 + num_drafted`, where all but the last one confirm a guess; or
+    one token per choice. `scores` belong to the tokens of `ScheduledSlice.scored`. `is_complete`: the grammar allows no
+    further token after these, and they do not include an end-of-sequence token. `error_kind` classifies `error`.
+    """
 
     seq: SeqId
     tokens: tuple[SampledToken, ...] = ()
@@ -133,7 +140,7 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One result per slice of the plan, in the plan's order, and the plan's digests; none of them where it failed."""
+    """Outcome of one plan: a result per slice in the plan's order, and the plan's digests (none if the step failed)."""
 
     number: int
     slices: tuple[SliceResult, ...] = field(default=())

@@ -1,4 +1,7 @@
-"""Which running sequences may go on at another worker, and how far each of them is; never moves KV or ends a job."""
+"""Track which running sequences may migrate to another worker, and the progress of each migration.
+
+KV is moved and jobs are ended in the engine.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,11 @@ from tandem.sched.state.sequence_queue import OrderedQueue
 
 @dataclass(frozen=True, slots=True)
 class MigrationProgress:
-    """A sequence between two steps. `fresh` are its blocks after those that were readable before, as far as nobody will
-    write them any more: complete ones, or all where it `has_stopped` and draws no more here."""
+    """State of a migrating sequence between two steps.
+
+    `fresh` are the blocks that became final since the last report: complete blocks, or all blocks once the sequence
+    `has_stopped` and samples no more tokens here.
+    """
 
     fresh: tuple[BlockDigest, ...]
     num_computed: int
@@ -29,7 +35,8 @@ class MigrationProgress:
 
 
 class MigrationTracker:
-    """The only writer of `Sequence.migration_state` but for the plan that freezes. Reads the scheduler's queues."""
+    """Own `Sequence.migration_state`, which otherwise only the plan that freezes a sequence writes. Reads the
+    scheduler's queues."""
 
     def __init__(
         self,
@@ -48,43 +55,48 @@ class MigrationTracker:
         self._by_key = by_key
 
     def movable(self) -> list[JobKey]:
-        """Sequences that run and are to draw more, one for each choice. A prefill hands over by itself."""
+        """Return the running sequences that can migrate, one key per choice. A prefill is handed over anyway and is
+        left out."""
         return [seq.key for seq in self._running if _may_move(seq)]
 
     def not_worth_moving(self) -> list[JobKey]:
-        """Choices of which nothing is here that would be worth moving: those that wait, and those whose own KV is still
-        to come from elsewhere."""
+        """Return the choices without KV worth moving: those that wait, and those whose own KV is still being pulled."""
         return [key for seq in chain(self._waiting, self._pulling.values()) for key in seq.keys]
 
-    def in_the_way(self) -> JobKey | None:
-        """Where nothing can be planned: the youngest sequence that others read and that would have to draw once more to
-        be gone. None where one has stopped, whose blocks come back."""
+    def blocking_migration(self) -> JobKey | None:
+        """Return a migration to cancel when nothing can be planned: the youngest sequence whose blocks are being read
+        and that still has to sample a token before its migration can end. None where a sequence has stopped, since its
+        blocks come free."""
         if any(seq.migration_state is MigrationState.FROZEN for seq in self._running):
             return None
         held = (seq.key for seq in reversed(self._running) if seq.migration_state is not MigrationState.NONE)
         return next(held, None)
 
-    def follow(self, key: JobKey) -> MigrationProgress:
-        """Another worker is to read its blocks: from now on it is digested, and gives way to nobody."""
+    def start(self, key: JobKey) -> MigrationProgress:
+        """Start a migration: another worker is to read the blocks, so they are digested and the sequence is not
+        preempted."""
         seq = self._by_key[key]
         assert seq.migration_state is MigrationState.NONE, f"{seq!r} is {seq.migration_state}"
         seq.migration_state = MigrationState.STREAMING
         seq.num_digested = 0
-        return self.standing(key, 0, ())
+        return self.progress(key, 0, ())
 
-    def leave(self, key: JobKey) -> None:
-        """Let the next draw be its last here."""
+    def finalize(self, key: JobKey) -> None:
+        """Make the next sampled token the last one here."""
         seq = self._by_key[key]
         if seq.migration_state is MigrationState.STREAMING:
             seq.migration_state = MigrationState.FINALIZING
 
-    def stay(self, key: JobKey) -> None:
-        """Nobody reads its blocks any more: it goes on as before."""
+    def cancel(self, key: JobKey) -> None:
+        """Cancel a migration: the sequence goes on here."""
         self._by_key[key].migration_state = MigrationState.NONE
 
-    def standing(self, key: JobKey, num_readable: int, digests: Many[BlockDigest]) -> MigrationProgress:
-        """`num_readable` leading blocks were readable before; `digests` came with the step that is done. They may be of
-        blocks that were digested for somebody who is gone."""
+    def progress(self, key: JobKey, num_readable: int, digests: Many[BlockDigest]) -> MigrationProgress:
+        """Return the progress of a migration after a step.
+
+        `num_readable` leading blocks were readable before; `digests` are those of the finished step, and may contain
+        blocks that were digested for a consumer that has disconnected.
+        """
         seq, size = self._by_key[key], self._pool.block_size
         has_stopped = self.has_stopped(key)
         num_whole = -(-seq.num_computed // size) if has_stopped else seq.num_computed // size
@@ -97,21 +109,22 @@ class MigrationTracker:
         return MigrationProgress(fresh, seq.num_computed, seq.num_cached, has_stopped)
 
     def has_stopped(self, key: JobKey) -> bool:
-        """It is here, draws no more, and no plan that names it is open."""
+        """Return whether the sequence is here, samples no more tokens, and no open plan names it."""
         seq = self._by_key.get(key)
         return seq is not None and seq.migration_state is MigrationState.FROZEN and seq.num_open_plans == 0
 
     def last_tokens(self, key: JobKey, num_known: int) -> tuple[SampledToken, ...]:
-        """Output tokens after the first `num_known`, the last one in any case."""
+        """Return the output tokens after the first `num_known`, and at least the last one."""
         seq = self._by_key[key]
         return seq.output_from(min(num_known, seq.num_output - 1))
 
     def make_room(self, key: JobKey, num_blocks: int) -> tuple[BlockId, ...] | None:
-        """Blocks for KV that is to come from elsewhere, more than was promised; None when there are not as many."""
+        """Grow the table of a pull to `num_blocks` blocks, more than were reserved, and return its blocks; None when
+        there are too few."""
         seq = self._pulling[key]
         return seq.table.ids() if self._pool.grow(seq.table, num_blocks) else None
 
 
 def _may_move(seq: Sequence) -> bool:
-    draws = seq.job.request.sampling.max_tokens > 0 and not seq.is_undivided
-    return draws and not isinstance(seq.job, PrefillJob)
+    samples = seq.job.request.sampling.max_tokens > 0 and not seq.is_unforked
+    return samples and not isinstance(seq.job, PrefillJob)

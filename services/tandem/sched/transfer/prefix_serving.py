@@ -1,7 +1,7 @@
-"""Which cached blocks another worker may read, and their digests, which plans work out; never opens or ends a lease.
+"""Serve cached prefix blocks to other workers: choose the blocks, hold them, and have plans digest them.
 
-Blocks that only host memory has are not lent: bringing them back would take room from what runs here for somebody
-else's sake.
+Leases are opened and ended in the engine. Blocks that are only in host memory are not served: bringing them back would
+take room from this worker's own requests.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from tandem.kv.handoff import BlockDigest, RemotePrefixRequest
 from tandem.sched.state.limits import may_offer
 
 Digest = tuple[BlockId, int]
-"""A block and its place in the prompt."""
+"""A block and its index in the prompt."""
 
 
 class PrefixServer:
-    """`has_work`: blocks of prefix fetches are still to be digested. Prefix fetches are digested whatever the setting:
-    the plan that does it has brought back what was on its way from host memory.
+    """Own the blocks of served prefix fetches that are still to be digested. `has_work`: there are such blocks.
 
-    A prefix fetch never takes what the largest promised pull needs, as no lease does (`may_offer`), nor the block that
-    each running sequence may need next. It ends by itself: its consumer had room for it before it asked, and its lease
-    lapses.
+    Prefix fetches are digested whatever `digest_handoffs` says, because the plan that digests a block also waits for
+    its copy from host memory.
+
+    Serving leaves free what the largest reserved pull needs, as every lease does (`may_offer`), and the block that each
+    running sequence may need next. It cannot deadlock: the consumer had room before it sent the request, and the lease
+    expires.
     """
 
-    def __init__(self, pool: BlockPool, running: Sized, promised: Mapping[SeqId, int]) -> None:
+    def __init__(self, pool: BlockPool, running: Sized, reserved_blocks: Mapping[SeqId, int]) -> None:
         self._pool = pool
         self._running = running
-        self._promised = promised
+        self._reserved_blocks = reserved_blocks
         self._waiting: dict[HandoffKey, deque[Digest]] = {}
         self._open: dict[int, list[tuple[HandoffKey, int]]] = {}
         self._done: list[tuple[HandoffKey, tuple[BlockDigest, ...]]] = []
@@ -41,14 +43,16 @@ class PrefixServer:
         return bool(self._waiting)
 
     def is_due(self, number: int) -> bool:
-        """The plan of this number is to digest and to do nothing else, so that a consumer need not wait until a step is
-        over; every second one, so that what runs goes on."""
+        """Return whether plan `number` is to digest and do nothing else, so that a consumer need not wait until a long
+        step is over. At most every second plan is, so that running sequences go on."""
         return self.has_work and number > self._last_number + 1
 
-    def lend(self, key: HandoffKey, prefix_request: RemotePrefixRequest) -> tuple[BlockId, ...]:
-        """As many leading blocks of what is asked for as are here and may be held, which are held as leased from now
-        on; none where the consumer has all those. They begin with those that it has: what comes after them stands on
-        them."""
+    def serve(self, key: HandoffKey, prefix_request: RemotePrefixRequest) -> tuple[BlockId, ...]:
+        """Hold, as leased, the leading requested blocks that are cached here and return them; none if the consumer has
+        all of them.
+
+        The result begins with the blocks that the consumer already has, because later blocks depend on them.
+        """
         blocks = self._within_room(self._pool.cached(prefix_request.hashes))
         if len(blocks) <= prefix_request.first_index:
             return ()
@@ -58,11 +62,11 @@ class PrefixServer:
         return blocks
 
     def drop(self, key: HandoffKey) -> None:
-        """The prefix fetch has ended."""
+        """Forget a prefix fetch that has ended."""
         self._waiting.pop(key, None)
 
     def take(self, number: int, limit: int) -> tuple[Digest, ...]:
-        """What this plan is to digest, at most `limit` blocks; the prefix fetches in the order in which they came."""
+        """Return at most `limit` blocks that plan `number` is to digest, in the order in which the fetches arrived."""
         taken: list[Digest] = []
         self._last_number = number if self.has_work else self._last_number
         for key, digests in list(self._waiting.items()):
@@ -76,23 +80,24 @@ class PrefixServer:
         return tuple(taken)
 
     def committed(self, number: int, digests: Sequence[BlockDigest]) -> None:
-        """What a plan has digested: all that it was to, or nothing where it failed."""
+        """Record the digests of a finished plan: all that were taken for it, or none where the plan failed."""
         first = 0
         for key, count in self._open.pop(number, ()):
             self._done.append((key, tuple(digests[first : first + count])))
             first += count
 
     def take_done(self) -> list[tuple[HandoffKey, tuple[BlockDigest, ...]]]:
-        """What was digested since the last call, of prefix fetches that may have ended meanwhile; without blocks: it
+        """Return the digests made since the last call. Their fetches may have ended meanwhile; an entry without digests
         failed."""
         done, self._done = self._done, []
         return done
 
     def __repr__(self) -> str:
-        return f"<lending, {sum(map(len, self._waiting.values()))} blocks to digest>"
+        return f"<prefix server, {sum(map(len, self._waiting.values()))} blocks to digest>"
 
     def _within_room(self, blocks: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
-        largest = max(self._promised.values(), default=0)
+        """Return the leading blocks that can be held without taking room from reserved pulls or running sequences."""
+        largest = max(self._reserved_blocks.values(), default=0)
         num_spare = self._pool.num_free - len(self._running)
         num_leased = num_taken = 0
         for i, block in enumerate(blocks):

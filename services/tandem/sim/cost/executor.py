@@ -84,7 +84,7 @@ class SimExecutor:
 
     def draw(self, run: DecodeRun, num_steps: int) -> list[array[int]]:
         """The tokens of a run's first steps, for each of its sequences."""
-        return [_stream(draw, num_steps) for draw in run.draws]
+        return [_stream(draw, num_steps) for draw in run.samplings]
 
 
 def _result(piece: ScheduledSlice) -> SliceResult:
@@ -99,7 +99,7 @@ def _drawn(piece: ScheduledSlice) -> tuple[SampledToken, ...]:
     if piece.sampling is None:
         return ()
     if piece.sampling.num_choices > 1:
-        return tuple(token for draw in piece.sampling.each() for token in _drawn(replace(piece, sampling=draw)))
+        return tuple(token for draw in piece.sampling.per_choice() for token in _drawn(replace(piece, sampling=draw)))
     params, guesses = piece.sampling.params, piece.tokens[piece.num_certain :]
     out: list[SampledToken] = []
     for guess in (*guesses, None):

@@ -1,9 +1,8 @@
-"""Times a few steps before there is work, so that the step-time model begins with this machine; never touches a block
-pool and never runs beside an engine.
+"""Time a few steps at start-up, so that the step-time model begins with values of this machine.
 
-The steps compute a made-up prompt in the first blocks of the KV memory and decode behind it. No book knows of that:
-the blocks hold no token afterwards, and whoever gets one writes each slot before it is read. They also warm the
-executor up, which the first request would otherwise do.
+The steps compute a made-up prompt in the first blocks of the KV memory and decode behind it, before an engine runs. No
+block pool knows about the writes: these blocks count as empty afterwards, and every slot is written again before it is
+read. The steps also warm the executor up, which the first request would otherwise do.
 """
 
 from __future__ import annotations
@@ -21,21 +20,25 @@ from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 
 CALIBRATION_S = 1.0
-"""No step begins after half of it; on large models one step may take longer than all of it."""
+"""Time limit in seconds: no step begins after half of it. On large models a single step may take longer."""
 NUM_TOKENS = 256
+"""Prompt length of the calibration, in tokens."""
 CHUNK = 64
+"""Tokens per prefill step."""
 NUM_SEQS = 8
+"""Sequences per decode step."""
 NUM_TRIES = 2
-"""The shorter counts: whatever disturbs a step makes it longer."""
+"""Times that each step is run; the shorter time counts, since disturbances only make a step longer."""
 WARM_UP_S = 60.0
-"""What first tries may take longer than second ones, all together: on a GPU kernels are compiled in them, of some ten
-kinds, which would otherwise happen in requests."""
+"""Seconds by which first runs may be longer than second ones, in total. On a GPU about ten kinds of kernels are
+compiled in them, which would otherwise happen during requests."""
 RIDGE = 0.02
+"""Weight of the generic step cost in the fit, in steps."""
 _GREEDY = Sampling(SamplingParams(max_tokens=1, temperature=0.0), choice=0, index=0)
 
 
 def calibrate(executor: Executor, clock: Clock, limits: SchedulerLimits) -> StepCost | None:
-    """What steps cost here, from the few that `CALIBRATION_S` allows; None when the executor cannot run them."""
+    """Return the fitted cost of steps on this machine; None when the executor cannot run the calibration steps."""
     block_size = executor.layout.block_size
     num_tokens = min(NUM_TOKENS, limits.max_model_len, executor.num_blocks * block_size)
     chunk = min(CHUNK, limits.max_num_batched_tokens, num_tokens)
@@ -63,23 +66,23 @@ def calibrate(executor: Executor, clock: Clock, limits: SchedulerLimits) -> Step
 
 
 def _steps(num_tokens: int, chunk: int, num_seqs: int, block_size: int) -> Iterator[tuple[ScheduledSlice, ...]]:
-    """Cheap ones first, and each reads only KV that earlier ones have written."""
+    """Yield the slices of each step, cheap ones first. Each step reads only KV that earlier ones have written."""
     few = min(chunk, 16)
     yield (_slice(0, 0, few, block_size),)
-    yield (_slice(0, few - 1, few, block_size, draws=True),)
-    # Several sequences in the same blocks write the same KV of the same token to the same slot.
-    yield tuple(_slice(i, few - 1, few, block_size, draws=True) for i in range(num_seqs))
+    yield (_slice(0, few - 1, few, block_size, samples=True),)
+    # The sequences share their blocks, which is safe because they write the same KV of the same token to each slot.
+    yield tuple(_slice(i, few - 1, few, block_size, samples=True) for i in range(num_seqs))
     for start in range(0, num_tokens - chunk + 1, chunk):
         yield (_slice(0, start, start + chunk, block_size),)
-        yield tuple(_slice(i, start + chunk - 1, start + chunk, block_size, draws=True) for i in range(num_seqs))
+        yield tuple(_slice(i, start + chunk - 1, start + chunk, block_size, samples=True) for i in range(num_seqs))
 
 
-def _slice(seq: int, start: int, stop: int, block_size: int, *, draws: bool = False) -> ScheduledSlice:
+def _slice(seq: int, start: int, stop: int, block_size: int, *, samples: bool = False) -> ScheduledSlice:
     return ScheduledSlice(
         seq=SeqId(-1 - seq),
         start=start,
         num_tokens=stop - start,
         tokens=(0,) * (stop - start),
         blocks=tuple(BlockId(i) for i in range(blocks_for(stop, block_size))),
-        sampling=_GREEDY if draws else None,
+        sampling=_GREEDY if samples else None,
     )

@@ -1,7 +1,7 @@
-"""The one thread that calls an engine and its executor, step by step; decides nothing and never does I/O.
+"""Run the one thread that calls an engine and its executor, step by step.
 
-Whatever concerns the engine comes as a command: a callable that is run between two steps, in order of arrival. What
-the engine wants done goes to the sink, together with a snapshot of how full the worker is.
+Everything that changes the engine arrives as a command: a callable that runs between two steps, in order of arrival.
+The engine's effects go to the sink, with a snapshot of the worker's load. The thread does no I/O.
 """
 
 from __future__ import annotations
@@ -27,22 +27,26 @@ from tandem.worker.engine.watchdog import Watchdog
 
 THREAD_NAME = "tandem-engine"
 TICK_S = 0.05
-"""The longest time between two looks at the engine's deadlines while anything is open."""
+"""Longest time in seconds between two checks of the engine's deadlines while it has work."""
 IDLE_S = 0.5
+"""Longest wait of an idle engine for a command, in seconds."""
 CHECK_S = 5.0
-"""How often an idle engine re-adds its books."""
+"""Seconds between two invariant checks (`Engine.check`) of an idle engine."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Command = Callable[[Engine, float], list[Effect]]
-"""`command(engine, now)`: runs on the engine's thread. It must not raise."""
+"""`command(engine, now)`: runs on the engine's thread and must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine between two steps. `is_moving`: KV is offered or being read. `step_cost`: None until measured.
-    `num_generated`: tokens drawn since the start."""
+    """State of the engine between two steps.
+
+    `is_moving`: KV is offered or being read. `step_cost` is None until measured. `num_generated` counts the tokens
+    sampled since the start.
+    """
 
     load: WorkerLoad = WorkerLoad()
     num_live: int = 0
@@ -52,24 +56,25 @@ class EngineSnapshot:
 
 
 class EffectSink(Protocol):
-    """Carries effects out. Called on the engine's thread; must not block and must not raise."""
+    """Interface that carries out the engine's effects. Called on the engine's thread; must not block or raise."""
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        """Carry the effects out in order. Called when there are some, or when the snapshot has changed."""
+        """Carry the effects out in order. Called when there are effects, or when the snapshot has changed."""
         ...
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
-        """What became of cached blocks, in order; only of an engine that records it."""
+        """Receive what became of cached blocks, in order; called only if the engine records these events."""
         ...
 
     def ended(self, error: str | None) -> None:
-        """The last call. `error` is None after an ordered stop; otherwise the engine cannot be trusted any more."""
+        """Receive the last call. `error` is None after an ordered stop; otherwise the engine cannot be trusted any
+        more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A command whose outcome somebody waits for. `run` may raise TandemError, having changed nothing."""
+    """A command with a waiting caller. `run` may raise TandemError if it has changed nothing."""
 
     run: Callable[[Engine, float], list[Effect]]
     fail: Callable[[TandemError], None]
@@ -78,7 +83,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _LaunchedPlan:
-    """A plan that was launched, or one whose launch failed with `error`. `began`: when it was begun to be made."""
+    """A plan that was launched, or whose launch failed with `error`. `began` is when its planning began, in seconds."""
 
     plan: StepPlan
     began: float
@@ -86,7 +91,8 @@ class _LaunchedPlan:
 
 
 class EngineDriver:
-    """`post`, `call` and `stop` may be called from any thread; all else happens on the driver's own."""
+    """Own the engine's thread. `post`, `call`, `fail_device` and `stop` may be called from any thread; everything else
+    runs on the engine's thread."""
 
     def __init__(
         self,
@@ -98,14 +104,14 @@ class EngineDriver:
         observers: Sequence[StepObserver] = (),
         calibrate: Callable[[], StepCost | None] | None = None,
     ) -> None:
-        """`calibrate` is called once, before the first command; it may run steps on the pipeline's executor. The
-        engine keeps as many plans open as it was made for."""
+        """`calibrate` is called once, before the first command; it may run steps on the pipeline's executor. The engine
+        decides how many plans are open at once."""
         self._engine = engine
         self._observers = tuple(observers)
         self._calibrate = calibrate
         self._pipeline = pipeline
         self._running: deque[_LaunchedPlan] = deque()
-        self._handed_out = 0.0
+        self._delivered_at = 0.0
         self._sink = sink
         self._clock = clock
         self._inbox: deque[Command | _Call] = deque()
@@ -114,7 +120,7 @@ class EngineDriver:
         self._snapshot = EngineSnapshot()
         self._next_tick = 0.0
         self._next_check = 0.0
-        self._pulse = Watchdog(clock, stall_s)
+        self._watchdog = Watchdog(clock, stall_s)
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def __repr__(self) -> str:
@@ -124,16 +130,16 @@ class EngineDriver:
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """Run a command; nothing happens when the engine has ended."""
+        """Run a command between two steps; does nothing when the engine has ended."""
         self._put(command)
 
     def call(self, run: Callable[[Engine, float], tuple[_T, list[Effect]]]) -> Future[_T]:
-        """Run a command and yield its value, once its effects are with the sink.
+        """Run a command and return its value as a future, which completes once the command's effects are with the sink.
 
-        The future raises TandemError when the command does, or when the engine ends before it.
+        The future raises TandemError when the command does, or when the engine ends first.
         """
         future: Future[_T] = Future()
-        # Running from the start: a caller that stops waiting must not take the command back half-way.
+        # Mark the future as running, so that a caller that stops waiting cannot cancel the command half-way.
         future.set_running_or_notify_cancel()
         values: list[_T] = []
 
@@ -147,7 +153,8 @@ class EngineDriver:
         return future
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread after the step that is running; jobs still live fail. False when it has not ended in time."""
+        """End the thread after the running step; live jobs fail. Returns False when the thread has not ended in
+        time."""
         with self._wake:
             self._is_open = False
             self._wake.notify()
@@ -156,7 +163,7 @@ class EngineDriver:
         return not self._thread.is_alive()
 
     def fail_device(self, reason: str) -> None:
-        """End the thread after the step that is running, if that ends: what it computes with is gone."""
+        """End the thread after the running step, because the device has failed."""
 
         def end(_engine: Engine, _now: float) -> list[Effect]:
             raise DeviceLost(reason)
@@ -164,10 +171,10 @@ class EngineDriver:
         self._put(end)
 
     def stalled(self) -> str | None:
-        """None while the loop makes progress, else what is wrong."""
+        """Return None while the loop makes progress, else what is wrong."""
         if not self._thread.is_alive():
             return "the engine has ended"
-        return self._pulse.stalled()
+        return self._watchdog.stalled()
 
     # ---- on the driver's thread
 
@@ -176,19 +183,20 @@ class EngineDriver:
         kind = ErrorKind.WORKER_LOST
         try:
             self._warm_up()
-            while self._turn():
+            while self._run_once():
                 pass
         except DeviceLost as loss:
             _log.error("the engine ends: %s", loss)
             error = str(loss)
         except Exception as failure:
             _log.exception("the engine failed")
-            error, kind = f"{type(failure).__name__}: {failure}", ErrorKind.INTERNAL
+            error = f"{type(failure).__name__}: {failure}"
+            kind = ErrorKind.INTERNAL
         self._abandon()
         self._close(error, kind)
 
     def _warm_up(self) -> None:
-        """A worker that cannot be calibrated learns from its work."""
+        """Calibrate the step-time model. If that fails, the model learns from the first steps instead."""
         if self._calibrate is None:
             return
         try:
@@ -201,9 +209,9 @@ class EngineDriver:
         if cost is not None:
             self._engine.pacer.calibrated(cost)
 
-    def _turn(self) -> bool:
-        """One look at the inbox, the clock and the plan. False when the driver was stopped."""
-        self._pulse.beat()
+    def _run_once(self) -> bool:
+        """Run one iteration: inbox, deadlines, next plan. Returns False when the driver was stopped."""
+        self._watchdog.beat()
         self._take_inbox()
         if not self._is_open:
             return False
@@ -214,30 +222,30 @@ class EngineDriver:
         plan, effects = self._engine.begin(now)
         if plan is None and not self._running:
             self._dispatch(effects)
-            self._rest(now)
+            self._wait_for_work(now)
             return True
-        # What a plan changes in the load alone is told with what a step yields: one crossing for both.
+        # A mere change of load is dispatched with the step's results, to cross to the event loop only once.
         if effects:
             self._dispatch(effects)
         self._step(plan, now)
         return True
 
     def _step(self, plan: StepPlan | None, began: float) -> None:
-        """Launch a plan, and collect the oldest one that runs unless there may be one to plan behind it."""
-        self._pulse.step_begins()
+        """Launch a plan, and collect the oldest running one unless another plan may begin behind it."""
+        self._watchdog.step_begins()
         if plan is not None:
             self._launch(plan, began)
         collected = self._collect() if plan is None or not self._engine.may_begin else None
-        self._pulse.step_ends()
+        self._watchdog.step_ends()
         if collected is None:
             return
         done, result = collected
         self._dispatch(self._engine.finish(result, self._clock.now()))
-        # From planning to handing out, what a client sees between two tokens; of plans that overlap, from the moment in
-        # which the device had nothing else to do.
+        # The time from planning to delivery is what a client sees between two tokens. For overlapping plans it counts
+        # from the delivery of the plan before, when the device had nothing else to do.
         now = self._clock.now()
-        record = self._engine.pacer.measured(result, now - max(done.began, self._handed_out))
-        self._handed_out = now
+        record = self._engine.pacer.measured(result, now - max(done.began, self._delivered_at))
+        self._delivered_at = now
         for observer in self._observers if done.plan.slices else ():
             observer.observe(record)
 
@@ -262,13 +270,13 @@ class EngineDriver:
         except Exception as failure:
             error = failure
         if plan.num_host_copies:
-            # Names may stand on what was never copied: nothing that is cached can be trusted any more.
+            # Hashes may be published for blocks that were never copied: no cached block can be trusted any more.
             raise error
         _log.error("%s failed", plan, exc_info=error)
         reason = f"the step failed: {type(error).__name__}: {error}"
         return done, StepResult(plan.number, tuple(SliceResult(s.seq, error=reason) for s in plan.slices))
 
-    def _rest(self, now: float) -> None:
+    def _wait_for_work(self, now: float) -> None:
         if self._engine.is_idle and now >= self._next_check:
             self._next_check = now + CHECK_S
             self._engine.check()
@@ -285,7 +293,7 @@ class EngineDriver:
             return True
 
     def _take_inbox(self) -> None:
-        """Run what has come so far; what commands themselves post is run too."""
+        """Run all commands that have arrived, including those that commands post themselves."""
         while self._inbox:
             entry = self._inbox.popleft()
             if isinstance(entry, _Call):
@@ -323,16 +331,16 @@ class EngineDriver:
             self._sink.dispatch(effects, snapshot)
 
     def _abandon(self) -> None:
-        """Wait for what runs: nothing may compute in memory that its owner is about to free."""
+        """Wait for the launched plans: their memory is about to be freed."""
         try:
             while self._running:
                 if self._running.popleft().error is None:
                     self._pipeline.collect()
         except Exception as failure:
-            _log.warning("a step that was given up failed: %s", failure)
+            _log.warning("an abandoned step failed: %s", failure)
 
     def _close(self, error: str | None, kind: ErrorKind) -> None:
-        """Nothing enters the inbox after this took the lock, so every call is answered and every job ends."""
+        """Fail every waiting call and end every job. Nothing enters the inbox after this method took the lock."""
         with self._wake:
             self._is_open = False
         while self._inbox:
@@ -347,7 +355,7 @@ class EngineDriver:
 
 
 def _lifetime_counters(load: WorkerLoad) -> WorkerLoad:
-    """Nothing is left but what was counted since the start."""
+    """Keep only the counters since the start."""
     return WorkerLoad(
         draining=True,
         num_drafted_tokens=load.num_drafted_tokens,

@@ -1,4 +1,4 @@
-"""The records of the steps that ran last, for whoever wants to look; never kept for longer than the ring is long."""
+"""Keep the records of the most recent steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections import deque
 from tandem.sched.state.schedule_result import StepRecord
 
 NUM_STEPS = 1024
+"""Number of records kept by default."""
 
 
 class RecentSteps:
-    """A `StepObserver`. The engine's thread writes, any thread reads."""
+    """A `StepObserver` with a ring of records. The engine's thread writes, any thread reads."""
 
     def __init__(self, num_steps: int = NUM_STEPS) -> None:
         self._records: deque[StepRecord] = deque(maxlen=num_steps)
@@ -19,5 +20,5 @@ class RecentSteps:
         self._records.append(record)
 
     def recent(self) -> tuple[StepRecord, ...]:
-        """Oldest first. One copy in one call, so that no step ends in the middle of it."""
+        """Return the records, oldest first. The copy is a single call, so no step can end in the middle of it."""
         return tuple(self._records.copy())

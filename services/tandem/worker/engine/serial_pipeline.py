@@ -1,4 +1,4 @@
-"""Makes a pipeline of an executor that computes at once; never computes ahead."""
+"""Adapt an executor that computes at once to the `Pipeline` interface."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class SerialPipeline:
-    """An `engine.ports.Pipeline`: a plan waits until it is collected, and runs then. So what is chained to a plan that
-    was launched before finds that one's tokens, however many plans are open."""
+    """An `engine.ports.Pipeline` that runs each plan when it is collected.
+
+    A plan that is chained to an earlier one therefore finds the earlier plan's tokens, however many plans are open.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -23,4 +25,4 @@ class SerialPipeline:
         return self._executor.execute(self._plans.popleft())
 
     def __repr__(self) -> str:
-        return f"InTurn({self._executor!r}, {len(self._plans)} plans)"
+        return f"SerialPipeline({self._executor!r}, {len(self._plans)} plans)"

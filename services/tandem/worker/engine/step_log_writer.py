@@ -1,7 +1,7 @@
-"""Writes a worker's steps to a file from a thread of its own; never makes the engine wait and never fails a step.
+"""Write a worker's steps to a file on a separate thread, without delaying the engine.
 
-A full disk must not end a worker: the first step that cannot be written is the last that is tried, with a warning, so
-that a log has no gap and no line in the middle of another.
+A full disk must not end a worker: after the first failed write a warning is logged and no more steps are written, so
+that the log has no gap and no torn line.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from tandem.engine.step_log import LoggedStep, StepLogHead, encode_head, encode_
 from tandem.sched.state.schedule_result import StepRecord
 
 FLUSH_S = 0.5
+"""Seconds between two writes."""
 MAX_WAITING = 100_000
-"""Steps that wait to be written; older ones are lost when a disk stands still for longer."""
+"""Steps that may wait to be written; older ones are dropped when the disk blocks for longer."""
 
 _log = logging.getLogger(__name__)
 
 
 class StepWriter:
-    """A `StepObserver`. `observe` is called on the engine's thread, all else on the owner's."""
+    """A `StepObserver` that logs steps. `observe` is called on the engine's thread, everything else on the owner's."""
 
     def __init__(self, directory: Path, head: StepLogHead) -> None:
-        """Makes `directory/WORKER.jsonl`, anew for each life. Raises TandemError when it cannot be made."""
+        """Create `directory/WORKER.jsonl`, a new file for each incarnation. Raises TandemError when the file cannot be
+        created."""
         self.path = directory / f"{head.worker}.jsonl"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -47,7 +49,7 @@ class StepWriter:
             self._waiting.append(LoggedStep(wall_ns() / 1e9, record))
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is left; nothing when it was closed before. False when the disk has not taken it in time."""
+        """Write what is left. Returns False when the disk has not accepted it in time; a second call writes nothing."""
         self._has_stopped.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

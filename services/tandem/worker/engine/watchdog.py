@@ -1,4 +1,4 @@
-"""Whether the engine's loop makes progress, judged from its beats; never acts on it."""
+"""Judge from its heartbeats whether the engine's loop makes progress."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections import deque
 from tandem.core.clock import Clock
 
 STALL_FACTOR = 20
-"""A step this many times longer than the longest recent one is no slow step any more."""
+"""A step counts as stalled when it takes this many times longer than the longest recent one."""
 NUM_RECENT = 64
+"""Steps from which the longest recent one is taken."""
 
 
 class Watchdog:
-    """The loop writes, any thread reads. Seconds of the clock."""
+    """Heartbeats of the engine's loop, in seconds of the clock. The loop writes, any thread reads."""
 
     def __init__(self, clock: Clock, stall_s: float) -> None:
         self._clock = clock
@@ -23,11 +24,13 @@ class Watchdog:
         self._longest_s = 0.0
 
     def beat(self) -> None:
-        """The loop came round."""
+        """Record that the loop has completed an iteration."""
         self._last_beat = self._clock.now()
 
     def step_begins(self) -> None:
-        self._step_began = self._last_beat = self._clock.now()
+        now = self._clock.now()
+        self._step_began = now
+        self._last_beat = now
 
     def step_ends(self) -> None:
         assert self._step_began is not None, "a step ends that never began"
@@ -37,7 +40,7 @@ class Watchdog:
         self._step_began = None
 
     def stalled(self) -> str | None:
-        """None, or what has taken longer than both the configured time and any recent step explains."""
+        """Return None, or what takes longer than both the configured limit and recent steps explain."""
         silent_s = self._clock.now() - self._last_beat
         if silent_s <= max(self._stall_s, STALL_FACTOR * self._longest_s):
             return None

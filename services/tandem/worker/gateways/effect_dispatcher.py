@@ -1,6 +1,6 @@
-"""Carries what the engine wants done to those who do it, across threads; never decides anything.
+"""Deliver the engine's effects to the components that carry them out, across threads.
 
-Reads are ordered on the engine's thread itself. All else crosses to the event loop, one call per batch.
+Reads are started on the engine's thread itself; everything else crosses to the event loop, one call per batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sources(Protocol):
-    """Whoever holds the streams to the workers that this one takes KV from. Called on the event loop."""
+    """Interface to the streams to the workers from which this worker takes KV. Called on the event loop."""
 
     def follow(self, source: WorkerRef, key: HandoffKey, prefix_request: RemotePrefixRequest | None) -> None: ...
     def take(self, source: WorkerRef, key: HandoffKey, num_output_tokens: int) -> None: ...
@@ -43,15 +43,15 @@ class Sources(Protocol):
     def renew(self, source: WorkerRef, keys: tuple[HandoffKey, ...]) -> None: ...
 
 
-def _unheard(times: JobTimes) -> None:
-    """Nobody counts jobs."""
+def _ignore_times(times: JobTimes) -> None:
+    """Ignore the times of a job."""
 
 
 class EffectDispatcher:
     """An `EffectSink`. `snapshot` is the newest one that the event loop has seen; `changed` is set with each.
 
-    `on_moving` is called on the engine's thread when KV starts or stops being offered or read, `on_facts` there with
-    what became of cached blocks; `on_ended` once on the event loop, with what went wrong, if anything did.
+    `on_moving` is called on the engine's thread when KV starts or stops being offered or read, and `on_facts` there
+    with events of cached blocks. `on_ended` is called once on the event loop, with an error or None.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class EffectDispatcher:
         self._on_ended = on_ended
         self._on_facts = on_facts
         self._sources: Sources | None = None
-        self._job_ended: Callable[[JobTimes], None] = _unheard
+        self._job_ended: Callable[[JobTimes], None] = _ignore_times
         self._was_moving = False
         self.snapshot = EngineSnapshot()
         self.changed = asyncio.Event()
 
     def attach(self, sources: Sources, job_ended: Callable[[JobTimes], None] | None = None) -> None:
-        """Where follows, renewals and releases go, and times of jobs; before the engine starts."""
+        """Set the receivers of stream effects and of job times; before the engine starts."""
         self._sources = sources
-        self._job_ended = job_ended or _unheard
+        self._job_ended = job_ended or _ignore_times
 
     # ---- on the engine's thread
 
@@ -96,25 +96,26 @@ class EffectDispatcher:
                 self._reads.tear_down(effect)
             else:
                 others.append(effect)
-        self._cross(lambda: self._arrive(others, snapshot))
+        self._call_on_loop(lambda: self._arrive(others, snapshot))
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
         self._on_facts(facts)
 
     def ended(self, error: str | None) -> None:
-        self._cross(lambda: self._on_ended(error))
+        self._call_on_loop(lambda: self._on_ended(error))
 
-    def _cross(self, call: Callable[[], None]) -> None:
+    def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            # The loop is closed: nobody is left to be told.
+            # The event loop is closed.
             return
 
     # ---- on the event loop
 
     def _arrive(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        """A batch that cannot be carried out means that gateways and engine disagree, which nothing can mend."""
+        """Carry out a batch on the event loop. A failure means that gateways and engine disagree, so the worker is
+        ended."""
         try:
             self._carry_out(effects, snapshot)
         except Exception as failure:
@@ -131,7 +132,7 @@ class EffectDispatcher:
                 case SendEvent(event):
                     events.append(event)
                 case SendAnnouncement() | SendHandoffEnded():
-                    self._consumers.tell(effect)
+                    self._consumers.send(effect)
                 case FollowHandoff(source, key, prefix_request):
                     self._sources.follow(source, key, prefix_request)
                 case SendRemainderRequest(source, key, num_output_tokens):

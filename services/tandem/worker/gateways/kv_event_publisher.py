@@ -1,7 +1,7 @@
-"""Tells the prefix index what this worker's blocks have become, in batches; never waits on the engine or holds it up.
+"""Publish this worker's cached-block events to the prefix index in batches, without delaying the engine.
 
-While Redis does not answer facts wait, in order. When they become too many they are dropped, and a snapshot says what
-they came to as soon as it can be written.
+While Redis is unreachable, events wait in order. When too many wait they are dropped, and a snapshot replaces them as
+soon as it can be written.
 """
 
 from __future__ import annotations
@@ -23,45 +23,49 @@ from tandem.stores.prefix_index import MAX_FACTS, REQUEST_TTL_S, IndexUnavailabl
 from tandem.stores.redis_health import RedisHealth
 
 BATCH_S = 0.02
-"""Facts of so long go together: what a gateway learns later by."""
+"""Seconds over which events are batched; gateways see them by so much later."""
 RENEW_S = 0.25
-"""Between two looks whether the snapshot is there and whether somebody wants another."""
+"""Seconds between two checks whether the snapshot exists and whether a gateway has requested a new one."""
 BEACON_S = 2.0
-"""Between two entries that only say how far the facts have come. If the last ones are lost in Redis, or cut off before
-a slow gateway read them, and no more follow, this is what shows it."""
+"""Seconds between two entries that only carry the number of the last event. If the last events were lost in Redis, or
+trimmed before a slow gateway read them, and no more follow, such an entry reveals the gap."""
 RETRY_S = 0.5
+"""Seconds between two attempts while Redis is unreachable."""
 MAX_ENTRIES_AT_ONCE = 64
+"""Stream entries written in one call."""
 MAX_WAITING = 1 << 17
-"""Facts that wait for Redis, 1 MiB."""
+"""Events that may wait for Redis; 1 MiB."""
 MIN_BETWEEN_SNAPSHOTS = 256
-"""Facts; a worker that holds next to nothing need not write that again and again."""
+"""Fewest events between two snapshots, so that a worker with few blocks does not write snapshots all the time."""
 SLICE_SLOTS = 1 << 16
-"""Looked through at once for a snapshot: a millisecond of the event loop."""
+"""Table slots copied to a snapshot at once: about a millisecond of the event loop."""
 
 
 class KVEventPublisher:
-    """Owns `writer` and closes it."""
+    """Publish the block events of one worker. Owns `writer` and closes it."""
 
     def __init__(self, writer: IndexWriter, worker: WorkerRef, log: KVEventLog, capacity: int, clock: Clock) -> None:
-        """`capacity`: indexed blocks that the worker can hold."""
+        """`capacity` is the number of indexed blocks that the worker can hold."""
         self._writer = writer
         self._worker = worker
         self._facts = log
         self._capacity = capacity
         self._clock = clock
-        # Filled on the engine's thread, emptied on the event loop: a deque needs no lock for that.
+        # Filled on the engine's thread and emptied on the event loop; a deque needs no lock for that.
         self._inbox: deque[Sequence[KVFact]] = deque()
-        self._renew_at = self._beacon_at = self._written_at = 0.0
+        self._renew_at = 0.0
+        self._beacon_at = 0.0
+        self._written_at = 0.0
         self._is_reachable = True
-        # How many facts the newest snapshot stands for; None: there is none in Redis.
+        # Number of the last event in the newest snapshot; None: Redis has none.
         self._covered: int | None = None
 
-    def told(self, facts: Sequence[KVFact]) -> None:
-        """What became of blocks, in order; from one thread, whichever."""
+    def on_kv_events(self, facts: Sequence[KVFact]) -> None:
+        """Queue block events, in order; may be called from any one thread."""
         self._inbox.append(facts)
 
     async def run(self) -> None:
-        """Publish until cancelled, then withdraw as well as Redis allows."""
+        """Publish until cancelled, then withdraw the worker from the index if Redis is reachable."""
         try:
             while True:
                 await asyncio.sleep(BATCH_S if self._is_reachable else RETRY_S)
@@ -72,24 +76,24 @@ class KVEventPublisher:
             await self._writer.close()
 
     async def turn(self) -> None:
-        """Tell what there is to tell, now."""
+        """Publish everything that waits now."""
         self._take_inbox()
         try:
             if self._clock.now() >= self._renew_at:
                 await self._renew()
                 self._renew_at = self._clock.now() + RENEW_S
-            await self._tell()
+            await self._publish()
             self._is_reachable = True
         except IndexUnavailable:
             self._is_reachable = False
-            self._covered = None  # another server may answer next, or this one with what it had earlier
+            self._covered = None  # the next reply may come from another server, or from one with older data
 
     def _take_inbox(self) -> None:
         while self._inbox:
             self._facts.add(self._inbox.popleft())
 
-    async def _tell(self) -> None:
-        """Everything that waits; a snapshot where that is due."""
+    async def _publish(self) -> None:
+        """Write all waiting events, and a beacon or a snapshot where one is due."""
         while self._facts.num_waiting:
             entries = self._entries()
             await self._writer.append(entries)
@@ -101,14 +105,15 @@ class KVEventPublisher:
             await self._write()
 
     async def _renew(self) -> None:
-        wanted = await self._writer.renew()
-        if wanted is None:
+        requested = await self._writer.renew()
+        if requested is None:
             self._covered = None
-        elif self._covered is not None and wanted and (wanted > self._covered or self._is_missed()):
+        elif self._covered is not None and requested and (requested > self._covered or self._is_missed()):
             await self._write()
 
     def _is_missed(self) -> bool:
-        """Somebody wants a snapshot still, long after one was written that would do: Redis does not have that one."""
+        """Return whether a gateway still requests a snapshot long after one was written: Redis has lost that
+        snapshot."""
         return self._clock.now() - self._written_at > REQUEST_TTL_S
 
     def _is_behind(self, covered: int) -> bool:
@@ -123,7 +128,7 @@ class KVEventPublisher:
         return WorkerKVEvents(self._worker.id, self._worker.incarnation, facts)
 
     async def _write(self) -> None:
-        """A snapshot of this moment, put together without holding up the event loop."""
+        """Write a snapshot of the current state, copied in slices so that the event loop is not blocked."""
         number, slots = self._facts.end, self._facts.held.slots()
         self._facts.has_lost = False
         words = array("Q")
@@ -145,7 +150,7 @@ class KVEventPublisher:
 def compose_publisher(
     config: RedisConfig, worker: WorkerRef, num_blocks: int, clock: Clock, health: RedisHealth
 ) -> KVEventPublisher | None:
-    """None where nobody listens. `num_blocks` that the worker can hold."""
+    """Create the publisher of a worker that can hold `num_blocks` blocks; None without Redis."""
     if not config.url:
         return None
     writer = IndexWriter(config.url, config.namespace, worker, health=health)

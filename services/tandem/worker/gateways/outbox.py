@@ -1,7 +1,7 @@
-"""What one gateway is still to be told of each choice of its jobs, kept until it was; never cancels one or does I/O.
+"""Buffer the events of one gateway's jobs until they were sent.
 
-Tokens are kept from a job's acceptance until some time after its end, so that a gateway whose stream broke can ask
-again from any index. Times are seconds of the caller's clock.
+Tokens are kept from a job's acceptance until some time after its end, so that a gateway whose stream broke can resume
+from any index. Times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tandem.core.events import Failed, JobEvent, KVReceived, MigrationOffered, P
 from tandem.core.ids import GatewayId, JobKey
 
 MAX_SCORES = 4096
-"""Scores that go out at once: of prompts they are many, and with all alternatives some 350 bytes each on the wire."""
+"""Prompt scores per message: a prompt has many, and each takes about 350 bytes on the wire with all alternatives."""
 
 
 @dataclass(slots=True)
 class _ChoiceLog:
-    """One choice of a job. `tokens[i]` has output index `first_index + i`; indices below `next_index` are not to be
-    sent."""
+    """Events of one choice of a job. `tokens[i]` has output index `first_index + i`; tokens below `next_index` are not
+    to be sent."""
 
     first_index: int
     next_index: int
@@ -36,31 +36,35 @@ class _ChoiceLog:
 
     @property
     def stop(self) -> int:
-        """The index of the next token that will come."""
+        """Return the output index of the next token."""
         return self.first_index + len(self.tokens)
 
     @property
     def has_scores(self) -> bool:
-        """Some are to be sent."""
+        """Return whether scores are left to send."""
         return self.num_scores_sent < len(self.scores)
 
     def push(self, event: JobEvent) -> None:
         match event:
             case Token():
-                assert event.index == self.stop, f"{event.key}: token {event.index} came when {self.stop} was due"
+                assert event.index == self.stop, f"{event.key}: token {event.index} instead of token {self.stop}"
                 self.tokens.append(event)
             case PromptLogprobs():
                 self.scores.append(event)
             case KVReceived():
                 self.pulled = event
             case MigrationOffered():
-                self.moving, self.moving_sent = event, False
+                self.moving = event
+                self.moving_sent = False
             case _:
                 self.end = event
 
     def take(self, now: float, max_scores: int) -> list[JobEvent]:
-        """Tokens in order, the end last. Scores come before all tokens, and only as many whole events as begin within
-        `max_scores`; until all are sent nothing else follows."""
+        """Return the events to send: scores, then tokens in order, then the end.
+
+        At most as many whole score events are returned as begin within `max_scores`; nothing else follows until all
+        scores are sent.
+        """
         events: list[JobEvent] = []
         if self.pulled is not None and not self.pulled_sent:
             self.pulled_sent = True
@@ -83,25 +87,29 @@ class _ChoiceLog:
         return events
 
     def rewind(self, next_index: int) -> bool:
-        """Send again from `next_index`, which may be ahead of what is here: another worker of the same attempt may
-        have sent more. False when it lies before all that this job was to draw."""
+        """Send again from `next_index` on. Returns False when the index lies before the first token of this job.
+
+        The index may be ahead of the tokens here, since another worker of the same attempt may have sent more.
+        """
         if next_index < self.first_index:
             return False
         self.next_index = next_index
         self.num_scores_sent = 0
-        self.pulled_sent = self.moving_sent = False
+        self.pulled_sent = False
+        self.moving_sent = False
         self.end_sent_at = None
         return True
 
     def mute(self) -> None:
-        """Of what has come so far, send nothing (again); an end that comes is sent."""
+        """Skip all events so far; an end that comes later is still sent."""
         self.next_index = self.stop
         self.num_scores_sent = len(self.scores)
-        self.pulled_sent = self.moving_sent = True
+        self.pulled_sent = True
+        self.moving_sent = True
 
 
 class Outbox:
-    """One gateway's jobs. Ended ones are kept for `keep_s` after their end was sent."""
+    """Own the event logs of one gateway's jobs. Ended jobs are kept for `keep_s` seconds after their end was sent."""
 
     def __init__(self, gateway: GatewayId, keep_s: float) -> None:
         self.gateway = gateway
@@ -120,24 +128,24 @@ class Outbox:
     def __contains__(self, key: JobKey) -> bool:
         return key in self._logs
 
-    def expect(self, key: JobKey, first_index: int) -> None:
-        """A job may be accepted from now on; its first token will have this index."""
+    def register(self, key: JobKey, first_index: int) -> None:
+        """Create the log of a job that is about to be submitted; its first token will have index `first_index`."""
         self._logs[key] = _ChoiceLog(first_index, first_index)
 
     def discard(self, key: JobKey) -> None:
-        """A job was not accepted after all."""
+        """Remove the log of a job, for instance because it was not accepted."""
         self._logs.pop(key, None)
         self._fresh.pop(key, None)
 
     def push(self, event: JobEvent) -> None:
-        """Take in an event of an expected job; after its end nothing more is taken."""
+        """Append an event of a registered job; events after the end are dropped."""
         log = self._logs[event.key]
         if log.end is None:
             log.push(event)
             self._fresh[event.key] = None
 
     def take(self, now: float) -> list[JobEvent]:
-        """What is to be sent and was not: all of it, but no more scores than one message should hold."""
+        """Return all events that were not sent yet, with at most about `MAX_SCORES` scores."""
         events: list[JobEvent] = [*self._unknown]
         room = MAX_SCORES
         for key in self._fresh:
@@ -150,23 +158,24 @@ class Outbox:
 
     @property
     def has_more(self) -> bool:
-        """Something is to be sent at once, after what was taken last."""
+        """Return whether events are left to send at once, after the last `take`."""
         return bool(self._fresh or self._unknown)
 
     def resume(self, positions: Mapping[JobKey, int]) -> list[JobKey]:
-        """A new stream: send each listed job again from its position on, and tell of those that are not here.
+        """Begin a new stream: send each listed job again from its position, and report listed jobs that are not here as
+        failed.
 
-        Returns the live jobs that nobody waits for. Their ends are still sent, because a job may be missing from the
-        list only because it was submitted after the list was made.
+        Returns the live jobs that the gateway did not list. Their ends are still sent, because a job may have been
+        submitted after the gateway made its list.
         """
         self._fresh.clear()
-        unwanted: list[JobKey] = []
+        unlisted: list[JobKey] = []
         for key, log in list(self._logs.items()):
             if key in positions and log.rewind(positions[key]):
                 self._fresh[key] = None
             elif log.end is None:
                 log.mute()
-                unwanted.append(key)
+                unlisted.append(key)
             else:
                 del self._logs[key]
         self._unknown = [
@@ -174,13 +183,14 @@ class Outbox:
             for key in positions
             if key not in self._logs
         ]
-        return unwanted
+        return unlisted
 
     def live(self) -> list[JobKey]:
+        """Return the jobs that have not ended."""
         return [key for key, log in self._logs.items() if log.end is None]
 
     def forget(self, now: float) -> None:
-        """Drop jobs whose end was sent long enough ago."""
+        """Drop jobs whose end was sent at least `keep_s` seconds ago."""
         for key, log in list(self._logs.items()):
             if log.end_sent_at is not None and now - log.end_sent_at >= self._keep_s:
                 self.discard(key)

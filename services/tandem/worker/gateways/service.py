@@ -1,4 +1,4 @@
-"""Speaks worker.proto for one worker: messages to commands, events to messages; decides nothing itself."""
+"""Serve the rpcs of worker.proto: decode requests to engine commands, and encode events to messages."""
 
 from __future__ import annotations
 
@@ -36,39 +36,40 @@ from tandem.worker.links.link_monitor import LinkMonitor
 from tandem.worker.model.worker_descriptor import WorkerDescriptor
 
 BOOKS_S = 0.5
-"""How long Describe waits for a running step before it answers without books."""
+"""Seconds for which Describe waits for a running step before it answers without engine statistics."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 class Peers(NamedTuple):
-    """What this worker has to do with other workers."""
+    """Parts of the worker that deal with other workers."""
 
-    follows: HandoffService
+    handoffs: HandoffService
     link_monitor: LinkMonitor
 
 
 class WorkerService(WorkerServicer):
-    """All methods on the event loop. `prepare` compiles a grammar ahead, on any thread."""
+    """gRPC service of one worker; all methods run on the event loop. `prepare` compiles a grammar ahead, on any
+    thread."""
 
     def __init__(
         self,
-        introduction: WorkerDescriptor,
+        descriptor: WorkerDescriptor,
         driver: EngineDriver,
-        router: EffectDispatcher,
+        dispatcher: EffectDispatcher,
         gateways: WatchSessions,
         peers: Peers,
         clock: Clock,
         prepare: Callable[[Grammar], None],
     ) -> None:
         self._prepare = prepare
-        self._introduction = introduction
-        self._identity = introduction.identity
+        self._descriptor = descriptor
+        self._identity = descriptor.identity
         self._driver = driver
-        self._router = router
+        self._dispatcher = dispatcher
         self._gateways = gateways
-        self._follows, self._link_monitor = peers
+        self._handoffs, self._link_monitor = peers
         self._clock = clock
 
     # ---- jobs
@@ -87,7 +88,7 @@ class WorkerService(WorkerServicer):
             await self._accept(submission)
         except TandemError as refusal:
             reply.refusal.CopyFrom(encode_refusal(refusal.kind, refusal.message))
-        reply.load.CopyFrom(encode_load(self._router.snapshot.load))
+        reply.load.CopyFrom(encode_load(self._dispatcher.snapshot.load))
         return reply
 
     async def Cancel(
@@ -127,8 +128,8 @@ class WorkerService(WorkerServicer):
             await context.abort(status_of(error), error.message)
         if not request.gateway:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a watch names no gateway")
-        watch, unwanted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
-        self.cancel(unwanted)
+        watch, unlisted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
+        self.cancel(unlisted)
         try:
             await self._stream_updates(watch, context)
         finally:
@@ -139,7 +140,7 @@ class WorkerService(WorkerServicer):
         request_iterator: AsyncIterator[kv_pb2.StreamHandoffRequest],
         context: grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate],
     ) -> None:
-        await self._follows.serve(request_iterator, context)
+        await self._handoffs.serve(request_iterator, context)
 
     # ---- the worker itself
 
@@ -148,17 +149,18 @@ class WorkerService(WorkerServicer):
         request: worker_pb2.DescribeRequest,
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeReply],
     ) -> worker_pb2.DescribeReply:
-        """Without books when a step takes long: who wants to follow must not wait for it."""
+        """Answer without engine statistics when a step takes long: a worker that opens a stream must not wait for the
+        step."""
         metadata = context.invocation_metadata()
-        reply = self._introduction.describe(with_bundle=request.with_bundle, metadata=metadata)
+        reply = self._descriptor.describe(with_bundle=request.with_bundle, metadata=metadata)
         try:
             async with asyncio.timeout(BOOKS_S):
                 books = await asyncio.wrap_future(self._driver.call(_count))
             reply.books.CopyFrom(encode_books(books))
         except (TimeoutError, TandemError):
             pass
-        reply.links.extend(map(encode_link, self._link_monitor.book.since(0)))
-        snapshot = self._router.snapshot
+        reply.links.extend(map(encode_link, self._link_monitor.reports.since(0)))
+        snapshot = self._dispatcher.snapshot
         reply.load.CopyFrom(encode_load(snapshot.load))
         if snapshot.step_cost is not None:
             reply.step_cost.CopyFrom(encode_step_cost(snapshot.step_cost))
@@ -169,7 +171,7 @@ class WorkerService(WorkerServicer):
         request: worker_pb2.ProbeLinkRequest,
         context: grpc.aio.ServicerContext[worker_pb2.ProbeLinkRequest, worker_pb2.ProbeLinkReply],
     ) -> worker_pb2.ProbeLinkReply:
-        """A measurement that was begun is finished, whether or not the caller waits for it."""
+        """Probe the link to a source. A probe that was started is finished even if the caller leaves."""
         reply = worker_pb2.ProbeLinkReply()
         try:
             report = await self._link_monitor.measure(decode_worker(request.source), request.num_bytes)
@@ -189,10 +191,10 @@ class WorkerService(WorkerServicer):
         )
 
     async def drain(self, timeout_s: float) -> DrainResult:
-        """Take no new work, and let what runs go on elsewhere, until nothing is left or the time is over."""
+        """Refuse new jobs and let running ones migrate or finish, until none is left or `timeout_s` is over."""
         try:
             await asyncio.wrap_future(self._driver.call(_start_drain))
-            # Those that have no job here hear of it at once too.
+            # Wake every stream, so that gateways without a job here learn of the drain at once.
             self._gateways.wake()
             await self._until_empty(timeout_s)
             done = await asyncio.wrap_future(self._driver.call(lambda engine, now: (engine.drained(), [])))
@@ -207,22 +209,22 @@ class WorkerService(WorkerServicer):
         return done
 
     async def _until_empty(self, timeout_s: float) -> None:
-        num_left = self._router.snapshot.num_live
+        num_left = self._dispatcher.snapshot.num_live
         until = self._clock.now() + timeout_s
         while num_left and (left_s := until - self._clock.now()) > 0:
-            self._router.changed.clear()
+            self._dispatcher.changed.clear()
             try:
                 async with asyncio.timeout(left_s):
-                    await self._router.changed.wait()
+                    await self._dispatcher.changed.wait()
             except TimeoutError:
                 break
-            num_left = self._router.snapshot.num_live
+            num_left = self._dispatcher.snapshot.num_live
 
     def cancel(self, keys: Iterable[JobKey]) -> None:
-        """End jobs, without waiting for it."""
-        doomed = list(keys)
-        if doomed:
-            self._driver.post(lambda engine, now: _cancel(engine, doomed, now))
+        """Cancel jobs without waiting for the engine."""
+        cancelled = list(keys)
+        if cancelled:
+            self._driver.post(lambda engine, now: _cancel(engine, cancelled, now))
 
     # ---- inside
 
@@ -237,21 +239,21 @@ class WorkerService(WorkerServicer):
         return submission
 
     async def _accept(self, submission: Submission) -> None:
-        """The outbox expects the job before the engine has it: the first token may come before the reply."""
+        """Submit a job to the engine. The outbox is registered first, because the first token may precede the reply."""
         job = submission.job
-        expected = self._gateways.expect(submission.gateway, job.keys, len(job.output_tokens), self._clock.now())
+        is_new = self._gateways.register(submission.gateway, job.keys, len(job.output_tokens), self._clock.now())
         try:
             is_live = await asyncio.wrap_future(self._driver.call(_submit(job)))
-            if expected and not is_live:
-                raise TandemError(ErrorKind.WORKER_LOST, f"job {job.key} has ended, and what it told is forgotten")
+            if is_new and not is_live:
+                raise TandemError(ErrorKind.WORKER_LOST, f"job {job.key} has ended, and its events were dropped")
         except asyncio.CancelledError:
-            # Whoever asked is gone and will never know that the job is here.
+            # The caller has left and will not learn that the job was accepted.
             self.cancel(job.keys)
-            if expected:
+            if is_new:
                 self._gateways.discard(job.keys)
             raise
         except TandemError:
-            if expected:
+            if is_new:
                 self._gateways.discard(job.keys)
             raise
 
@@ -268,19 +270,20 @@ class WorkerService(WorkerServicer):
     async def _stream_updates(
         self, watch: WatchStream, context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WatchUpdate]
     ) -> None:
-        """At once, then whenever the stream is woken. Load, step cost and links go along when they have changed."""
-        told: EngineSnapshot | None = None
-        book, num_told = self._link_monitor.book, 0
+        """Send an update at once and whenever the stream is woken, with load, step cost and link reports that have
+        changed."""
+        last_snapshot: EngineSnapshot | None = None
+        links, last_number = self._link_monitor.reports, 0
         try:
             async with IdleTimeout(self._gateways.grace_s) as patience:
                 while not watch.is_over:
                     watch.wake.clear()
-                    snapshot = self._router.snapshot
+                    snapshot = self._dispatcher.snapshot
                     events = watch.box.take(self._clock.now())
-                    update = encode_update(events, *_news(snapshot, told))
-                    if book.number > num_told:
-                        update.links.extend(map(encode_link, book.since(num_told)))
-                    told, num_told = snapshot, book.number
+                    update = encode_update(events, *_changes(snapshot, last_snapshot))
+                    if links.number > last_number:
+                        update.links.extend(map(encode_link, links.since(last_number)))
+                    last_snapshot, last_number = snapshot, links.number
                     patience.wait()
                     await context.write(update)
                     patience.rest()
@@ -293,17 +296,17 @@ class WorkerService(WorkerServicer):
             return
 
 
-def _news(snapshot: EngineSnapshot, told: EngineSnapshot | None) -> tuple[WorkerLoad | None, StepCost | None]:
-    """What has changed since a stream was told the last time; a worker that decodes seldom has any."""
-    if told is None:
+def _changes(snapshot: EngineSnapshot, last: EngineSnapshot | None) -> tuple[WorkerLoad | None, StepCost | None]:
+    """Return load and step cost if they have changed since the last update of a stream."""
+    if last is None:
         return snapshot.load, snapshot.step_cost
-    # By number: a load that is as before once more is news to whoever heard in between, in an answer to Submit.
-    load = None if snapshot.load.number == told.load.number else snapshot.load
-    return load, None if snapshot.step_cost == told.step_cost else snapshot.step_cost
+    # Compared by number: a gateway may have received a load in between, with the reply to Submit.
+    load = None if snapshot.load.number == last.load.number else snapshot.load
+    return load, None if snapshot.step_cost == last.step_cost else snapshot.step_cost
 
 
 def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:
-    """Whether the job is live now; the same job again may have ended."""
+    """Return a command that submits the job and returns whether it is live; a repeated job may have ended already."""
 
     def submit(engine: Engine, now: float) -> tuple[bool, list[Effect]]:
         effects = engine.submit(job, now)

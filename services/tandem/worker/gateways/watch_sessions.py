@@ -1,4 +1,4 @@
-"""Which gateway waits for which job, over which stream, and since when it has none; never talks to a gateway."""
+"""Track which gateway watches which jobs, over which stream, and how long a gateway has had no stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tandem.worker.gateways.outbox import Outbox
 
 
 class Watch:
-    """One stream of one gateway. `is_over`: a newer one took its place. `is_closing`: it ends once all was sent."""
+    """One Watch stream of a gateway. `is_over`: a newer stream replaced it. `is_closing`: it ends once everything was
+    sent."""
 
     def __init__(self, box: Outbox) -> None:
         self.box = box
@@ -29,7 +30,8 @@ class Watch:
 
 
 class WatchSessions:
-    """All calls on the event loop. Times are seconds of the caller's clock."""
+    """Own the outboxes and streams of all gateways. All calls on the event loop; times are seconds of the caller's
+    clock."""
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
@@ -44,24 +46,25 @@ class WatchSessions:
     def __len__(self) -> int:
         return len(self._boxes)
 
-    def expect(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
-        """A job of these choices is about to be submitted. False, and nothing changed, when it is expected already."""
+    def register(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
+        """Register a job that is about to be submitted. Returns False, without a change, when one of its choices is
+        registered."""
         if any(self._box_of(key) is not None for key in keys):
             return False
         box = self._open(gateway, now)
         for key in keys:
-            box.expect(key, first_index)
+            box.register(key, first_index)
         return True
 
     def discard(self, keys: Iterable[JobKey]) -> None:
-        """An expected job was refused."""
+        """Remove a registered job that was refused."""
         for key in keys:
             box = self._box_of(key)
             if box is not None:
                 box.discard(key)
 
     def deliver(self, events: Iterable[JobEvent]) -> None:
-        """Take events in and wake the streams that are to carry them; those of jobs nobody expects are dropped."""
+        """Put events into their outboxes and wake the streams; events of unregistered jobs are dropped."""
         touched: set[GatewayId] = set()
         for event in events:
             box = self._box_of(event.key)
@@ -73,14 +76,15 @@ class WatchSessions:
                 self._watches[gateway].wake.set()
 
     def wake(self) -> None:
-        """Let every stream say something, if only that the worker lives."""
+        """Have every stream send a message, at least as a heartbeat."""
         for watch in self._watches.values():
             watch.wake.set()
 
     def attach(self, gateway: GatewayId, positions: Mapping[JobKey, int], now: float) -> tuple[Watch, list[JobKey]]:
-        """Open a stream in place of any older one. Returns it with the live jobs that nobody waits for."""
+        """Open a stream in place of any older one. Returns the stream, and the live jobs that the gateway did not
+        list."""
         box = self._open(gateway, now)
-        unwanted = box.resume(positions)
+        unlisted = box.resume(positions)
         old = self._watches.pop(gateway, None)
         if old is not None:
             old.end()
@@ -88,17 +92,18 @@ class WatchSessions:
         self._absent_since.pop(gateway, None)
         if self._is_closing:
             watch.close()
-        return watch, unwanted
+        return watch, unlisted
 
     def detach(self, watch: Watch, now: float) -> None:
-        """A stream has ended; from now on its gateway is absent, unless a newer one took its place."""
+        """Record the end of a stream: its gateway counts as absent, unless a newer stream replaced this one."""
         gateway = watch.box.gateway
         if self._watches.get(gateway) is watch:
             del self._watches[gateway]
             self._absent_since[gateway] = now
 
     def sweep(self, now: float) -> list[JobKey]:
-        """Forget jobs that ended long ago and gateways gone for too long; returns the live jobs of the latter."""
+        """Drop jobs that ended long ago and gateways absent for `grace_s` seconds; returns the live jobs of those
+        gateways."""
         lost: list[JobKey] = []
         for box in self._boxes.values():
             box.forget(now)
@@ -108,7 +113,7 @@ class WatchSessions:
         return lost
 
     def close(self) -> None:
-        """Let every stream, those yet to come included, send what is there and end."""
+        """Let every stream, later ones included, send what is there and end."""
         self._is_closing = True
         for watch in self._watches.values():
             watch.close()

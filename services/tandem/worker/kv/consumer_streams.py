@@ -1,6 +1,6 @@
-"""What each consumer is still to be told of the hand-offs that it follows here; never decides about a lease.
+"""Buffer the updates that each consumer is still to receive about the hand-offs that it follows.
 
-Nothing is kept for a consumer without a stream: when it follows again, the engine repeats every announcement.
+Nothing is buffered for a consumer without a stream: when it follows again, the engine repeats every announcement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tandem.engine.effects import SendAnnouncement, SendHandoffEnded
 
 @dataclass(slots=True)
 class PendingUpdate:
-    """One message. `renewed_sequence`: renewals up to this one have been applied; 0 for none new."""
+    """Content of one message. `renewed_sequence`: renewals up to this message of the consumer were applied; 0: no new
+    ones."""
 
     announcements: list[SendAnnouncement] = field(default_factory=list)
     ended: list[SendHandoffEnded] = field(default_factory=list)
@@ -25,31 +26,31 @@ class PendingUpdate:
 
 
 class ConsumerStream:
-    """One StreamHandoff stream. `is_over`: a newer one of the same consumer took its place, or its consumer left.
-    `failure`: why what the consumer said could not be done."""
+    """One StreamHandoff stream. `is_over`: the consumer has left, or a newer stream replaced this one. `failure`: the
+    error by which a message of the consumer failed."""
 
     def __init__(self, consumer: WorkerRef) -> None:
         self.consumer = consumer
         self.wake = asyncio.Event()
         self.is_over = False
         self.failure: BaseException | None = None
-        self._told = PendingUpdate()
+        self._pending = PendingUpdate()
 
-    def tell(self, effect: SendAnnouncement | SendHandoffEnded) -> None:
+    def send(self, effect: SendAnnouncement | SendHandoffEnded) -> None:
         if isinstance(effect, SendAnnouncement):
-            self._told.announcements.append(effect)
+            self._pending.announcements.append(effect)
         else:
-            self._told.ended.append(effect)
+            self._pending.ended.append(effect)
         self.wake.set()
 
     def answer(self, sequence: int) -> None:
-        """Everything the consumer said up to this message is done, and the effects of it were told before."""
-        self._told.renewed_sequence = sequence
+        """Confirm that all messages up to `sequence` were applied; their effects were buffered before."""
+        self._pending.renewed_sequence = sequence
         self.wake.set()
 
     def take(self) -> PendingUpdate:
-        told, self._told = self._told, PendingUpdate()
-        return told
+        update, self._pending = self._pending, PendingUpdate()
+        return update
 
     def fail(self, error: BaseException) -> None:
         self.failure = error
@@ -61,7 +62,7 @@ class ConsumerStream:
 
 
 class ConsumerStreams:
-    """The newest stream of each consumer. All calls on the event loop."""
+    """Own the newest stream of each consumer. All calls on the event loop."""
 
     def __init__(self) -> None:
         self._streams: dict[WorkerRef, ConsumerStream] = {}
@@ -73,7 +74,7 @@ class ConsumerStreams:
         return len(self._streams)
 
     def attach(self, consumer: WorkerRef) -> ConsumerStream:
-        """Open a stream in place of any older one."""
+        """Open a stream in place of any older one of the consumer."""
         old = self._streams.pop(consumer, None)
         if old is not None:
             old.end()
@@ -84,11 +85,11 @@ class ConsumerStreams:
         if self._streams.get(stream.consumer) is stream:
             del self._streams[stream.consumer]
 
-    def tell(self, effect: SendAnnouncement | SendHandoffEnded) -> None:
-        """Dropped when its consumer has no stream."""
+    def send(self, effect: SendAnnouncement | SendHandoffEnded) -> None:
+        """Buffer an effect for its consumer; dropped when the consumer has no stream."""
         stream = self._streams.get(effect.consumer)
         if stream is not None:
-            stream.tell(effect)
+            stream.send(effect)
 
     def close(self) -> None:
         for stream in self._streams.values():

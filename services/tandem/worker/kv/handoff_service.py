@@ -1,5 +1,4 @@
-"""The producer's end of StreamHandoff streams: what consumers say to engine commands, what they are told to messages;
-never decides about a lease."""
+"""Serve StreamHandoff to consumers: decode their requests to engine commands, and encode updates to messages."""
 
 from __future__ import annotations
 
@@ -27,14 +26,14 @@ from tandem.worker.grpc_status import status_of
 from tandem.worker.kv.consumer_streams import ConsumerStream, ConsumerStreams, PendingUpdate
 
 MAX_UNANSWERED = 256
-"""Messages of one consumer that may wait for the engine; what it says beyond that waits in the stream."""
+"""Messages of one consumer that may wait for the engine; further ones stay in the stream."""
 
 _Context = grpc.aio.ServicerContext[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
 
 
 class HandoffService:
-    """One conversation per consumer. `lease_s`: how long a lease holds; also how long a message may wait to be
-    taken."""
+    """Serve one stream per consumer. `lease_s` is the duration of a lease, and also how long a write may wait for the
+    consumer."""
 
     def __init__(self, driver: EngineDriver, consumers: ConsumerStreams, fingerprint: str, lease_s: float) -> None:
         self._driver = driver
@@ -43,7 +42,7 @@ class HandoffService:
         self._lease_s = lease_s
 
     async def serve(self, requests: AsyncIterator[kv_pb2.StreamHandoffRequest], context: _Context) -> None:
-        """Until the consumer leaves, opens another stream, or does not take what it is told."""
+        """Serve a stream until the consumer ends it, opens another one, or does not read its updates in time."""
         first = await anext(requests, None)
         if first is None:
             return
@@ -54,25 +53,27 @@ class HandoffService:
             stream = self._consumers.attach(decode_worker(first.consumer))
         except TandemError as error:
             await context.abort(status_of(error), error.message)
-        listening = asyncio.create_task(self._listen(first, requests, stream), name=f"follow of {stream.consumer}")
+        receiver = asyncio.create_task(self._receive(first, requests, stream), name=f"follow of {stream.consumer}")
         try:
-            await self._speak(stream, context)
+            await self._send_updates(stream, context)
         finally:
-            listening.cancel()
-            (outcome,) = await asyncio.gather(listening, return_exceptions=True)
+            receiver.cancel()
+            (outcome,) = await asyncio.gather(receiver, return_exceptions=True)
             self._consumers.detach(stream)
         outcome = stream.failure or outcome
         if isinstance(outcome, TandemError):
             await context.abort(status_of(outcome), outcome.message)
 
-    async def _listen(
+    async def _receive(
         self,
         first: kv_pb2.StreamHandoffRequest,
         requests: AsyncIterator[kv_pb2.StreamHandoffRequest],
         stream: ConsumerStream,
     ) -> None:
-        """The engine takes commands between two steps, so messages enter as they come: one that waited for the answer
-        to the one before it would wait for a step each."""
+        """Receive the consumer's messages and apply them without waiting for each other's effects.
+
+        The engine runs commands between two steps, so waiting for each answer would cost one step per message.
+        """
         unanswered: deque[asyncio.Future[None]] = deque()
         try:
             unanswered.append(self._apply(first, stream))
@@ -85,7 +86,7 @@ class HandoffService:
             stream.end()
 
     def _apply(self, message: kv_pb2.StreamHandoffRequest, stream: ConsumerStream) -> asyncio.Future[None]:
-        """The answer to a message follows whatever its commands had to tell."""
+        """Post a message's commands to the engine. The answer follows the updates that the commands cause."""
 
         def settle(done: asyncio.Future[None]) -> None:
             error = None if done.cancelled() else done.exception()
@@ -98,33 +99,34 @@ class HandoffService:
         done.add_done_callback(settle)
         return done
 
-    async def _speak(self, stream: ConsumerStream, context: _Context) -> None:
+    async def _send_updates(self, stream: ConsumerStream, context: _Context) -> None:
         while True:
             stream.wake.clear()
-            told = stream.take()
-            if told and not await self._write(context, told):
+            update = stream.take()
+            if update and not await self._write(context, update):
                 return
             if stream.is_over:
                 return
             await stream.wake.wait()
 
-    async def _write(self, context: _Context, told: PendingUpdate) -> bool:
-        """False when the consumer does not take it: its leases have lapsed by then."""
+    async def _write(self, context: _Context, update: PendingUpdate) -> bool:
+        """Write an update. Returns False when the consumer does not read it within the lease time; its leases have
+        expired then."""
         try:
             async with asyncio.timeout(self._lease_s):
-                await context.write(self._update(told))
+                await context.write(self._update(update))
         except TimeoutError:
             return False
         return True
 
-    def _update(self, told: PendingUpdate) -> kv_pb2.StreamHandoffUpdate:
+    def _update(self, update: PendingUpdate) -> kv_pb2.StreamHandoffUpdate:
         return kv_pb2.StreamHandoffUpdate(
-            announcements=[encode_announcement(effect.message) for effect in told.announcements],
+            announcements=[encode_announcement(effect.message) for effect in update.announcements],
             ended=[
                 kv_pb2.HandoffEnded(key=encode_handoff_key(end.key), kind=end.kind.value, message=end.message)
-                for end in told.ended
+                for end in update.ended
             ],
-            renewed_sequence=told.renewed_sequence,
+            renewed_sequence=update.renewed_sequence,
             lease_ms=int(self._lease_s * 1e3),
         )
 
@@ -132,11 +134,12 @@ class HandoffService:
 def _command(
     message: kv_pb2.StreamHandoffRequest, consumer: WorkerRef
 ) -> Callable[[Engine, float], tuple[None, list[Effect]]]:
-    """Raises TandemError when the message is malformed; then nothing of it is done."""
+    """Decode a message to one engine command. Raises TandemError for a malformed message, with nothing of it
+    applied."""
     follow = [decode_handoff_key(key) for key in message.follow]
-    prefix_request = [decode_prefix_request(asked) for asked in message.prefix_request]
+    prefix_requests = [decode_prefix_request(request) for request in message.prefix_request]
     renew = [decode_handoff_key(key) for key in message.renew]
-    take = [(decode_handoff_key(asked.key), asked.num_output_tokens) for asked in message.take]
+    take = [(decode_handoff_key(request.key), request.num_output_tokens) for request in message.take]
     release = [decode_handoff_key(key) for key in message.release]
     taken = [decode_handoff_key(key) for key in message.taken]
 
@@ -144,8 +147,8 @@ def _command(
         effects: list[Effect] = []
         for key in follow:
             effects += engine.follow(key, consumer, now)
-        for key, wanted in prefix_request:
-            effects += engine.follow(key, consumer, now, wanted)
+        for key, prefix_request in prefix_requests:
+            effects += engine.follow(key, consumer, now, prefix_request)
         effects += engine.renew(renew, consumer, now)
         for key, num_output_tokens in take:
             engine.take(key, num_output_tokens)

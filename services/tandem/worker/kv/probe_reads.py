@@ -1,6 +1,6 @@
-"""Reads of which the engine knows nothing, by the number of their orders; never sends one.
+"""Track the reads that the engine does not know, by the ids of their orders.
 
-Numbers lie above all that the engine gives, so that both kinds of orders go through one mover.
+The ids lie above all ids of the engine, so that both kinds of orders go through one transfer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.engine.transfer_messages import ReadDone, ReadFailed, ReadRequest
 
 _FIRST_ID = 1 << 62
+"""First id of these orders."""
 
 
 class ProbeRead(NamedTuple):
-    """What a trial read copies and how that is checked, see `ReadRequest`."""
+    """Copies of a probe read and their verification; fields as in `ReadRequest`."""
 
     copies: tuple[BlockCopy, ...]
     logical: tuple[int, ...]
@@ -26,8 +27,11 @@ class ProbeRead(NamedTuple):
 
 
 class ProbeReads:
-    """A future for each open one, which nothing ends but its order: with ReadDone, or PeerError where that failed.
-    All write the same blocks, and one that failed may go on writing them until its source is `drained`."""
+    """Own a future for each open probe read. A future completes only with the end of its order: with ReadDone, or
+    PeerError.
+
+    All probe reads write the same blocks, and a failed one may go on writing until its source is `drained`.
+    """
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[WorkerRef, Future[ReadDone]]] = {}
@@ -36,10 +40,10 @@ class ProbeReads:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<{len(self._open)} trial reads>"
+        return f"<{len(self._open)} probe reads>"
 
     def begin(self, peer: TransportPeer, trial: ProbeRead) -> tuple[ReadRequest, Future[ReadDone]]:
-        """An order to send. Whoever cannot send it says `refuse`."""
+        """Create an order and its future. The caller calls `refuse` if it cannot start the order."""
         future: Future[ReadDone] = Future()
         future.set_running_or_notify_cancel()
         order = ReadRequest(next(self._ids), peer, trial.copies, trial.logical, trial.digests)
@@ -48,11 +52,12 @@ class ProbeReads:
         return order, future
 
     def refuse(self, order: ReadRequest, reason: str) -> None:
+        """Fail an order that was not started."""
         _, future = self._take(order.id)
         future.set_exception(PeerError(reason))
 
     def end(self, event: ReadDone | ReadFailed) -> bool:
-        """Whether it was an order of ours that has ended."""
+        """Complete the future of an ended order; returns False for an order of the engine."""
         if event.id < _FIRST_ID:
             return False
         source, future = self._take(event.id)
@@ -70,12 +75,12 @@ class ProbeReads:
             return any(read == source for read, _ in self._open.values())
 
     def drained(self, source: WorkerRef) -> None:
-        """It is proven that no read of this source goes on."""
+        """Record that no read of this source can still be running."""
         with self._lock:
             self._undrained.discard(source)
 
     def undrained(self) -> WorkerRef | None:
-        """A source of which a read may go on that was given up."""
+        """Return a source of which an abandoned read may still be running."""
         with self._lock:
             return next(iter(self._undrained), None)
 

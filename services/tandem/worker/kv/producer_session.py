@@ -1,9 +1,9 @@
-"""The consumer's end of one StreamHandoff stream: connects to a source and keeps it told; never decides whether a pull
-goes on.
+"""Run the consumer's end of StreamHandoff with one source: connect, follow hand-offs, renew and release leases.
 
-A session is: ask the source who it is, make it readable, open the stream, follow everything that is wanted. When a
-session breaks, another one follows as long as something is wanted; meanwhile the engine's leases run. A source that no
-session reaches for as long as a lease lasts has given its offers up by then, and is lost."""
+A connection attempt verifies the source, makes it readable, opens the stream, and follows every active hand-off. When a
+connection breaks, another attempt follows as long as a hand-off is active; meanwhile the engine's leases run. A source
+that cannot be reached for as long as a lease lasts has expired its offers by then, and is reported as lost.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +38,24 @@ from tandem.worker.engine.driver import Command
 from tandem.worker.kv.handshake import ANSWER_S, SourceGone, handshake
 
 NUM_FIRST_TRIES = 4
+"""Attempts to reach a source that was never connected before it counts as lost."""
 BACKOFF_S = 0.05
+"""First delay in seconds after a failure; doubles each time."""
 MAX_BACKOFF_S = 1.0
+"""Upper bound of that delay, in seconds."""
 IDLE_S = 60.0
+"""Seconds without an active hand-off after which a session ends."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What all links of a worker share. `post` runs a command on the engine's thread; `connect` makes a source
-    readable or raises PeerError in its future, `let_go` is told of one that is lost. `lease_s`: how long an offer lasts
-    that nobody renews."""
+    """What all sessions of a worker share.
+
+    `post` runs a command on the engine's thread. `connect` makes a source readable, or raises PeerError in its future.
+    `disconnect` is called with a source that is lost. `lease_s` is how long an offer lasts without renewal, in seconds.
+    """
 
     me: WorkerRef
     fingerprint: str
@@ -58,29 +64,31 @@ class SessionContext:
     clock: Clock
     post: Callable[[Command], None]
     connect: Callable[[TransportPeer], Future[None]]
-    let_go: Callable[[WorkerRef], None]
+    disconnect: Callable[[WorkerRef], None]
     lease_s: float
 
 
 class _Broken(Exception):
-    """A session ended that should have gone on."""
+    """Raised when a connection ends that should have continued."""
 
 
 _Call = grpc.aio.StreamStreamCall[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
 
 
 class ProducerSession:
-    """`wanted` are the hand-offs followed now, those of cached prefixes with what is to be lent. All on the event
-    loop."""
+    """Session with one source. All calls on the event loop.
+
+    `_active` has the hand-offs that are followed now; for a prefix fetch with the request, else with None.
+    """
 
     def __init__(self, source: WorkerRef, context: SessionContext) -> None:
         self.source = source
         self._context = context
-        self._wanted: dict[HandoffKey, RemotePrefixRequest | None] = {}
+        self._active: dict[HandoffKey, RemotePrefixRequest | None] = {}
         self._to_follow: dict[HandoffKey, RemotePrefixRequest | None] = {}
         self._to_renew: dict[HandoffKey, None] = {}
         self._to_take: dict[HandoffKey, int] = {}
-        # True: because all that was offered is here.
+        # Hand-offs to release; True where all offered blocks were read.
         self._to_release: dict[HandoffKey, bool] = {}
         self._wake = asyncio.Event()
         self._is_lost = False
@@ -91,14 +99,15 @@ class ProducerSession:
         self._unanswered: dict[int, tuple[float, tuple[HandoffKey, ...]]] = {}
 
     def __repr__(self) -> str:
-        return f"<link to {self.source}, {len(self._wanted)} followed, {self._num_failures} failures in a row>"
+        return f"<session with {self.source}, {len(self._active)} followed, {self._num_failures} failures in a row>"
 
     def follow(self, key: HandoffKey, prefix_request: RemotePrefixRequest | None = None) -> None:
-        self._wanted[key] = self._to_follow[key] = prefix_request
+        self._active[key] = prefix_request
+        self._to_follow[key] = prefix_request
         self._wake.set()
 
     def renew(self, keys: tuple[HandoffKey, ...]) -> None:
-        self._to_renew.update(dict.fromkeys(key for key in keys if key in self._wanted))
+        self._to_renew.update(dict.fromkeys(key for key in keys if key in self._active))
         self._wake.set()
 
     def take(self, key: HandoffKey, num_output_tokens: int) -> None:
@@ -106,7 +115,7 @@ class ProducerSession:
         self._wake.set()
 
     def release(self, key: HandoffKey, *, is_taken: bool) -> None:
-        self._wanted.pop(key, None)
+        self._active.pop(key, None)
         self._to_follow.pop(key, None)
         self._to_renew.pop(key, None)
         self._to_take.pop(key, None)
@@ -114,20 +123,21 @@ class ProducerSession:
         self._wake.set()
 
     def reconnect(self) -> None:
-        """The transport has lost the source: begin a new session."""
+        """Begin a new connection, because the transport has lost the source."""
         self._is_lost = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Until nothing has been wanted for a while, or the source is gone.
+        """Keep the session connected until no hand-off has been active for a while, or the source is lost.
 
-        Nothing is awaited between the last look at what is wanted and the end, so that nothing said is lost.
+        There is no await between the last check for active hand-offs and the return, so that no request is lost.
         """
         while True:
             is_broken = True
             try:
-                await self._session()
-                reason, is_broken = "the stream ended", False
+                await self._connect_and_exchange()
+                reason = "the stream ended"
+                is_broken = False
             except SourceGone as gone:
                 self._give_up(str(gone))
                 return
@@ -137,21 +147,21 @@ class ProducerSession:
                 reason = "the source cancelled the call"
             except (grpc.aio.AioRpcError, PeerError, TandemError, TimeoutError, _Broken) as failure:
                 reason = _reason(failure)
-            if self._is_hopeless():
+            if self._should_give_up():
                 self._give_up(reason)
                 return
-            # A lease that cannot be released now lapses by itself.
+            # A lease that cannot be released now expires by itself.
             self._to_release.clear()
-            if not self._wanted:
-                # Likely gone. Whoever is not is soon connected again.
+            if not self._active:
+                # The source is probably gone; if not, it is connected again when needed.
                 if is_broken:
-                    self._context.let_go(self.source)
+                    self._context.disconnect(self.source)
                 return
-            _log.info("link to %s broke: %s", self.source, reason)
+            _log.info("session with %s broke: %s", self.source, reason)
             await self._pause(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (self._num_failures - 1)))
 
-    def _is_hopeless(self) -> bool:
-        """One more session has failed."""
+    def _should_give_up(self) -> bool:
+        """Count a failed attempt; returns whether the source counts as lost."""
         now = self._context.clock.now()
         self._broke_at = self._broke_at if self._num_failures else now
         self._num_failures += 1
@@ -160,32 +170,32 @@ class ProducerSession:
         return now - self._broke_at >= self._context.lease_s
 
     async def _pause(self, seconds: float) -> None:
-        """Shorter when there is something new to say."""
+        """Wait for `seconds`, or until there is a new request."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
-    async def _session(self) -> None:
-        """Returns when the link is idle."""
+    async def _connect_and_exchange(self) -> None:
+        """Connect and exchange messages. Returns when the session is idle."""
         context, trust = self._context, self._context.trust
         async with trust.open_channel(self.source.address) as channel:
             stub = trust.stub(channel, self.source.incarnation)
-            met = await handshake(stub, self.source, context.fingerprint, context.transport_kind)
+            result = await handshake(stub, self.source, context.fingerprint, context.transport_kind)
             self._is_lost = False
             async with asyncio.timeout(ANSWER_S):
-                await asyncio.wrap_future(context.connect(met.peer))
+                await asyncio.wrap_future(context.connect(result.peer))
             self._was_connected = True
             call: _Call = stub.StreamHandoff()  # type: ignore[call-arg]  # the stubs know only calls with an iterator
             try:
-                await self._converse(call)
+                await self._exchange(call)
             finally:
                 call.cancel()
 
-    async def _converse(self, call: _Call) -> None:
-        """Returns when the link is idle; raises when the stream ends otherwise."""
+    async def _exchange(self, call: _Call) -> None:
+        """Send and receive until the session is idle; raises when the stream ends otherwise."""
         self._unanswered.clear()
-        tasks = [asyncio.create_task(self._speak(call)), asyncio.create_task(self._listen(call))]
+        tasks = [asyncio.create_task(self._send_requests(call)), asyncio.create_task(self._receive_updates(call))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -196,12 +206,12 @@ class ProducerSession:
             if isinstance(error, Exception):
                 raise error
 
-    # ---- what we say
+    # ---- to the source
 
-    async def _speak(self, call: _Call) -> None:
-        self._to_follow = dict(self._wanted)
+    async def _send_requests(self, call: _Call) -> None:
+        self._to_follow = dict(self._active)
         self._to_renew.clear()
-        # It is asked again once the source has repeated what it announced.
+        # The engine requests the remainder again once the source has repeated its announcements.
         self._to_take.clear()
         message = self._next_message()
         message.consumer.CopyFrom(encode_worker(self._context.me))
@@ -218,11 +228,11 @@ class ProducerSession:
                 async with asyncio.timeout(IDLE_S):
                     await self._wake.wait()
             except TimeoutError:
-                if not self._wanted:
+                if not self._active:
                     return
 
     def _next_message(self) -> kv_pb2.StreamHandoffRequest:
-        """All that is to be said, or as much as one message may hold; the lease that it asks for counts from now."""
+        """Build a message of all pending requests that fit. The leases that it renews count from now."""
         self._sequence += 1
         follow = self._some_to_follow()
         self._unanswered[self._sequence] = (self._context.clock.now(), (*follow, *self._to_renew))
@@ -245,7 +255,8 @@ class ProducerSession:
         return message
 
     def _some_to_follow(self) -> dict[HandoffKey, RemotePrefixRequest | None]:
-        """Take out hand-offs in their order, while the blocks that are named with them fit one message."""
+        """Remove and return hand-offs to follow, in order, as long as the block hashes of their prefix requests fit one
+        message."""
         taken: dict[HandoffKey, RemotePrefixRequest | None] = {}
         room = MAX_REMOTE_PREFIX_BLOCKS
         for key, prefix_request in list(self._to_follow.items()):
@@ -255,16 +266,16 @@ class ProducerSession:
             taken[key] = self._to_follow.pop(key)
         return taken
 
-    # ---- what the source says
+    # ---- from the source
 
-    async def _listen(self, call: _Call) -> None:
+    async def _receive_updates(self, call: _Call) -> None:
         async for update in call:
             self._num_failures = 0
             self._context.post(self._commands(update))
         raise _Broken("the source ended the stream")
 
     def _commands(self, update: kv_pb2.StreamHandoffUpdate) -> Command:
-        """One command for a whole message. Raises TandemError when it is malformed."""
+        """Decode an update to one engine command. Raises TandemError when the update is malformed."""
         announced = [decode_announcement(message) for message in update.announcements]
         ended = [(decode_handoff_key(end.key), decode_kind(end.kind), end.message) for end in update.ended]
         granted = [self._unanswered.pop(s) for s in sorted(self._unanswered) if s <= update.renewed_sequence]
@@ -286,11 +297,11 @@ class ProducerSession:
         _log.warning("%s is lost: %s", self.source, reason)
         source = self.source
         self._context.post(lambda engine, now: engine.source_lost(source, reason, now))
-        self._context.let_go(source)
+        self._context.disconnect(source)
 
 
 async def _write(call: _Call, message: kv_pb2.StreamHandoffRequest) -> None:
-    """Raises _Broken for a call that ended a moment ago, which gRPC takes for a mistake of ours."""
+    """Write a message. Raises _Broken for a call that has just ended, for which gRPC raises InvalidStateError."""
     try:
         await call.write(message)
     except asyncio.InvalidStateError as ended:
@@ -298,7 +309,7 @@ async def _write(call: _Call, message: kv_pb2.StreamHandoffRequest) -> None:
 
 
 def _is_cancelled() -> bool:
-    """Whether this very task was cancelled: a call that its server cancels raises CancelledError too."""
+    """Return whether this task was cancelled: a call that its server cancels raises CancelledError too."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

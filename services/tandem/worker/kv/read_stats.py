@@ -1,4 +1,4 @@
-"""How much reads for requests have brought from each source, and in what time; never judges it."""
+"""Count how many bytes reads for requests transferred from each source, and in what time."""
 
 from __future__ import annotations
 
@@ -7,54 +7,59 @@ from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 
-TELLING_BYTES = 1 << 20
-"""An order for less tells of its own cost, not of the way."""
+MIN_SAMPLE_BYTES = 1 << 20
+"""Smallest read that counts, in bytes; smaller ones measure the cost of an order, not the link."""
 _MAX_SOURCES = 4096
+"""Sources kept; beyond that the oldest is dropped."""
 
 
 class SourceThroughput(NamedTuple):
-    """`seconds` are those of orders: where two were under way at once they count twice."""
+    """Bytes read from a source, and the sum of the reads' durations: time in which two reads overlap counts twice."""
 
     num_bytes: int = 0
     seconds: float = 0.0
 
 
 class ReadStats:
-    """From any thread. Sources of which nobody takes the figures are forgotten, the oldest first."""
+    """Own the open reads and the throughput of each source. May be called from any thread."""
 
     def __init__(self) -> None:
         self._open: dict[int, WorkerRef] = {}
-        self._brought: dict[WorkerRef, SourceThroughput] = {}
+        self._throughput: dict[WorkerRef, SourceThroughput] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<traffic of {len(self._brought)} sources, {len(self._open)} orders open>"
+        return f"<reads of {len(self._throughput)} sources, {len(self._open)} orders open>"
 
     def begin(self, order: int, source: WorkerRef) -> None:
         with self._lock:
             self._open[order] = source
 
     def is_open(self, source: WorkerRef) -> bool:
-        """Whether an order to read it is under way."""
+        """Return whether a read of the source is open."""
         with self._lock:
             return source in self._open.values()
 
     def end(self, order: int, num_bytes: int = 0, seconds: float = 0.0) -> WorkerRef:
-        """Returns whom it was to read. Of a failed one nothing counts."""
+        """End a read and return its source. A failed read, with 0 bytes, does not count."""
         with self._lock:
             source = self._open.pop(order)
-            if num_bytes < TELLING_BYTES:
+            if num_bytes < MIN_SAMPLE_BYTES:
                 return source
-            before = self._brought.get(source, SourceThroughput())
-            self._brought[source] = SourceThroughput(before.num_bytes + num_bytes, before.seconds + seconds)
-            if len(self._brought) > _MAX_SOURCES:
-                del self._brought[next(iter(self._brought))]
+            before = self._throughput.get(source, SourceThroughput())
+            self._throughput[source] = SourceThroughput(before.num_bytes + num_bytes, before.seconds + seconds)
+            if len(self._throughput) > _MAX_SOURCES:
+                del self._throughput[next(iter(self._throughput))]
             return source
 
     def take(self, num_bytes: int) -> dict[WorkerRef, SourceThroughput]:
-        """Take out the sources that have brought at least so much since they were taken out last."""
+        """Remove and return the sources with at least `num_bytes` bytes since they were last returned."""
         with self._lock:
-            taken = {source: brought for source, brought in self._brought.items() if brought.num_bytes >= num_bytes}
+            taken = {
+                source: throughput
+                for source, throughput in self._throughput.items()
+                if throughput.num_bytes >= num_bytes
+            }
             for source in taken:
-                del self._brought[source]
+                del self._throughput[source]
         return taken

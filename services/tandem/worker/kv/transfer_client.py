@@ -1,4 +1,4 @@
-"""Turns the engine's reads into the mover's orders and the mover's events into engine commands; never moves a byte."""
+"""Turn the engine's reads into orders to the transfer thread, and the transfer's events into engine commands."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ from tandem.worker.kv.read_stats import ReadStats
 
 _log = logging.getLogger(__name__)
 
-_GONE = "it is gone, and nothing is read of it any more"
+_GONE = "it is gone, and no read of it is open"
 
 
 class TransferClient:
-    """Methods are called by the engine's thread (reads), the event loop (connections, trials) and the mover's thread
-    (events). `traffic`: what reads for the engine have brought; `trials`: those that it knows nothing of.
+    """Own the connections to sources and the open reads of one worker.
 
-    `post` runs a command on the engine's thread. `on_peer_lost` is told of a lost source before the engine is, so that
-    whoever follows sources knows it when the engine's answer comes. `on_self_test` gets None or what went wrong.
+    Called by the engine's thread (reads), the event loop (connections, probe reads) and the transfer thread (events).
+    `read_stats` measures the engine's reads; `probe_reads` are those that the engine does not know.
+
+    `post` runs a command on the engine's thread. `on_peer_lost` is called with a lost source before the engine is, so
+    that the streams to the source are reset before the engine reacts. `on_self_test` receives None or an error.
     """
 
     def __init__(
@@ -57,21 +59,21 @@ class TransferClient:
         self._on_self_test = on_self_test
         self._on_stopped = on_stopped
         self._digests = digests
-        self._mover: KVTransfer | None = None
+        self._transfer: KVTransfer | None = None
         self._lock = threading.Lock()
         self._peers: dict[WorkerRef, TransportPeer] = {}
         self._lingering: set[WorkerRef] = set()
         self._leaving: set[WorkerRef] = set()
         self._connecting: dict[WorkerRef, list[Future[None]]] = {}
-        self.trials = ProbeReads()
-        self.traffic = ReadStats()
+        self.probe_reads = ProbeReads()
+        self.read_stats = ReadStats()
 
     def __repr__(self) -> str:
-        return f"ReadDesk({len(self._peers)} peers, {len(self._lingering)} lingering)"
+        return f"TransferClient({len(self._peers)} peers, {len(self._lingering)} lingering)"
 
-    def attach(self, mover: KVTransfer) -> None:
-        """The mover whose events come here; before anything else."""
-        self._mover = mover
+    def attach(self, transfer: KVTransfer) -> None:
+        """Set the transfer whose events come here; before anything else."""
+        self._transfer = transfer
 
     def connect(self, peer: TransportPeer) -> Future[None]:
         """Make a source readable. The future raises PeerError when that fails."""
@@ -90,14 +92,14 @@ class TransferClient:
         return future
 
     def canonical_peer(self, peer: TransportPeer) -> TransportPeer:
-        """The peer as it is connected, where that is the same but for the spelling of its address: to connect it under
-        another one would cost the reads that go on."""
+        """Return the connected peer if it differs only in the spelling of its address, else `peer`: connecting the same
+        peer under another address would abort its open reads."""
         with self._lock:
             others = [known for known in self._peers.values() if known.life == peer.life]
         return next((known for known in others if replace(peer, worker=known.worker) == known), peer)
 
     def start_read(self, read: StartRead) -> None:
-        """Order a read of a connected source; any other fails at once, with nothing to drain."""
+        """Start a read of a connected source; otherwise report the read as failed, with nothing to drain."""
         with self._lock:
             peer = self._peers.get(read.source)
         if peer is None:
@@ -105,8 +107,8 @@ class TransferClient:
             return
         heads = peer.layout.group.heads
         if self._digests and any(len(offered.heads) != heads for offered in read.offered):
-            wanted = f"one for each of {heads} KV heads is what handoff.digests asks for here"
-            self._refuse(read, f"{read.source} offers blocks without digests: {wanted}")
+            required = f"handoff.digests requires one for each of {heads} KV heads here"
+            self._refuse(read, f"{read.source} offers blocks without digests: {required}")
             return
         order = ReadRequest(
             id=read.read,
@@ -115,35 +117,37 @@ class TransferClient:
             logical=tuple(range(read.first_index, read.first_index + len(read.local))),
             digests=tuple(offered.heads for offered in read.offered) if self._digests else None,
         )
-        self.traffic.begin(order.id, read.source)
+        self.read_stats.begin(order.id, read.source)
         try:
             self._attached.read(order)
         except RuntimeError as error:
-            self.traffic.end(order.id)
+            self.read_stats.end(order.id)
             self._refuse(read, str(error))
 
     def try_read(self, source: WorkerRef, trial: ProbeRead) -> Future[ReadDone]:
-        """Order a read that the engine knows nothing of. Its future raises PeerError when it fails."""
+        """Start a read that the engine does not know. The future raises PeerError when the read fails."""
         with self._lock:
             peer = self._peers.get(source)
         if peer is None:
             missing: Future[ReadDone] = Future()
             missing.set_exception(PeerError(f"{source} is not connected"))
             return missing
-        order, future = self.trials.begin(peer, trial)
+        order, future = self.probe_reads.begin(peer, trial)
         try:
             self._attached.read(order)
         except RuntimeError as error:
-            self.trials.refuse(order, str(error))
+            self.probe_reads.refuse(order, str(error))
         return future
 
     def tear_down(self, teardown: TearDownProducer) -> None:
-        """Give a source up. One that is not connected was given up before, and the engine was told."""
+        """Tear down the connection to a source. One that is not connected was reported to the engine before."""
         self._tear_down(teardown.source, "a read does not end")
 
     def disconnect_when_idle(self, source: WorkerRef) -> None:
-        """Give up a source that is gone, once no read of it is under way: until then its memory stays mapped here, and
-        that of a GPU is free for nobody. To connect it takes that back."""
+        """Disconnect a source that is gone, once no read of it is open; `connect` cancels this.
+
+        Until then its memory stays mapped here, and GPU memory that is mapped cannot be freed.
+        """
         with self._lock:
             if source not in self._peers:
                 return
@@ -151,7 +155,7 @@ class TransferClient:
         self._leave(source)
 
     def keep(self, sources: Set[WorkerRef]) -> None:
-        """Let go of all that are connected but these, however their addresses are written."""
+        """Disconnect all sources but these, which are compared by id and incarnation."""
         lives = {(source.id, source.incarnation) for source in sources}
         with self._lock:
             others = [source for source, peer in self._peers.items() if peer.life not in lives]
@@ -159,10 +163,10 @@ class TransferClient:
             self.disconnect_when_idle(source)
 
     def on_event(self, event: Event) -> None:
-        """On the mover's thread."""
+        """Handle an event of the transfer, on the transfer thread."""
         match event:
             case ReadDone() | ReadFailed():
-                if not self.trials.end(event):
+                if not self.probe_reads.end(event):
                     self._end_read(event)
             case Connected(peer):
                 with self._lock:
@@ -177,8 +181,8 @@ class TransferClient:
             case PeerDrained(peer):
                 with self._lock:
                     self._lingering.discard(peer.worker)
-                self.trials.drained(peer.worker)
-                self._tell_engine(peer.worker, "its last read has ended", proven=True)
+                self.probe_reads.drained(peer.worker)
+                self._report_peer_lost(peer.worker, "its last read has ended", proven=True)
             case SelfTestDone(error):
                 self._on_self_test(error)
             case TransferStopped(error):
@@ -186,8 +190,8 @@ class TransferClient:
 
     @property
     def _attached(self) -> KVTransfer:
-        assert self._mover is not None, "no mover was attached"
-        return self._mover
+        assert self._transfer is not None, "no transfer was attached"
+        return self._transfer
 
     def _refuse(self, read: StartRead, reason: str) -> None:
         id = read.read
@@ -196,15 +200,15 @@ class TransferClient:
     def _end_read(self, event: ReadDone | ReadFailed) -> None:
         match event:
             case ReadDone(id, num_bytes, seconds):
-                self._leave(self.traffic.end(id, num_bytes, seconds))
+                self._leave(self.read_stats.end(id, num_bytes, seconds))
                 self._post(lambda engine, now: engine.read_done(id, now))
             case ReadFailed():
-                self._leave(self.traffic.end(event.id))
+                self._leave(self.read_stats.end(event.id))
                 self._post(lambda engine, now: _fail(engine, event, now))
 
     def _leave(self, source: WorkerRef) -> None:
-        """Where it was let go of, and nothing is under way any more."""
-        if self.traffic.is_open(source) or self.trials.is_open(source):
+        """Tear a source down if `disconnect_when_idle` was called and no read of it is open."""
+        if self.read_stats.is_open(source) or self.probe_reads.is_open(source):
             return
         with self._lock:
             if source not in self._leaving:
@@ -238,13 +242,13 @@ class TransferClient:
             if not proven:
                 self._lingering.add(peer.worker)
         self._on_peer_lost(peer.worker)
-        self._tell_engine(peer.worker, reason, proven=proven)
+        self._report_peer_lost(peer.worker, reason, proven=proven)
 
-    def _tell_engine(self, source: WorkerRef, reason: str, *, proven: bool) -> None:
-        def tell(engine: Engine, now: float) -> list[Effect]:
+    def _report_peer_lost(self, source: WorkerRef, reason: str, *, proven: bool) -> None:
+        def report(engine: Engine, now: float) -> list[Effect]:
             return engine.peer_lost(source, reason, proven=proven, now=now)
 
-        self._post(tell)
+        self._post(report)
 
     def _stop(self, error: str | None) -> None:
         with self._lock:
@@ -256,8 +260,8 @@ class TransferClient:
 
 
 def _fail(engine: Engine, failed: ReadFailed, now: float) -> list[Effect]:
-    """A worry only where somebody waited for it. Who gives a read up lets its source use the blocks again, so that it
-    may find anything in them."""
+    """Report a failed read to the engine. Logged as a warning only if a job waited for the read: the blocks of an
+    abandoned read are reused by its source and may fail the digest check."""
     effects = engine.read_failed(failed.id, failed.reason, drained=failed.drained, now=now)
     level = logging.WARNING if effects else logging.INFO
     _log.log(level, "read %d failed (%s): %s", failed.id, failed.kind.value, failed.reason)

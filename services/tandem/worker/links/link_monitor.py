@@ -1,10 +1,10 @@
-"""Has the ways measured by which a worker reads others, and knows what became of it; never reads a byte itself.
+"""Decide when the links to other workers are probed, and report the results.
 
-Peers are measured when they meet, others when their first transfers ask for it, and all of them again on error.
-At most NUM_PEERS of each zone are measured without a cause, as the registry lists them. Of others the first transfers
-tell how fast they are; one that was slower than promised, or whose way has to be of a kind, is measured too, because
-other traffic slows a transfer down as well. For the same reason a way is too slow only once it was so twice in a row,
-and is not refused because an answer was late.
+A source is probed when it is chosen from the registry, when its first transfers are suspicious, and again after errors.
+At most NUM_PEERS sources of each zone are probed without a cause, in registry order. For other sources the throughput
+of their first transfers is reported; if it is below the required bandwidth, or a link type is required, the link is
+probed too, because a transfer may be slow only because of other traffic. For the same reason a link counts as too slow
+only after two slow probes in a row, and a source is not refused because its answer was late.
 """
 
 from __future__ import annotations
@@ -33,97 +33,104 @@ from tandem.worker.model.worker_info import WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 
 BEAT_S = 0.5
+"""Seconds between two rounds of the monitor."""
 LIST_S = 10.0
-"""Between two looks at the registry, at most: in the beginning they are shorter, because workers start together."""
-TELLING_BYTES = 16 << 20
-"""So much of first transfers says how fast a way is."""
+"""Longest time in seconds between two reads of the registry; shorter at first, because workers start together."""
+MIN_SAMPLE_BYTES = 16 << 20
+"""Bytes of first transfers from which the throughput of a link is computed."""
 AGAIN_S = 0.5
-"""Until a way that was too slow is measured once more: whatever was in its way may be over."""
+"""Seconds until a link that was too slow is probed once more, since the disturbance may be over by then."""
 MAX_WAITING = 64
-"""Measurements that may be asked for at once; they take turns."""
+"""Probes that may be open at once; they run one after the other."""
 
 _log = logging.getLogger(__name__)
 
 
 class LinkMonitor:
-    """All calls on the event loop. `tell`: the book has something new."""
+    """Own the link reports of one worker and the running probes. All calls on the event loop.
+
+    `required` has the required bandwidth and link type; `on_change` is called when there is a new report.
+    """
 
     def __init__(
         self,
         me: WorkerRef,
         fingerprint: str,
-        promised: TransferConfig,
-        yardstick: LinkProbe,
-        traffic: ReadStats,
+        required: TransferConfig,
+        probe: LinkProbe,
+        read_stats: ReadStats,
         clock: Clock,
-        tell: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
-        self.book = LinkReports()
+        self.reports = LinkReports()
         self._me = me
         self._fingerprint = fingerprint
-        self._promised = promised
-        self._yardstick = yardstick
-        self._traffic = traffic
+        self._required = required
+        self._probe = probe
+        self._read_stats = read_stats
         self._clock = clock
-        self._tell = tell
+        self._on_change = on_change
         self._chosen: Sequence[WorkerRef] = ()
         self._running: dict[tuple[WorkerRef, int], asyncio.Task[LinkReport]] = {}
 
     def __repr__(self) -> str:
-        return f"<attestor of {self._me.id}: {self.book}, {len(self._running)} measured now>"
+        return f"<link monitor of {self._me.id}: {self.reports}, {len(self._running)} probes running>"
 
     async def run(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]] | None) -> None:
-        """Until cancelled. `list_workers` may raise RegistryUnavailable. Without it nobody is chosen; what transfers
-        tell is taken all the same."""
+        """Probe links until cancelled. `list_workers` may raise RegistryUnavailable; None means that no source is
+        chosen, while the throughput of transfers is still reported."""
         list_at, pause_s = self._clock.now(), BEAT_S
         while True:
             now = self._clock.now()
             if list_workers is not None and now >= list_at:
                 list_at, pause_s = now + pause_s, min(LIST_S, 2 * pause_s)
                 await self._choose(list_workers)
-            for source in self.book.due(self._chosen, now) + self._judge_transfers():
+            for source in self.reports.due(self._chosen, now) + self._evaluate_transfers():
                 await self._measure_quietly(source)
             await asyncio.sleep(BEAT_S)
 
     def cancel(self) -> None:
-        """End what is being measured, as soon as its reads do: at the latest with the transfer thread."""
+        """Cancel the running probes; they end with their open reads, at the latest with the transfer thread."""
         for task in self._running.values():
             task.cancel()
 
     async def close(self) -> None:
-        """End everything, once the transfer thread has ended."""
+        """Cancel all probes and wait for their end, after the transfer thread has ended."""
         self.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> LinkReport:
-        """A report from now, or from a moment ago where `num_bytes` is 0: as many as tell something. It is finished
-        whether or not somebody still waits for it. Raises TandemError."""
+        """Probe the link to a source and return the report. Raises TandemError.
+
+        For `num_bytes` 0 enough bytes for a meaningful result are read, and a recent report is returned instead of a
+        new probe. A probe that was started is finished even if its callers leave.
+        """
         if source.id == self._me.id:
-            raise TandemError(ErrorKind.INVALID_REQUEST, f"{source} is this very worker", param="source")
-        fresh = None if num_bytes else self.book.fresh(source, self._clock.now())
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"{source} is this worker itself", param="source")
+        fresh = None if num_bytes else self.reports.fresh(source, self._clock.now())
         if fresh is not None and fresh.num_bytes:
             return fresh
         task = self._running.get((source, num_bytes))
         if task is None:
             if len(self._running) >= MAX_WAITING:
-                raise TandemError(ErrorKind.OVERLOADED, f"{MAX_WAITING} measurements wait for their turn")
+                raise TandemError(ErrorKind.OVERLOADED, f"{MAX_WAITING} link probes are open already")
             task = asyncio.create_task(self._measure(source, num_bytes), name=f"measure {source}")
             self._running[source, num_bytes] = task
-            task.add_done_callback(lambda done: self._over(source, num_bytes, done))
+            task.add_done_callback(lambda done: self._on_done(source, num_bytes, done))
         return await asyncio.shield(task)
 
-    def doubt(self, source: WorkerRef) -> None:
-        """A read of a source has failed."""
-        self.book.doubt(source, self._clock.now())
+    def suspect(self, source: WorkerRef) -> None:
+        """Schedule a new probe of a source, because a read has failed."""
+        self.reports.suspect(source, self._clock.now())
 
     # ---- inside
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> LinkReport:
         try:
-            report = await self._judge(source, num_bytes)
-            if report.refused and report.gbps < self._promised.min_gbps:
+            report = await self._probe_and_evaluate(source, num_bytes)
+            if report.refused and report.gbps < self._required.min_gbps:
                 await asyncio.sleep(AGAIN_S)
-                report = await self._judge(source, num_bytes)
+                report = await self._probe_and_evaluate(source, num_bytes)
         except SourceGone as gone:
             self._gone(source, str(gone))
             raise TandemError(ErrorKind.WORKER_LOST, str(gone)) from gone
@@ -133,47 +140,50 @@ class LinkMonitor:
         self._put(report)
         return report
 
-    async def _judge(self, source: WorkerRef, num_bytes: int) -> LinkReport:
-        report, ends = await self._yardstick.measure(source, num_bytes)
-        return evaluate(report, self._promised, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
+    async def _probe_and_evaluate(self, source: WorkerRef, num_bytes: int) -> LinkReport:
+        report, ends = await self._probe.measure(source, num_bytes)
+        return evaluate(report, self._required, same_machine=ends.same_machine, is_cuda=ends.is_cuda)
 
     def _unmeasured(self, source: WorkerRef, error: TandemError) -> LinkReport:
-        """Who is late is refused only if it was before: nothing is known against its way."""
-        report, before = unmeasured(source, error.message, self._promised), self.book.find(source)
+        """Build the report of a failed probe. After a timeout the source is refused only if it was before, because a
+        late answer is no evidence against its link."""
+        report, before = unmeasured(source, error.message, self._required), self.reports.find(source)
         if error.kind in (ErrorKind.DEADLINE, ErrorKind.OVERLOADED):
             return replace(report, refused=before is not None and before.refused)
         return report
 
     def _gone(self, source: WorkerRef, reason: str) -> None:
-        """Who is chosen all the same is asked again, ever more seldom; of others nobody wants to know any more."""
+        """Record that a source no longer exists. If it is chosen, the failed probe is reported and retried with
+        backoff; otherwise its report is dropped."""
         if source in self._chosen:
-            self._put(unmeasured(source, reason, self._promised))
+            self._put(unmeasured(source, reason, self._required))
         else:
-            self.book.forget(source)
+            self.reports.forget(source)
 
-    def _over(self, source: WorkerRef, num_bytes: int, task: asyncio.Task[LinkReport]) -> None:
+    def _on_done(self, source: WorkerRef, num_bytes: int, task: asyncio.Task[LinkReport]) -> None:
         del self._running[source, num_bytes]
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, TandemError):
-            _log.error("the way to %s cannot be measured", source, exc_info=error)
+            _log.error("the link to %s cannot be probed", source, exc_info=error)
 
     async def _measure_quietly(self, source: WorkerRef) -> None:
         try:
             await self.measure(source)
         except TandemError as error:
-            _log.info("the way to %s is not known: %s", source, error.message)
+            _log.info("the link to %s is not measured: %s", source, error.message)
         except Exception as defect:
-            # It was logged where it came from; serving does not depend on it.
-            self._put(unmeasured(source, repr(defect), self._promised))
+            # `_on_done` has logged the defect; serving does not depend on a probe.
+            self._put(unmeasured(source, repr(defect), self._required))
 
     def _put(self, report: LinkReport) -> None:
-        if self.book.put(report, self._clock.now()):
+        if self.reports.put(report, self._clock.now()):
             level = logging.WARNING if report.problem else logging.INFO
             problem = f", but {report.problem}" if report.problem else ""
-            _log.log(level, "%s is read by %s, %.3g GB/s%s", report.source, report.link_type, report.gbps, problem)
-        self._tell()
+            _log.log(level, "link to %s: %s, %.3g GB/s%s", report.source, report.link_type, report.gbps, problem)
+        self._on_change()
 
     async def _choose(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]]) -> None:
-        """Of those that may prefill for this worker. A registry that cannot be reached changes nothing."""
+        """Choose the sources to probe among the workers that may prefill for this one. An unreachable registry changes
+        nothing."""
         try:
             records = await list_workers()
         except RegistryUnavailable:
@@ -186,19 +196,19 @@ class LinkMonitor:
             and record.worker.id != self._me.id
         ]
         self._chosen = peers_to_probe(self._me.id, producers)
-        self.book.listed({record.worker for record in records}, self._clock.now())
+        self.reports.listed({record.worker for record in records}, self._clock.now())
 
-    def _judge_transfers(self) -> list[WorkerRef]:
-        """Take what transfers tell of sources without a report. Returns those that are to be measured."""
+    def _evaluate_transfers(self) -> list[WorkerRef]:
+        """Report the throughput of transfers from sources without a report. Returns the sources to probe."""
         suspects: list[WorkerRef] = []
-        for source, (num_bytes, seconds) in self._traffic.take(TELLING_BYTES).items():
-            if self.book.find(source) is not None:
+        for source, (num_bytes, seconds) in self._read_stats.take(MIN_SAMPLE_BYTES).items():
+            if self.reports.find(source) is not None:
                 continue
             evidence = "its first transfers"
             report = LinkReport(
                 source=source, link_type="unknown", evidence=evidence, num_bytes=num_bytes, seconds=seconds
             )
-            if self._promised.require != "any" or report.gbps < self._promised.min_gbps:
+            if self._required.require != "any" or report.gbps < self._required.min_gbps:
                 suspects.append(source)
             else:
                 self._put(report)
@@ -212,9 +222,9 @@ def compose_link_monitor(
     trust: PeerAuth,
     reads: TransferClient,
     clock: Clock,
-    tell: Callable[[], None],
+    on_change: Callable[[], None],
 ) -> LinkMonitor:
-    """Of a worker whose reads are ordered at `reads`."""
+    """Create the link monitor of a worker whose reads are started by `reads`."""
     context = ProbeContext(
         fingerprint=identity.fingerprint,
         transport_kind=identity.transport_kind,
@@ -227,5 +237,5 @@ def compose_link_monitor(
         patience_s=config.handoff.drain_timeout_s,
         counters=read_counters,
     )
-    yardstick = LinkProbe(context)
-    return LinkMonitor(identity.me, identity.fingerprint, config.transfer, yardstick, reads.traffic, clock, tell)
+    probe = LinkProbe(context)
+    return LinkMonitor(identity.me, identity.fingerprint, config.transfer, probe, reads.read_stats, clock, on_change)

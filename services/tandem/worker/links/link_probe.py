@@ -1,9 +1,9 @@
-"""Measures the way to another worker: reads its trial blocks into our own, over and over; never judges what it found.
+"""Measure the link to another worker by reading its trial blocks into this worker's own, over and over.
 
-The blocks belong to nobody's books: those that are read are the same in every pool and never change, those that are
-written hold nothing. What is timed is what the link carries, without digests; before and after it one pass is checked
-against them, with other content each, so that what arrived was read now. The first pass is also for connections to come
-about.
+Trial blocks belong to no block pool: those that are read have the same constant content in every worker, those that are
+written hold nothing. The timed passes skip digests and measure what the link carries. The first pass also establishes
+connections. It and the last pass are verified against digests, with different content each, which proves that the data
+was read now.
 """
 
 from __future__ import annotations
@@ -32,26 +32,31 @@ from tandem.worker.kv.probe_reads import ProbeRead
 from tandem.worker.kv.transfer_client import TransferClient
 
 ENOUGH_BYTES = 64 << 20
+"""Bytes of an ordinary probe, which ends after these bytes or `ENOUGH_S`."""
 ENOUGH_S = 0.2
-"""Of an ordinary measurement: what comes first ends it."""
+"""Seconds of an ordinary probe, which ends after this time or `ENOUGH_BYTES`."""
 MOST_BYTES = 64 << 30
+"""Most bytes of a probe that names a number of bytes."""
 MOST_S = 10.0
-"""Of one for which somebody asks for a number of bytes."""
+"""Most seconds per pass of a probe that names a number of bytes."""
 TICK_S = 1e-6
-"""No read takes less, whatever a coarse clock says."""
+"""Shortest duration of a read, in seconds, in case the clock is coarse."""
 IDLE_S = 0.05
-"""For which traffic of others is watched before."""
+"""Seconds for which other traffic is counted before the timed passes."""
 MAX_OPEN = 2
-"""Orders at once: each has a part or two under way, and reads for requests take turns with them."""
+"""Read orders open at once. The transfer thread alternates between their parts and reads for requests."""
 NUM_ALONE = 3
-"""Orders that are timed one after the other, by the transfer thread's clock: a busy event loop slows none of them."""
+"""Orders that are timed one after the other by the transfer thread's clock, which a busy event loop does not delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeContext:
-    """What all measurements of a worker share. `digests`: of each trial block, a number per KV head of the model; None:
-    what arrives is not checked. A read that does not end within `patience_s` costs the whole peer. `counters` is
-    called on a thread."""
+    """What all probes of a worker share.
+
+    `digests` has, for each trial block, one number per KV head of the model; None: reads are not verified. A read that
+    does not end within `patience_s` seconds has the connection to its source torn down. `counters` reads the network
+    cards' counters, on a thread.
+    """
 
     fingerprint: str
     transport_kind: str
@@ -66,21 +71,22 @@ class ProbeContext:
 
 
 class ProbeResult(NamedTuple):
-    """What was found, and between which ends."""
+    """Report of a probe, and the two ends of the link."""
 
     report: LinkReport
     ends: LinkEndpoints
 
 
 class LinkProbe:
-    """One measurement at a time. All calls on the event loop."""
+    """Probe links, one at a time. All calls on the event loop."""
 
     def __init__(self, context: ProbeContext) -> None:
         self._context = context
         self._turn = asyncio.Lock()
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
-        """Read about so many bytes of a source, 0: as many as tell something. Raises TandemError, and SourceGone."""
+        """Read about `num_bytes` bytes of a source (0: enough for a meaningful result). Raises TandemError and
+        SourceGone."""
         async with self._turn:
             try:
                 return await self._measure(source, num_bytes)
@@ -91,19 +97,17 @@ class LinkProbe:
             except PeerError as error:
                 raise TandemError(ErrorKind.KV_LOST, f"{source} cannot be read: {error}") from error
             except TimeoutError as error:
-                raise TandemError(ErrorKind.DEADLINE, f"{source} does not answer, or cannot be read") from error
+                raise TandemError(ErrorKind.DEADLINE, f"{source} does not answer or cannot be read in time") from error
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> ProbeResult:
         context = self._context
-        if (other := context.reads.trials.undrained()) is not None:
-            message = (
-                f"{source} is not measured: a read of {other}, which was given up, may still write the same blocks"
-            )
+        if (other := context.reads.probe_reads.undrained()) is not None:
+            message = f"{source} is not measured: an abandoned read of {other} may still write to the same blocks"
             raise TandemError(ErrorKind.OVERLOADED, message)
         async with context.trust.open_channel(source.address) as channel:
             stub = context.trust.stub(channel, source.incarnation)
-            met = await handshake(stub, source, context.fingerprint, context.transport_kind)
-        peer = context.reads.canonical_peer(met.peer)
+            result = await handshake(stub, source, context.fingerprint, context.transport_kind)
+        peer = context.reads.canonical_peer(result.peer)
         async with asyncio.timeout(ANSWER_S):
             await asyncio.wrap_future(context.reads.connect(peer))
         passes = _ProbePasses(context, peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
@@ -116,30 +120,31 @@ class LinkProbe:
         alone = await passes.run(1, NUM_ALONE, limit_s, checked=False, most_open=1)
         after = await self._count()
         await passes.run(1, 1, limit_s)
-        ends, num_read = self._ends(met), together.num_bytes + alone.num_bytes
+        ends, num_read = self._ends(result), together.num_bytes + alone.num_bytes
         link_type, evidence = detect_link_type(TransferSample(num_read, idle, before, after), ends)
-        seconds = num_read / max(together.pace, alone.pace)
+        seconds = num_read / max(together.bytes_per_s, alone.bytes_per_s)
         report = LinkReport(source=source, link_type=link_type, evidence=evidence, num_bytes=num_read, seconds=seconds)
         return ProbeResult(report, ends)
 
     async def _count(self) -> Counters:
         return await asyncio.to_thread(self._context.counters, self._context.clock.now())
 
-    def _ends(self, met: HandshakeResult) -> LinkEndpoints:
+    def _ends(self, result: HandshakeResult) -> LinkEndpoints:
         context = self._context
-        is_same = bool(context.machine) and met.machine == context.machine
-        return LinkEndpoints(context.transport_kind, is_same, context.pool.device, met.peer.ranks[0].region.device)
+        is_same = bool(context.machine) and result.machine == context.machine
+        return LinkEndpoints(context.transport_kind, is_same, context.pool.device, result.peer.ranks[0].region.device)
 
 
 class _Run(NamedTuple):
-    """`pace`: bytes per second at its best, which is that of one order where the event loop was late for the others."""
+    """Result of one pass. `bytes_per_s` is the best throughput in bytes per second: that of the pass, or of a single
+    order where the event loop delayed the others."""
 
     num_bytes: int
-    pace: float
+    bytes_per_s: float
 
 
 class _ProbePasses:
-    """All orders of one measurement. Raises TandemError where one of both has no trial blocks."""
+    """Run the passes of one probe. Raises TandemError where either worker has no trial blocks."""
 
     def __init__(self, context: ProbeContext, peer: TransportPeer, num_bytes: int) -> None:
         self._context = context
@@ -147,7 +152,7 @@ class _ProbePasses:
         theirs, ours = peer.ranks[0].region, context.pool
         num = min(theirs.num_trial_blocks, ours.num_trial_blocks)
         if num < 1:
-            message = f"{peer.worker} and this worker cannot measure: one has no trial blocks, being of another version"
+            message = f"cannot measure {peer.worker}: it or this worker has no trial blocks and is of another version"
             raise TandemError(ErrorKind.UNSUPPORTED, message)
         block_bytes = peer.layout.block_bytes
         self._num_blocks = min(num, -(-num_bytes // block_bytes))
@@ -157,12 +162,14 @@ class _ProbePasses:
     async def run(
         self, shift: int, num_rounds: int, limit_s: float, *, checked: bool = True, most_open: int = MAX_OPEN
     ) -> _Run:
-        """Read the block that is `shift` further into each of ours, so many times or until the time is over. Whatever
-        happens, no order is open after it, unless the transfer thread hangs."""
+        """Read trial blocks with an offset of `shift`, `num_rounds` times or until `limit_s` seconds are over.
+
+        No order is open afterwards, whatever happens, unless the transfer thread hangs.
+        """
         reads, clock = self._context.reads, self._context.clock
         trial, started = self._trial(shift, checked=checked), clock.now()
         opened: deque[asyncio.Future[ReadDone]] = deque()
-        num_bytes, pace = 0, 0.0
+        num_bytes, bytes_per_s = 0, 0.0
         try:
             while num_rounds or opened:
                 while num_rounds and len(opened) < most_open:
@@ -171,12 +178,12 @@ class _ProbePasses:
                 try:
                     await self._wait(opened[0])
                 except TimeoutError:
-                    # Then the others would be waited for in vain.
+                    # The other orders hang too: do not wait for them in `finally`.
                     opened.clear()
                     raise
                 done = opened.popleft().result()
                 num_bytes += done.num_bytes
-                pace = max(pace, done.num_bytes / max(done.seconds, TICK_S))
+                bytes_per_s = max(bytes_per_s, done.num_bytes / max(done.seconds, TICK_S))
                 if clock.now() - started >= limit_s:
                     num_rounds = 0
         finally:
@@ -184,10 +191,10 @@ class _ProbePasses:
                 for order in opened:
                     await self._wait(order)
                     order.exception()
-        return _Run(num_bytes, max(pace, num_bytes / max(clock.now() - started, TICK_S)))
+        return _Run(num_bytes, max(bytes_per_s, num_bytes / max(clock.now() - started, TICK_S)))
 
     async def _wait(self, order: asyncio.Future[ReadDone]) -> None:
-        """Raises TimeoutError when not even giving the peer up ends it."""
+        """Wait for an order. Raises TimeoutError when the order does not end even after its peer was torn down."""
         patience_s = self._context.patience_s
         done, _ = await asyncio.wait([order], timeout=patience_s)
         if not done:

@@ -1,5 +1,5 @@
-"""Loads a model over several ranks: the first one's part with its rank group, or another one's; never starts a
-process."""
+"""Load a model over several ranks: the part of the first rank together with its rank group, or the part of another
+rank."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from tandem.worker.ranks.rank_channel import private_directory
 from tandem.worker.ranks.rank_group import Launch, RankGroup
 
 JOIN_S = 30.0
-"""For ranks that have all said that they are about to meet."""
+"""Seconds in which all ranks must join the process group, once each has reported that it is about to."""
 LOAD_S = 3600.0
-"""For the slowest rank to read its part of the weights, after the fastest."""
-WORD_S = 2.0
-"""For the word of a rank that has just failed to come."""
+"""Seconds that the slowest rank may take to load its part of the weights after the fastest."""
+REASON_S = 2.0
+"""Seconds to wait for the error message of a rank that has just failed."""
 
 
 def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, RankGroup]:
-    """As `load_model`, with the other ranks that `launch` starts, all of them loaded. Raises TandemError, with nothing
-    left behind."""
+    """Start the other ranks with `launch` and load the model on all of them; returns the first rank's part and the
+    group.
+
+    Raises TandemError, with every rank ended.
+    """
     check_parallel(config.model, config.engine)
     size = config.engine.tensor_parallel
     rank_group = RankGroup(private_directory(), size, launch, config.worker.step_stall_s)
@@ -38,9 +41,9 @@ def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, Rank
         loaded = _load_first(config, rank_group)
         rank_group.wait_loaded()
     except (CollectiveFailed, RanksLost) as failure:
-        told = rank_group.reason(WORD_S)
+        reason = rank_group.reason(REASON_S)
         rank_group.close()
-        raise told or TandemError(ErrorKind.INTERNAL, f"the ranks do not come together: {failure}") from failure
+        raise reason or TandemError(ErrorKind.INTERNAL, f"the ranks did not form a group: {failure}") from failure
     except BaseException:
         rank_group.close()
         raise
@@ -48,7 +51,8 @@ def load_ranked_model(config: Config, launch: Launch) -> tuple[LoadedModel, Rank
 
 
 def load_rank_model(config: Config, directory: Path, rank: int) -> Follower:
-    """The part of a rank but the first, all of its memory there. Raises TandemError and CollectiveFailed."""
+    """Load the part of a rank other than the first, with all of its memory allocated. Raises TandemError and
+    CollectiveFailed."""
     shard = Shard(rank, config.engine.tensor_parallel)
     group = _join(config, directory, shard)
     follower = load_follower(config.model, config.engine, RankContext(shard, group))
@@ -65,14 +69,14 @@ def _load_first(config: Config, rank_group: RankGroup) -> LoadedModel:
     group = _join(config, rank_group.directory, shard)
     loaded = load_model(config.model, config.engine, RankContext(shard, group, rank_group.send_command))
     group.bound(config.worker.step_stall_s)
-    # A collective on a GPU does not notice by itself that a rank is gone.
+    # A collective on a GPU does not notice by itself that another rank has ended.
     rank_group.watch(lambda _reason: group.abort())
     return loaded
 
 
 def _join(config: Config, directory: Path, shard: Shard) -> TorchGroup:
-    """Until it is bound again an exchange waits as long as another rank may load; of one that ends it is told at
-    once."""
+    """Join the process group of the ranks with a timeout long enough for loading. The caller sets a shorter one after
+    loading; a rank that ends is noticed at once either way."""
     group = join_group(directory, shard, rank_device(config.model.device, shard.rank), JOIN_S)
     group.bound(LOAD_S)
     return group

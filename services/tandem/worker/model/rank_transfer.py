@@ -1,4 +1,5 @@
-"""The transfer agents of a worker's ranks: one rank's own, and all of them as one mover; never knows of a step."""
+"""Open the KV transfer agents of a worker's ranks: the agent of one rank, or all of them merged into one
+`KVTransfer`."""
 
 from __future__ import annotations
 
@@ -21,13 +22,17 @@ from tandem.worker.ranks.rank_group import RankGroup
 from tandem.worker.ranks.remote_transfer import RemoteTransfer, TransferServer
 
 STOP_S = 2.0
-"""For reads of a rank whose leader is gone; one that is cut off over TCP may take its source with it."""
+"""Seconds for the reads of a rank whose first rank has ended. A read over TCP that is cut off may end its source
+too."""
 
 OnEvent = Callable[[Event], None]
 
 
 class RankTransferAgent:
-    """Of a rank but the first, told what to do by that one. One thread; `send` takes what is said on others."""
+    """Own the transfer agent of a rank other than the first, which executes the first rank's commands.
+
+    Called by one thread; events go to `send`, on other threads.
+    """
 
     def __init__(self, kind: str, cache: KVCache, rank: int, send: Callable[[bytes], None]) -> None:
         self._kind = kind
@@ -37,32 +42,34 @@ class RankTransferAgent:
         self._service: TransferServer | None = None
 
     def open(self, worker: WorkerRef) -> TransportPeer:
-        """As one of this life of a worker, once; yields how this rank is read. Raises TandemError."""
+        """Open the transport of this rank, once; returns how other workers read this rank. Raises TandemError."""
         assert self._service is None, "an agent is opened once"
         pool = MemoryPool.of(self._cache.region, self._cache.layout, keepalive=self._cache)
         transport = open_transport(self._kind, pool, agent_name(worker.id, worker.incarnation, self._rank))
         digest = self._cache.digest_here
-        self._service = TransferServer(lambda hear: TransferThread(transport, digest, hear, SystemClock()), self._send)
+        self._service = TransferServer(
+            lambda on_event: TransferThread(transport, digest, on_event, SystemClock()), self._send
+        )
         self._service.start()
         return transport.describe(worker)
 
     def handle(self, data: bytes) -> None:
-        """Raises ValueError before it is open."""
+        """Execute one encoded command. Raises ValueError before `open`."""
         if self._service is None:
             raise ValueError("the transfer agent is not open")
         self._service.handle(data)
 
     def close(self) -> None:
-        """Let its reads end, for a while."""
+        """Stop the agent after its open reads, waiting at most `STOP_S`."""
         if self._service is not None:
             self._service.stop(STOP_S)
 
 
-def open_mover(transport: Transport, model: WorkerModel, on_event: OnEvent, clock: Clock) -> KVTransfer:
-    """All ranks' agents as one, over the first one's transport. It is not started yet."""
+def open_transfer(transport: Transport, model: WorkerModel, on_event: OnEvent, clock: Clock) -> KVTransfer:
+    """Create the transfer of a worker over the first rank's transport, merging all ranks; the caller starts it."""
 
-    def own(hear: OnEvent) -> TransferThread:
-        return TransferThread(transport, model.digest, hear, clock)
+    def own(handler: OnEvent) -> TransferThread:
+        return TransferThread(transport, model.digest, handler, clock)
 
     return own(on_event) if model.rank_group is None else _join(model.rank_group, own, on_event)
 
@@ -70,16 +77,16 @@ def open_mover(transport: Transport, model: WorkerModel, on_event: OnEvent, cloc
 def _join(rank_group: RankGroup, own: Callable[[OnEvent], TransferThread], on_event: OnEvent) -> MultiRankTransfer:
     remotes: dict[int, RemoteTransfer] = {}
 
-    def remote(rank: int, hear: OnEvent) -> RemoteTransfer:
-        remotes[rank] = RemoteTransfer(partial(rank_group.send_to_transfer, rank), hear)
+    def remote(rank: int, handler: OnEvent) -> RemoteTransfer:
+        remotes[rank] = RemoteTransfer(partial(rank_group.send_to_transfer, rank), handler)
         return remotes[rank]
 
-    joined = MultiRankTransfer([own, *(partial(remote, rank) for rank in rank_group.ranks)], on_event)
+    merged = MultiRankTransfer([own, *(partial(remote, rank) for rank in rank_group.ranks)], on_event)
 
     def lose(reason: str) -> None:
-        for one in remotes.values():
-            one.lost(reason)
+        for transfer in remotes.values():
+            transfer.lost(reason)
 
-    rank_group.on_mover(lambda rank, data: remotes[rank].received(data))
+    rank_group.on_transfer_data(lambda rank, data: remotes[rank].received(data))
     rank_group.watch(lose)
-    return joined
+    return merged

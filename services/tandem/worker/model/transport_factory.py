@@ -1,4 +1,4 @@
-"""Opens the transport that settings name; never reads through it."""
+"""Open the transport that the settings name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transport import Transport
 
 OpenTransport = Callable[[str, MemoryPool, str], Transport]
-"""`open(kind, pool, agent)`"""
+"""Signature of a transport factory: `open(kind, pool, agent)`."""
 
 
 def open_transport(kind: str, pool: MemoryPool, agent: str) -> Transport:
-    """Raises TandemError when this machine cannot have it."""
+    """Open the NIXL transport, or for any other kind the `process_vm_readv` transport. Raises TandemError when this
+    machine does not support it."""
     return NixlTransport(pool, agent) if kind == "nixl" else ProcessVmTransport(pool, agent)

@@ -1,4 +1,4 @@
-"""How a worker introduces itself: who it is for life, what it is taken for now, and the proof; never its load."""
+"""Answer `Describe` with the worker's identity, its current role, and a signature."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerDescriptor:
-    """`role` is what routers take this worker for. The worker itself does whatever job it is given. `metrics_address`:
-    host:port of its /metrics, empty where it has none."""
+    """Own the worker's answer to `Describe`.
+
+    `role` is the label by which routers choose the worker's jobs; the worker itself runs any job. `metrics_address` is
+    the host:port of its /metrics, empty where there is none.
+    """
 
     def __init__(self, identity: WorkerInfo, trust: PeerAuth, redis: RedisHealth) -> None:
         self.identity = identity
@@ -26,16 +29,16 @@ class WorkerDescriptor:
         self._redis = redis
 
     def __repr__(self) -> str:
-        return f"<introduction of {self.identity.me} as {self.role}>"
+        return f"<descriptor of {self.identity.me} as {self.role}>"
 
-    def take_role(self, role: str) -> None:
-        """The registry has said it."""
+    def set_role(self, role: str) -> None:
+        """Adopt the role that the registry has for this worker."""
         if role != self.role:
-            _log.info("%s is taken for %s from now on (its pool is %s)", self.identity.me, role, self.identity.pool)
+            _log.info("worker %s: role %s (pool %s)", self.identity.me, role, self.identity.pool)
             self.role = role
 
     def describe(self, *, with_bundle: bool, metadata: Any) -> worker_pb2.DescribeReply:
-        """Everything but load and books, for the caller with this metadata."""
+        """Return everything but load and engine statistics, signed for the caller with this metadata."""
         reply = self.identity.describe(with_bundle=with_bundle)
         reply.role = self.role
         reply.metrics_address = self.metrics_address

@@ -1,4 +1,4 @@
-"""What a worker is for all of one life, as others are told of it; never what it holds."""
+"""Define what stays the same for one incarnation of a worker and is advertised to others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from tandem.wire.worker_codec import encode_bundle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """`pool` is a label for routers, the digests are hexadecimal, `max_model_len` is in tokens,
-    `machine` as `transfer.process.machine_identity` says."""
+    """Identity of one incarnation of a worker.
+
+    `pool` is a label for routers, `fingerprint` and `bundle_digest` are hexadecimal, `max_model_len` is in tokens, and
+    `machine` comes from `transfer.process_identity.machine_identity`.
+    """
 
     me: WorkerRef
     pool: str
@@ -33,7 +36,7 @@ class WorkerInfo:
     machine: str = ""
 
     def describe(self, *, with_bundle: bool) -> worker_pb2.DescribeReply:
-        """Everything but load and books."""
+        """Build the reply to `Describe` without load and engine statistics."""
         reply = worker_pb2.DescribeReply(
             worker=encode_worker(self.me),
             pool=self.pool,

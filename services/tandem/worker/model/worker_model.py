@@ -1,4 +1,4 @@
-"""What a worker serves, as its parts: executor, KV memory, digests, tokenizer files; never runs any of them."""
+"""Load what a worker serves: executor, KV memory, digests and tokenizer files."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from tandem.worker.ranks.rank_group import Launch, RankGroup
 
 
 def _ignore(grammar: Grammar) -> None:
-    """Of a model that knows no grammars."""
+    """Accept a grammar without compiling it, for models without grammar support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerModel:
-    """`pipeline` runs the executor's plans ahead; None: it computes at once. `pool` is the KV memory of the executor's
-    first rank as transports see it, `digest` that of its blocks, called by the transfer thread while the executor runs.
-    `fingerprint` is hexadecimal, `max_model_len` in tokens. `prepare` compiles a grammar ahead, on any thread, and
-    never raises. `rank_group`: the other ranks, if there are any. `trial_digests`: of each of the pool's trial blocks,
-    one number per KV head of the model."""
+    """Loaded model of a worker, with everything that the worker needs to run and describe it.
+
+    `pipeline` runs the executor's plans ahead; None: the executor computes each plan when called. `pool` is the KV
+    memory of the first rank as transports see it; `digest` computes digests of its blocks, on the transfer thread while
+    the executor runs. `fingerprint` is hexadecimal, `max_model_len` in tokens. `prepare` compiles a grammar ahead, on
+    any thread, without raising. `rank_group` are the other ranks, if any. `trial_digests` has, for each of the pool's
+    trial blocks, one number per KV head of the model.
+    """
 
     name: str
     executor: Executor
@@ -48,9 +51,10 @@ class WorkerModel:
 
 
 def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerModel:
-    """Fetch, convert and load as needed, which may take minutes; all memory is there after. Raises TandemError.
+    """Load the model, downloading and converting as needed, and allocate all memory; may take minutes. Raises
+    TandemError.
 
-    Further ranks are what `launch` starts, children of this process if it is None.
+    `launch` starts each further rank; None starts the ranks as child processes.
     """
     config = with_device_defaults(config)
     loaded, rank_group = _load(config, launch or launch_children(config))

@@ -1,4 +1,4 @@
-"""A rank as a child process of the first one, where nobody else places it; never speaks to it."""
+"""Start a rank as a child process of the first rank."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from pathlib import Path
 from tandem.core.config import Config, value_of
 from tandem.core.settings import settings
 
-_ELSEWHERE = frozenset({"redis.url"})
-"""Of no use to a rank, and perhaps with a password."""
+_EXCLUDED_SETTINGS = frozenset({"redis.url"})
+"""Settings that are not passed on, because a rank does not use them and they may contain a password."""
 
 
 class RankChild:
-    """Told all settings by environment. Its log lines go where the parent's go."""
+    """A rank as a child process. It gets all settings by environment variables; its log goes where the parent's
+    goes."""
 
     def __init__(self, config: Config, directory: Path, rank: int) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_REDIS__")}
-        environment |= {one.env: str(value_of(config, one.key)) for one in settings() if one.key not in _ELSEWHERE}
+        environment |= {
+            setting.env: str(value_of(config, setting.key))
+            for setting in settings()
+            if setting.key not in _EXCLUDED_SETTINGS
+        }
         self._process = subprocess.Popen(
             (sys.executable, "-m", "tandem.worker.rank_process", str(directory), str(rank)),
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),  # the parent's says when it is ready, and nothing else
-            start_new_session=True,  # Ctrl-C in the terminal is for the parent, which ends its parts in order
+            stdout=sys.stderr.fileno(),  # the parent's stdout carries only its ready line
+            start_new_session=True,  # Ctrl-C in the terminal is for the parent, which ends its ranks in order
         )
 
     def ended(self) -> str | None:
@@ -42,5 +47,5 @@ class RankChild:
 
 
 def launch_children(config: Config) -> Callable[[Path, int], RankChild]:
-    """A `worker.rank_group.Launch`."""
+    """Return a `worker.ranks.rank_group.Launch` that starts child processes."""
     return lambda directory, rank: RankChild(config, directory, rank)

@@ -1,8 +1,8 @@
-"""Messages both ways between two ranks of one worker, over a Unix socket; never knows what they mean.
+"""Exchange messages between two ranks of one worker over a Unix socket.
 
-The socket lies in a directory that only its user can enter, so whoever is at its other end could do to either rank
-whatever it likes anyway: nothing is signed. Ranks of one worker share a machine, as their GPUs' links want it.
-Sending needs no other thread and no event loop; it is what each step waits for.
+The socket is in a directory that only its user can enter, so messages are not signed: a process that can connect could
+control either rank anyway. Ranks of one worker share a machine, because their GPUs' links require it. Sending needs no
+other thread and no event loop, since every step waits for it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from pathlib import Path
 from tandem.core.errors import ErrorKind, TandemError
 
 SOCKET = "leader.sock"
+"""File name of the socket."""
 MAX_BYTES = 64 << 20
+"""Largest accepted message, in bytes."""
 _PREFIX = "tandem-ranks-"
 _MAX_SOCKET_PATH = 100
-"""Bytes; the kernel allows 107, on some systems 103."""
+"""Longest socket path, in bytes; the kernel allows 107, some systems 103."""
 _LENGTH = struct.Struct(">I")
 _TIMEVAL = struct.Struct("@ll")
 
 
 class RankChannel:
-    """One end. Any thread sends, one receives."""
+    """One end of a connection between two ranks. Any thread sends, one thread receives."""
 
     def __init__(self, connection: socket.socket, send_timeout_s: float) -> None:
-        """`send_timeout_s` bounds how long an end that takes nothing is waited for."""
+        """`send_timeout_s` limits how long a send waits for a peer that does not read."""
         whole, part = divmod(send_timeout_s, 1)
         timeout = _TIMEVAL.pack(int(whole), int(part * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
@@ -38,12 +40,13 @@ class RankChannel:
         self._lock = threading.Lock()
 
     def send(self, message: bytes) -> None:
-        """Raises OSError when the other end is gone, or takes nothing."""
+        """Send one message. Raises OSError when the peer has ended, or does not read within the timeout."""
         with self._lock:
             self._connection.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """The next message; None when there will be none. Raises ValueError for one that nobody would send."""
+        """Return the next message; None when the connection has ended. Raises ValueError for a message that is too
+        long."""
         try:
             head = self._exactly(_LENGTH.size)
             if head is None:
@@ -56,7 +59,7 @@ class RankChannel:
             return None
 
     def _exactly(self, num_bytes: int) -> bytes | None:
-        """None when the other end stops before."""
+        """Read `num_bytes` bytes; None when the connection ends before."""
         read = bytearray()
         while len(read) < num_bytes:
             piece = self._connection.recv(num_bytes - len(read))
@@ -66,14 +69,14 @@ class RankChannel:
         return bytes(read)
 
     def close(self) -> None:
-        """Both ends receive nothing more. From any thread; never raises."""
+        """Close the connection for both ends. May be called from any thread; does not raise."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 
 def private_directory() -> Path:
-    """A directory for the ranks of one worker, mode 0700, with a path that is short enough for a socket. Raises
+    """Create a directory for the ranks of one worker, mode 0700, with a path short enough for a socket. Raises
     TandemError."""
     room = _MAX_SOCKET_PATH - len(f"/{_PREFIX}12345678/{SOCKET}")
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
@@ -84,7 +87,7 @@ def private_directory() -> Path:
 
 
 def listen(directory: Path, num_ranks: int) -> socket.socket:
-    """Where ranks connect to, in their directory."""
+    """Listen on the socket in the directory of the ranks."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(directory / SOCKET))
     listener.listen(num_ranks)
@@ -92,7 +95,7 @@ def listen(directory: Path, num_ranks: int) -> socket.socket:
 
 
 def connect(directory: Path, send_timeout_s: float) -> RankChannel:
-    """Raises OSError when nobody listens."""
+    """Connect to the first rank. Raises OSError when nothing listens."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(str(directory / SOCKET))

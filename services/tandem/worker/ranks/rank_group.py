@@ -1,7 +1,7 @@
-"""The other ranks of this worker, each a process of its own, as the first one has them; never computes.
+"""Own the other ranks of a worker, each a process of its own, on behalf of the first rank.
 
-A rank that ends, says that it fails, or says what it should not, is lost, and with it all of them: those that are left
-cannot know what it has done. Nobody waits for a rank that is gone: its socket ends with it.
+If one rank ends, reports a failure, or sends an invalid message, the whole group counts as lost, since the state of the
+remaining ranks is unknown. The end of a process closes its socket, so no call waits for a rank that has ended.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ from tandem.wire.rank_codec import decode_event, encode_command
 from tandem.worker.ranks.rank_channel import RankChannel, listen
 
 START_S = 120.0
-"""For a process to begin, import what it needs and say so."""
-LOOK_S = 0.1
+"""Seconds for a process to start, import its libraries and report."""
+POLL_S = 0.1
+"""Seconds between two checks whether a starting process has ended."""
 END_S = 2.0
-"""A rank ends at once when its line does; one that stands still, or hangs in its device, is killed."""
+"""Seconds for a rank to end after its channel was closed; a rank that hangs is killed."""
 
 _log = logging.getLogger(__name__)
 
 
 class RankProcess(Protocol):
-    """Where one rank runs. It ends by itself when its socket does."""
+    """The process of one rank, which ends when its socket is closed."""
 
     def ended(self) -> str | None:
-        """None while it runs, else how it ended."""
+        """Return None while the process runs, else how it ended."""
         ...
 
     def stop(self, timeout_s: float) -> None:
-        """Wait until it has ended, and kill it when that takes longer. Never raises."""
+        """Wait for the process to end, and kill it after `timeout_s`. Does not raise."""
         ...
 
 
@@ -57,10 +58,11 @@ Launch = Callable[[Path, int], RankProcess]
 
 
 class RankGroup:
-    """Ranks 1 to `size - 1`. `send_command` is called by one thread, everything else by any."""
+    """Own ranks 1 to `size - 1`. `send_command` is called by one thread, everything else by any."""
 
     def __init__(self, directory: Path, size: int, launch: Launch, send_timeout_s: float) -> None:
-        """Start them, and wait until each is about to meet the others. Raises TandemError, with nothing left."""
+        """Start the ranks, and wait until each is about to join the process group. Raises TandemError, with every rank
+        ended."""
         self.directory = directory
         self.num_blocks: list[int] = []
         self._peers: dict[int, TransportPeer] = {}
@@ -68,8 +70,8 @@ class RankGroup:
         self._lost: TandemError | None = None
         self._is_closed = False
         self._watchers: list[Callable[[str], None]] = []
-        self._on_mover: Callable[[int, bytes], None] | None = None
-        self._lines: dict[int, RankChannel] = {}
+        self._on_transfer_data: Callable[[int, bytes], None] | None = None
+        self._channels: dict[int, RankChannel] = {}
         self._processes: list[RankProcess] = []
         try:
             with contextlib.closing(listen(directory, size - 1)) as listener:
@@ -79,27 +81,28 @@ class RankGroup:
         except BaseException:
             self.close()
             raise
-        for rank, line in self._lines.items():
-            threading.Thread(target=self._listen, args=(rank, line), name=f"tandem-rank-{rank}", daemon=True).start()
+        for rank, channel in self._channels.items():
+            threading.Thread(target=self._listen, args=(rank, channel), name=f"tandem-rank-{rank}", daemon=True).start()
 
     def __repr__(self) -> str:
-        return f"<rank group of {len(self._lines)}: {self._lost or ('closed' if self._is_closed else 'well')}>"
+        return f"<rank group of {len(self._channels)}: {self._lost or ('closed' if self._is_closed else 'well')}>"
 
     def wait_loaded(self) -> None:
-        """Until every rank has its part of the model, however long that takes. Raises TandemError when one fails."""
+        """Wait without a time limit until every rank has loaded its part of the model. Raises TandemError when a rank
+        fails."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lost is not None or len(self.num_blocks) == len(self._lines))
+            self._changed.wait_for(lambda: self._lost is not None or len(self.num_blocks) == len(self._channels))
             if self._lost is not None:
                 raise self._lost
 
     def reason(self, wait_s: float) -> TandemError | None:
-        """Which rank was lost and why, waiting so long for that to be known."""
+        """Return why the group was lost, waiting up to `wait_s` seconds for it; None if it was not."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None, wait_s)
             return self._lost
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Called once with the reason when a rank is lost, at once when one is; on any thread."""
+        """Call `on_lost` once with the reason when a rank is lost (at once if one already is), on any thread."""
         with self._changed:
             self._watchers.append(on_lost)
             lost = self._lost
@@ -107,48 +110,50 @@ class RankGroup:
             on_lost(lost.message)
 
     def send_command(self, command: RankCommand) -> None:
-        """A `runtime.parallel.leader.Tell`. Raises RanksLost."""
+        """Send a command to every rank; a `runtime.parallel.leader.Tell`. Raises RanksLost."""
         if self._lost is not None:
             raise RanksLost(self._lost.message)
         data = encode_command(command)
-        for rank in self._lines:
+        for rank in self._channels:
             self._send(rank, data)
 
     @property
     def ranks(self) -> range:
-        """All but the first."""
-        return range(1, len(self._lines) + 1)
+        """Return all ranks but the first."""
+        return range(1, len(self._channels) + 1)
 
-    def open_movers(self, worker: WorkerRef) -> list[TransportPeer]:
-        """Have every rank open its transfer agent, once; yields how each is read, in order. Raises TandemError."""
+    def open_transfers(self, worker: WorkerRef) -> list[TransportPeer]:
+        """Have every rank open its transfer agent, once; returns how each is read by other workers, in rank order.
+        Raises TandemError."""
         data = encode_command(OpenMover(worker))
-        for rank in self._lines:
+        for rank in self._channels:
             with contextlib.suppress(RanksLost):  # raised below, for all
                 self._send(rank, data)
         with self._changed:
-            self._changed.wait_for(lambda: self._lost is not None or len(self._peers) == len(self._lines))
+            self._changed.wait_for(lambda: self._lost is not None or len(self._peers) == len(self._channels))
             if self._lost is not None:
                 raise self._lost
             return [self._peers[rank] for rank in self.ranks]
 
-    def on_mover(self, on_mover: Callable[[int, bytes], None]) -> None:
-        """`on_mover(rank, data)` takes what ranks' transfer agents say, in order of each, on a thread of each."""
-        self._on_mover = on_mover
+    def on_transfer_data(self, handler: Callable[[int, bytes], None]) -> None:
+        """Set the receiver of the transfer agents' events: `handler(rank, data)`, called in order per rank, on a thread
+        per rank."""
+        self._on_transfer_data = handler
 
     def send_to_transfer(self, rank: int, data: bytes) -> None:
-        """To one rank's transfer agent. Of one that is lost `watch` tells."""
+        """Send encoded bytes to one rank's transfer agent. The loss of a rank is reported by `watch`."""
         with contextlib.suppress(RanksLost):
             self._send(rank, encode_command(MoverBytes(data)))
 
     def close(self) -> None:
-        """End them and wait for it; nothing happens the second time. Never raises."""
+        """End the ranks and wait for their ends; a second call does nothing. Does not raise."""
         with self._changed:
             if self._is_closed:
                 return
             self._is_closed = True
-        for line in self._lines.values():
-            line.close()
-        # Nobody listens any more: a process that has not connected yet ends when it tries.
+        for channel in self._channels.values():
+            channel.close()
+        # The socket is gone, so a process that has not connected yet fails to and ends.
         shutil.rmtree(self.directory, ignore_errors=True)
         for process in self._processes:
             process.stop(END_S)
@@ -156,40 +161,41 @@ class RankGroup:
     # ---- inside
 
     def _gather(self, listener: socket.socket, size: int, send_timeout_s: float) -> None:
-        listener.settimeout(LOOK_S)
-        for _ in range(int(START_S / LOOK_S)):
+        listener.settimeout(POLL_S)
+        for _ in range(int(START_S / POLL_S)):
             with contextlib.suppress(TimeoutError):
                 self._accept(RankChannel(listener.accept()[0], send_timeout_s), size)
-            if len(self._lines) == size - 1:
+            if len(self._channels) == size - 1:
                 return
             for rank, process in enumerate(self._processes, 1):
-                if rank not in self._lines and (how := process.ended()) is not None:
-                    raise TandemError(ErrorKind.INTERNAL, f"rank {rank} did not start: {how}")
-        missing = sorted(set(range(1, size)) - self._lines.keys())
+                if rank not in self._channels and (reason := process.ended()) is not None:
+                    raise TandemError(ErrorKind.INTERNAL, f"rank {rank} did not start: {reason}")
+        missing = sorted(set(range(1, size)) - self._channels.keys())
         raise TandemError(ErrorKind.INTERNAL, f"ranks {missing} did not start within {START_S:g} s")
 
-    def _accept(self, line: RankChannel, size: int) -> None:
-        """A rank says first which it is; that it is the right one is for the directory to see to."""
-        message = line.receive()
+    def _accept(self, channel: RankChannel, size: int) -> None:
+        """Accept a connection whose first message is RankReady. The directory's permissions authenticate the
+        process."""
+        message = channel.receive()
         event = None if message is None else decode_event(message)
-        if not isinstance(event, RankReady) or event.rank in self._lines or not 0 < event.rank < size:
-            line.close()
-            raise TandemError(ErrorKind.INTERNAL, f"a rank's first word is {event}")
-        self._lines[event.rank] = line
+        if not isinstance(event, RankReady) or event.rank in self._channels or not 0 < event.rank < size:
+            channel.close()
+            raise TandemError(ErrorKind.INTERNAL, f"a rank's first message is {event}")
+        self._channels[event.rank] = channel
 
-    def _listen(self, rank: int, line: RankChannel) -> None:
-        """On the rank's own thread, until it is lost or closed."""
+    def _listen(self, rank: int, channel: RankChannel) -> None:
+        """Receive the messages of one rank, on a thread of its own, until the rank is lost or closed."""
         error = TandemError(ErrorKind.WORKER_LOST, f"rank {rank} is gone")
         try:
-            while (message := line.receive()) is not None:
+            while (message := channel.receive()) is not None:
                 event = decode_event(message)
                 if isinstance(event, RankFailed):
                     error = TandemError(event.kind, f"rank {rank}: {event.message}")
                     break
                 self._take(rank, event)
         except Exception as failure:
-            _log.exception("rank %d is not understood", rank)
-            error = TandemError(ErrorKind.INTERNAL, f"rank {rank} is not understood: {failure}")
+            _log.exception("rank %d sent an invalid message", rank)
+            error = TandemError(ErrorKind.INTERNAL, f"rank {rank} sent an invalid message: {failure}")
         self._lose(error)
 
     def _take(self, rank: int, event: RankReady | Loaded | RankRegistered | MoverBytes) -> None:
@@ -201,18 +207,21 @@ class RankGroup:
             with self._changed:
                 self._peers[rank] = event.peer
                 self._changed.notify_all()
-        elif isinstance(event, MoverBytes) and self._on_mover is not None:
-            self._on_mover(rank, event.data)
+        elif isinstance(event, MoverBytes) and self._on_transfer_data is not None:
+            self._on_transfer_data(rank, event.data)
         else:
-            raise ValueError(f"{type(event).__name__} is not expected")
+            raise ValueError(f"unexpected {type(event).__name__}")
 
     def _send(self, rank: int, data: bytes) -> None:
-        """Raises RanksLost. A rank that takes nothing is lost, since what it was told last may be half told. Why one is
-        gone its own thread knows."""
+        """Send bytes to one rank. Raises RanksLost.
+
+        A rank that does not read in time is lost, since part of the message may have been sent. For a closed connection
+        the rank's own thread reports the reason.
+        """
         try:
-            self._lines[rank].send(data)
+            self._channels[rank].send(data)
         except OSError as error:
-            lost = f"rank {rank} cannot be told: {error}"
+            lost = f"cannot send to rank {rank}: {error}"
             if not isinstance(error, ConnectionError):
                 self._lose(TandemError(ErrorKind.WORKER_LOST, lost))
             raise RanksLost(lost) from error

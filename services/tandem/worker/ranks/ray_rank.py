@@ -1,6 +1,6 @@
-"""A rank as a Ray actor in its replica's placement group; never speaks to it but to start and to end it.
+"""Run a rank as a Ray actor in the placement group of its replica.
 
-All of a group's bundles are on one machine, where ranks meet; see `worker.rank_line`.
+All bundles of a group are on one machine, where ranks communicate; see `worker.ranks.rank_channel`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tandem.core.config import Config
 
 SLOT: dict[str, float] = {"CPU": 1}
-"""What one rank takes of a machine: a slot and not a core."""
+"""Ray resources of one rank: a scheduling slot, which does not limit the rank to one core."""
 
 
 def slot(config: Config) -> dict[str, float]:
-    """What Ray sets aside for one rank: with CUDA a GPU too, the only one that its process sees."""
+    """Return the Ray resources of one rank: with CUDA also a GPU, the only one that its process sees."""
     return SLOT | {"GPU": 1} if config.model.device == "cuda" else dict(SLOT)
 
 
@@ -33,13 +33,14 @@ class _Rank:
 
 
 class RankActor:
-    """A `worker.rank_group.RankProcess`. Ray ends it with the replica that owns it, however that ends."""
+    """A `worker.ranks.rank_group.RankProcess` as a Ray actor. Ray ends it with the replica that owns it, however that
+    ends."""
 
     def __init__(self, config: Config, group: PlacementGroup, directory: Path, rank: int) -> None:
-        wanted = slot(config)
+        resources = slot(config)
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
         remote: Any = ray.remote(_Rank)
-        options = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0)}
+        options = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0)}
         self._actor = remote.options(scheduling_strategy=strategy, **options).remote()
         self._end = self._actor.follow.remote(config, str(directory), rank)
 
@@ -58,6 +59,6 @@ class RankActor:
 
 
 def launch_actors(config: Config) -> Callable[[Path, int], RankActor]:
-    """A `worker.rank_group.Launch`, in a replica whose placement group has a bundle for each rank."""
+    """Return a `worker.ranks.rank_group.Launch`, for a replica whose placement group has a bundle per rank."""
     group = ray.util.get_current_placement_group()
     return lambda directory, rank: RankActor(config, group, directory, rank)

@@ -1,7 +1,7 @@
-"""Both ends of a rank's mover that runs in another process, over any channel of bytes; never opens one.
+"""Drive the KV transfer of a rank in another process, over any channel of bytes.
 
-The leader of the ranks has a `RemoteTransfer`, the other process a `TransferServer`. The channel must keep the order in
-each direction, and must not wait: whoever owns it calls `lost` when it breaks.
+The first rank has a `RemoteTransfer`, the other process a `TransferServer`. The channel must keep the order in each
+direction and must not block; its owner calls `lost` when the channel breaks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteTransfer:
-    """A `RankTransfer`. The function `send` may call `lost` but never raises; `received` comes from one thread."""
+    """A `RankTransfer` that forwards commands to another process. `send` may call `lost` but must not raise; `received`
+    is called by one thread."""
 
     def __init__(self, send: Send, on_event: Callable[[Event], None]) -> None:
         self._send = send
@@ -35,13 +36,13 @@ class RemoteTransfer:
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
-        return f"RemoteMover({'ended' if self._has_ended.is_set() else 'alive'})"
+        return f"RemoteTransfer({'ended' if self._has_ended.is_set() else 'alive'})"
 
     def start(self) -> None:
-        """It was started where it runs."""
+        """Do nothing: the other process starts its transfer thread."""
 
     def send(self, command: Command) -> None:
-        """Raises RuntimeError once it was halted, or has ended: then nothing would ever answer."""
+        """Forward a command. Raises RuntimeError after `halt` or the end, since no event would follow."""
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the transfer thread of another rank has stopped")
@@ -57,11 +58,11 @@ class RemoteTransfer:
         return self._has_ended.wait(timeout_s)
 
     def received(self, data: bytes) -> None:
-        """An event came. After the last one nothing is heard any more."""
+        """Forward an event of the other process. Events after the last one are dropped."""
         try:
             event = decode_event(pb.MoverEvent.FromString(data))
         except (DecodeError, TandemError) as error:
-            self.lost(f"another rank is not understood: {error}")
+            self.lost(f"another rank sent an invalid message: {error}")
             return
         if isinstance(event, TransferStopped):
             self._end(event)
@@ -69,7 +70,7 @@ class RemoteTransfer:
             self._on_event(event)
 
     def lost(self, reason: str) -> None:
-        """The channel is broken, so nothing more will come: what the rank still owes is in doubt."""
+        """End because the channel is broken: the outcome of open commands is unknown."""
         self._end(TransferStopped(reason))
 
     def _end(self, event: TransferStopped) -> None:
@@ -82,37 +83,38 @@ class RemoteTransfer:
 
 
 class TransferServer:
-    """The mover of this process's rank, driven by its leader. Each event goes to `send`, which never raises, on the
-    mover's thread."""
+    """Own the transfer of this process's rank, driven by the first rank. Each event goes to `send`, which must not
+    raise, on the transfer thread."""
 
     def __init__(self, open_mover: OpenMover, send: Send) -> None:
         self._send = send
-        self._mover = open_mover(self._tell)
+        self._transfer = open_mover(self._send_event)
 
     def __repr__(self) -> str:
-        return f"MoverService({self._mover!r})"
+        return f"TransferServer({self._transfer!r})"
 
     def start(self) -> None:
-        self._mover.start()
+        self._transfer.start()
 
     def handle(self, data: bytes) -> None:
-        """Carry out a command. One that cannot be understood ends the mover: its leader waits for an answer."""
+        """Execute a command. A malformed one stops the transfer, since the first rank would wait for its outcome for
+        ever."""
         try:
             command = decode_command(pb.MoverCommand.FromString(data))
         except (DecodeError, TandemError) as error:
-            _log.error("the leader of the ranks is not understood: %s", error)
+            _log.error("the first rank sent an invalid command: %s", error)
             command = None
         if command is None:
-            self._mover.halt()
+            self._transfer.halt()
             return
-        # One that has stopped has said so, or is about to.
+        # RuntimeError: the transfer has stopped, and its last event reports that.
         with contextlib.suppress(RuntimeError):
-            self._mover.send(command)
+            self._transfer.send(command)
 
     def stop(self, timeout_s: float) -> bool:
-        """Let open reads end, then end: the leader is gone. False when a thread hangs."""
-        self._mover.halt()
-        return self._mover.join(timeout_s)
+        """Stop after the open reads, because the first rank has ended. Returns False when the thread hangs."""
+        self._transfer.halt()
+        return self._transfer.join(timeout_s)
 
-    def _tell(self, event: Event) -> None:
+    def _send_event(self, event: Event) -> None:
         self._send(encode_event(event).SerializeToString())

@@ -1,6 +1,6 @@
-"""Builds the Serve application of one pool from its part of a `serveConfigV2` document; never runs a worker.
+"""Build the Serve application of one pool from the `args` of a `serveConfigV2` document.
 
-Serve calls `build` wherever it likes, on a machine without a GPU and without the model: nothing here imports either.
+Serve calls `build` on any machine, also one without GPU and model, so this module imports neither torch nor the model.
 """
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
 def build(args: Mapping[str, Any]) -> Any:
-    """The application that the document's `import_path` names, for its `args`:
+    """Return the application that the document's `import_path` names, for its `args`:
 
-    `pool` (required): a name for it, which is its workers' role where that is one and settings name no other.
-    `config`: a file of settings. `settings`: more of them, nested or flat, over the file and the environment.
-    `num_gpus`: of each rank; by default 1 where the model is on cuda. `resources`: of Ray, by name, of each worker.
+    - `pool` (required): name of the pool. It is also the workers' role if it is a role name and no setting names
+      another.
+    - `config`: path of a settings file.
+    - `settings`: more settings, nested or flat, which override the file and the environment.
+    - `num_gpus`: GPUs of each rank; by default 1 where the model is on cuda.
+    - `resources`: Ray resources of each worker, by name.
 
     Raises TandemError(INVALID_REQUEST) that names the key.
     """
     for key in args:
         if key not in _READERS:
             raise _refuse(str(key), f": there is no such key; there are: {', '.join(_READERS)}")
-    told = {key: read(args[key], key) for key, read in _READERS.items() if args.get(key) is not None}
-    if "pool" not in told:
-        raise _refuse("pool", " must be there")
-    pool = _pool(told)
+    options = {key: read(args[key], key) for key, read in _READERS.items() if args.get(key) is not None}
+    if "pool" not in options:
+        raise _refuse("pool", " is required")
+    pool = _pool(options)
     resolved = pool.resolve(os.environ)
     if resolved.origins["worker.pool"] == DEFAULT_LAYER:
-        raise _refuse("pool", f" = {pool.name!r} is no role: set worker.pool to one of {', '.join(POOLS)}")
+        raise _refuse("pool", f" = {pool.name!r} is not a role: set worker.pool to one of {', '.join(POOLS)}")
     return pool_application(pool, resolved.config)
 
 
-def _pool(told: Mapping[str, Any]) -> PoolSpec:
-    name = told["pool"]
+def _pool(options: Mapping[str, Any]) -> PoolSpec:
+    name = options["pool"]
     below: list[Layer] = [("args.pool", {"worker.pool": name})] if name in POOLS else []
-    if "config" in told:
-        below.append((str(told["config"]), read_settings(told["config"])))
+    if "config" in options:
+        below.append((str(options["config"]), read_settings(options["config"])))
     return PoolSpec(
         name=name,
         below=tuple(below),
-        above=(("args.settings", told.get("settings", {})),),
-        num_gpus=told.get("num_gpus"),
-        resources=told.get("resources", {}),
+        above=(("args.settings", options.get("settings", {})),),
+        num_gpus=options.get("num_gpus"),
+        resources=options.get("resources", {}),
     )
 
 

@@ -1,6 +1,7 @@
-"""A worker as a Ray Serve deployment: placement, health, restart and drain; never a request, which comes by gRPC.
+"""Run a worker as a Ray Serve deployment: placement, health checks, restart and drain. Requests do not pass through
+Serve.
 
-Ray Serve owns a worker's life. Everything else is `worker.program.Worker`, which knows nothing of Ray.
+Ray Serve owns the life of each replica. The worker itself, `worker.worker.Worker`, does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ if TYPE_CHECKING:
     from tandem.worker.worker import Worker
 
 STOP_MARGIN_S = 10.0
-"""How much longer than `drain_s` Serve waits before it kills a replica."""
+"""Seconds beyond `drain_s` that Serve waits before it kills a replica."""
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 30.0
 SURGE_PERCENT = 20
-"""Of a pool's workers there may be more while they are replaced; Serve rounds up, so that a pool of one has its next
-worker before it loses the last."""
+"""Extra workers of a pool, in percent, while its workers are replaced. Serve rounds up, so that a pool of one has its
+next worker before it loses the last."""
 
 
 class WorkerReplica:
-    """One worker per replica. Raises from `check_health` when the worker's step loop or transport is broken, so that
-    Serve replaces it."""
+    """One worker per replica. `check_health` raises when the worker's step loop or transport is broken, so that Serve
+    replaces the replica."""
 
     async def __init__(self, pool: PoolSpec) -> None:  # type: ignore[misc]
         self._worker: Worker | None = None
         prepare_process()
-        config = _here(pool.resolve(os.environ).config)
+        config = _replica_config(pool.resolve(os.environ).config)
         _log_with_serve(config.telemetry, config.worker.id)
-        # Only now: importing the model's libraries reads the environment.
+        # Imported after prepare_process, because the model's libraries read the environment on import.
         from tandem.worker.factory import start_worker
         from tandem.worker.model.worker_model import load_worker_model
 
@@ -54,24 +55,25 @@ class WorkerReplica:
         settle_process()
 
     async def check_health(self) -> None:
-        problem = "it has not started" if self._worker is None else self._worker.healthy()
+        problem = "the worker has not started" if self._worker is None else self._worker.healthy()
         if problem is not None:
             raise RuntimeError(problem)
 
     async def __call__(self, _request: Any) -> dict[str, str]:
-        """What Serve's proxies answer at the route that an application must have for KubeRay to find its pods ready."""
+        """Answer Serve's proxies at the route that an application must have for KubeRay to consider its pods ready."""
         assert self._worker is not None
         return {"worker": str(self._worker.me.id), "state": self._worker.healthy() or "healthy"}
 
     async def __del__(self) -> None:
-        """Serve awaits this when it stops a replica in order, for at most `drain_s` and a margin."""
+        """Drain and stop the worker. Serve awaits this call when it stops a replica in order, for at most `drain_s` and
+        a margin."""
         if self._worker is not None:
             await self._worker.drain(self._drain_s)
             await self._worker.stop()
 
 
-def _here(config: Config) -> Config:
-    """With what only a replica knows: a name that no other has, its address in Ray's network. Raises TandemError."""
+def _replica_config(config: Config) -> Config:
+    """Add the settings of this replica: a unique worker name, and its address in Ray's network. Raises TandemError."""
     if not config.redis.url:
         message = "redis.url is empty: gateways find workers in Redis (TANDEM_REDIS__URL in the environment of the pod)"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
@@ -85,16 +87,16 @@ def _advertise_address(worker: WorkerConfig) -> str:
 
 
 def _log_with_serve(telemetry: TelemetryConfig, worker: str) -> None:
-    """Into Serve's own file of this replica, whose name says which pool it is of; past the buffer in front of it,
-    because the last lines before a crash are the ones that matter."""
+    """Log to Serve's own log file of this replica, whose name contains the pool. The buffer in front of the file is
+    bypassed, because the last lines before a crash are the ones that matter."""
     serves = logging.getLogger("ray.serve").handlers
     ours = [getattr(handler, "target", None) or handler for handler in serves]
     set_up_logging(telemetry, "tandem-worker", worker, handlers=ours)
 
 
-def _places(config: Config, pool: PoolSpec, num_gpus: float) -> dict[str, Any]:
-    """What Ray sets aside: for a replica of several ranks a place for each, the first one's own among them, all on one
-    machine."""
+def _placement_options(config: Config, pool: PoolSpec, num_gpus: float) -> dict[str, Any]:
+    """Return the Ray options that place a replica: resources for one rank, or a placement group with a bundle per rank,
+    all on one machine."""
     own = {"num_cpus": SLOT["CPU"], "num_gpus": num_gpus, "resources": dict(pool.resources)}
     if config.engine.tensor_parallel == 1:
         return {"ray_actor_options": own}
@@ -108,12 +110,15 @@ def _places(config: Config, pool: PoolSpec, num_gpus: float) -> dict[str, Any]:
 
 
 def pool_application(pool: PoolSpec, config: Config, num_replicas: int = 1) -> Any:
-    """The Serve application of `num_replicas` workers of a pool. `config`, its settings as they are here, says what
-    does not depend on where a worker runs. Raises TandemError for GPUs that do not fit it."""
+    """Return the Serve application of `num_replicas` workers of a pool.
+
+    `config` has the pool's settings as resolved here; only values that do not depend on the worker's machine are used.
+    Raises TandemError for a number of GPUs that does not fit the settings.
+    """
     deployment = serve.deployment(WorkerReplica).options(
         name=pool.deployment,
         num_replicas=num_replicas,
-        **_places(config, pool, pool.gpus_per_rank(config)),
+        **_placement_options(config, pool, pool.gpus_per_rank(config)),
         max_ongoing_requests=1,
         max_surge_percent=SURGE_PERCENT,
         health_check_period_s=HEALTH_PERIOD_S,

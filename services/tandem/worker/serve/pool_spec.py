@@ -1,4 +1,4 @@
-"""What all workers of one pool are told alike: settings, GPUs, resources of Ray; never what one finds where it runs."""
+"""Define what all workers of one pool have in common: settings, GPUs and Ray resources."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved, from_environment, resolve, settings
 
 Layer = tuple[str, Mapping[str, Any]]
-"""Where settings come from, and they; as `tandem.core.settings.resolve` takes it."""
+"""A layer of settings, as `tandem.core.settings.resolve` takes it: name of the source, and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """`below` and `above` are layers of settings under and over the environment of the process that reads them, so that
-    each worker knows what only its own pod is told and a secret in the environment stays there. `num_gpus`: of each
-    rank, None for one where the model is on cuda. `resources`: of Ray, by name, of each worker."""
+    """Settings and resources of one pool.
+
+    `below` and `above` are settings layers under and over the environment of the process that resolves them, so that
+    each worker uses its own pod's environment and secrets in the environment stay there. `num_gpus` is per rank; None
+    means one where the model is on cuda. `resources` are Ray resources of each worker, by name.
+    """
 
     name: str
     below: tuple[Layer, ...] = ()
@@ -31,11 +34,12 @@ class PoolSpec:
         return f"tandem-{self.name}"
 
     def resolve(self, environ: Mapping[str, str]) -> Resolved:
-        """The settings of a process with this environment. Raises TandemError that names key and layer."""
+        """Resolve the settings of a process with this environment. Raises TandemError that names key and layer."""
         return resolve([*self.below, ("environment", from_environment(environ)), *self.above])
 
     def gpus_per_rank(self, config: Config) -> float:
-        """Raises TandemError where ranks would have no GPU each, or one that they cannot use."""
+        """Return the number of GPUs per rank. Raises TandemError where a rank would have none or one that it cannot
+        use."""
         is_cuda = config.model.device == "cuda"
         given = float(is_cuda) if self.num_gpus is None else self.num_gpus
         if is_cuda and config.engine.tensor_parallel > 1 and given != 1:
@@ -47,10 +51,10 @@ class PoolSpec:
         return given
 
 
-def told_all(config: Config, source: str) -> Layer:
-    """A layer that leaves nothing to the others."""
+def full_layer(config: Config, source: str) -> Layer:
+    """Return a layer with every setting of `config`, so that layers below have no effect."""
     return source, {setting.key: value_of(config, setting.key) for setting in settings()}
 
 
-def _refuse(told: str) -> TandemError:
-    return TandemError(ErrorKind.INVALID_REQUEST, f"num_gpus = {told}", param="num_gpus")
+def _refuse(problem: str) -> TandemError:
+    return TandemError(ErrorKind.INVALID_REQUEST, f"num_gpus = {problem}", param="num_gpus")

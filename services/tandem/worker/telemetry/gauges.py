@@ -1,4 +1,4 @@
-"""What a worker holds at the moment in which somebody asks, from any thread; never makes an engine wait for that."""
+"""Read the current state of a worker for its gauges, from any thread, without delaying the engine."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from tandem.obs.metrics.instrument import Instrument
 from tandem.obs.metrics.metrics import Metrics, Values
 from tandem.worker.engine.driver import EngineSnapshot
 
-MOMENT_S = 0.25
-"""How long a reader waits for the step that runs; then it tells the books of the last time."""
+READ_TIMEOUT_S = 0.25
+"""Seconds for which a reader waits for the running step; after that the previous statistics are used."""
 FRESH_S = 0.1
-"""One look at the books is good for all gauges of a collection."""
+"""Seconds for which statistics are reused, so that one collection reads them once for all its gauges."""
 
 
 class StatsReader:
-    """`ask` has the engine count between two steps."""
+    """Cache the engine's statistics. `request_stats` has the engine compute them between two steps."""
 
-    def __init__(self, ask: Callable[[], Future[EngineStats]], clock: Clock) -> None:
-        self._ask = ask
+    def __init__(self, request_stats: Callable[[], Future[EngineStats]], clock: Clock) -> None:
+        self._request_stats = request_stats
         self._clock = clock
         self._lock = threading.Lock()
         self._books = EngineStats()
         self._good_until = -1.0
 
     def read(self) -> EngineStats:
-        """The newest that can be had in a moment."""
+        """Return the newest statistics available within `READ_TIMEOUT_S`."""
         with self._lock:
             if self._clock.now() >= self._good_until:
                 with suppress(TimeoutError, TandemError):
-                    self._books = self._ask().result(MOMENT_S)
+                    self._books = self._request_stats().result(READ_TIMEOUT_S)
                 self._good_until = self._clock.now() + FRESH_S
             return self._books
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSources:
-    """Where the figures come from. All may be called on any thread; only `books` may take a moment."""
+    """Functions that supply the gauges. All may be called on any thread; only `books` may block, for a moment."""
 
     snapshot: Callable[[], EngineSnapshot]
     books: Callable[[], EngineStats]
@@ -54,24 +54,24 @@ class MetricSources:
     num_gateways: Callable[[], int]
 
 
-def watch_worker(metrics: Metrics, told: MetricSources, info: Values) -> None:
-    """`info`: the values of WORKER_INFO."""
+def watch_worker(metrics: Metrics, sources: MetricSources, info: Values) -> None:
+    """Register all gauges of a worker. `info` has the label values of WORKER_INFO."""
     metrics.watch(on.WORKER_INFO, lambda: {info: 1})
-    metrics.watch(on.SEQUENCES, lambda: _sequences(told.snapshot()))
-    metrics.watch(on.QUEUED_TOKENS, lambda: _queued_tokens(told.snapshot().load.lane_tokens))
-    metrics.watch(on.KV_CAPACITY, lambda: {(): told.books().num_blocks})
-    metrics.watch(on.KV_BLOCKS, lambda: _blocks(told.books(), told.snapshot().load.num_reserved_blocks))
-    metrics.watch(on.KV_UNUSED, lambda: _unused(told.snapshot()))
+    metrics.watch(on.SEQUENCES, lambda: _sequences(sources.snapshot()))
+    metrics.watch(on.QUEUED_TOKENS, lambda: _queued_tokens(sources.snapshot().load.lane_tokens))
+    metrics.watch(on.KV_CAPACITY, lambda: {(): sources.books().num_blocks})
+    metrics.watch(on.KV_BLOCKS, lambda: _blocks(sources.books(), sources.snapshot().load.num_reserved_blocks))
+    metrics.watch(on.KV_UNUSED, lambda: _unused(sources.snapshot()))
     single: dict[Instrument, Callable[[], float]] = {
-        on.LEASES: lambda: told.books().num_leases,
-        on.PULLS: lambda: told.books().num_pulls,
-        on.WORKER_HEALTHY: told.is_healthy,
-        on.WORKER_DRAINING: lambda: told.snapshot().load.draining,
-        on.WORKER_GATEWAYS: told.num_gateways,
-        on.DRAFTED_TOKENS: lambda: told.snapshot().load.num_drafted_tokens,
-        on.ACCEPTED_TOKENS: lambda: told.snapshot().load.num_accepted_tokens,
-        on.PREFIX_REMOTE_HIT_TOKENS: lambda: told.snapshot().load.num_remote_hit_tokens,
-        on.GENERATED_TOKENS: lambda: told.snapshot().num_generated,
+        on.LEASES: lambda: sources.books().num_leases,
+        on.PULLS: lambda: sources.books().num_pulls,
+        on.WORKER_HEALTHY: sources.is_healthy,
+        on.WORKER_DRAINING: lambda: sources.snapshot().load.draining,
+        on.WORKER_GATEWAYS: sources.num_gateways,
+        on.DRAFTED_TOKENS: lambda: sources.snapshot().load.num_drafted_tokens,
+        on.ACCEPTED_TOKENS: lambda: sources.snapshot().load.num_accepted_tokens,
+        on.PREFIX_REMOTE_HIT_TOKENS: lambda: sources.snapshot().load.num_remote_hit_tokens,
+        on.GENERATED_TOKENS: lambda: sources.snapshot().num_generated,
     }
     for instrument, read in single.items():
         metrics.watch(instrument, _alone(read))
@@ -86,13 +86,14 @@ def _sequences(snapshot: EngineSnapshot) -> Mapping[Values, float]:
 
 
 def _queued_tokens(up_to: tuple[int, ...]) -> Mapping[Values, float]:
-    """`up_to`: of each lane, with those of all more urgent ones."""
+    """Return the queued tokens of each lane. `up_to` has, per lane, the tokens of that lane and of all more urgent
+    ones."""
     own = [more - less for less, more in pairwise((0, *up_to))]
     return {(lane.label,): num_tokens for lane, num_tokens in zip(Lane, own, strict=False)}
 
 
 def _blocks(books: EngineStats, num_reserved: int) -> Mapping[Values, float]:
-    """`used` and `free` ones are all; the other states are told beside that."""
+    """Return the block counts by state. `used` and `free` add up to all blocks; the other states overlap with them."""
     return {
         ("used",): books.num_blocks - books.num_free_blocks,
         ("free",): books.num_free_blocks,

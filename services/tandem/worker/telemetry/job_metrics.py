@@ -1,4 +1,4 @@
-"""Counts jobs that have ended and what they read from other workers; never times one."""
+"""Count jobs that have ended and what they read from other workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tandem.obs.metrics.metrics import Metrics
 
 
 class JobMetrics:
-    """One thread counts. `transport`: by which KV is read here."""
+    """Metrics of ended jobs; called by one thread. `transport` is the kind of transport by which this worker reads
+    KV."""
 
     def __init__(self, metrics: Metrics, transport: str) -> None:
         self._transport = transport

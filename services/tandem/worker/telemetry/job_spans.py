@@ -1,7 +1,8 @@
-"""What a job that has ended looks like in its request's trace; never decides whether one is traced.
+"""Build the trace spans of a job that has ended.
 
-Children of the gateway's root: `prefill` until the first token and `decode` after it, with `transfer` inside whichever
-waited for it. Engines count on a clock of their own, traces since the epoch: what lies between is found here alone.
+Children of the gateway's root span: `prefill` until the first token and `decode` after it, with `transfer` inside the
+span that waited for it. Engine times are on the engine's own clock and traces count from the epoch; only this module
+converts between the two.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from tandem.worker.model.worker_info import WorkerInfo
 
 
 class JobSpans:
-    """`clock` is the engine's."""
+    """Record the spans of ended jobs. `clock` is the engine's clock."""
 
     def __init__(self, tracing: Tracing, identity: WorkerInfo, clock: Clock) -> None:
         self._tracing = tracing
         self._identity = identity
         self._clock = clock
 
-    def tell(self, times: JobTimes) -> None:
-        """Of a request that nobody traces nothing is made."""
+    def record(self, times: JobTimes) -> None:
+        """Record the spans of a job if its request is traced."""
         traceparent = times.job.request.traceparent
         if self._tracing.would_record(traceparent):
-            # Anew for each job: the machine's wall clock may have been set since the last.
+            # Computed for each job, since the machine's wall clock may have been changed since the last one.
             origin = wall_ns() / 1e9 - self._clock.now()
             for span in job_spans(times, self._identity, origin):
                 self._tracing.record(traceparent, span)
 
 
 def job_spans(times: JobTimes, identity: WorkerInfo, origin: float) -> list[SpanRecord]:
-    """In order. `origin`: seconds since the epoch of the engine's 0."""
+    """Return the spans of a job in order. `origin` is the time of the engine clock's zero, in seconds since the
+    epoch."""
     if isinstance(times.job, ResumeJob):
         return [_decode(times, identity, origin, times.accepted_at)]
     sampled_at = times.first_token_at
@@ -51,7 +53,7 @@ def _prefill(times: JobTimes, identity: WorkerInfo, origin: float, end: float) -
         "tandem.cached_tokens": times.num_cached,
         "tandem.queue_s": (end if times.started_at is None else times.started_at) - times.accepted_at,
     }
-    # What was preempted later is computed again, in the decode's time.
+    # Chunks after `end` recompute a preempted sequence and belong to the decode span.
     chunks = [chunk for chunk in times.chunks if chunk.ended_at <= end]
     return SpanRecord(
         name="prefill",
@@ -113,7 +115,7 @@ def _transfer(pull: PullTimes, identity: WorkerInfo, origin: float) -> SpanRecor
 
 def _common(times: JobTimes, identity: WorkerInfo) -> dict[str, str | int | float | bool]:
     job = times.job
-    told: dict[str, str | int | float | bool] = {
+    attributes: dict[str, str | int | float | bool] = {
         "tandem.worker": str(identity.me.id),
         "tandem.pool": identity.pool,
         "tandem.job": str(job.key),
@@ -122,7 +124,7 @@ def _common(times: JobTimes, identity: WorkerInfo) -> dict[str, str | int | floa
         "tandem.attempt": job.attempt,
         "gen_ai.request.model": job.request.model,
     }
-    return told if times.error_kind is None else {**told, "error.type": times.error_kind.value}
+    return attributes if times.error_kind is None else {**attributes, "error.type": times.error_kind.value}
 
 
 def _events(chunks: Iterable[PrefillChunk], origin: float) -> tuple[SpanEvent, ...]:

@@ -1,4 +1,4 @@
-"""Counts the steps of an engine; never times one."""
+"""Count the steps of an engine and what they computed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from tandem.obs.metrics.metrics import Metrics
 from tandem.sched.state.schedule_result import StepRecord
 
 KINDS = ("decode", "prefill", "mixed")
-"""What a step computed; the place is 0 without tokens of prompts, 1 without decodes."""
+"""What a step computed, as label value: index 0 without prefill tokens, 1 without decodes, 2 with both."""
 
 
 class StepMetrics:
-    """A `StepObserver`. The engine's thread writes; some ten additions for each step, however many sequences it has."""
+    """A `StepObserver` that counts steps. Runs on the engine's thread, with about ten additions per step."""
 
     def __init__(self, metrics: Metrics) -> None:
         steps = metrics.counter(on.STEPS)
         durations, predicted = metrics.histogram(on.STEP_DURATION), metrics.histogram(on.STEP_PREDICTED_DURATION)
-        # All kinds are there from the beginning, so that a rate has a first value to begin with.
+        # All kinds are exported from the start, so that a rate has a first value.
         self._kinds = tuple((steps.of(kind), durations.of(kind), predicted.of(kind)) for kind in KINDS)
         self._num_prefill_tokens = metrics.counter(on.STEP_PREFILL_TOKENS).of()
         self._num_decode_tokens = metrics.counter(on.STEP_DECODE_TOKENS).of()

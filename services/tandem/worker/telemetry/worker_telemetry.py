@@ -1,4 +1,4 @@
-"""What leaves one worker: its metrics, its endpoint, its spans; made first and closed last, and never asked by it."""
+"""Own everything that a worker exports: its metrics, the /metrics endpoint, and its trace spans."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from tandem.worker.telemetry.step_metrics import StepMetrics
 
 
 class WorkerTelemetry:
-    """`steps` observes on the engine's thread, `job_ended` is called on the event loop, and collections come on threads
-    of the endpoint and of whoever pushes."""
+    """Metrics, spans and /metrics endpoint of one worker.
+
+    `steps` is called on the engine's thread and `job_ended` on the event loop; collections run on threads of the
+    endpoint and of the exporters.
+    """
 
     def __init__(self, config: Config, identity: WorkerInfo, clock: Clock) -> None:
-        """Raises TandemError for what OpenTelemetry's variables say wrongly."""
+        """Set up metrics and tracing. Raises TandemError for invalid OpenTelemetry environment variables."""
         self._identity = identity
         self._telemetry = Telemetry.start("tandem-worker", str(identity.me.id), config.telemetry.max_values)
         metrics = self._telemetry.metrics
@@ -31,12 +34,12 @@ class WorkerTelemetry:
         self._endpoint = None if port < 0 else MetricsEndpoint(host, port, self._telemetry.exposition)
 
     def watch(self, sources: MetricSources) -> None:
-        """The gauges; once, before `open`."""
+        """Register the gauges; once, before `open`."""
         me = self._identity
         watch_worker(self._telemetry.metrics, sources, (str(me.me.id), me.pool, me.model, me.transport_kind))
 
     def open(self) -> str:
-        """Answer to who asks for /metrics; returns at which host:port, empty if nowhere. Raises TandemError."""
+        """Start the /metrics endpoint; returns its host:port, or "" where there is none. Raises TandemError."""
         if self._endpoint is None:
             return ""
         try:
@@ -45,20 +48,20 @@ class WorkerTelemetry:
             raise TandemError(
                 ErrorKind.INVALID_REQUEST, f"/metrics cannot be served: {error}", param="worker.metrics_port"
             ) from error
-        # Where the worker itself is to be found, which need not be where it listens.
+        # Use the advertised host, which may differ from the one that the endpoint listens on.
         host, port = self._identity.me.address.rpartition(":")[0], self._endpoint.address.rpartition(":")[2]
         return f"{host}:{port}"
 
     def job_ended(self, times: JobTimes) -> None:
         self._jobs.count(times)
-        self._spans.tell(times)
+        self._spans.record(times)
 
     def close(self, timeout_s: float) -> None:
-        """Send what there is. Blocks."""
+        """Export what is left and close; blocks for at most `timeout_s` in the exporters."""
         if self._endpoint is not None:
             self._endpoint.close()
         self._telemetry.close(timeout_s)
 
     def __repr__(self) -> str:
-        where = "nowhere" if self._endpoint is None else self._endpoint.address or "not yet"
-        return f"<telemetry of {self._identity.me.id}, /metrics at {where}, {self.steps!r}>"
+        address = "nowhere" if self._endpoint is None else self._endpoint.address or "not yet"
+        return f"<telemetry of {self._identity.me.id}, /metrics at {address}, {self.steps!r}>"

@@ -1,5 +1,4 @@
-"""Joins budget and share for one plan: what decodes left, divided among prompts that run or might start; never plans
-one."""
+"""Compute the prefill budget of one plan and split it among prompts that run or may start."""
 
 from __future__ import annotations
 
@@ -17,40 +16,44 @@ from tandem.sched.state.sequence import Sequence
 
 
 def assign_prefill_budget(
-    draft: PlanBuilder,
+    builder: PlanBuilder,
     pacer: StepSizer,
     running: Iterable[Sequence],
     started: Iterable[Sequence],
     startable: Iterable[Sequence],
     now: float,
 ) -> None:
-    """Give `draft`, which holds the decodes, its shares for prompts. Without chunked prefill there are none: prompts
-    are computed whole, in order."""
-    targets = draft.limits.targets
-    itls = [targets.lane(seq.lane).itl_s for seq in running if seq.id in draft.slices]
+    """Give a plan that holds its decodes the token budget of each prompt. Without chunked prefill there is no split:
+    prompts are computed whole, in order."""
+    targets = builder.limits.targets
+    itls = [targets.lane(seq.lane).itl_s for seq in running if seq.id in builder.slices]
     target_s = min((itl for itl in itls if itl > 0), default=0.0)
-    allowance = pacer.budget_for(features(draft.slices.values()), draft.budget, target_s)
-    if not draft.limits.enable_chunked_prefill:
+    prefill_budget = pacer.budget_for(features(builder.slices.values()), builder.budget, target_s)
+    if not builder.limits.enable_chunked_prefill:
         return
     prompts = [prompt_of(seq, seq.num_planned, targets, now) for seq in started]
-    if draft.budget:
-        prompts += [prompt_of(seq, _num_hits(seq, draft.pool), targets, now) for seq in startable]
-    draft.divide(prompts, allowance)
+    if builder.budget:
+        prompts += [prompt_of(seq, _num_hits(seq, builder.pool), targets, now) for seq in startable]
+    builder.split_prefill_budget(prompts, prefill_budget)
 
 
-def admissible(waiting: Iterable[Sequence], pool: BlockPool, largest_promise: int) -> Iterator[Sequence]:
-    """Those that wait to compute here, without what waits for another worker and without prefills that wait for leases:
-    they must take nobody's share."""
+def admissible(waiting: Iterable[Sequence], pool: BlockPool, largest_reservation: int) -> Iterator[Sequence]:
+    """Yield the waiting sequences that could start to compute now.
+
+    Sequences that wait for another worker, and prefills that wait for leases to end, are left out, so that they take no
+    part of the budget.
+    """
     may_prefill = True
     for seq in (seq for seq in waiting if seq.may_start):
         if isinstance(seq.job, PrefillJob):
             need = blocks_for(len(seq.tokens), pool.block_size)
-            may_prefill = may_prefill and may_offer(need, pool.num_leased, pool.num_blocks, largest_promise)
+            may_prefill = may_prefill and may_offer(need, pool.num_leased, pool.num_blocks, largest_reservation)
         if not seq.is_pull and (may_prefill or not isinstance(seq.job, PrefillJob)):
             yield seq
 
 
 def _num_hits(seq: Sequence, pool: BlockPool) -> int:
-    """Tokens that a prefix hit would bring now; walks only on from where it last came to."""
+    """Return the length of the prefix-cache hit in tokens; the lookup continues where the last one of this sequence
+    ended."""
     seq.num_hits_seen += pool.count_hits(seq.reusable(pool.block_size)[seq.num_hits_seen :])
     return seq.num_hits_seen * pool.block_size
