@@ -262,7 +262,7 @@ class Engine:
         return (
             -math.inf
             if self._drain_migration.is_due
-            else min(self._producer.next_lapse(), self._consumer.next_deadline())
+            else min(self._producer.next_expiry(), self._consumer.next_deadline())
         )
 
     # ---- books
@@ -287,7 +287,7 @@ class Engine:
         return len(self._jobs) + len(self._producer)
 
     @property
-    def is_moving(self) -> bool:
+    def is_transferring(self) -> bool:
         """A lease or a read is open, so the transport must be polled often."""
         return len(self._producer) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
 

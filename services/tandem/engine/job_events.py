@@ -63,7 +63,7 @@ def validate_announcement(job: ResumeJob, message: Announcement) -> str | None:
     num_sampled = len(message.first_tokens)
     if not num_sampled:
         return None
-    grows = message.is_moving and job.num_choices == 1
+    grows = message.is_migrating and job.num_choices == 1
     if not grows and (num_sampled, message.num_computed) != (job.num_choices, job.num_known_tokens):
         return f"the source drew {num_sampled} first tokens for {job.num_choices} choices"
     if grows and not 0 <= first_index(job, message) <= len(job.output_tokens):

@@ -208,7 +208,7 @@ class KVConsumer:
     def _fit(self, pull: Pull, blocks: tuple[BlockId, ...], num_needed: int) -> tuple[BlockId, ...] | None:
         """A pull's blocks, more of them where what moves has filled more, and the one that it fills; None without room.
         Nobody else's offer grows."""
-        if not pull.is_moving or num_needed <= len(blocks):
+        if not pull.is_migrating or num_needed <= len(blocks):
             return blocks
         return self._scheduler.migrations.make_room(pull.job, num_needed)
 

@@ -37,7 +37,7 @@ class KVProducer:
 
     def open_migration_lease(self, key: HandoffKey, job: JobKey, standing: MigrationProgress, now: float) -> None:
         """Open the lease of a running sequence."""
-        self._leases.open(key, job, now, is_moving=True)
+        self._leases.open(key, job, now, is_migrating=True)
         self._leases.start(key, ())
         self.announce_migration(key, standing, ())
 
@@ -136,14 +136,14 @@ class KVProducer:
         effects = [x for ended in lapsed for x in self._give_back(ended, ErrorKind.KV_LOST, "the lease ran out")]
         return lapsed, effects
 
-    def next_lapse(self) -> float:
+    def next_expiry(self) -> float:
         """When `lapse` will have something to do, if nothing comes before; infinity without a lease."""
-        return self._leases.next_lapse()
+        return self._leases.next_expiry()
 
     @property
     def is_awaiting(self) -> bool:
         """Blocks come back when a consumer lets go: of what was withdrawn, of a prefill, or of cached blocks."""
-        return any(lease.state is LeaseState.WITHDRAWN or not lease.is_moving for lease in self._leases)
+        return any(lease.state is LeaseState.WITHDRAWN or not lease.is_migrating for lease in self._leases)
 
     def blocks(self) -> Iterator[BlockId]:
         """Every block once per lease that holds it."""
@@ -180,5 +180,5 @@ class KVProducer:
         self._prefix_server.drop(ended.key)
 
     def _over(self, key: HandoffKey, consumer: WorkerRef) -> SendHandoffEnded:
-        kind = self._leases.why_over(key) or ErrorKind.KV_LOST
+        kind = self._leases.end_reason(key) or ErrorKind.KV_LOST
         return SendHandoffEnded(consumer, key, kind, "the hand-off has ended")

@@ -274,10 +274,10 @@ class Worker:
     def _post(self, command: Command) -> None:
         self._driver.post(command)
 
-    def _set_moving(self, is_moving: bool) -> None:
+    def _set_moving(self, is_transferring: bool) -> None:
         # A mover that has stopped is known of by then.
         with contextlib.suppress(RuntimeError):
-            self._mover.set_busy(is_moving)
+            self._mover.set_busy(is_transferring)
 
     def _peer_lost(self, source: WorkerRef) -> None:
         def lose() -> None:

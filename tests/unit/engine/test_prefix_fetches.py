@@ -73,7 +73,7 @@ class Side:
     @property
     def is_clean(self) -> bool:
         books = self.engine.books()
-        return self.engine.is_idle and books.num_free_blocks == books.num_blocks and not self.engine.is_moving
+        return self.engine.is_idle and books.num_free_blocks == books.num_blocks and not self.engine.is_transferring
 
 
 def request(name: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 2) -> Request:
@@ -466,7 +466,7 @@ def test_a_prefix_fetch_under_the_name_of_a_hand_off_is_not_lent_and_harms_it_no
     two = Two()
     prefill = PrefillJob(request=request("p", (7, 7, 7)), attempt=1, handoff=KEY.handoff)
     two.producer.do(two.producer.engine.submit(prefill, 1.0))
-    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool.names()))
+    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool.hashes()))
     effects = two.producer.do(two.producer.engine.follow(HandoffKey(KEY.handoff, 2), CONSUMER, 1.0, prefix_request))
     assert effects == [] and two.producer.engine.books().num_leases == 1
     two.producer.run(1.0)

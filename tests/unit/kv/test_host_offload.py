@@ -29,7 +29,7 @@ def test_the_one_that_was_demoted_first_goes_first() -> None:
     kept = pool.keep(C, None, block(7))
     assert kept.facts == [BlockEvicted(A), BlockOffloaded(C)] and kept.is_copied
     assert pool.take_copies() == (((7, 0),), ())
-    assert list(pool.names()) == [B, C]
+    assert list(pool.hashes()) == [B, C]
 
 
 def test_what_came_back_makes_room_before_anything_is_lost_and_else_needs_no_second_copy() -> None:
@@ -53,7 +53,7 @@ def test_more_than_fits_at_once_leaves_what_was_used_last() -> None:
     pool = HostBlockPool(2)
     parents = {A: None, B: A, C: B, D: C}
     dropped = [kept.dropped for name in (D, C, B, A) for kept in [pool.keep(name, parents[name], block(ord(name[:1])))]]
-    assert list(pool.names()) == [B, A] and dropped == [(), (), (ord("d"),), (ord("c"),)]
+    assert list(pool.hashes()) == [B, A] and dropped == [(), (), (ord("d"),), (ord("c"),)]
     assert pool.take_copies() == (((ord("b"), 0), (ord("a"), 1)), ())
 
 

@@ -222,7 +222,8 @@ def test_one_handoff_is_not_pulled_twice() -> None:
 def test_the_rest_of_what_moves_is_asked_for_once_one_block_is_missing() -> None:
     book = opened()
     moving = [
-        replace(announcement(first, stop), is_moving=True, num_computed=4) for first, stop in ((0, 0), (0, 2), (2, 4))
+        replace(announcement(first, stop), is_migrating=True, num_computed=4)
+        for first, stop in ((0, 0), (0, 2), (2, 4))
     ]
     assert book.announced(moving[0], 1.0) == [] and book.granted(JOB, LOCAL, 0, 1, 1.0) == []
     assert kinds(book.announced(moving[1], 1.5)) == ["StartRead"]
@@ -231,7 +232,7 @@ def test_the_rest_of_what_moves_is_asked_for_once_one_block_is_missing() -> None
     assert kinds(book.read_done(2, 3.0)) == ["ReadEnded", "RequestRemainder"]
     assert book.tick(3.5) == [], "it is asked for once"
     assert kinds(book.announced(moving[0], 4.0)) == ["RequestRemainder"], "all was told anew: the stream had broken"
-    last = replace(announcement(4, 4, TOKEN), is_moving=True, num_computed=4)
+    last = replace(announcement(4, 4, TOKEN), is_migrating=True, num_computed=4)
     assert kinds(book.announced(last, 5.0)) == ["KVComplete"]
 
 

@@ -25,8 +25,8 @@ def test_facts_keep_their_numbers_whatever_was_told() -> None:
     log.add(stored(CHAIN[:5]))
     assert (log.waiting(2).first, list(log.waiting(2).words)) == (0, [short_hash(b) | DEVICE for b in CHAIN[:2]])
     assert log.waiting(2, after=4) == (4, log.waiting(9).words[4:])
-    log.told(3)
-    log.told(2)
+    log.acknowledge(3)
+    log.acknowledge(2)
     log.add([BlockOffloaded(CHAIN[4]), BlockEvicted(CHAIN[4])])
     assert log.waiting(9).first == 3 and log.waiting(9).end == log.end == 7
     assert list(log.waiting(9).words[2:]) == [short_hash(CHAIN[4]) | HOST, short_hash(CHAIN[4])]
@@ -70,7 +70,7 @@ def test_a_reader_who_hears_all_holds_the_same(steps: list[tuple[int, bool]], mo
         assert facts.first == log.end - log.num_waiting
         if takes:
             heard |= {word & ~3: word & 3 for word in facts.words}
-            log.told(facts.end)
+            log.acknowledge(facts.end)
     heard |= {word & ~3: word & 3 for word in log.waiting(1000).words}
     assert {name | tier for name, tier in heard.items() if tier} == set(log.held)
     assert set(log.held) == {encode_event(fact) for fact in stored(CHAIN[:present])}

@@ -81,7 +81,7 @@ def test_a_lease_lapses_at_its_time_and_not_before() -> None:
     (ended,) = book.expire(14.0)
     assert (ended.key, ended.job, ended.blocks, ended.consumer) == (key(), job(), BLOCKS, None)
     assert not book.renew(key(), 14.1) and book.follow(key(), CONSUMER, 14.1) is None
-    assert book.why_over(key()) is ErrorKind.KV_LOST
+    assert book.end_reason(key()) is ErrorKind.KV_LOST
 
 
 def test_a_follow_renews() -> None:
@@ -94,7 +94,7 @@ def test_a_newer_attempt_ends_the_older_one() -> None:
     ended = book.open(key(3), job(3), 1.0)
     assert ended is not None and ended.key == key(2)
     assert book.release(key(2), 2.0) is None and book.find(key(3)) is not None
-    assert book.why_over(key(2)) is ErrorKind.CANCELLED and book.why_over(key(3)) is None
+    assert book.end_reason(key(2)) is ErrorKind.CANCELLED and book.end_reason(key(3)) is None
     assert not book.renew(key(2), 2.0) and book.follow(key(2), CONSUMER, 2.0) is None
 
 
@@ -145,7 +145,7 @@ def test_what_a_consumer_may_be_reading_is_held_until_it_lets_go() -> None:
     book = offered()
     told = book.withdraw(key(), 5.0, ErrorKind.CANCELLED)
     assert told is not None and (told.job, told.blocks, told.consumer) == (job(), (), CONSUMER)
-    assert book.find(key()) is None and book.why_over(key()) is ErrorKind.CANCELLED
+    assert book.find(key()) is None and book.end_reason(key()) is ErrorKind.CANCELLED
     assert len(book) == 1 and tuple(book.blocks()) == BLOCKS
     assert book.withdraw(key(), 5.0) is None, "it holds on"
     freed = book.release(key(), 6.0)
@@ -157,10 +157,10 @@ def test_what_was_withdrawn_is_held_no_longer_than_its_consumer_was_granted() ->
     book = offered()
     book.withdraw(key(), 5.0)
     assert not book.renew(key(), 6.0) and book.follow(key(), CONSUMER, 6.0) is None
-    assert book.next_lapse() == 14.0 and book.expire(13.9) == []
+    assert book.next_expiry() == 14.0 and book.expire(13.9) == []
     (freed,) = book.expire(14.0)
     assert (freed.job, freed.blocks, freed.consumer) == (None, BLOCKS, None)
-    assert len(book) == 0 and book.why_over(key()) is ErrorKind.KV_LOST
+    assert len(book) == 0 and book.end_reason(key()) is ErrorKind.KV_LOST
 
 
 @pytest.mark.parametrize("what", ["nobody follows", "nothing may be read", "no blocks"])
@@ -226,10 +226,10 @@ def test_memory_ends() -> None:
     book.release(key(2), 0.0)
     book.follow(HandoffKey(HandoffId("other"), 1), CONSUMER, 0.0)
     book.expire(60.0)
-    assert book.why_over(key(2)) is None and not book.renew(HandoffKey(HandoffId("other"), 1), 61.0)
+    assert book.end_reason(key(2)) is None and not book.renew(HandoffKey(HandoffId("other"), 1), 61.0)
 
 
 def test_the_reason_of_an_end_is_kept() -> None:
     book = opened()
     book.release(key(), 0.0, ErrorKind.CANCELLED)
-    assert book.why_over(key()) is ErrorKind.CANCELLED
+    assert book.end_reason(key()) is ErrorKind.CANCELLED

@@ -41,12 +41,12 @@ Command = Callable[[Engine, float], list[Effect]]
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine between two steps. `is_moving`: KV is offered or being read. `step_cost`: None until measured.
+    """The engine between two steps. `is_transferring`: KV is offered or being read. `step_cost`: None until measured.
     `num_generated`: tokens drawn since the start."""
 
     load: WorkerLoad = WorkerLoad()
     num_live: int = 0
-    is_moving: bool = False
+    is_transferring: bool = False
     step_cost: StepCost | None = None
     num_generated: int = 0
 
@@ -317,7 +317,7 @@ class EngineDriver:
         load, before = engine.load(), self._snapshot.load
         load = before if load == before else replace(load, number=before.number + 1)
         step_cost = engine.pacer.model.published
-        snapshot = EngineSnapshot(load, engine.num_live, engine.is_moving, step_cost, engine.num_generated)
+        snapshot = EngineSnapshot(load, engine.num_live, engine.is_transferring, step_cost, engine.num_generated)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)
