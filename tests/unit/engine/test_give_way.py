@@ -63,7 +63,7 @@ def test_the_youngest_is_given_back_and_the_others_go_on() -> None:
     e.release(offers[jobs[-1].key], 1.0)
     plan, _ = e.begin(1.0)
     assert plan is not None and len(plan.slices) == 2
-    assert e.drained().num_given_back == 1
+    assert e.drained().num_requeued == 1
 
 
 def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
@@ -77,7 +77,7 @@ def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
     drained(e)
     assert until_stuck(e) == []
     e.release(offer, 1.0)
-    assert e.begin(1.0)[0] is not None and e.drained().num_given_back == 0
+    assert e.begin(1.0)[0] is not None and e.drained().num_requeued == 0
 
 
 def test_it_need_not_look_each_time_once_all_that_runs_is_offered() -> None:

@@ -80,11 +80,11 @@ def test_each_choice_of_a_job_ends_by_itself_and_the_job_with_the_last() -> None
     assert len(table) == 3 and list(table) == [of_three] and table.keys() == list(of_three.keys)
     table.end(of_three.keys[0], 0.0)
     assert table.find(of_three.keys[0]) is None and table.find(of_three.keys[2]) is of_three
-    assert table.named(of_three.key) is of_three and table.live_keys(of_three.key) == list(of_three.keys[1:])
+    assert table.find_job(of_three.key) is of_three and table.live_keys(of_three.key) == list(of_three.keys[1:])
     assert table.examine(of_three) is None, "it is known by the choices that have ended too"
     for key in of_three.keys[1:]:
         table.end(key, 0.0)
-    assert table.named(of_three.key) is None and not len(table) and not list(table)
+    assert table.find_job(of_three.key) is None and not len(table) and not list(table)
 
 
 def test_a_newer_attempt_ends_each_choice_of_the_older_one() -> None:

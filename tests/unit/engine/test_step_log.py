@@ -17,7 +17,7 @@ from tandem.engine.step_log import (
     decode_log,
     encode_head,
     encode_step,
-    shaping,
+    step_settings,
 )
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.sched.state.schedule_result import StepRecord
@@ -30,7 +30,7 @@ HEAD = StepLogHead(
     num_threads=2,
     num_blocks=100,
     layout=KVLayout(16, (KVGroup(30, 3, 64, "float32"),)),
-    settings=shaping(CONFIG),
+    settings=step_settings(CONFIG),
 )
 
 

@@ -74,7 +74,7 @@ class Line:
     def num_kept(self) -> int:
         """Of what has ended nothing is to be found any more."""
         times = self.engine._times
-        return len(times._sheets) + len(times.undrawn)
+        return len(times._timers) + len(times.awaiting_first_token)
 
 
 def request(name: str = "r", num_prompt: int = 7, max_tokens: int = 3) -> Request:

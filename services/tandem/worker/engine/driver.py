@@ -311,7 +311,7 @@ class EngineDriver:
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         engine = self._engine
-        facts = engine.take_facts()
+        facts = engine.take_events()
         if facts:
             self._sink.on_kv_events(facts)
         load, before = engine.load(), self._snapshot.load
