@@ -166,7 +166,7 @@ class KVProducer:
 
     def _open_prefix_lease(self, key: HandoffKey, prefix_request: RemotePrefixRequest, now: float) -> list[Effect]:
         """Open the lease of cached blocks. Without cached blocks, or for a key that was used, no lease is opened, and
-        the follow that comes next reports the end of the hand-off."""
+        the following `follow` reports the end of the hand-off."""
         if not self._leases.can_serve_prefix(key):
             return []
         older = self._leases.open(key, None, now, prefix_fetch=prefix_request)

@@ -28,7 +28,7 @@ class PrefixChain:
         self._hashes = hashes
         self._stride = stride
         self.names = [0] * (len(hashes) // stride + 1)
-        """By position; 0 where nobody has asked."""
+        """By position; 0 where the short hash was not computed yet."""
 
     def name(self, position: int) -> int:
         """Compute, store and return the short hash of the indexed block at `position`."""

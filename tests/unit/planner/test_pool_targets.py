@@ -16,7 +16,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.planner.demand_delta import DemandDeltaResult
 from tandem.planner.observe import build_observation
 from tandem.planner.policy import most_of, policy_of, targets_of
-from tandem.planner.pool_targets import wanted
+from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
@@ -66,27 +66,29 @@ LENT = [
 
 
 def test_who_was_lent_goes_back_where_its_pool_is_full() -> None:
-    found = wanted(decision(2, 3), LENT, NONE, {"prefill": 4, "decode": 3})
+    found = compute_targets(decision(2, 3), LENT, NONE, {"prefill": 4, "decode": 3})
     assert found.replicas == {"prefill": 2, "decode": 3} and found.changed == {LENT[-1]: "decode"}
-    assert wanted(decision(2, 3), LENT, NONE, {"decode": 3}) == found, "a pool without a bound has room"
-    begun = wanted(decision(2, 3), LENT, {"prefill": 1}, {"prefill": 2, "decode": 3})
+    assert compute_targets(decision(2, 3), LENT, NONE, {"decode": 3}) == found, "a pool without a bound has room"
+    begun = compute_targets(decision(2, 3), LENT, {"prefill": 1}, {"prefill": 2, "decode": 3})
     assert begun == found, "who stands in is on the way already"
-    roomy = wanted(decision(2, 3), LENT, NONE, {"prefill": 4, "decode": 4})
+    roomy = compute_targets(decision(2, 3), LENT, NONE, {"prefill": 4, "decode": 4})
     assert roomy.replicas == {"prefill": 1, "decode": 4} and not roomy.changed
-    assert wanted(decision(2, 3), LENT, NONE, NONE) == roomy
+    assert compute_targets(decision(2, 3), LENT, NONE, NONE) == roomy
 
 
 def test_nobody_goes_back_who_cannot_or_whom_nobody_stands_in_for() -> None:
     most = {"prefill": 4, "decode": 3}
-    assert not wanted(decision(2, 3), LENT, NONE, {"prefill": 1, "decode": 3}).changed, "prefill would be one short"
+    assert not compute_targets(decision(2, 3), LENT, NONE, {"prefill": 1, "decode": 3}).changed, (
+        "prefill would be one short"
+    )
     silent = [*LENT[:-1], replace(LENT[-1], load=None)]
-    assert not wanted(decision(2, 3), silent, NONE, most).changed
-    assert not wanted(decision(1, 3), LENT[1:], NONE, most).changed, "nobody else serves as prefill"
+    assert not compute_targets(decision(2, 3), silent, NONE, most).changed
+    assert not compute_targets(decision(1, 3), LENT[1:], NONE, most).changed, "nobody else serves as prefill"
     busy, idle = worker("d4", "decode", "prefill", WorkerLoad(num_running=3)), worker("d5", "decode", "prefill")
     lent = [LENT[0], LENT[1], busy, idle]
-    assert wanted(decision(3, 2), lent, NONE, most).changed == {idle: "decode"}, "no more than have to"
-    assert wanted(decision(3, 3), lent, NONE, most).changed == {idle: "decode", busy: "decode"}
-    assert wanted(decision(3, 3), lent[1:], NONE, most).changed == {idle: "decode"}, "one goes on"
+    assert compute_targets(decision(3, 2), lent, NONE, most).changed == {idle: "decode"}, "no more than have to"
+    assert compute_targets(decision(3, 3), lent, NONE, most).changed == {idle: "decode", busy: "decode"}
+    assert compute_targets(decision(3, 3), lent[1:], NONE, most).changed == {idle: "decode"}, "one goes on"
 
 
 def test_pools_are_bounded_where_roles_may_change() -> None:
@@ -107,7 +109,7 @@ def carried_out(
     workers: Sequence[WorkerState], of: Decision, most: Mapping[str, int], *, oldest_go: bool
 ) -> list[WorkerState]:
     """As Serve and the registry do it, at once; which workers end is Serve's choice."""
-    replicas, changed = wanted(of, workers, NONE, most)
+    replicas, changed = compute_targets(of, workers, NONE, most)
     after: list[WorkerState] = []
     for pool, number in replicas.items():
         bounded = max(1, min(number, most[pool]))
@@ -123,9 +125,9 @@ def test_who_decides_nothing_has_nobody_go_back() -> None:
     """As where a bound became smaller than its pool while no gateway speaks."""
     fleet = [*LENT, worker("d4", "decode", "decode")]
     blind = decided(fleet, (2, 3))
-    kept = wanted(replace(blind, held_back="no gateway speaks"), fleet, NONE, {"prefill": 4, "decode": 3})
+    kept = compute_targets(replace(blind, held_back="no gateway speaks"), fleet, NONE, {"prefill": 4, "decode": 3})
     assert kept.changed == {} and kept.replicas == {"prefill": 1, "decode": 4}
-    assert wanted(blind, fleet, NONE, {"prefill": 4, "decode": 3}).changed
+    assert compute_targets(blind, fleet, NONE, {"prefill": 4, "decode": 3}).changed
 
 
 @pytest.mark.parametrize("oldest_go", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -178,7 +178,7 @@ again = AutoscalingPolicy.from_serialized_policy_def(
     {"policy_function": named.policy_function, "policy_kwargs": named.policy_kwargs}, named.get_serialized_policy_def()
 )
 # Copied by value, with the name left where it is: one for each process.
-names = {type(made).__call__.__globals__["_ask"].__globals__["serve_name"] for made in
+names = {type(made).__call__.__globals__["_exchange_target"].__globals__["serve_name"] for made in
          (policy, _resolve_policy_callable(again))}
 from tandem.planner.serve_name import serve_name
 assert names == {serve_name}, names

@@ -83,7 +83,7 @@ class Cluster:
         self._past = [*self._past[1:], dict(self.means)]
         for role, policy in self._policies.items():
             known = policy._known
-            number = await serve_policy._ask(board, "m", role, known.deployed)
+            number = await serve_policy._exchange_target(board, "m", role, known.deployed)
             known.found = serve_policy._Found(number, policy._clock.now())
             context = SimpleNamespace(
                 target_num_replicas=self.means[role],
