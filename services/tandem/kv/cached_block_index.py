@@ -11,7 +11,7 @@ class CachedBlockIndex:
     """Map prefix hashes to device blocks. A block has a hash from the moment its content is computed, or its copy from
     host memory is queued, until the block is reused."""
 
-    __slots__ = ("_names", "_newest", "_older", "_parents")
+    __slots__ = ("_hashes", "_newest", "_older", "_parents")
 
     def __init__(self) -> None:
         # By block id, for blocks that were used at least once: the block's hash and the hash of the block before it.

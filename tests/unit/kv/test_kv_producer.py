@@ -76,7 +76,7 @@ def test_a_lease_starts_once() -> None:
 def test_a_lease_lapses_at_its_time_and_not_before() -> None:
     book = opened()
     book.start(key(), BLOCKS)
-    assert book.renew(key(), 4.0) and [lease.until for lease in book] == [14.0]
+    assert book.renew(key(), 4.0) and [lease.expires_at for lease in book] == [14.0]
     assert book.expire(13.9) == []
     (ended,) = book.expire(14.0)
     assert (ended.key, ended.job, ended.blocks, ended.consumer) == (key(), job(), BLOCKS, None)
