@@ -88,7 +88,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule()
     def producer_lapses_in_time(self) -> None:
         """The first moment at which the producer may take a lease's blocks back."""
-        self.now = max(self.now, min((lease.until for lease in self.leases), default=0.0))
+        self.now = max(self.now, min((lease.expires_at for lease in self.leases), default=0.0))
         self.producer_ticks()
 
     @rule()
