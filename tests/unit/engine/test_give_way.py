@@ -1,4 +1,4 @@
-"""Sequences of a worker that drains, in a pool that is full: who is given back for the others, and when nobody is."""
+"""Test which sequences of a draining worker with a full pool are requeued for the others, and when none is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def generate(name: str, first: int) -> GenerateJob:
 
 
 def until_stuck(e: Engine) -> list[Effect]:
-    """What the first look gives that finds nothing to plan."""
+    """Step until nothing can be planned; return the effects of that `begin`."""
     for _ in range(100):
         plan, effects = e.begin(1.0)
         e.check()
@@ -43,7 +43,7 @@ def until_stuck(e: Engine) -> list[Effect]:
 
 
 def drained(e: Engine) -> dict[JobKey, HandoffKey]:
-    """What runs is offered, and somebody follows all of it."""
+    """Start a drain, and follow every offer."""
     offers = {event.key: event.offer for event in events(e.start_drain(1.0)) if isinstance(event, MigrationOffered)}
     for offer in offers.values():
         e.follow(offer, CONSUMER, 1.0)

@@ -1,4 +1,4 @@
-"""Step logs come back as they were written, and what is none is refused with its line."""
+"""Test that step logs are decoded as they were encoded, and that anything else is rejected with its line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lines(*steps: LoggedStep) -> list[str]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(1, 10**9), st.booleans()), max_size=5))
-def test_it_comes_back(drawn: list[tuple[int, int, bool]]) -> None:
+def test_round_trip(samples: list[tuple[int, int, bool]]) -> None:
     steps = tuple(
         LoggedStep(
             number / 1e6,
@@ -67,7 +67,7 @@ def test_it_comes_back(drawn: list[tuple[int, int, bool]]) -> None:
                 has_failed=failed,
             ),
         )
-        for number, micro, failed in drawn
+        for number, micro, failed in samples
     )
     log = decode_log(lines(*steps), "steps")
     assert log.steps == steps

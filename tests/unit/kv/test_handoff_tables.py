@@ -1,4 +1,4 @@
-"""Both state tables of the hand-off, every pair of a state and an event."""
+"""Test both state tables of the hand-off for every pair of a state and an event."""
 
 from __future__ import annotations
 

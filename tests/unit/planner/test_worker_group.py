@@ -1,4 +1,4 @@
-"""One step of a worker group, over plain values."""
+"""Test single steps of a worker group on plain values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_grows_at_once_and_within_its_bounds() -> None:
     assert not next_step(group(2), [busy("a"), busy("b")], 2).changes(group(2))
 
 
-def test_who_still_drains_comes_on_top_within_the_bounds() -> None:
+def test_draining_pods_are_added_within_the_bounds() -> None:
     pods = [busy("a"), busy("b"), busy("c"), leaving("d", is_empty=False)]
     assert next_step(group(4), pods, 5).replicas == 6
     assert next_step(group(4), pods, 9).replicas == 9
@@ -39,7 +39,7 @@ def test_who_still_drains_comes_on_top_within_the_bounds() -> None:
     assert (step.replicas, step.listed, step.drain) == (5, ("d",), ())
 
 
-def test_who_has_least_to_do_is_asked_first() -> None:
+def test_pods_with_the_fewest_jobs_drain_first() -> None:
     step = next_step(group(3), [busy("a", 5), busy("b", 1), busy("c", 3)], 2)
     assert step.drain == ("b",) and step.replicas == 3 and not step.changes(group(3))
 
