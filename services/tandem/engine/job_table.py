@@ -46,7 +46,9 @@ class JobTable:
         cancelled."""
         fence = self._fences.get((key.request, key.choice))
         if fence is not None and fence >= key.attempt:
-            raise TandemError(ErrorKind.CANCELLED, f"job {key} comes after attempt {fence} was cancelled or has ended")
+            raise TandemError(
+                ErrorKind.CANCELLED, f"job {key} arrives after attempt {fence} was cancelled or has ended"
+            )
         return self._older(key)
 
     def examine(self, job: Job) -> tuple[list[JobKey], list[JobKey]] | None:

@@ -107,6 +107,6 @@ def stages_of(job: Job, times: tuple[float, float, float], pull: PullTimes | Non
     accepted_at, started_at, sampled_at = times
     if not isinstance(job, ResumeJob):
         return JobStages(prefill_queue_s=started_at - accepted_at, prefill_s=sampled_at - started_at)
-    assert pull is not None, f"{job.key} draws without KV"
+    assert pull is not None, f"{job.key} samples without KV"
     decode_queue_s, decode_s = started_at - pull.ready_at, sampled_at - started_at
     return JobStages(transfer_s=pull.exposed_s, decode_queue_s=decode_queue_s, decode_s=decode_s)

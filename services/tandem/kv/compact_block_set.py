@@ -22,21 +22,21 @@ class PrefixChain:
     """Short hashes of the indexed blocks of one prompt, computed on first use. Indexed are the `stride`-th, `2 *
     stride`-th, ... block; positions count indexed blocks from 1."""
 
-    __slots__ = ("_hashes", "_stride", "names")
+    __slots__ = ("_hashes", "_stride", "short_hashes")
 
     def __init__(self, hashes: Sequence[BlockHash], stride: int) -> None:
         self._hashes = hashes
         self._stride = stride
-        self.names = [0] * (len(hashes) // stride + 1)
+        self.short_hashes = [0] * (len(hashes) // stride + 1)
         """By position; 0 where the short hash was not computed yet."""
 
-    def name(self, position: int) -> int:
+    def short_hash(self, position: int) -> int:
         """Compute, store and return the short hash of the indexed block at `position`."""
-        name = self.names[position] = short_hash(self._hashes[position * self._stride - 1])
-        return name
+        key = self.short_hashes[position] = short_hash(self._hashes[position * self._stride - 1])
+        return key
 
     def __len__(self) -> int:
-        return len(self.names) - 1
+        return len(self.short_hashes) - 1
 
 
 class CompactBlockSet:
@@ -48,12 +48,12 @@ class CompactBlockSet:
     def __init__(self, capacity: int = 0) -> None:
         self._allocate(capacity)
 
-    def tier(self, name: int) -> int:
+    def tier(self, key: int) -> int:
         """Return the tier in which the block lies, or GONE if the set does not hold the block."""
         slots, mask = self._slots, self._mask
-        i = name >> TIER_BITS & mask
+        i = key >> TIER_BITS & mask
         while word := slots[i]:
-            if word & ~TIER_MASK == name:
+            if word & ~TIER_MASK == key:
                 return word & TIER_MASK
             i = i + 1 & mask
         return 0
@@ -66,12 +66,9 @@ class CompactBlockSet:
         workers), then right behind the end that was found, then between the bounds. Device memory may have holes, which
         a bisection may miss. The body of `tier` is inlined here, because calls would take most of the lookup time.
         """
-        slots, mask, names = self._slots, self._mask, chain.names
-        low, high, found = (
-            0,
-            most + 1,
-            GONE,
-        )  # invariant: the block at `low` (0: none) is held, the block at `high` is not
+        slots, mask, short_hashes = self._slots, self._mask, chain.short_hashes
+        # Invariant: the block at `low` (0: none) is held, the block at `high` is not.
+        low, high, found = 0, most + 1, GONE
         first, middle, last = 0, 0, len(ends)
         while high - low > 1:
             if first < last:
@@ -79,9 +76,9 @@ class CompactBlockSet:
                 probe = ends[middle]
             else:
                 probe = low + 1 if first and low == ends[first - 1] else low + high >> 1
-            name = names[probe] or chain.name(probe)
-            i = name >> TIER_BITS & mask
-            while (word := slots[i]) and word ^ name > TIER_MASK:
+            key = short_hashes[probe] or chain.short_hash(probe)
+            i = key >> TIER_BITS & mask
+            while (word := slots[i]) and word ^ key > TIER_MASK:
                 i = i + 1 & mask
             if (tier := word & TIER_MASK) >= least:
                 low, found, first = probe, tier, middle + 1
@@ -143,11 +140,11 @@ class CompactBlockSet:
         if self._num > self._most:
             self._grow()
 
-    def _remove(self, name: int) -> None:
+    def _remove(self, key: int) -> None:
         slots, mask = self._slots, self._mask
-        i = name >> TIER_BITS & mask
+        i = key >> TIER_BITS & mask
         while held := slots[i]:
-            if held & ~TIER_MASK == name:
+            if held & ~TIER_MASK == key:
                 self._num -= 1
                 return self._close_up(i)
             i = i + 1 & mask

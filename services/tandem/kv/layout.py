@@ -148,7 +148,7 @@ class KVRegion:
 class ModelFingerprint:
     """Everything that KV content depends on besides tokens; workers exchange blocks only if their `digest` is equal.
 
-    `arithmetic` names the kernels that compute, where KV must be equal to the bit, and is empty elsewhere.
+    `arithmetic` names GPU, libraries and ranks, where KV must be equal to the bit, and is empty elsewhere.
     """
 
     weights_digest: str

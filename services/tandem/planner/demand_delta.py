@@ -46,7 +46,7 @@ class DemandDelta:
         self._observed_at = now
         if previous_at is None or now <= previous_at:
             return DemandDeltaResult(
-                None, "this is the first look at what gateways are asked for", backlog, len(records)
+                None, "this is the first look at the demand of the gateways", backlog, len(records)
             )
         # All demand of a gateway that started since the last look is new. A gateway that was only missing in the last
         # look has counted for an unknown time, so its totals count from this look on.
@@ -70,10 +70,10 @@ class DemandDelta:
 
 def _problem(records: Sequence[DemandRecord]) -> str:
     if not records:
-        return "no gateway says what it is asked for"
+        return "no gateway publishes its demand"
     oldest = max(records, key=lambda record: record.age_s)
     if oldest.age_s > SILENT_S:
-        return f"gateway {oldest.gateway} has said nothing for {oldest.age_s:.0f} s, so what came to it is not known"
+        return f"gateway {oldest.gateway} has published nothing for {oldest.age_s:.0f} s, so its demand is not known"
     return ""
 
 

@@ -81,7 +81,7 @@ class Planner:
             records = await self._demand_store.read()
             workers = await self._inventory.look()
         except (DemandUnavailable, RegistryUnavailable) as error:
-            raise ObservationError(f"Redis does not tell who is there: {error}") from error
+            raise ObservationError(f"workers and demand cannot be read from Redis: {error}") from error
         model = self._config.model or _only_model(workers)
         own_workers = [worker for worker in workers if worker.model == model]
         problem = problem_of(own_workers)
@@ -184,7 +184,7 @@ class Loop:
 def _only_model(workers: Sequence[WorkerState]) -> str:
     models = sorted({worker.model for worker in workers})
     if len(models) != 1:
-        problem = f"workers serve {', '.join(models)}: say with planner.model which are planned"
+        problem = f"workers serve {', '.join(models)}: set planner.model to the one that is to be scaled"
         raise ObservationError(problem if models else "no worker is registered")
     return models[0]
 

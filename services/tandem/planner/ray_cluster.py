@@ -107,7 +107,7 @@ class ClusterFinder:
         if group is None:
             raise ActuatorFailed(f"RayCluster {cluster} has no worker group {name} (planner.groups)")
         if group.num_hosts > 1:
-            raise ActuatorFailed(f"group {name} has {group.num_hosts} hosts for each replica, which is not planned")
+            raise ActuatorFailed(f"group {name} has {group.num_hosts} hosts for each replica, which is not supported")
         if group.is_suspended:
             raise ActuatorFailed(f"group {name} is suspended")
         return group

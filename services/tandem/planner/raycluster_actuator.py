@@ -95,7 +95,7 @@ class RayClusterActuator:
         held = {role: max(number, num_registered[role]) for role, number in result.num_workers.items()}
         serve_replicas = {role: max(number, held.get(role, 0)) for role, number in replicas.items()}
         holder = await self._serve.publish_target(model, serve_replicas, decision.reasons)
-        serve_notes = () if self._serve.leads else (f"Serve still listens to planner {holder}",)
+        serve_notes = () if self._serve.leads else (f"Serve still follows planner {holder}",)
         return ActuationResult(
             "carried_out", replicas, (*result.notes, *serve_notes, *await self._serve.change_roles(changed))
         )

@@ -61,7 +61,7 @@ class ServeActuator:
         replicas, changed = compute_targets(decision, own_workers, starting, self.most)
         holder = await self.publish_target(model, replicas, decision.reasons)
         if holder != self._me:
-            return ActuationResult("standby", {}, (f"planner {holder} is heard, this one is not",))
+            return ActuationResult("standby", {}, (f"planner {holder} sets the targets, this one is on standby",))
         return ActuationResult("carried_out", replicas, await self.change_roles(changed))
 
     async def publish_target(self, model: str, replicas: Mapping[str, int], reasons: tuple[str, ...]) -> PlannerId:
@@ -70,7 +70,7 @@ class ServeActuator:
         try:
             holder = await self._targets.publish(record)
         except TargetsUnavailable as error:
-            raise ActuatorFailed(f"the target cannot be told: {error}") from error
+            raise ActuatorFailed(f"the target cannot be published: {error}") from error
         self.leads = holder == self._me
         self._published_models.add(model)
         return holder

@@ -151,11 +151,7 @@ def _pods_to_drain(present: Sequence[PodView], desired: int, num_spare: int) -> 
 
 
 def _replaced(group: GroupView, may_be_deleted: Sequence[str]) -> tuple[str, ...]:
-    return (
-        (f"group {group.name} replaces {', '.join(may_be_deleted)}, which had been asked to leave",)
-        if may_be_deleted
-        else ()
-    )
+    return (f"group {group.name} replaces {', '.join(may_be_deleted)}, which were draining",) if may_be_deleted else ()
 
 
 def _shrinking(
@@ -167,7 +163,7 @@ def _shrinking(
             f"group {group.name} goes from {group.replicas} to {replicas} pods without {', '.join(may_be_deleted)}"
         )
     if drain:
-        reasons.append(f"group {group.name}: {', '.join(pod.name for pod in drain)} are asked to leave")
+        reasons.append(f"group {group.name}: {', '.join(pod.name for pod in drain)} start draining")
     return tuple(reasons)
 
 

@@ -52,4 +52,4 @@ def test_a_redis_that_is_away_holds_and_is_told(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     told = json.loads(done.stdout)
     assert (done.returncode, told["outcome"]) == (0, "held_back"), done.stderr
-    assert "Redis does not tell who is there" in told["reasons"][0]
+    assert "workers and demand cannot be read from Redis" in told["reasons"][0]

@@ -98,7 +98,7 @@ def test_number_served_is_known_if_all_gateways_report_it() -> None:
 def test_a_silent_gateway_or_none_holds_and_nothing_is_lost() -> None:
     assert "no gateway" in grown((0.0, [])).problem
     delta = grown((0.0, [word("a", 100)]), (5.0, [word("a", 100, age_s=6.0)]))
-    assert delta.demand is None and "gateway a has said nothing for 6 s" in delta.problem
+    assert delta.demand is None and "gateway a has published nothing for 6 s" in delta.problem
     later = grown((0.0, [word("a", 1)]), (5.0, [word("a", 1, age_s=6.0)]), (10.0, [word("a", 9)]))
     assert later.demand is not None and (later.demand.seconds, later.demand.num_requests) == (10.0, 8)
 
