@@ -109,7 +109,7 @@ async def _publish_cost(url: str) -> list[str]:
         log.add(step)
         facts = log.waiting(len(step))
         await writer.append([WorkerKVEvents(worker(0).id, worker(0).incarnation, facts)])
-        log.told(facts.end)
+        log.acknowledge(facts.end)
     mine, theirs = time.process_time() - used, await processor(redis) - before
     num_bytes = sum([await redis.memory_usage(key, samples=0) or 0 async for key in redis.scan_iter("{cost:index:*")])
     thousands = COST_STEPS * PROMPT_BLOCKS / 1000

@@ -113,9 +113,9 @@ class ConsumerHarness:
     # ---- the engine's sink, on its thread
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        if snapshot.is_moving != self._was_moving:
-            self._was_moving = snapshot.is_moving
-            self._mover.set_busy(snapshot.is_moving)
+        if snapshot.is_transferring != self._was_moving:
+            self._was_moving = snapshot.is_transferring
+            self._mover.set_busy(snapshot.is_transferring)
         for effect in effects:
             match effect:
                 case StartRead():

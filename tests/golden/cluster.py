@@ -316,7 +316,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 self._carry_out(producer, producer.engine.follow(key, node.ref, now, prefix_request))
                 node.engine.renewed((key,), now, 10.0)
             case SendRemainderRequest(_, key, num_known):
-                producer.engine.take(key, num_known)
+                producer.engine.request_remainder(key, num_known)
             case ReleaseHandoff(_, key, is_taken):
                 self._carry_out(producer, producer.engine.release(key, now, is_taken=is_taken))
             case RenewLeases(_, keys):

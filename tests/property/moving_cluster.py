@@ -160,7 +160,7 @@ class MovingCluster(Cluster):
     def kill(self, worker: Worker) -> None:
         if not worker.is_alive:
             return
-        self.num_moved += worker.engine.drained().num_moved
+        self.num_moved += worker.engine.drained().num_migrated
         super().kill(worker)
         for story in self.stories.values():
             for attempt in [a for a, at in story.open.items() if at is worker]:

@@ -99,7 +99,7 @@ def check_silence(cluster: Cluster) -> None:
         books = worker.engine.books()
         assert blocks_of(worker) == [] and books.num_free_blocks == books.num_blocks, books
         assert books.num_sequences == books.num_leases == books.num_pulls == books.num_quarantined_blocks == 0
-        assert worker.engine.num_live == 0 and not worker.engine.is_moving
+        assert worker.engine.num_live == 0 and not worker.engine.is_transferring
         worker.times.check_quiet()
 
 

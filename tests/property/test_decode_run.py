@@ -77,7 +77,7 @@ class Worker:
              seq.table.num_published, seq.hashes(seq.num_computed // BLOCK_SIZE, BLOCK_SIZE), seq.num_cached)
             for seq in scheduler._by_id.values()
         ]  # fmt: skip
-        names = {name: pool.copies(name) for name in pool.names()}
+        names = {name: pool.copies(name) for name in pool.hashes()}
         return seqs, pool.free_blocks(), names, list(names), scheduler.occupancy(), scheduler._num_plans
 
 

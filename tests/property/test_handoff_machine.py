@@ -88,7 +88,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule()
     def producer_lapses_in_time(self) -> None:
         """The first moment at which the producer may take a lease's blocks back."""
-        self.now = max(self.now, min((lease.until for lease in self.leases), default=0.0))
+        self.now = max(self.now, min((lease.expires_at for lease in self.leases), default=0.0))
         self.producer_ticks()
 
     @rule()
@@ -311,7 +311,7 @@ class HandoffMachine(RuleBasedStateMachine):
         live = {p.key for p in self.pulls.live()}
         assert live == {k for k, how in self.outcomes.items() if how == "open"}
         for lease in self.leases:
-            is_open = lease.state in (LeaseState.PROMISED, LeaseState.OFFERED)
+            is_open = lease.state in (LeaseState.RESERVED, LeaseState.OFFERED)
             assert is_open == (self.leases.find(lease.key) is lease) and (is_open or lease.may_be_read)
         assert sorted(self.producer_free) == sorted(set(range(NUM_BLOCKS)) - set(self.leases.blocks()))
 
@@ -370,7 +370,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def compute_on(self, key: HandoffKey, num: int) -> None:
         lease = self.leases.find(key)
         assert lease is not None
-        if lease.state is LeaseState.PROMISED:
+        if lease.state is LeaseState.RESERVED:
             if len(self.producer_free) < PROMPT_BLOCKS:
                 return
             self.leases.start(key, tuple(self.producer_free.popleft() for _ in range(PROMPT_BLOCKS)))

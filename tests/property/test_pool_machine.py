@@ -208,7 +208,7 @@ class PoolMachine(RuleBasedStateMachine):
         hashes, free = owner.hashes[:stop], set(self.pool.free_blocks())
         blocks = self.pool.cached(hashes)
         assert [self.content[b] for b in blocks] == hashes[: len(blocks)], "a block of another name is lent"
-        assert len(blocks) == next((i for i, h in enumerate(hashes) if h not in self.pool.names()), len(hashes))
+        assert len(blocks) == next((i for i, h in enumerate(hashes) if h not in self.pool.hashes()), len(hashes))
         if not blocks:
             return multiple()  # type: ignore[return-value]
         self.pool.retain_for_lease(blocks)
@@ -263,8 +263,8 @@ class PoolMachine(RuleBasedStateMachine):
                     del self.present[name]
                     self.in_host.discard(name)
                     assert name not in self.present.values(), "a parent went before its child"
-        assert set(self.present) == set(self.pool.names()) | self.in_host
-        assert self.in_host == set(self.pool.host.names()) and self.in_host.isdisjoint(self.pool.names())
+        assert set(self.present) == set(self.pool.hashes()) | self.in_host
+        assert self.in_host == set(self.pool.host.hashes()) and self.in_host.isdisjoint(self.pool.hashes())
         for name in self.present:
             assert all(self.content[b] == name for b in self.pool.copies(name)), "a name stands on other content"
             if name in self.in_host:

@@ -104,12 +104,15 @@ def num_competing_tokens(num_tokens: int, num_queued: int, num_longest: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """What became of a drain: jobs and leases that are left, choices that went on elsewhere with their KV, and choices
-    that were given back, to be computed anew."""
+    """Progress of a drain.
+
+    `num_left`: jobs and leases that are left. `num_migrated`: choices that went on at other workers with their KV.
+    `num_requeued`: choices that failed as DRAINING, to be computed anew by another worker.
+    """
 
     num_left: int
-    num_moved: int = 0
-    num_given_back: int = 0
+    num_migrated: int = 0
+    num_requeued: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

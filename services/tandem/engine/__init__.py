@@ -1,1 +1,1 @@
-"""Floor 3, one worker's step as pure state: begin, finish, hand-off; never does I/O."""
+"""Join scheduler, block pool and hand-offs of one worker into pure state: begin a step, finish it, transfer KV."""

@@ -1,4 +1,4 @@
-"""What the engine wants done, as frozen values for its driver; never a callback."""
+"""Define the effects that the engine returns for its driver to carry out, as frozen values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tandem.kv.pull_actions import StartRead, TearDownProducer
 
 @dataclass(frozen=True, slots=True)
 class SendEvent:
-    """Tell the job's gateway."""
+    """Send an event to the job's gateway."""
 
     event: JobEvent
 
 
 @dataclass(frozen=True, slots=True)
 class SendAnnouncement:
-    """Tell the consumer that follows this hand-off."""
+    """Send an announcement to the consumer that follows its hand-off."""
 
     consumer: WorkerRef
     message: Announcement
@@ -29,7 +29,7 @@ class SendAnnouncement:
 
 @dataclass(frozen=True, slots=True)
 class SendHandoffEnded:
-    """Tell the consumer that a hand-off it follows is no more."""
+    """Notify a consumer that a hand-off it follows has ended."""
 
     consumer: WorkerRef
     key: HandoffKey
@@ -39,8 +39,11 @@ class SendHandoffEnded:
 
 @dataclass(frozen=True, slots=True)
 class FollowHandoff:
-    """Follow a hand-off at its source, connecting to it first where there is no connection. `prefix_request`: ask for
-    it, as often as it must be followed anew."""
+    """Follow a hand-off at its source, connecting to the source first if needed.
+
+    `prefix_request`: the blocks to request, for a remote prefix fetch; sent again whenever the hand-off is followed
+    anew.
+    """
 
     source: WorkerRef
     key: HandoffKey
@@ -49,7 +52,8 @@ class FollowHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHandoff:
-    """Tell the source that its lease is not needed any more; `is_taken`: because all that it offered is here."""
+    """Notify the source that its lease is not needed any more. `is_taken`: because the consumer has all that was
+    offered."""
 
     source: WorkerRef
     key: HandoffKey
@@ -58,7 +62,8 @@ class ReleaseHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SendRemainderRequest:
-    """Ask the source of a sequence that moves for the rest of it. `num_output_tokens` of its output are known here."""
+    """Request the remainder of a migrating sequence from its source; the first `num_output_tokens` output tokens are
+    known to the consumer."""
 
     source: WorkerRef
     key: HandoffKey
@@ -67,7 +72,7 @@ class SendRemainderRequest:
 
 @dataclass(frozen=True, slots=True)
 class RenewLeases:
-    """Ask the source for more time; its answer comes back as `Engine.renewed`."""
+    """Renew leases at their source; the answer arrives as `Engine.renewed`."""
 
     source: WorkerRef
     keys: tuple[HandoffKey, ...]
@@ -75,7 +80,7 @@ class RenewLeases:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job is over here with its last choice: once for each that was accepted."""
+    """Report a job whose last choice has ended; returned once for each accepted job."""
 
     times: JobTimes
 

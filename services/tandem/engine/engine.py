@@ -1,6 +1,7 @@
-"""One worker's step: scheduler, leases and pulls joined into begin and finish; never does I/O or reads a clock.
+"""Plan and conclude the steps of one worker: scheduler, leases and pulls joined behind `begin` and `finish`.
 
-Whatever comes in (jobs, messages of peers, results, time) is a method; whatever is to be done comes out as effects.
+Every input (jobs, messages of peers, results, time) is a method call; everything that is to be done is returned as an
+effect. The engine does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffLimits:
-    """Seconds; see `HandoffConfig`. `block_bytes` only turns blocks into bytes in reports."""
+    """Time limits of hand-offs in seconds, see `HandoffConfig`. `block_bytes` only converts blocks to bytes in
+    reports."""
 
     lease_s: float = 10.0
     pull_timeout_s: float = 30.0
@@ -45,10 +47,10 @@ class HandoffLimits:
 
 
 class Engine:
-    """All of one worker that decides. `begin` and `finish` alternate, with up to `plan_depth` plans open.
+    """Own all decisions of one worker. `begin` and `finish` alternate, with up to `plan_depth` plans open.
 
-    Since the start `num_preempted` sequences had to give their blocks up and `num_generated` tokens were drawn. Without
-    `speculation` a step draws at most one token of a sequence.
+    Counted since the start: `num_preempted` sequences that lost their blocks, `num_generated` sampled tokens. Without
+    `speculation` a step samples at most one token of a sequence.
     """
 
     def __init__(
@@ -76,24 +78,28 @@ class Engine:
         )
         self._plan_depth = plan_depth
         self.draining = False
-        self.num_preempted = self.num_generated = 0
+        self.num_preempted = 0
+        self.num_generated = 0
 
     # ---- jobs
 
     def submit(self, job: Job, now: float) -> list[Effect]:
-        """Accept a job, or raise TandemError and keep nothing of it. The same job again is accepted and changes
-        nothing; a newer attempt ends the older one, and choices that were cancelled before they came end at once."""
-        met = self._jobs.examine(job)
-        if met is None:
+        """Accept a job, or raise TandemError and keep nothing of it.
+
+        A job that is submitted again changes nothing. A newer attempt ends the older one, and choices that were
+        cancelled before the job arrived end at once.
+        """
+        conflicts = self._jobs.examine(job)
+        if conflicts is None:
             return []
-        fenced, forbidden = met
+        fenced, tombstoned = conflicts
         if self.draining:
             raise TandemError(ErrorKind.DRAINING, "this worker takes no new work", retry_after_s=1.0)
         if isinstance(job, ResumeJob):
             self._consumer.check_free(job)
         self._jobs.forget(now)
         self._scheduler.add(job, now)
-        effects = self._promise(job, now) if isinstance(job, PrefillJob) else []
+        effects = self._open_lease(job, now) if isinstance(job, PrefillJob) else []
         effects += [effect for older in fenced for effect in self.cancel(older, now)]
         self._jobs.add(job)
         self._times.accepted(job, now)
@@ -102,10 +108,11 @@ class Engine:
             if isinstance(job, ResumeJob)
             else self._consumer.fetch_remote_prefix(job, now)
         )
-        return effects + [effect for key in forbidden for effect in self.cancel(key, now)]
+        return effects + [effect for key in tombstoned for effect in self.cancel(key, now)]
 
     def cancel(self, key: JobKey, now: float) -> list[Effect]:
-        """End one choice of a job, with the last one the job; what is not here is refused should it come."""
+        """End one choice of a job, and the job with its last choice. An unknown choice is rejected if it arrives
+        later."""
         job = self._jobs.find(key)
         if job is None:
             if not self._jobs.is_known(key):
@@ -114,16 +121,19 @@ class Engine:
         return [*self._stop_choice(key, job, now, ErrorKind.CANCELLED, "cancelled"), SendEvent(Cancelled(key))]
 
     def start_drain(self, now: float) -> list[Effect]:
-        """Take no new jobs, and let those that are here go on elsewhere: a sequence that runs is offered, and draws on
-        until it is taken; what has no KV to offer, or is in the way, fails as DRAINING. Prefills end as ever."""
+        """Reject new jobs from now on, and migrate or requeue the jobs that are here.
+
+        A running sequence is offered to other workers and keeps sampling until one takes it over. A job without KV to
+        offer, or whose blocks the others need, fails as DRAINING. Prefills end as usual.
+        """
         self.draining = True
         self._drain_migration.begin()
-        return self._evacuate(now)
+        return self._migrate_or_requeue(now)
 
     # ---- the step
 
     def begin(self, now: float) -> tuple[StepPlan | None, list[Effect]]:
-        """Plan the next step; None when there is nothing to compute or enough plans are open."""
+        """Plan the next step; the plan is None when there is nothing to compute or enough plans are open."""
         if not self.may_begin:
             return None, []
         planned = self._scheduler.plan(now)
@@ -131,31 +141,37 @@ class Engine:
         self._times.planned(planned, now)
         effects: list[Effect] = []
         for offer in planned.offers:
-            job = self._jobs.named(offer.key)
+            job = self._jobs.find_job(offer.key)
             assert isinstance(job, PrefillJob)
             self._producer.start(job, offer.blocks)
         for grant in planned.pulls:
             effects += self._consumer.granted(grant, now)
         is_stuck = not (planned.step or planned.pulls or self._scheduler.num_open_plans or self._pulls.num_reads)
-        back = self._drain_migration.in_the_way() if is_stuck else ()
-        return planned.step, effects + [x for key in back for x in self._give_back(key, now)]
+        back = self._drain_migration.blocking_jobs() if is_stuck else ()
+        return planned.step, effects + [x for key in back for x in self._requeue(key, now)]
 
     @property
     def may_begin(self) -> bool:
-        """Fewer plans are open than may be."""
+        """Return whether fewer plans are open than `plan_depth`."""
         return self._scheduler.num_open_plans < self._plan_depth
 
     def finish(self, result: StepResult, now: float) -> list[Effect]:
-        """Take in what a plan yielded; plans finish in the order in which they began."""
-        effects, times = list[Effect](), self._times
+        """Apply the result of a plan; plans finish in the order in which they began."""
+        effects: list[Effect] = []
+        times = self._times
         times.finished(now)
         for progress in self._scheduler.commit(result):
             if progress.scores:
-                name = (self._jobs.live_keys(progress.key) or [progress.key])[0]
-                effects.append(SendEvent(PromptLogprobs(name, progress.first_scored, progress.scores)))
+                prompt_key = (self._jobs.live_keys(progress.key) or [progress.key])[0]
+                effects.append(SendEvent(PromptLogprobs(prompt_key, progress.first_scored, progress.scores)))
             for part in progress.parts:
                 self.num_generated += len(part.tokens)
-                effects += tokens(part, times.drew(part, now) if part.tokens and part.key in times.undrawn else None)
+                effects += tokens(
+                    part,
+                    times.first_tokens_sampled(part, now)
+                    if part.tokens and part.key in times.awaiting_first_token
+                    else None,
+                )
                 effects += [] if part.has_ended else self._drain_migration.computed(part)
             if isinstance(progress.job, PrefillJob):
                 effects += self._producer.offer(progress.job, progress, now)
@@ -163,136 +179,149 @@ class Engine:
         return [*effects, *self._producer.announce_served(now), *self._consumer.read_on(now)]
 
     def run(self, limit: int) -> DecodeRun | None:
-        """What `begin` would plan next, as far as that is the same decodes over and over; changes nothing. Nobody draws
-        the first token here in a run."""
-        return None if self._times.undrawn else self._scheduler.run(limit)
+        """Return the decode steps that `begin` would plan next, as long as they repeat with the same sequences; change
+        nothing.
 
-    def finish_run(self, run: DecodeRun, drawn: Sequence[Sequence[int]]) -> list[TokenRun]:
-        """Take in a run's first steps: as many tokens of each of its sequences, in its order. No sequence ends."""
-        self.num_generated += sum(len(ids) for ids in drawn)
-        return self._scheduler.commit_run(run, drawn)
+        None while a choice has its first token still to sample, because first tokens are recorded by `finish`.
+        """
+        return None if self._times.awaiting_first_token else self._scheduler.run(limit)
+
+    def finish_run(self, run: DecodeRun, sampled: Sequence[Sequence[int]]) -> list[TokenRun]:
+        """Apply the first steps of a run: `sampled` holds equally many tokens for each sequence, in the run's order. No
+        sequence ends."""
+        self.num_generated += sum(len(ids) for ids in sampled)
+        return self._scheduler.commit_run(run, sampled)
 
     # ---- the producer's side of hand-offs
 
     def follow(
         self, key: HandoffKey, consumer: WorkerRef, now: float, prefix_request: RemotePrefixRequest | None = None
     ) -> list[Effect]:
-        """A consumer wants a hand-off's announcements, from the first on; `prefix_request`: of cached blocks, to be
-        lent now."""
+        """Start sending a hand-off's announcements to `consumer`, from the first on.
+
+        `prefix_request`: the hand-off is a remote prefix fetch, and these cached blocks are leased now.
+        """
         self._drain_migration.follow(key, now)
         return self._producer.follow(key, consumer, now, prefix_request)
 
     def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
-        """A consumer needs more time; `now` is the moment of the answer."""
+        """Extend leases of a consumer; `now` is when the producer answers."""
         return self._producer.renew(keys, consumer, now)
 
-    def take(self, key: HandoffKey, num_output_tokens: int) -> None:
-        """The consumer of a sequence that moves has nearly all of its KV, and knows so many of its output tokens."""
-        self._drain_migration.ask_rest(key, num_output_tokens)
+    def request_remainder(self, key: HandoffKey, num_output_tokens: int) -> None:
+        """Hand over a migrating sequence after its next token, because its consumer has nearly all of its KV.
+
+        The consumer knows the first `num_output_tokens` output tokens.
+        """
+        self._drain_migration.request_remainder(key, num_output_tokens)
 
     def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
-        """A consumer needs the KV no more; a prefill that is still running for it ends, and so does a sequence that its
-        consumer goes on with."""
+        """End a lease that its consumer has released. A prefill that still runs for the lease ends, and so does a
+        sequence that has migrated to the consumer."""
         if self._drain_migration.has(key):
             moved = self._drain_migration.released(key, now, is_taken=is_taken)
             return [] if moved is None else self._completion.settle(self._scheduler.release_migrated(moved), now)
         return self._cancel_all(self._producer.release(key, now), now)
 
     def revoke_lease(self, key: HandoffKey, now: float) -> list[Effect]:
-        """A gateway needs the KV no more; a prefill that is still running for it ends. A consumer that may be reading
-        says for itself when it has let go."""
-        if self._drain_migration.recalled(key, now):
+        """End a lease that the gateway does not need any more; a prefill that still runs for it ends. Blocks that a
+        consumer may be reading are held until the consumer releases them."""
+        if self._drain_migration.revoked(key, now):
             return []
-        name, effects = self._producer.revoke(key, now)
-        return [*effects, *self._cancel_all(name, now)]
+        job_key, effects = self._producer.revoke(key, now)
+        return [*effects, *self._cancel_all(job_key, now)]
 
     # ---- the consumer's side
 
     def announced(self, message: Announcement, now: float) -> list[Effect]:
-        """The source completed blocks. The token that it drew goes out at once; it never waits for the KV."""
+        """Apply an announcement of a source. The first tokens in it are sent to the gateway at once, before the KV
+        arrives."""
         return self._consumer.announced(message, now)
 
     def handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[Effect]:
-        """The source ended a hand-off before it was taken. CANCELLED says that nothing is left to be taken."""
+        """Give up the pull of a hand-off that its source has ended. CANCELLED: the source has nothing left to hand
+        over."""
         pull = self._pulls.find(key)
         return [] if pull is None else self._consumer.abandon(pull.job, kind, message, now)
 
     def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
-        """The source answered a StreamHandoff or Renew that was sent at `sent_at`."""
+        """Apply the answer of a source to a StreamHandoff or Renew that was sent at `sent_at`."""
         self._pulls.renewed(keys, sent_at, lease_s)
 
     def read_done(self, read: int, now: float) -> list[Effect]:
         return self._consumer.apply(self._pulls.read_done(read, now), now)
 
     def read_failed(self, read: int, reason: str, *, drained: bool, now: float) -> list[Effect]:
-        """Nothing follows where nobody waited for it any more, and only there."""
+        """Give up the pull of a failed read; return no effects if its job has ended already."""
         return self._consumer.apply(self._pulls.read_failed(read, reason, drained=drained, now=now), now)
 
     def source_lost(self, source: WorkerRef, reason: str, now: float) -> list[Effect]:
-        """A source cannot be reached at all; reads under way go on until the transport says otherwise."""
+        """Give up all pulls from a source that cannot be reached; reads in flight go on until the transport reports
+        their end."""
         return self._consumer.apply(self._pulls.source_lost(source, reason, now), now)
 
     def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Effect]:
-        """The transport gave a peer up; `proven`: none of its reads can still write."""
+        """Give up all pulls from a peer that the transport has lost; `proven`: none of its reads can still write."""
         return self._consumer.apply(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
 
-    def take_facts(self) -> list[KVFact]:
-        """As `BlockPool.take_facts`."""
+    def take_events(self) -> list[KVFact]:
+        """Return the KV events since the last call, see `BlockPool.take_events`."""
         return self._pool.take_events()
 
     def abandon(self, kind: ErrorKind, message: str, now: float) -> list[Effect]:
-        """Nothing is computed any more and every live job fails; nothing else is to be done with the engine then."""
+        """Fail every live job, because nothing can be computed any more; the engine must not be used afterwards."""
         return self._completion.abandon(self._jobs.keys(), now, kind, message)
 
     # ---- time
 
     def tick(self, now: float) -> list[Effect]:
-        """Enforce deadlines; to be called several times per second whether or not there is work."""
-        lapsed, effects = self._producer.lapse(now)
-        for ended in [ended for ended in lapsed if not self._drain_migration.lapsed(ended.key)]:
-            job = None if ended.job is None else self._jobs.named(ended.job)
+        """Enforce deadlines; to be called several times per second even if there is no work."""
+        expired, effects = self._producer.expire(now)
+        for ended in [ended for ended in expired if not self._drain_migration.expired(ended.key)]:
+            job = None if ended.job is None else self._jobs.find_job(ended.job)
             if job is not None:
                 effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
-        effects += self._evacuate(now) + self._consumer.tick(now)
+        effects += self._migrate_or_requeue(now) + self._consumer.tick(now)
         self._jobs.forget(now)
         return effects
 
     def next_deadline(self) -> float:
-        """Before it `tick` has nothing to do, if nothing comes. In the past: it is to look each time."""
+        """Return the time before which `tick` has nothing to do unless an event arrives; minus infinity if it has work
+        at once."""
         return (
             -math.inf
             if self._drain_migration.is_due
-            else min(self._producer.next_lapse(), self._consumer.next_deadline())
+            else min(self._producer.next_expiry(), self._consumer.next_deadline())
         )
 
-    # ---- books
+    # ---- state and statistics
 
     @property
     def pacer(self) -> StepSizer:
-        """Drivers tell it how long steps took; the sizes of later steps follow from that."""
+        """Return the step sizer, to which drivers report step times; later step sizes follow from these."""
         return self._scheduler.pacer
 
     def drained(self) -> DrainResult:
-        """How far an evacuation has come."""
-        return DrainResult(self.num_live, self._drain_migration.num_moved, self._drain_migration.num_given_back)
+        """Return the progress of a drain."""
+        return DrainResult(self.num_live, self._drain_migration.num_migrated, self._drain_migration.num_requeued)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is running, offered or being read."""
+        """Return whether nothing is running, offered or being read."""
         return not (len(self._jobs) or self._scheduler.num_sequences or len(self._producer) or self._pulls.num_reads)
 
     @property
     def num_live(self) -> int:
-        """Jobs and leases that a drain waits for."""
+        """Count the live choices and the leases, for all of which a drain waits."""
         return len(self._jobs) + len(self._producer)
 
     @property
-    def is_moving(self) -> bool:
-        """A lease or a read is open, so the transport must be polled often."""
+    def is_transferring(self) -> bool:
+        """Return whether a lease or a read is open, so that the transport must be polled often."""
         return len(self._producer) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
 
     def live_jobs(self) -> list[JobKey]:
-        """Every choice that has not ended."""
+        """Return the keys of all choices that have not ended."""
         return self._jobs.keys()
 
     def load(self) -> WorkerLoad:
@@ -302,7 +331,7 @@ class Engine:
         return engine_stats(self._pool, self._scheduler, self._producer, self._pulls)
 
     def check(self) -> None:
-        """Re-add all books. Raises AssertionError naming what is off."""
+        """Recount all state from its parts, and raise AssertionError naming the first difference."""
         check_blocks(self._pool, self._scheduler, self._producer, self._pulls)
         self._drain_migration.check()
         self._times.check(job.key for job in self._jobs)
@@ -313,41 +342,41 @@ class Engine:
     def __repr__(self) -> str:
         return f"<engine {len(self._jobs)} jobs, {len(self._producer)} leases, {self._scheduler!r}, {self._pool!r}>"
 
-    # ---- inside
+    # ---- internals
 
     def _stop(self, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
-        """End a job and its hand-offs without a word to its gateway."""
-        effects = self._consumer.let_go(job, kind, reason, now)
+        """End a job and its hand-offs without an event to its gateway."""
+        effects = self._consumer.drop_pull(job, kind, reason, now)
         if isinstance(job, PrefillJob):
             effects += self._producer.withdraw(job.offer, kind, reason, now)
         return effects + self._completion.drop(self._jobs.live_keys(job.key), now, kind, reason)
 
     def _stop_choice(self, key: JobKey, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
-        """End one choice of a job, with the last one the job, without a word to its gateway."""
+        """End one choice of a job, and the job with its last choice, without an event to its gateway."""
         is_last = self._jobs.live_keys(job.key) == [key]
         return self._stop(job, now, kind, reason) if is_last else self._completion.drop([key], now, kind, reason)
 
-    def _evacuate(self, now: float) -> list[Effect]:
-        """Offer what runs by now, and give back what waits."""
-        back = (x for key in self._drain_migration.fruitless() for x in self._give_back(key, now))
+    def _migrate_or_requeue(self, now: float) -> list[Effect]:
+        """Offer the running sequences of a draining worker, and requeue its jobs that have nothing to migrate."""
+        back = (x for key in self._drain_migration.not_worth_migrating() for x in self._requeue(key, now))
         return [*back, *self._drain_migration.offer()]
 
-    def _give_back(self, key: JobKey, now: float) -> list[Effect]:
-        """Another worker is to compute this choice anew."""
+    def _requeue(self, key: JobKey, now: float) -> list[Effect]:
+        """Fail a choice as DRAINING, so that its gateway has another worker compute it anew."""
         job, failed = self._jobs.find(key), Failed(key, ErrorKind.DRAINING, "this worker is about to stop")
         assert job is not None, f"{key} is here without a job"
-        self._drain_migration.num_given_back += 1
+        self._drain_migration.num_requeued += 1
         return [*self._stop_choice(key, job, now, failed.kind, failed.message), SendEvent(failed)]
 
-    def _cancel_all(self, name: JobKey | None, now: float) -> list[Effect]:
-        return [x for key in (self._jobs.live_keys(name) if name else ()) for x in self.cancel(key, now)]
+    def _cancel_all(self, job_key: JobKey | None, now: float) -> list[Effect]:
+        return [x for key in (self._jobs.live_keys(job_key) if job_key else ()) for x in self.cancel(key, now)]
 
     def _fail(self, job: Job, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         keys = self._jobs.live_keys(job.key)
         return [*self._stop(job, now, kind, message), *(SendEvent(Failed(key, kind, message)) for key in keys)]
 
-    def _promise(self, job: PrefillJob, now: float) -> list[Effect]:
-        """Open the lease of a job that the scheduler has taken; one whose hand-off it fences ends."""
+    def _open_lease(self, job: PrefillJob, now: float) -> list[Effect]:
+        """Open the lease of a job that the scheduler has accepted; the job of a fenced older hand-off ends."""
         try:
             older, effects = self._producer.open_lease(job, now)
         except TandemError:

@@ -1,4 +1,4 @@
-"""What an engine says of itself: how full it is, what its books hold, what was moved; never changes anything."""
+"""Compute an engine's load, statistics and transfer reports from its parts, and check its block accounting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.sched.scheduler import Scheduler
 
 
 def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> WorkerLoad:
-    occupancy, guessed = scheduler.occupancy(), scheduler.speculation
+    occupancy, speculation = scheduler.occupancy(), scheduler.speculation
     return WorkerLoad(
         num_running=occupancy.num_running,
         num_waiting=occupancy.num_waiting,
@@ -30,8 +30,8 @@ def load(scheduler: Scheduler, pool: BlockPool, draining: bool) -> WorkerLoad:
         num_leased_blocks=pool.num_leased,
         num_reserved_blocks=occupancy.num_reserved_blocks,
         draining=draining,
-        num_drafted_tokens=0 if guessed is None else guessed.num_drafted,
-        num_accepted_tokens=0 if guessed is None else guessed.num_accepted,
+        num_drafted_tokens=0 if speculation is None else speculation.num_drafted,
+        num_accepted_tokens=0 if speculation is None else speculation.num_accepted,
         num_steps_over_target=scheduler.pacer.num_steps_over_target,
         num_remote_hit_tokens=scheduler.remote_prefixes.num_tokens,
         num_prefill_tokens=scheduler.pacer.num_prefill_tokens,
@@ -56,7 +56,7 @@ def engine_stats(pool: BlockPool, scheduler: Scheduler, producer: KVProducer, pu
 
 
 def check_blocks(pool: BlockPool, scheduler: Scheduler, producer: KVProducer, pulls: PullTable) -> None:
-    """Re-add who holds each block, and why. Raises AssertionError naming what is off."""
+    """Recount the holders of each block from their owners, and raise AssertionError naming the first difference."""
     scheduler.check()
     copied, pinned = scheduler.copied_blocks(), scheduler.copied_slots()
     pool.check(scheduler.tables(), producer.blocks(), pulls.blocks(), copied, pinned)
@@ -65,7 +65,8 @@ def check_blocks(pool: BlockPool, scheduler: Scheduler, producer: KVProducer, pu
 def pulled_event(
     key: JobKey, stats: PullStats, block_size: int, block_bytes: int, source: WorkerRef | None = None
 ) -> KVReceived:
-    """`source`: whose cache it came from; None: it is a Resume's."""
+    """Build the event of a finished pull. `source`: the worker whose cached prefix was read; None for the KV of a
+    Resume."""
     return KVReceived(
         key=key,
         num_blocks=stats.num_blocks,
@@ -82,7 +83,7 @@ def pulled_event(
 def pull_times(
     job: Job, source: WorkerRef, stats: PullStats, now: float, block_bytes: int, outcome: PullEnd
 ) -> PullTimes:
-    """Of a pull that ends now."""
+    """Build the timings of a pull that ends at `now`."""
     return PullTimes(
         kind="handoff" if isinstance(job, ResumeJob) else "prefix",
         outcome=outcome,

@@ -1,4 +1,4 @@
-"""The engine that a configuration asks for on an executor, real or simulated; never runs either."""
+"""Build the engine that a configuration describes, for a real or simulated executor."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ def engine_limits(config: Config, max_model_len: int) -> SchedulerLimits:
 def build_engine(
     config: Config, executor: Executor, model_fingerprint: str, max_model_len: int, *, records_facts: bool = False
 ) -> Engine:
-    """`max_model_len` in tokens; the executor says how many blocks and tokens there are and how large a block is.
-    `records_facts`: somebody calls `Engine.take_facts`."""
+    """Build the engine of one worker. `max_model_len` is in tokens; block size, block count and vocabulary are the
+    executor's.
+
+    `records_facts`: the caller takes KV events with `Engine.take_events`; without it none are recorded.
+    """
     engine, handoff = config.engine, config.handoff
     pool = BlockPool(
         executor.num_blocks,

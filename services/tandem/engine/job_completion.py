@@ -1,4 +1,4 @@
-"""The one way out of an engine for every choice of a job; never decides that one ends."""
+"""Remove ended choices of jobs from all parts of an engine and report them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _OUTCOMES: dict[ErrorKind, Outcome] = {ErrorKind.CANCELLED: "cancelled", ErrorKi
 
 
 class JobCompletion:
-    """What ends is gone from job table, scheduler, offers and `times`; whoever was taking it over is told."""
+    """Remove ended choices from job table, scheduler, migration offers and `times`; notify consumers of migrating
+    choices."""
 
     def __init__(
         self, scheduler: Scheduler, jobs: JobTable, drain_migration: DrainMigration, times: JobTimeline
@@ -32,45 +33,46 @@ class JobCompletion:
         self._drain_migration = drain_migration
 
     def settle(self, progress: SequenceUpdate, now: float) -> list[Effect]:
-        """Take out what the scheduler has ended, and tell its gateway."""
+        """Remove the choices that the scheduler has ended, and return the events for their gateway."""
         effects: list[Effect] = []
         for part in (part for part in progress.parts if part.has_ended):
             kind = ErrorKind.CANCELLED if part.error is None else part.error_kind
             effects += self._forget(part.key, now, kind, part.error or "nothing is left to hand over")
             effects.append(SendEvent(ending(part)))
-            effects += self._leave(part.key, _leaving(part), now)
+            effects += self._record_end(part.key, _ended_choice(part), now)
         return effects
 
     def drop(
         self, keys: Iterable[JobKey], now: float, kind: ErrorKind, reason: str, outcome: Outcome | None = None
     ) -> list[Effect]:
-        """End choices that were going on, without a word to their gateway. `outcome`: where `kind` does not say it."""
+        """End running choices without an event to their gateway. `outcome`: overrides the outcome that follows from
+        `kind`."""
         effects: list[Effect] = []
         for key in keys:
-            leaving = _dropped(outcome, self._scheduler.num_output(key), kind, reason)
+            ended = _dropped(outcome, self._scheduler.num_output(key), kind, reason)
             effects += self._forget(key, now, kind, reason)
             self._scheduler.cancel(key)
-            effects += self._leave(key, leaving, now)
+            effects += self._record_end(key, ended, now)
         return effects
 
     def abandon(self, keys: Iterable[JobKey], now: float, kind: ErrorKind, reason: str) -> list[Effect]:
-        """Fail choices because nothing is computed any more; no books are kept from then on."""
+        """Fail choices because nothing can be computed any more; scheduler and job table are not updated."""
         effects: list[Effect] = []
         for key in keys:
             effects.append(SendEvent(Failed(key, kind, reason)))
-            effects += self._leave(key, _dropped("failed", self._scheduler.num_output(key), kind, reason), now)
+            effects += self._record_end(key, _dropped("failed", self._scheduler.num_output(key), kind, reason), now)
         return effects
 
     def _forget(self, key: JobKey, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         self._jobs.end(key, now)
         return self._drain_migration.ended(key, kind, reason, now)
 
-    def _leave(self, key: JobKey, leaving: EndedChoice, now: float) -> list[Effect]:
-        times = self.times.left(key, leaving, now)
+    def _record_end(self, key: JobKey, ended: EndedChoice, now: float) -> list[Effect]:
+        times = self.times.choice_ended(key, ended, now)
         return [] if times is None else [JobEnded(times)]
 
 
-def _leaving(part: SequenceUpdate) -> EndedChoice:
+def _ended_choice(part: SequenceUpdate) -> EndedChoice:
     if part.error is not None:
         return EndedChoice("failed", part.num_output, part.error_kind, part.error)
     if not part.handed_over:

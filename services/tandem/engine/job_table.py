@@ -1,6 +1,6 @@
-"""Which attempts at which choices are live, ended or forbidden here; never runs one.
+"""Track which attempts of which choices are live, ended or tombstoned.
 
-A job may cover several choices, each of which ends by itself; the job goes by the key of the first.
+A job may cover several choices, each of which ends by itself. The job key is the key of its first choice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tandem.kv.expiring_dict import ExpiringDict
 
 
 class JobTable:
-    """At most one live attempt per choice. Attempts that ended or were cancelled are remembered for `memory_s`."""
+    """Own the live attempts, at most one per choice. Ended and cancelled attempts are remembered for `memory_s`
+    seconds."""
 
     def __init__(self, *, memory_s: float = 120.0) -> None:
         self._live: dict[tuple[RequestId, int], Job] = {}
@@ -23,41 +24,46 @@ class JobTable:
         self._fences: ExpiringDict[tuple[RequestId, int], int] = ExpiringDict(memory_s)
 
     def find(self, key: JobKey) -> Job | None:
-        """The job that this choice is a live part of."""
+        """Return the job of a live choice; None if the choice, or this attempt at it, is not live."""
         job = self._live.get((key.request, key.choice))
         return job if job is not None and job.attempt == key.attempt else None
 
-    def named(self, key: JobKey) -> Job | None:
-        """The job of this name, while any of its choices is live."""
+    def find_job(self, key: JobKey) -> Job | None:
+        """Return the job with this job key while any of its choices is live."""
         return self._jobs.get(key)
 
-    def live_keys(self, name: JobKey) -> list[JobKey]:
-        """The choices of the job of this name that have not ended."""
-        job = self._jobs.get(name)
+    def live_keys(self, job_key: JobKey) -> list[JobKey]:
+        """Return the keys of a job's choices that have not ended."""
+        job = self._jobs.get(job_key)
         return [] if job is None else [k for k in job.keys if self._live.get((k.request, k.choice)) is job]
 
     def is_known(self, key: JobKey) -> bool:
-        """Live, or ended not long ago: the same Submit again changes nothing."""
+        """Return whether the choice is live or ended recently, so that submitting it again changes nothing."""
         return self.find(key) is not None or key in self._ended
 
     def fenced_by(self, key: JobKey) -> JobKey | None:
-        """The older live attempt that `key` ends. Raises TandemError when `key` itself is fenced or was cancelled."""
+        """Return the older live attempt that `key` ends. Raises TandemError when `key` itself is fenced or was
+        cancelled."""
         fence = self._fences.get((key.request, key.choice))
         if fence is not None and fence >= key.attempt:
-            raise TandemError(ErrorKind.CANCELLED, f"job {key} comes after attempt {fence} was cancelled or has ended")
+            raise TandemError(
+                ErrorKind.CANCELLED, f"job {key} arrives after attempt {fence} was cancelled or has ended"
+            )
         return self._older(key)
 
     def examine(self, job: Job) -> tuple[list[JobKey], list[JobKey]] | None:
-        """What a job that comes meets: the older live attempts that it ends, and those of its choices that were
-        cancelled before it came; None when it is known. Raises TandemError when it is to be refused."""
+        """Return the older live attempts that a new job ends, and its choices that were cancelled before it arrived.
+
+        None if the job is known already. Raises TandemError if the job must be rejected.
+        """
         if any(type(live) is not type(job) for live in map(self.find, job.keys) if live is not None):
             raise TandemError(ErrorKind.INVALID_REQUEST, f"job {job.key} is here already, as another kind of job")
         if any(map(self.is_known, job.keys)):
             return None
-        forbidden = [key for key in job.keys if self._fences.get((key.request, key.choice)) == key.attempt]
-        is_refused = len(forbidden) == job.num_choices
-        found = [self.fenced_by(k) if is_refused or k not in forbidden else self._older(k) for k in job.keys]
-        return [older for older in found if older is not None], forbidden
+        tombstoned = [key for key in job.keys if self._fences.get((key.request, key.choice)) == key.attempt]
+        is_refused = len(tombstoned) == job.num_choices
+        found = [self.fenced_by(k) if is_refused or k not in tombstoned else self._older(k) for k in job.keys]
+        return [older for older in found if older is not None], tombstoned
 
     def add(self, job: Job) -> None:
         self._jobs[job.key] = job
@@ -72,18 +78,18 @@ class JobTable:
         self.tombstone(key, now)
 
     def tombstone(self, key: JobKey, now: float) -> None:
-        """A cancel of a job that is not here: refuse it, and what it fenced, if it comes."""
+        """Reject this attempt and older ones at the choice from now on, because a cancel arrived before the job."""
         choice = (key.request, key.choice)
         fence = self._fences.get(choice)
         self._fences.put(choice, key.attempt if fence is None else max(fence, key.attempt), now)
 
     def forget(self, now: float) -> None:
-        """Drop what ended too long ago."""
+        """Drop records that are older than `memory_s`."""
         self._ended.forget(now)
         self._fences.forget(now)
 
     def keys(self) -> list[JobKey]:
-        """Of all choices that are live."""
+        """Return the keys of all live choices."""
         return [JobKey(request, job.attempt, choice) for (request, choice), job in self._live.items()]
 
     def _older(self, key: JobKey) -> JobKey | None:

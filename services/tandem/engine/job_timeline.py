@@ -1,7 +1,7 @@
-"""Notes when each live job did what, and gives it out once, with the job's last choice; never reads a clock and never
-decides anything.
+"""Record when each live job did what, and return the record once, with the job's last choice.
 
-A decoded token costs nothing here: what is noted are jobs that come and go, chunks of prompts and first tokens.
+Times come from the caller. Decoded tokens are not recorded, only jobs that start and end, prompt chunks and first
+tokens, so a decode step costs nothing here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
 
 
 class EndedChoice(NamedTuple):
-    """How a choice ends, after so many output tokens."""
+    """How a choice ended, and its number of output tokens."""
 
     outcome: Outcome
     num_output: int = 0
@@ -28,7 +28,8 @@ class EndedChoice(NamedTuple):
 
 
 class _JobTimer:
-    """Of one job, whose choices are `live`. `firsts`: of each, the output index of the first token drawn here."""
+    """Times of one job whose `live` choices have not ended. `firsts`: output index of the first token sampled here, by
+    choice."""
 
     __slots__ = (
         "accepted_at", "chunks", "end", "first_token_at", "firsts", "job", "live", "num_cached", "num_output", "pull",
@@ -74,94 +75,97 @@ class _JobTimer:
 
 
 class _Plan(NamedTuple):
-    """One that is open: when it was begun, and the chunks that it computes."""
+    """An open plan: when it began, and the prompt chunks that it computes, as (timer, number of tokens)."""
 
     begun_at: float
     chunks: tuple[tuple[_JobTimer, int], ...]
 
 
 class JobTimeline:
-    """`undrawn`: the choices that are being computed, or are ready to be, and have drawn nothing here yet."""
+    """Own the timers of all live jobs. `awaiting_first_token`: timers of the choices that are being computed, or are
+    ready to be, and have sampled no token here yet."""
 
     def __init__(self) -> None:
-        self.undrawn: dict[JobKey, _JobTimer] = {}
-        self._sheets: dict[JobKey, _JobTimer] = {}
+        self.awaiting_first_token: dict[JobKey, _JobTimer] = {}
+        self._timers: dict[JobKey, _JobTimer] = {}
         self._open: deque[_Plan] = deque()
         self._plan = _Plan(0.0, ())
 
     def accepted(self, job: Job, now: float) -> None:
-        sheet = _JobTimer(job, now)
+        timer = _JobTimer(job, now)
         for key in job.keys:
-            self._sheets[key] = sheet
+            self._timers[key] = timer
 
     def planned(self, planned: ScheduleResult, now: float) -> None:
-        """What is to be computed next, if anything is."""
+        """Record the starts and chunks of the step that was planned, if there is one."""
         if planned.step is None:
             return
         for start in planned.starts:
-            sheet = self._sheets[start.key]
-            if sheet.started_at is None:
-                sheet.started_at = now
-                if not isinstance(sheet.job, ResumeJob):
-                    sheet.num_cached = start.num_cached
-                    self._expect(sheet)
-        chunks = tuple((self._sheets[key], size) for key, size in planned.chunks) if planned.chunks else ()
+            timer = self._timers[start.key]
+            if timer.started_at is None:
+                timer.started_at = now
+                if not isinstance(timer.job, ResumeJob):
+                    timer.num_cached = start.num_cached
+                    self._await_first_tokens(timer)
+        chunks = tuple((self._timers[key], size) for key, size in planned.chunks) if planned.chunks else ()
         self._open.append(_Plan(now, chunks))
 
     def finished(self, now: float) -> None:
-        """The oldest open plan has ended; what it drew is told next."""
+        """Record the end of the oldest open plan; `first_tokens_sampled` follows for the first tokens in its result."""
         self._plan = plan = self._open.popleft()
-        for sheet, num_tokens in plan.chunks:
-            sheet.computed(PrefillChunk(plan.begun_at, now, num_tokens))
+        for timer, num_tokens in plan.chunks:
+            timer.computed(PrefillChunk(plan.begun_at, now, num_tokens))
 
-    def drew(self, part: SequenceUpdate, now: float) -> JobStages:
-        """One of the `undrawn` choices drew its first tokens here, in the plan that has ended."""
-        sheet = self.undrawn.pop(part.key)
-        plan, job = self._plan, sheet.job
-        if sheet.started_at is None:
-            sheet.started_at = plan.begun_at
-        if sheet.first_token_at is None:
-            sheet.first_token_at = now
-            # The last token of a prompt alone in a step is no chunk that a plan tells of.
-            if not isinstance(job, ResumeJob) and all(sheet is not chunked for chunked, _ in plan.chunks):
-                sheet.computed(PrefillChunk(plan.begun_at, now, 1))
-        sheet.firsts[part.key] = part.first_index
-        return stages_of(job, (sheet.accepted_at, sheet.started_at, now), sheet.pull)
+    def first_tokens_sampled(self, part: SequenceUpdate, now: float) -> JobStages:
+        """Record the first tokens of a choice, sampled by the plan that has ended; return where the time to them
+        went."""
+        timer = self.awaiting_first_token.pop(part.key)
+        plan, job = self._plan, timer.job
+        if timer.started_at is None:
+            timer.started_at = plan.begun_at
+        if timer.first_token_at is None:
+            timer.first_token_at = now
+            # A plan lists no chunk for a prompt's last token when that token is computed alone.
+            if not isinstance(job, ResumeJob) and all(timer is not chunked for chunked, _ in plan.chunks):
+                timer.computed(PrefillChunk(plan.begun_at, now, 1))
+        timer.firsts[part.key] = part.first_index
+        return stages_of(job, (timer.accepted_at, timer.started_at, now), timer.pull)
 
-    def pulled(self, name: JobKey, pull: PullTimes, num_cached: int) -> None:
-        """A job's pull is over. `num_cached`: of a Resume, the tokens that needed no reading."""
-        sheet = self._sheets[name]
-        sheet.pull = pull
-        if isinstance(sheet.job, ResumeJob):
-            sheet.num_cached = num_cached
+    def pulled(self, job_key: JobKey, pull: PullTimes, num_cached: int) -> None:
+        """Record the end of a job's pull. `num_cached`: for a Resume, the tokens that needed no reading."""
+        timer = self._timers[job_key]
+        timer.pull = pull
+        if isinstance(timer.job, ResumeJob):
+            timer.num_cached = num_cached
             if pull.outcome == "done":
-                self._expect(sheet)
+                self._await_first_tokens(timer)
 
-    def left(self, key: JobKey, leaving: EndedChoice, now: float) -> JobTimes | None:
-        """A choice has ended; with the last one its job. A job failed if a choice of it did, else it ended as the last
-        did."""
-        sheet = self._sheets[key]
-        self.undrawn.pop(key, None)
-        first = sheet.firsts.pop(key, None)
-        sheet.num_output += 0 if first is None else leaving.num_output - first
-        sheet.live.remove(key)
-        if sheet.end is None or sheet.end.error_kind is None:
-            sheet.end = leaving
-        if sheet.live:
+    def choice_ended(self, key: JobKey, end: EndedChoice, now: float) -> JobTimes | None:
+        """Record the end of a choice; return the times of its job if that was the last one. A job with a failed choice
+        has failed, any other job ends as its last choice did."""
+        timer = self._timers[key]
+        self.awaiting_first_token.pop(key, None)
+        first = timer.firsts.pop(key, None)
+        timer.num_output += 0 if first is None else end.num_output - first
+        timer.live.remove(key)
+        if timer.end is None or timer.end.error_kind is None:
+            timer.end = end
+        if timer.live:
             return None
-        for each in sheet.job.keys:
-            del self._sheets[each]
-        return sheet.close(now)
+        for choice in timer.job.keys:
+            del self._timers[choice]
+        return timer.close(now)
 
-    def check(self, names: Iterable[JobKey]) -> None:
-        """`names` of all live jobs. Raises AssertionError naming what is off."""
-        assert {sheet.job.key for sheet in self._sheets.values()} == set(names), "times of other jobs than are live"
-        assert self.undrawn.keys() <= self._sheets.keys(), "a choice that has ended is to draw"
+    def check(self, job_keys: Iterable[JobKey]) -> None:
+        """Raise AssertionError naming the first difference from `job_keys`, the keys of all live jobs."""
+        assert {timer.job.key for timer in self._timers.values()} == set(job_keys), "timers and live jobs differ"
+        assert self.awaiting_first_token.keys() <= self._timers.keys(), "an ended choice awaits its first token"
 
     def __repr__(self) -> str:
-        return f"<times of {len(self._sheets)} choices, {len(self.undrawn)} undrawn, {len(self._open)} plans open>"
+        num_waiting = len(self.awaiting_first_token)
+        return f"<times of {len(self._timers)} choices, {num_waiting} without a token, {len(self._open)} plans open>"
 
-    def _expect(self, sheet: _JobTimer) -> None:
-        """First tokens of all choices that have not ended."""
-        for key in sheet.live:
-            self.undrawn[key] = sheet
+    def _await_first_tokens(self, timer: _JobTimer) -> None:
+        """Expect the first tokens of all choices of a job that have not ended."""
+        for key in timer.live:
+            self.awaiting_first_token[key] = timer

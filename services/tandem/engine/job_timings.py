@@ -1,4 +1,4 @@
-"""When a job did what on the engine that it ends on, as frozen values; never measures it."""
+"""Define when a job did what on the engine where it ended, as frozen values."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tandem.core.request_stages import JobStages
 MAX_CHUNKS = 256
 
 Outcome = Literal["finished", "handed_over", "moved", "given_back", "cancelled", "failed"]
-"""HANDED_OVER: a Prefill drew its token and offers the KV. MOVED: another worker goes on with it. GIVEN_BACK: a worker
-that drains had not begun it."""
+"""Final state of a job. "handed_over": a Prefill sampled its first token and offers the KV. "moved": the sequence
+migrated to another worker. "given_back": a draining worker failed it as DRAINING, and its gateway places it again."""
 Reading = Literal["handoff", "prefix"]
-"""What was read: the KV of a Resume, or a cached prefix that another worker lent."""
+"""What a pull reads: the KV of a Resume, or a cached prefix of another worker."""
 
 PullEnd = Literal["done", "cancelled", "failed"]
 
 
 class PrefillChunk(NamedTuple):
-    """Known tokens that one step computed. With two plans open it was planned while the step before it ran."""
+    """Known tokens that one step computed. With two plans open the step was planned while the step before it ran."""
 
     planned_at: float
     ended_at: float
@@ -34,9 +34,12 @@ _KINDS = {GenerateJob: "generate", PrefillJob: "prefill", ResumeJob: "resume"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullTimes:
-    """What a job read from another worker. `num_exposed_bytes` of the `num_bytes` were unread when the last
-    announcement had come; `ready_at`: the last block was checked, or the pull was given up. While nothing was announced
-    both announcements count as the moment in which it was asked for."""
+    """What a job read from another worker, and when.
+
+    `num_exposed_bytes` of the `num_bytes` had not been read when the last announcement arrived. `ready_at`: when the
+    last block was checked, or the pull was given up. Without announcements both announcement times are when the pull
+    was opened.
+    """
 
     kind: Reading
     outcome: PullEnd
@@ -51,18 +54,18 @@ class PullTimes:
 
     @property
     def exposed_s(self) -> float:
-        """What of it came after the source's last word; 0 where nothing was read."""
+        """Return the seconds that reading went on after the source's last announcement; 0 where nothing was read."""
         return self.ready_at - self.last_announced_at if self.num_blocks else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTimes:
-    """A job that has ended, with all its choices. Times are the engine's own `now`, in seconds.
+    """A job that has ended with all its choices. Times are the engine's `now`, in seconds.
 
-    `started_at`: its first step was planned; of a Resume that is known once the step has ended. `first_token_at`: the
-    first step ended that drew a token of it here. `num_cached` of its known tokens had their KV here before,
-    `num_output` tokens were drawn here. `chunks` are the steps that computed known tokens, at most MAX_CHUNKS: the last
-    takes in what comes after. `error_kind` and `error` of one that failed.
+    `started_at`: its first step was planned; for a Resume, set once that step has ended. `first_token_at`: end of the
+    first step that sampled one of its tokens here. `num_cached`: known tokens whose KV was here before. `num_output`:
+    tokens sampled here. `chunks`: the steps that computed known tokens, at most MAX_CHUNKS; the last one includes all
+    later steps. `error_kind` and `error` are set for a failed job.
     """
 
     job: Job
@@ -80,29 +83,30 @@ class JobTimes:
 
     @property
     def kind(self) -> str:
-        """generate, prefill or resume."""
+        """Return "generate", "prefill" or "resume"."""
         return _KINDS[type(self.job)]
 
     @property
     def ready_at(self) -> float | None:
-        """From then on only this worker's own steps were waited for; None: it ended before."""
+        """Return when the job waited only for this worker's own steps; None if it ended before."""
         if not isinstance(self.job, ResumeJob):
             return self.accepted_at
         return self.pull.ready_at if self.pull is not None and self.pull.outcome == "done" else None
 
     @property
     def stages(self) -> JobStages | None:
-        """Where the time to its first own token went; None where it drew none."""
+        """Return where the time to its first token sampled here went; None if it sampled none."""
         if self.first_token_at is None or self.started_at is None:
             return None
         return stages_of(self.job, (self.accepted_at, self.started_at, self.first_token_at), self.pull)
 
 
 def stages_of(job: Job, times: tuple[float, float, float], pull: PullTimes | None) -> JobStages:
-    """`times`: accepted, started, first token drawn."""
+    """Split the time to a job's first token. `times`: when it was accepted, was started, and sampled its first
+    token."""
     accepted_at, started_at, sampled_at = times
     if not isinstance(job, ResumeJob):
         return JobStages(prefill_queue_s=started_at - accepted_at, prefill_s=sampled_at - started_at)
-    assert pull is not None, f"{job.key} draws without KV"
+    assert pull is not None, f"{job.key} samples without KV"
     decode_queue_s, decode_s = started_at - pull.ready_at, sampled_at - started_at
     return JobStages(transfer_s=pull.exposed_s, decode_queue_s=decode_queue_s, decode_s=decode_s)

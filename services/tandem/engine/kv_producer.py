@@ -1,5 +1,4 @@
-"""The producer's side of hand-offs: leases joined with the blocks they hold and the consumers to tell; never ends a
-job."""
+"""Join the producer's side of hand-offs with the blocks that leases hold and the consumers that must be notified."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ from tandem.sched.transfer.prefix_serving import PrefixServer
 
 
 class KVProducer:
-    """Methods that end a lease return whose job computed for it and what to tell; ending that job is the engine's."""
+    """Own the leases of one worker. Methods that end a lease return the job that computed for it and the notifications;
+    the engine ends the job."""
 
     def __init__(self, pool: BlockPool, prefix_server: PrefixServer, lease_s: float) -> None:
         self._pool = pool
@@ -27,36 +27,37 @@ class KVProducer:
         self._leases = LeaseTable(lease_s)
 
     def has(self, key: HandoffKey) -> bool:
-        """Its lease is open."""
+        """Return whether the lease of `key` is open."""
         return self._leases.find(key) is not None
 
     def num_announced(self, key: HandoffKey) -> int:
-        """Leading blocks that its consumer may read."""
+        """Count the leading blocks that the consumer may read."""
         lease = self._leases.find(key)
         return 0 if lease is None else lease.num_announced
 
-    def open_migration_lease(self, key: HandoffKey, job: JobKey, standing: MigrationProgress, now: float) -> None:
-        """Open the lease of a running sequence."""
-        self._leases.open(key, job, now, is_moving=True)
+    def open_migration_lease(self, key: HandoffKey, job: JobKey, progress: MigrationProgress, now: float) -> None:
+        """Open the lease of a running sequence, and announce its blocks so far."""
+        self._leases.open(key, job, now, is_migrating=True)
         self._leases.start(key, ())
-        self.announce_migration(key, standing, ())
+        self.announce_migration(key, progress, ())
 
     def announce_migration(
-        self, key: HandoffKey, standing: MigrationProgress, last: tuple[SampledToken, ...]
+        self, key: HandoffKey, progress: MigrationProgress, last: tuple[SampledToken, ...]
     ) -> list[Effect]:
-        """Announce what a running sequence has completed; `last` are its last tokens, once it has stopped."""
+        """Announce the completed blocks of a migrating sequence. `last`: its last tokens, once it has stopped here,
+        else empty."""
         lease = self._leases.find(key)
-        assert lease is not None, f"{key} is not lent"
-        blocks = tuple(digest.block for digest in standing.fresh)
+        assert lease is not None, f"{key} has no open lease"
+        blocks = tuple(digest.block for digest in progress.fresh)
         self._pool.retain(blocks, Holder.LEASE)
         self._leases.grow(key, blocks)
         message = self._leases.announce(
-            key, len(lease.blocks), standing.fresh, standing.num_computed, last, standing.num_cached
+            key, len(lease.blocks), progress.fresh, progress.num_computed, last, progress.num_cached
         )
         return [SendAnnouncement(lease.consumer, message)] if message is not None and lease.consumer is not None else []
 
     def announce_served(self, now: float) -> list[Effect]:
-        """Tell consumers which blocks of their prefix fetches they may read: those that were digested."""
+        """Announce the blocks of remote prefix fetches whose digests have been computed."""
         effects: list[Effect] = []
         for key, digests in self._prefix_server.take_done():
             lease = self._leases.find(key)
@@ -71,19 +72,21 @@ class KVProducer:
         return effects
 
     def open_lease(self, job: PrefillJob, now: float) -> tuple[JobKey | None, list[Effect]]:
-        """Open the lease of an accepted job; the job of an older attempt that this one ends comes back. Raises
-        TandemError when the hand-off is fenced."""
+        """Open the lease of an accepted job; return the job of the older attempt that this one ends, if any.
+
+        Raises TandemError when the hand-off is fenced.
+        """
         older = self._leases.open(job.offer, job.key, now)
         if older is None:
             return None, []
-        return older.job, self._give_back(older, ErrorKind.CANCELLED, "fenced")
+        return older.job, self._close(older, ErrorKind.CANCELLED, "fenced")
 
     def start(self, job: PrefillJob, blocks: tuple[BlockId, ...]) -> None:
-        """The job got its blocks, held for the lease already."""
+        """Record the blocks of a job, which the scheduler holds for the lease already."""
         self._leases.start(job.offer, blocks)
 
     def offer(self, job: PrefillJob, progress: SequenceUpdate, now: float) -> list[Effect]:
-        """Announce what a chunk completed; end the hand-off when there is nothing left to hand over."""
+        """Announce the blocks that a chunk completed; end the hand-off when nothing is left to hand over."""
         key = job.offer
         lease = self._leases.find(key)
         assert lease is not None, f"{job.key} runs without a lease"
@@ -100,19 +103,20 @@ class KVProducer:
     def follow(
         self, key: HandoffKey, consumer: WorkerRef, now: float, prefix_request: RemotePrefixRequest | None = None
     ) -> list[Effect]:
-        """A consumer wants a hand-off's announcements, from the first on, or those of what it borrows."""
-        effects = [] if prefix_request is None else self._lend_prefix(key, prefix_request, now)
+        """Send a hand-off's announcements to `consumer` from now on. `prefix_request`: open a lease of these cached
+        blocks first."""
+        effects = [] if prefix_request is None else self._open_prefix_lease(key, prefix_request, now)
         messages = self._leases.follow(key, consumer, now) if self._leases.offers(key, prefix_request) else None
         if messages is None:
-            return [*effects, self._over(key, consumer)]
+            return [*effects, self._handoff_ended(key, consumer)]
         return [*effects, *(SendAnnouncement(consumer, message) for message in messages)]
 
     def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
-        """A consumer needs more time; `now` is the moment of the answer."""
-        return [self._over(key, consumer) for key in keys if not self._leases.renew(key, now)]
+        """Extend leases from `now`, when the producer answers; notify the consumer of leases that have ended."""
+        return [self._handoff_ended(key, consumer) for key in keys if not self._leases.renew(key, now)]
 
     def release(self, key: HandoffKey, now: float) -> JobKey | None:
-        """A consumer needs the KV no more, and need not be told; returns whose job computes for it."""
+        """End a lease that its consumer has released; return the job that computes for it, if any."""
         ended = self._leases.release(key, now)
         if ended is None:
             return None
@@ -120,50 +124,53 @@ class KVProducer:
         return ended.job
 
     def revoke(self, key: HandoffKey, now: float) -> tuple[JobKey | None, list[Effect]]:
-        """A gateway needs the KV no more; returns whose job computes for it."""
+        """End a lease that the gateway does not need any more; return the job that computes for it, if any."""
         lease = self._leases.find(key)
-        effects = self.withdraw(key, ErrorKind.KV_LOST, "its gateway needs it no more", now)
+        effects = self.withdraw(key, ErrorKind.KV_LOST, "its gateway does not need it any more", now)
         return None if lease is None else lease.job, effects
 
     def withdraw(self, key: HandoffKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """End a hand-off from this side. What its consumer may be reading is held until it lets go."""
+        """End a lease from the producer's side. Blocks that its consumer may be reading are held until the consumer
+        releases them."""
         ended = self._leases.withdraw(key, now, kind)
-        return [] if ended is None else self._give_back(ended, kind, reason)
+        return [] if ended is None else self._close(ended, kind, reason)
 
-    def lapse(self, now: float) -> tuple[list[EndedLease], list[Effect]]:
-        """End all leases that nobody renewed in time."""
-        lapsed = self._leases.expire(now)
-        effects = [x for ended in lapsed for x in self._give_back(ended, ErrorKind.KV_LOST, "the lease ran out")]
-        return lapsed, effects
+    def expire(self, now: float) -> tuple[list[EndedLease], list[Effect]]:
+        """End all leases that were not renewed in time."""
+        expired = self._leases.expire(now)
+        effects = [x for ended in expired for x in self._close(ended, ErrorKind.KV_LOST, "the lease ran out")]
+        return expired, effects
 
-    def next_lapse(self) -> float:
-        """When `lapse` will have something to do, if nothing comes before; infinity without a lease."""
-        return self._leases.next_lapse()
+    def next_expiry(self) -> float:
+        """Return when `expire` will have something to do unless a lease is renewed; infinity without leases."""
+        return self._leases.next_expiry()
 
     @property
     def is_awaiting(self) -> bool:
-        """Blocks come back when a consumer lets go: of what was withdrawn, of a prefill, or of cached blocks."""
-        return any(lease.state is LeaseState.WITHDRAWN or not lease.is_moving for lease in self._leases)
+        """Return whether blocks will be freed when a consumer releases them: those of a withdrawn lease, of a prefill
+        or of a remote prefix fetch."""
+        return any(lease.state is LeaseState.WITHDRAWN or not lease.is_migrating for lease in self._leases)
 
     def blocks(self) -> Iterator[BlockId]:
-        """Every block once per lease that holds it."""
+        """Iterate over every block once per lease that holds it."""
         return self._leases.blocks()
 
     def check(self, jobs: Container[JobKey]) -> None:
-        """`jobs`: those that are live, by all their names. Raises AssertionError naming what is off."""
+        """Raise AssertionError for a lease with neither blocks nor a live job. `jobs`: job and choice keys of all live
+        jobs."""
         for lease in self._leases:
             assert len(lease.blocks) or lease.job in jobs, f"{lease!r} has neither blocks nor a job"
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def _lend_prefix(self, key: HandoffKey, prefix_request: RemotePrefixRequest, now: float) -> list[Effect]:
-        """Open the lease of cached blocks, unless it is open, or over, or there is nothing to lend: then whoever
-        follows hears so."""
+    def _open_prefix_lease(self, key: HandoffKey, prefix_request: RemotePrefixRequest, now: float) -> list[Effect]:
+        """Open the lease of cached blocks. Without cached blocks, or for a key that was used, no lease is opened, and
+        the following `follow` reports the end of the hand-off."""
         if not self._leases.can_serve_prefix(key):
             return []
         older = self._leases.open(key, None, now, prefix_fetch=prefix_request)
-        effects = [] if older is None else self._give_back(older, ErrorKind.CANCELLED, "fenced")
+        effects = [] if older is None else self._close(older, ErrorKind.CANCELLED, "fenced")
         blocks = self._prefix_server.serve(key, prefix_request)
         if blocks:
             self._leases.start(key, blocks, prefix_request.first_index)
@@ -171,7 +178,8 @@ class KVProducer:
             self._leases.release(key, now)
         return effects
 
-    def _give_back(self, ended: EndedLease, kind: ErrorKind, reason: str) -> list[Effect]:
+    def _close(self, ended: EndedLease, kind: ErrorKind, reason: str) -> list[Effect]:
+        """Drop the blocks of an ended lease, and notify its consumer."""
         self._drop(ended)
         return [SendHandoffEnded(ended.consumer, ended.key, kind, reason)] if ended.consumer is not None else []
 
@@ -179,6 +187,6 @@ class KVProducer:
         self._pool.drop(ended.blocks, Holder.LEASE)
         self._prefix_server.drop(ended.key)
 
-    def _over(self, key: HandoffKey, consumer: WorkerRef) -> SendHandoffEnded:
-        kind = self._leases.why_over(key) or ErrorKind.KV_LOST
+    def _handoff_ended(self, key: HandoffKey, consumer: WorkerRef) -> SendHandoffEnded:
+        kind = self._leases.end_reason(key) or ErrorKind.KV_LOST
         return SendHandoffEnded(consumer, key, kind, "the hand-off has ended")

@@ -1,9 +1,10 @@
-"""The running sequences of a worker that drains, on their way to others; never ends a job and never moves a byte.
+"""Migrate the running sequences of a draining worker to other workers.
 
-A sequence is offered under a key of its own and draws on. Once a consumer follows, the sequence holds its seat and its
-blocks, which are announced as they become complete. When the consumer has nearly all, it asks for the rest: the next
-draw is the sequence's last here, and is handed over with all that the consumer does not know. An offer whose consumer
-is lost is void, its sequence goes on, and is offered anew.
+A sequence is offered under a hand-off key of its own and keeps sampling. Once a consumer follows the hand-off, the
+sequence keeps its seat and its blocks, and the blocks are announced as they become complete. When the consumer has
+nearly all of them, it requests the remainder: the next token is the sequence's last one here, and is handed over with
+everything that the consumer does not know. If the consumer is lost, the offer is void, and the sequence goes on and is
+offered anew.
 """
 
 from __future__ import annotations
@@ -18,74 +19,82 @@ from tandem.sched.transfer.migration import MigrationTracker
 
 
 class DrainMigration:
-    """`num_moved` sequences were taken by others, and `num_given_back` had nothing to take or were in the others' way,
-    since the start. Nothing is offered before `begin`."""
+    """Own the offers of running sequences to other workers; nothing is offered before `begin`.
+
+    Counted since the start: `num_migrated` sequences that other workers took over, and `num_requeued` jobs that had
+    nothing to migrate or blocked others.
+    """
 
     def __init__(self, migrations: MigrationTracker, producer: KVProducer) -> None:
         self.has_begun = False
-        self.num_moved = 0
-        self.num_given_back = 0
+        self.num_migrated = 0
+        self.num_requeued = 0
         self._migrations = migrations
         self._producer = producer
         self._offers: dict[JobKey, HandoffKey] = {}
         self._jobs: dict[HandoffKey, JobKey] = {}
-        # Output tokens that the consumers know that have asked for the rest.
+        # Number of output tokens that the consumer knows, for offers whose consumer has requested the remainder.
         self._num_known: dict[HandoffKey, int] = {}
         self._num_offers = 0
 
     def begin(self) -> None:
-        """From now on whatever runs wants to go on elsewhere."""
+        """Start offering all running sequences."""
         self.has_begun = True
 
     @property
     def is_due(self) -> bool:
-        """Something is to be offered or given up."""
+        """Return whether a sequence is to be offered or a job to be requeued."""
         if not self.has_begun:
             return False
         return bool(self._migrations.not_worth_moving()) or any(
             k not in self._offers for k in self._migrations.movable()
         )
 
-    def fruitless(self) -> list[JobKey]:
-        """What is to be given back: nothing of it is here that would be worth moving."""
+    def not_worth_migrating(self) -> list[JobKey]:
+        """Return the choices to requeue because they have no KV here that is worth migrating."""
         return self._migrations.not_worth_moving() if self.has_begun else []
 
-    def in_the_way(self) -> list[JobKey]:
-        """What is to be given back where nothing can be planned. Sequences that others read give way to nobody: where
-        they hold all blocks none can draw the last token that it leaves with. Without one of them the others can."""
+    def blocking_jobs(self) -> list[JobKey]:
+        """Return the choices to requeue when no step can be planned.
+
+        A sequence that is being read is not preempted. If such sequences hold all blocks, none of them can sample the
+        last token with which it leaves; without one of them the others can.
+        """
         key = self._migrations.blocking_migration() if self.has_begun and not self._producer.is_awaiting else None
         return [] if key is None else [key]
 
     def has(self, key: HandoffKey) -> bool:
-        """It is the offer of a sequence that is here."""
+        """Return whether `key` is the offer of a sequence that runs here."""
         return key in self._jobs
 
     def offer(self) -> list[Effect]:
-        """Offer what runs and is not offered."""
+        """Offer the running sequences that are not offered yet."""
         effects: list[Effect] = []
         for job in self._migrations.movable() if self.has_begun else ():
             if job not in self._offers:
                 self._num_offers += 1
                 key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)
-                self._offers[job], self._jobs[key] = key, job
+                self._offers[job] = key
+                self._jobs[key] = job
                 effects.append(SendEvent(MigrationOffered(job, key)))
         return effects
 
     def follow(self, key: HandoffKey, now: float) -> None:
-        """Somebody takes an offer up: the lease begins."""
+        """Open the lease of an offer that a consumer has started to follow; ignore other keys."""
         job = self._jobs.get(key)
         if job is not None and not self._producer.has(key):
             self._producer.open_migration_lease(key, job, self._migrations.start(job), now)
 
-    def ask_rest(self, key: HandoffKey, num_known: int) -> None:
-        """The consumer has nearly all KV, and knows so many output tokens."""
+    def request_remainder(self, key: HandoffKey, num_known: int) -> None:
+        """Let the sequence stop after its next token, because its consumer has nearly all KV and `num_known` output
+        tokens."""
         job = self._jobs.get(key)
         if job is not None and self._producer.has(key) and key not in self._num_known:
             self._num_known[key] = num_known
             self._migrations.finalize(job)
 
     def computed(self, part: SequenceUpdate) -> list[Effect]:
-        """A step is done with a sequence that goes on: announce what it completed, or with the last one the rest."""
+        """Announce what a step completed of an offered sequence that goes on, or the remainder after its last token."""
         key = self._offers.get(part.key)
         if key is None or not self._producer.has(key):
             return []
@@ -95,30 +104,33 @@ class DrainMigration:
         return self._producer.announce_migration(key, progress, last)
 
     def released(self, key: HandoffKey, now: float, *, is_taken: bool) -> JobKey | None:
-        """Its consumer needs an offer no more; returns the choice that goes on there, if it does."""
+        """Release an offer; return the choice if it has migrated to the consumer, else let the sequence go on here."""
         job = self._jobs.get(key)
         if job is None:
             return None
-        has_moved = is_taken and self._producer.has(key) and self._migrations.has_stopped(job)
+        has_migrated = is_taken and self._producer.has(key) and self._migrations.has_stopped(job)
         self._producer.release(key, now)
-        if not has_moved:
-            self.lapsed(key)
+        if not has_migrated:
+            self.expired(key)
             return None
-        self.num_moved += 1
+        self.num_migrated += 1
         self._forget(key)
         return job
 
-    def recalled(self, key: HandoffKey, now: float) -> bool:
-        """Its gateway needs an offer no more; a consumer that has it says for itself when it has let go, and until then
-        no block of it may be written. False: it is no offer of a running sequence."""
+    def revoked(self, key: HandoffKey, now: float) -> bool:
+        """Withdraw an offer that its gateway does not need any more; return False if `key` is not an offer.
+
+        The offer stays open if a consumer follows it: the consumer releases it, and its blocks must not be written
+        before.
+        """
         if not self.has(key):
             return False
         if not self._producer.has(key):
             self.released(key, now, is_taken=False)
         return True
 
-    def lapsed(self, key: HandoffKey) -> bool:
-        """The lease of an offer has ended, and its sequence goes on. False: it is no offer of a running sequence."""
+    def expired(self, key: HandoffKey) -> bool:
+        """Let the sequence of an offer whose lease has ended go on here; return False if `key` is not an offer."""
         job = self._jobs.get(key)
         if job is None:
             return False
@@ -127,22 +139,24 @@ class DrainMigration:
         return True
 
     def ended(self, job: JobKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """A choice is no more. CANCELLED: its own end is all that there is to say. What is cancelled after it was
-        handed over has moved: its gateway may hear of that before we do."""
+        """Withdraw the offer of a choice that has ended. A choice that is CANCELLED after it was handed over has
+        migrated: its gateway may know that before this worker does."""
         key = self._offers.get(job)
         if key is None:
             return []
-        self.num_moved += kind is ErrorKind.CANCELLED and self._migrations.has_stopped(job)
+        self.num_migrated += kind is ErrorKind.CANCELLED and self._migrations.has_stopped(job)
         self._forget(key)
         return self._producer.withdraw(key, kind, reason, now)
 
     def check(self) -> None:
-        """Raises AssertionError naming what is off."""
+        """Raise AssertionError naming the first inconsistency."""
         assert self._offers == {job: key for key, job in self._jobs.items()}, "offers and jobs differ"
-        assert self._num_known.keys() <= self._jobs.keys(), "a consumer asks for what is not offered"
+        assert self._num_known.keys() <= self._jobs.keys(), (
+            "a consumer requested the remainder of a sequence that is not offered"
+        )
 
     def __repr__(self) -> str:
-        return f"<evacuation {len(self._offers)} offered, {len(self._num_known)} leaving, {self.num_moved} moved>"
+        return f"<drain {len(self._offers)} offered, {len(self._num_known)} ending, {self.num_migrated} migrated>"
 
     def _forget(self, key: HandoffKey) -> None:
         del self._offers[self._jobs.pop(key)]

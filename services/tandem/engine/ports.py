@@ -1,4 +1,4 @@
-"""What the engine's drivers need from the outside: executor, KV transport, observer; owns no implementation."""
+"""Define the interfaces that the engine's drivers need: executor, KV transport and step observer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.sched.state.step_plan import StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """Runs plans on a model. Owns weights and KV storage; knows neither sequences nor jobs.
+    """Run plans on a model. Own weights and KV storage; sequences and jobs stay outside.
 
     Called from one thread at a time. Plans are executed in the order of their numbers.
     """
@@ -27,12 +27,12 @@ class Executor(Protocol):
 
     @property
     def num_host_slots(self) -> int:
-        """Blocks that host memory has room for beside the pool; plans copy to it and back."""
+        """Number of blocks that fit into host memory beside the pool; plans copy to them and back."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Upper bound of token ids, exclusive."""
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -42,38 +42,42 @@ class Executor(Protocol):
 
 
 class Pipeline(Protocol):
-    """Runs plans while the next is being made. Called from one thread at a time.
+    """Run plans while the next one is being made. Called from one thread at a time.
 
-    Plans are collected in the order in which they were launched, each once, and as many may be launched ahead as the
-    engine that makes them keeps open.
+    Plans are collected in the order in which they were launched, each once. As many plans may be launched ahead as the
+    engine keeps open.
     """
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin a plan; returns before it has ended, where the device computes by itself."""
+        """Start a plan; return before it has ended where the device computes asynchronously."""
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan that was launched. What it wrote is there for everybody, transports too.
+        """Wait for the oldest launched plan and return its result; what it wrote is then visible to all, transports
+        included.
 
-        Raises DeviceLost, and whatever else the plan as a whole failed with; it is over then.
+        Raises DeviceLost, and any other error of the plan as a whole; the plan is over then.
         """
         ...
 
 
 class DeviceLost(Exception):
-    """The device computes nothing any more: neither this plan nor a later one."""
+    """Raised when the device cannot compute any more: neither this plan nor a later one."""
 
 
 class StepObserver(Protocol):
-    """Whoever looks at steps that have run. Called on the driver's thread; must not block and must not raise."""
+    """Receive records of steps that have run. Called on the driver's thread; must not block and must not raise."""
 
     def observe(self, record: StepRecord) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TransportRank:
-    """How one tensor-parallel rank of a worker is read: its agent, unique to the incarnation, what the transport says
-    of it, and its pool."""
+    """How one tensor-parallel rank of a worker is read.
+
+    `agent`: name of its transport agent, unique to the incarnation. `metadata`: the transport's own handshake data.
+    `region`: its pool.
+    """
 
     agent: str
     metadata: bytes
@@ -82,9 +86,9 @@ class TransportRank:
 
 @dataclass(frozen=True, slots=True)
 class TransportPeer:
-    """What one worker tells another so that its blocks can be read; `layout` is the whole model's.
+    """What a worker sends to others so that they can read its blocks; `layout` is the layout of the whole model.
 
-    A block is in the pools of all ranks under one number, in each those of its KV heads that the region names.
+    A block has the same number in the pools of all ranks; each pool holds the KV heads that its region names.
     """
 
     worker: WorkerRef
@@ -93,20 +97,21 @@ class TransportPeer:
 
     @property
     def life(self) -> tuple[WorkerId, Incarnation]:
-        """Whose life it is; its address may be written in two ways."""
+        """Return worker id and incarnation. They identify the peer; its address may be written in several ways."""
         return self.worker.id, self.worker.incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Read the peer's block `remote` into our block `local`: all that our pool holds of it."""
+    """Read the peer's block `remote` into the local block `local`: all heads that the local pool holds of it."""
 
     remote: BlockId
     local: BlockId
 
 
 class ReadState(Enum):
-    """FAILED means that the transport has proven that it touches our memory no more."""
+    """State of a read. FAILED means that the transport has proven that the read does not touch local memory any
+    more."""
 
     PENDING = "pending"
     DONE = "done"
@@ -114,18 +119,18 @@ class ReadState(Enum):
 
 
 class PeerError(Exception):
-    """The peer is gone, refuses, or is not who it was."""
+    """Raised when the peer is gone, refuses the connection, or is another incarnation than before."""
 
 
 class KVTransport(Protocol):
-    """Reads blocks of peers' pools into our own. All calls come from the one thread that owns it.
+    """Read blocks of peers' pools into the local pool. All calls come from the one thread that owns the transport.
 
-    Nobody ever writes into another worker's memory. A read cannot be aborted: memory is safe to reuse only once
-    `poll` said DONE or FAILED, or `disconnect` returned True.
+    No worker writes into another worker's memory. A read cannot be aborted: memory is safe to reuse only once `poll`
+    returned DONE or FAILED, or `disconnect` returned True.
     """
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Our side of the handshake."""
+        """Return the local side of the handshake."""
         ...
 
     def connect(self, peer: TransportPeer) -> None:
@@ -136,7 +141,8 @@ class KVTransport(Protocol):
         ...
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Tear the peer down with all its reads. True when it is proven that none touches our memory any more."""
+        """Tear down a peer with all its reads; return True if it is proven that none of them touches local memory any
+        more."""
         ...
 
     def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
@@ -144,11 +150,12 @@ class KVTransport(Protocol):
         ...
 
     def poll(self, handle: int) -> ReadState:
-        """Progress and report one read; after DONE or FAILED the handle is forgotten."""
+        """Progress one read and return its state; the handle is invalid after DONE or FAILED."""
         ...
 
     def progress(self) -> None:
-        """Serve peers that read from us; called at least every 20 ms, every 0.5 ms while a lease or read is open."""
+        """Serve peers that read from this worker; called at least every 20 ms, every 0.5 ms while a lease or read is
+        open."""
         ...
 
     def close(self) -> None: ...

@@ -1,6 +1,7 @@
-"""What the first of an executor's ranks has the others do, and what they tell it; sends and does nothing itself.
+"""Define the messages between the first rank of a tensor-parallel executor and the other ranks, as frozen values.
 
-Numbers that a device already has are not among them: those the ranks exchange directly, see `Forward` and `Logits`.
+Numbers that are already on a device are not part of the messages: the ranks exchange them directly, see `Forward` and
+`Logits`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tandem.kv.host_offload import Offload, Onload
 
 
 class RanksLost(DeviceLost):
-    """Ranks that compute one model no longer agree on what was computed, or one of them is gone."""
+    """Raised when ranks of one model no longer agree on what was computed, or one of them is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class FillBlocks:
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """(from, to)."""
+    """Copy blocks inside the pool: pairs of (from, to)."""
 
     copies: tuple[tuple[BlockId, BlockId], ...]
 
@@ -41,16 +42,19 @@ class ClearBlocks:
 
 @dataclass(frozen=True, slots=True)
 class DigestBlocks:
-    """Digests of each rank's heads of so many blocks are gathered; which ones, and their places in their prompts, are
-    broadcast."""
+    """Compute the digests of `num_blocks` blocks for each rank's heads and gather them; block ids and positions in
+    their prompts are broadcast."""
 
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A batch of `num_rows` rows of `num_sequences` sequences, with tables of `num_blocks` blocks each; its numbers are
-    broadcast. `num_decodes` and `max_rows` as in `tandem_kernels.contract.AttentionBatch`."""
+    """Run the model on a batch whose numbers are broadcast.
+
+    The batch has `num_rows` rows of `num_sequences` sequences, with tables of `num_blocks` blocks each. `num_decodes`,
+    `max_rows`: see `tandem_kernels.contract.AttentionBatch`.
+    """
 
     num_rows: int
     num_sequences: int
@@ -61,50 +65,50 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Of `num_rows` hidden rows, which are broadcast."""
+    """Compute the logits of `num_rows` hidden rows, which are broadcast."""
 
     num_rows: int
 
 
 RankCommand = SpillBlocks | FillBlocks | CopyBlocks | ClearBlocks | DigestBlocks | Forward | Logits
-"""Carried out in order."""
+"""Commands to the model, carried out in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoverBytes:
-    """To or from the agent that moves a rank's KV, which alone knows what they mean."""
+    """Encoded message to or from the agent that transfers a rank's KV; only the agent decodes it."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMover:
-    """Open that agent, as one of this life of a worker. Answered by Readable."""
+    """Open the transfer agent of a rank, for this incarnation of the worker. Answered by RankRegistered."""
 
     worker: WorkerRef
 
 
 AgentCommand = MoverBytes | OpenMover
-"""Carried out beside the others."""
+"""Commands to the transfer agent, carried out in parallel to the model's commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """A rank is there and about to meet the others."""
+    """A rank process has started and is about to connect to the other ranks."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """It has its part of the model and of so many blocks, and takes commands."""
+    """The rank has loaded its part of the model, has room for `num_blocks` blocks, and accepts commands."""
 
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """It ends."""
+    """The rank process ends because of an error."""
 
     kind: ErrorKind
     message: str
@@ -112,7 +116,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RankRegistered:
-    """How a rank's part of the KV is read: a peer of one rank."""
+    """The rank's pool is registered with its transport; `peer` describes this rank alone."""
 
     peer: TransportPeer
 

@@ -1,6 +1,7 @@
-"""What a worker writes down of its steps, as lines of JSON, and how they are read back; never opens a file.
+"""Encode and decode a worker's step log, one JSON object per line. Files are opened by the caller.
 
-The first line says whose steps these are (`StepLogHead`), each other line is one step (`StepRecord`, `StepFeatures`).
+The first line identifies the worker and its settings (`StepLogHead`); each other line is one step (`StepRecord`,
+`StepFeatures`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from tandem.sched.state.schedule_result import StepRecord
 
 FORMAT = "tandem-steps-1"
 _SECTIONS = ("engine", "speculative", "slo", "handoff")
-"""The settings that a step's work depends on."""
+"""Sections of `Config` on which the work of a step depends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogHead:
-    """`num_threads`: compute threads; 0: not known. `settings` holds the sections of `Config` that shape steps."""
+    """Worker, model and settings that a step log belongs to.
+
+    `num_threads`: compute threads; 0 if unknown. `settings`: the sections of `Config` that determine a step's work.
+    """
 
     worker: str
     pool: str
@@ -42,7 +46,7 @@ class StepLogHead:
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """`at`: seconds since the epoch at the step's end."""
+    """One step and the time of its end, `at`, in seconds since the epoch."""
 
     at: float
     record: StepRecord
@@ -54,28 +58,29 @@ class StepLog:
     steps: tuple[LoggedStep, ...]
 
 
-def shaping(config: Config) -> Mapping[str, Mapping[str, Any]]:
-    """The `settings` of a head."""
+def step_settings(config: Config) -> Mapping[str, Mapping[str, Any]]:
+    """Return the `settings` of a `StepLogHead`."""
     return {section: asdict(getattr(config, section)) for section in _SECTIONS}
 
 
 def encode_head(head: StepLogHead) -> str:
     layout = head.layout.to_dict()
-    told = {"worker": head.worker, "pool": head.pool, "model": head.model, "num_threads": head.num_threads}
+    fields = {"worker": head.worker, "pool": head.pool, "model": head.model, "num_threads": head.num_threads}
     return json.dumps(
-        {"format": FORMAT, **told, "num_blocks": head.num_blocks, "layout": layout, "settings": head.settings}
+        {"format": FORMAT, **fields, "num_blocks": head.num_blocks, "layout": layout, "settings": head.settings}
     )
 
 
 def encode_step(step: LoggedStep) -> str:
-    record, told = step.record, step.record.features
+    record = step.record
+    features = record.features
     fields = {
         "number": record.number,
         "at": round(step.at, 6),
-        "prefill_tokens": told.num_prefill_tokens,
-        "decode_seqs": told.num_decode_seqs,
-        "decode_context": told.decode_context,
-        "prefill_pairs": told.num_prefill_pairs,
+        "prefill_tokens": features.num_prefill_tokens,
+        "decode_seqs": features.num_decode_seqs,
+        "decode_context": features.decode_context,
+        "prefill_pairs": features.num_prefill_pairs,
         "predicted_s": round(record.predicted_s, 7),
         "measured_s": round(record.measured_s, 7),
         "target_s": record.target_s,
@@ -87,8 +92,11 @@ def encode_step(step: LoggedStep) -> str:
 
 
 def decode_log(lines: Iterable[str], name: str) -> StepLog:
-    """Raises TandemError that says `name` and the line. A last line without an end is left out: its worker was killed
-    while it wrote."""
+    """Decode the lines of a step log; a last line without a newline is skipped, because its worker was killed while
+    writing.
+
+    Raises TandemError that names `name` and the line for anything else that cannot be decoded.
+    """
     numbered = enumerate(lines, 1)
     first = next(numbered, None)
     if first is None:
@@ -111,17 +119,17 @@ def _read(name: str, number: int, line: str, decode: Any) -> Any:
         raise _refuse(name, number, f"is no line of a step log: {type(error).__name__} {error}") from error
 
 
-def _head(told: Mapping[str, Any]) -> StepLogHead:
-    if told.get("format") != FORMAT:
-        raise ValueError(f"format {told.get('format')!r}, expected {FORMAT!r}")
+def _head(fields: Mapping[str, Any]) -> StepLogHead:
+    if fields.get("format") != FORMAT:
+        raise ValueError(f"format {fields.get('format')!r}, expected {FORMAT!r}")
     head = StepLogHead(
-        worker=str(told["worker"]),
-        pool=str(told["pool"]),
-        model=str(told["model"]),
-        num_threads=int(told["num_threads"]),
-        num_blocks=int(told["num_blocks"]),
-        layout=KVLayout.from_dict(told["layout"]),
-        settings=told["settings"],
+        worker=str(fields["worker"]),
+        pool=str(fields["pool"]),
+        model=str(fields["model"]),
+        num_threads=int(fields["num_threads"]),
+        num_blocks=int(fields["num_blocks"]),
+        layout=KVLayout.from_dict(fields["layout"]),
+        settings=fields["settings"],
     )
     if head.num_blocks < 1:
         raise ValueError(f"a pool of {head.num_blocks} blocks")
@@ -129,23 +137,23 @@ def _head(told: Mapping[str, Any]) -> StepLogHead:
     return head
 
 
-def _step(told: Mapping[str, Any]) -> LoggedStep:
-    counts = [int(told[key]) for key in ("prefill_tokens", "decode_seqs", "decode_context", "prefill_pairs")]
+def _step(fields: Mapping[str, Any]) -> LoggedStep:
+    counts = [int(fields[key]) for key in ("prefill_tokens", "decode_seqs", "decode_context", "prefill_pairs")]
     record = StepRecord(
-        number=int(told["number"]),
+        number=int(fields["number"]),
         features=StepFeatures(*counts),
-        predicted_s=float(told["predicted_s"]),
-        measured_s=float(told["measured_s"]),
-        target_s=float(told["target_s"]),
-        num_budget_tokens=int(told["budget_tokens"]),
-        num_preempted=int(told["preempted"]),
-        has_failed=bool(told["failed"]),
+        predicted_s=float(fields["predicted_s"]),
+        measured_s=float(fields["measured_s"]),
+        target_s=float(fields["target_s"]),
+        num_budget_tokens=int(fields["budget_tokens"]),
+        num_preempted=int(fields["preempted"]),
+        has_failed=bool(fields["failed"]),
     )
-    if not (math.isfinite(record.measured_s) and record.measured_s > 0 and math.isfinite(float(told["at"]))):
+    if not (math.isfinite(record.measured_s) and record.measured_s > 0 and math.isfinite(float(fields["at"]))):
         raise ValueError(f"a step took {record.measured_s} s")
     if min(counts) < 0:
         raise ValueError(f"a step of {record.features}")
-    return LoggedStep(float(told["at"]), record)
+    return LoggedStep(float(fields["at"]), record)
 
 
 def _refuse(name: str, line: int, what: str) -> TandemError:

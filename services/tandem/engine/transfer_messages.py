@@ -1,4 +1,4 @@
-"""What a worker asks of its mover and what comes back, as frozen values; never touches a transport."""
+"""Define the commands to a worker's transfer thread or process and its events, as frozen values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tandem.engine.ports import BlockCopy, TransportPeer
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Copy blocks of `peer`, then check them, then report once under `id`, which is unique among open orders.
+    """Copy blocks of `peer`, check them, and report once under `id`, which is unique among open reads.
 
-    `logical[i]` is the position of `copies[i]` in the prompt's block table, which the digest covers.
-    `digests[i]` is what the producer computed, one number per KV head of the model; `digests=None` checks nothing.
+    `logical[i]` is the position of `copies[i]` in the prompt's block table, which the digest covers. `digests[i]` are
+    the numbers that the producer computed, one per KV head of the model; with `digests=None` nothing is checked.
     """
 
     id: int
@@ -38,14 +38,14 @@ class ConnectPeer:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Post nothing more for an order. It is still reported once, when what was posted has ended."""
+    """Stop posting parts of a read. The read is still reported once, when the posted parts have ended."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TearDownPeer:
-    """Give a peer up with all its orders; answered by PeerLost, unless it is given up already."""
+    """Disconnect a peer and end all reads from it; answered by PeerLost unless it is disconnected already."""
 
     peer: TransportPeer
     reason: str
@@ -53,12 +53,12 @@ class TearDownPeer:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Move a few bytes through the transport; answered by SelfTestDone."""
+    """Transfer a few bytes through the transport; answered by SelfTestDone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetPolling:
-    """`busy`: a lease is open here, so peers may read from us."""
+    """Set the polling rate. `busy`: a lease is open on this worker, so peers may read from it."""
 
     busy: bool
 
@@ -67,14 +67,14 @@ Command = ReadRequest | ConnectPeer | Cancel | TearDownPeer | SelfTest | SetPoll
 
 
 class FailureKind(Enum):
-    """Why an order failed."""
+    """Reasons why a read failed."""
 
     REFUSED = "refused"
-    """The order itself is wrong: its peer is not connected, or it names a block that does not exist."""
+    """The request is wrong: its peer is not connected, or it names a block that does not exist."""
     PEER = "peer"
-    """The peer failed; all its orders fail with it."""
+    """The peer failed; all reads from it fail with it."""
     DIGEST = "digest"
-    """A block that arrived is not the block that the producer offered."""
+    """A block that arrived differs from the block that the producer offered."""
     CANCELLED = "cancelled"
     TEARDOWN = "teardown"
     STOPPED = "stopped"
@@ -82,8 +82,10 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadDone:
-    """All blocks arrived and passed their check. `num_bytes` of them did: of a rank, those of its heads. `seconds` from
-    the order's acceptance to here."""
+    """All blocks of a read arrived and passed their check.
+
+    `num_bytes`: bytes read; on a rank, those of its heads. `seconds`: from the acceptance of the request to this event.
+    """
 
     id: int
     num_bytes: int
@@ -92,8 +94,11 @@ class ReadDone:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """`drained`: nothing writes the order's blocks any more. Otherwise they are unsafe until PeerDrained names its
-    peer or, where that never comes, until this process ends."""
+    """A read failed.
+
+    `drained`: nothing writes into its local blocks any more. Otherwise the blocks are unsafe until a PeerDrained for
+    its peer or, without one, until the process ends.
+    """
 
     id: int
     kind: FailureKind
@@ -114,7 +119,7 @@ class ConnectFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A peer that was connected is so no more; all its orders were reported before. `proven`: all are drained."""
+    """A connected peer was disconnected; all its reads were reported before. `proven`: all of them are drained."""
 
     peer: TransportPeer
     proven: bool
@@ -123,14 +128,15 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class PeerDrained:
-    """The proof that was missing at a PeerLost: every block of that peer's orders is safe to reuse."""
+    """The drain that was not proven at a PeerLost is proven now: all local blocks of reads from that peer are safe to
+    reuse."""
 
     peer: TransportPeer
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTestDone:
-    """`error` is None when the bytes arrived. `seconds` from the command to here."""
+    """Result of a self-test: `error` is None when the bytes arrived. `seconds`: from the command to this event."""
 
     error: str | None
     seconds: float
@@ -138,7 +144,8 @@ class SelfTestDone:
 
 @dataclass(frozen=True, slots=True)
 class TransferStopped:
-    """The last event. `error` is None after an ordered stop; otherwise the worker can move no KV any more."""
+    """Last event of the transfer process. `error` is None after an ordered stop; otherwise no KV can be transferred any
+    more."""
 
     error: str | None
 

@@ -1,1 +1,1 @@
-"""Floor 1, KV blocks, their hashes and their hand-off as plain data; never holds a tensor."""
+"""Keep the KV blocks of one worker, their hashes and their hand-off as plain data, without tensors."""

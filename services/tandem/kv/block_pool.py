@@ -1,13 +1,15 @@
-"""Owns which block is held by whom and which prefix it holds; never touches KV bytes and never reads a clock.
+"""Own which sequence, lease or read holds each device block, and which prefix hash each block has cached.
 
-Holders of a block are tables (of sequences, and of prefixes that they borrow), leases (it is offered to another worker)
-and reads (another worker's bytes are arriving in it). A block with no holder is free; a free block with a hash is the
-prefix cache.
+The pool handles block ids only: KV bytes and clocks stay outside. Holders of a block are tables (of sequences, and of
+remote prefixes that sequences fetch), leases (the block is offered to another worker) and reads (bytes from
+another worker are arriving in the block). A block without a holder is free; a free block with a hash is the prefix
+cache.
 
-Presence implies parents: whoever holds a block holds a copy of every block before it, and a release frees the last
-block first, so among free blocks a child is always reused before the copy of its parent that was released with it.
-A block whose last copy is about to be reused may go on in host memory (`kv.host_pool`). So of a prefix the first
-blocks are here and the rest there, and a table that shares it takes fresh blocks for the rest.
+A cached block implies its parents: whoever holds a block holds a copy of every block before it, and a release frees the
+last block first, so among free blocks a child is always reused before the copy of its parent that was released with it.
+A block whose last device copy is about to be reused may be offloaded to host memory (`kv.host_offload`). The first
+blocks of a prefix are therefore in device memory and the rest in host memory, and a table that shares the prefix takes
+fresh blocks for the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tandem.kv.host_offload import HostBlockPool, Offload, Onload
 
 
 class Holder(Enum):
-    """Who else than a table may hold blocks. COPY: a plan that was not committed yet copies them."""
+    """Kinds of holders of a block besides tables. COPY: a plan that is not committed yet copies from the block."""
 
     LEASE = "lease"
     READ = "read"
@@ -33,7 +35,8 @@ class Holder(Enum):
 
 
 class BlockTable:
-    """A sequence's blocks in the order of its tokens; append-only until released. Only `BlockPool` writes it."""
+    """Own the blocks of one sequence in the order of its tokens; append-only until released, and written only by
+    `BlockPool`."""
 
     __slots__ = ("_blocks", "_num_published")
 
@@ -43,7 +46,7 @@ class BlockTable:
 
     @property
     def num_published(self) -> int:
-        """Leading blocks whose hashes are findable."""
+        """Count the leading blocks whose hashes a prefix lookup can find."""
         return self._num_published
 
     def ids(self, stop: int | None = None) -> tuple[BlockId, ...]:
@@ -57,12 +60,13 @@ class BlockTable:
 
 
 class BlockPool:
-    """A fixed number of blocks. Every method either does all it says or changes nothing.
+    """Own a fixed number of blocks, their holders and their hashes. A method that fails changes nothing.
 
-    A block costs memory from its first use on. `records_facts`: `take_events` is called now and then. With host slots
-    `share`, `grow` and `make_exclusive` may ask for copies, which the next plan must take (`take_copies`) and make
-    before anything is computed or read into its blocks; a table with blocks that a plan fills is kept until that plan's
-    `end_copies`.
+    Host memory for a block's record is allocated at the block's first use. With `records_facts` the owner must call
+    `take_events` regularly, because the events collect in a list until then. With host slots, `share`, `grow` and
+    `make_exclusive` may queue copies, which the next plan must take (`take_copies`) and make before anything is
+    computed or read into their blocks; a table with blocks that a plan fills must be kept until `end_copies` of that
+    plan.
     """
 
     def __init__(
@@ -81,12 +85,12 @@ class BlockPool:
         self.is_caching = enable_prefix_caching
         self.host = HostBlockPool(num_host_slots)
         self._free = FreeList(_ids(num_blocks))
-        # How many of each kind hold a block; those that none holds are in no dictionary.
+        # Number of holders of each kind, by block; a block without holders is in no dictionary.
         self._tables: dict[BlockId, int] = {}
         self._leases: dict[BlockId, int] = {}
         self._reads: dict[BlockId, int] = {}
         self._copies: dict[BlockId, int] = {}
-        self._names = CachedBlockIndex()
+        self._index = CachedBlockIndex()
         self._facts: list[KVFact] | None = [] if records_facts else None
 
     @property
@@ -95,70 +99,73 @@ class BlockPool:
 
     @property
     def num_leased(self) -> int:
-        """Blocks under at least one lease."""
+        """Count the blocks under at least one lease."""
         return len(self._leases)
 
     @property
     def num_reading(self) -> int:
-        """Blocks under at least one read."""
+        """Count the blocks under at least one read."""
         return len(self._reads)
 
     @property
     def num_cached(self) -> int:
-        """Free blocks that a prefix hit can bring back."""
+        """Count the free blocks that a prefix hit can reuse."""
         return self._free.num_hashed
 
     @property
     def num_free_at_once(self) -> int:
-        """Free blocks that are taken without a copy to host memory."""
+        """Count the free blocks that can be taken without an offload copy to host memory."""
         return self.num_free - self.num_cached if self.host.num_slots else self.num_free
 
     def free_blocks(self) -> tuple[BlockId, ...]:
-        """In the order in which they are reused."""
+        """Return the free blocks in the order in which they will be reused."""
         return tuple(self._free)
 
-    def copies(self, name: BlockHash) -> tuple[BlockId, ...]:
-        """The blocks that hold it, in the order of their publishing."""
-        return self._names.copies(name)
+    def copies(self, block_hash: BlockHash) -> tuple[BlockId, ...]:
+        """Return the device blocks that hold the content of `block_hash`, in the order in which they were published."""
+        return self._index.copies(block_hash)
 
-    def names(self) -> Iterable[BlockHash]:
-        """All that device memory holds."""
-        return self._names.all()
+    def hashes(self) -> Iterable[BlockHash]:
+        """Return the hashes of all blocks that device memory holds."""
+        return self._index.all()
 
     def holders(self, block: BlockId) -> tuple[int, int, int, int]:
-        """How many tables, leases, reads and copies hold it."""
+        """Count the tables, leases, reads and copies that hold `block`."""
         tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies
         return tables.get(block, 0), leases.get(block, 0), reads.get(block, 0), copies.get(block, 0)
 
     def is_shared(self, table: BlockTable, index: int) -> bool:
-        """Another table holds the block too, so that none may write it."""
+        """Return whether another table holds the block too; a shared block must not be written."""
         return self._tables[table._blocks[index]] > 1
 
     def count_hits(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading hashes are present, in either memory."""
-        for i, name in enumerate(hashes):
-            if name not in self._names and name not in self.host:
+        """Count the leading hashes that are cached in device or host memory."""
+        for i, block_hash in enumerate(hashes):
+            if block_hash not in self._index and block_hash not in self.host:
                 return i
         return len(hashes)
 
     def cached(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
-        """The newest copies of the leading hashes that device memory holds."""
-        return self._names.leading(hashes)
+        """Return the newest device copies of the leading hashes, up to the first hash that device memory lacks."""
+        return self._index.leading(hashes)
 
     def num_free_needed(self, hashes: Sequence[BlockHash], num_blocks: int) -> int:
-        """How many free blocks a new table of `num_blocks` would take, its leading hits on `hashes` included."""
+        """Count the free blocks that a new table of `num_blocks` would take, its leading hits on `hashes` included."""
         num_hits = self.count_hits(hashes)
-        hits = (self._names.newest(name) for name in hashes[:num_hits])
+        hits = (self._index.newest(block_hash) for block_hash in hashes[:num_hits])
         return num_blocks - sum(1 for block in hits if block is not None and not self._is_free(block))
 
     def share(self, table: BlockTable, hashes: Sequence[BlockHash]) -> int:
-        """Fill an empty table with the leading hits, the newest copy of each, whose parents were released latest;
-        returns how many there were. There must be room, see `num_free_needed`."""
+        """Fill an empty table with the leading cached blocks of `hashes` and return their number.
+
+        Of several copies the newest is taken, because its parents were released last. The caller must make sure that
+        there is room, see `num_free_needed`. Raises ValueError for a table that has blocks.
+        """
         if len(table):
             raise ValueError("only an empty table can share a prefix")
         num_hits = self.count_hits(hashes)
-        for i, name in enumerate(hashes[:num_hits]):
-            block = self._names.newest(name)
+        for i, block_hash in enumerate(hashes[:num_hits]):
+            block = self._index.newest(block_hash)
             if block is None:
                 self._onload(table, hashes[:num_hits], i)
                 break
@@ -170,7 +177,7 @@ class BlockPool:
         return num_hits
 
     def grow(self, table: BlockTable, num_blocks: int) -> bool:
-        """Extend a table to `num_blocks`. False, and nothing changed, when there is no room."""
+        """Extend a table to `num_blocks` blocks; return False, with nothing changed, when too few are free."""
         missing = num_blocks - len(table)
         if missing <= 0:
             return True
@@ -180,7 +187,8 @@ class BlockPool:
         return True
 
     def fork(self, table: BlockTable, source: BlockTable) -> None:
-        """Fill an empty table with all blocks of another."""
+        """Fill an empty table with all blocks of `source`, which are shared from now on. Raises ValueError for a table
+        that has blocks."""
         if len(table):
             raise ValueError("only an empty table can be a fork")
         for block in source._blocks:
@@ -189,8 +197,12 @@ class BlockPool:
         table._num_published = source._num_published
 
     def make_exclusive(self, table: BlockTable, index: int) -> tuple[BlockId, BlockId] | None:
-        """Put a fresh block in the place of a shared one, whose content is to be copied: (from, to), and `from` is
-        held as COPY. None, and nothing changed, when there is no room."""
+        """Replace a shared block of a table by a fresh one (copy-on-write) and return (shared block, fresh block) to be
+        copied.
+
+        The shared block is held as COPY until the copy has been made. Returns None, with nothing changed, when no block
+        is free.
+        """
         assert self.is_shared(table, index) and index >= table.num_published, f"{table!r} owns block {index} already"
         if not len(self._free):
             return None
@@ -202,44 +214,45 @@ class BlockPool:
         return shared, fresh
 
     def trim(self, table: BlockTable, num_blocks: int) -> None:
-        """Give back what a table has beyond its first blocks."""
+        """Release the blocks of a table beyond its first `num_blocks`."""
         assert num_blocks >= table.num_published, f"{table!r} cannot lose what is published"
         self._let_go(table._blocks[num_blocks:], self._tables)
         del table._blocks[num_blocks:]
 
     def publish(self, table: BlockTable, hashes: Sequence[BlockHash]) -> None:
-        """Make the leading blocks findable under `hashes`; call it only when their content is complete and checked."""
+        """Make the leading blocks findable under `hashes`; call this only when their content is complete and
+        checked."""
         if not self.is_caching:
             return
         for i in range(table.num_published, len(hashes)):
-            self._give_name(table._blocks[i], hashes[i], hashes[i - 1] if i else None)
+            self._add_hash(table._blocks[i], hashes[i], hashes[i - 1] if i else None)
             table._num_published = i + 1
 
     def release(self, table: BlockTable) -> None:
-        """Give all blocks of a table back, last block first, and leave the table empty."""
+        """Release all blocks of a table, last block first, and leave the table empty."""
         self._let_go(table._blocks, self._tables)
         table._blocks.clear()
         table._num_published = 0
 
     def retain(self, blocks: Sequence[BlockId], holder: Holder) -> None:
-        """Hold blocks that somebody holds already, in the order of their tokens."""
-        counts, once = self._counts(holder), dict.fromkeys(blocks, 1)
-        if len(once) == len(blocks) and self._tables.keys() >= once.keys() and counts.keys().isdisjoint(once):
-            counts.update(once)
+        """Add a `holder` to blocks that have holders already; `blocks` are in the order of their tokens."""
+        counts, single = self._counts(holder), dict.fromkeys(blocks, 1)
+        if len(single) == len(blocks) and self._tables.keys() >= single.keys() and counts.keys().isdisjoint(single):
+            counts.update(single)
             return
         for block in blocks:
             assert not self._is_free(block), f"block {block} is free"
             counts[block] = counts.get(block, 0) + 1
 
     def retain_for_lease(self, blocks: Iterable[BlockId]) -> None:
-        """Hold blocks of a prefix as LEASE, which may be free, in the order of their tokens."""
+        """Hold cached blocks, free ones included, for a lease; `blocks` are in the order of their tokens."""
         for block in blocks:
             if self._is_free(block):
                 self._free.remove(block)
             self._leases[block] = self._leases.get(block, 0) + 1
 
     def is_copied(self, blocks: Iterable[BlockId]) -> bool:
-        """One of them is still to be copied from: nobody may write it."""
+        """Return whether a pending copy still reads any of `blocks`; such a block must not be written."""
         return not self._copies.keys().isdisjoint(blocks)
 
     def drop(self, blocks: Sequence[BlockId], holder: Holder) -> None:
@@ -247,17 +260,19 @@ class BlockPool:
         self._let_go(blocks, self._counts(holder))
 
     def take_copies(self) -> tuple[tuple[Offload, ...], tuple[Onload, ...]]:
-        """What the next plan copies to host memory, and then back from it. Blocks that it copies out are held as COPY
-        until `end_copies`."""
+        """Return the copies to host memory and then the copies back that the next plan must make.
+
+        Blocks that are copied out are held as COPY until `end_copies`.
+        """
         return self.host.take_copies()
 
     def end_copies(self, spills: Sequence[Offload], fills: Sequence[Onload]) -> None:
-        """The plan that took them was committed."""
+        """Release the blocks and host slots of copies whose plan was committed."""
         self.drop([block for block, _ in spills], Holder.COPY)
         self.host.end_copies(spills, fills)
 
     def take_events(self) -> list[KVFact]:
-        """What became findable or was lost since the last call, in order; nothing unless facts are recorded."""
+        """Return the KV events since the last call, in order; empty unless `records_facts` is set."""
         if self._facts is None:
             return []
         facts, self._facts = self._facts, []
@@ -271,28 +286,30 @@ class BlockPool:
         copied: Iterable[BlockId] = (),
         pinned: Iterable[HostSlot] = (),
     ) -> None:
-        """Re-add the books from all holders, given by their owners; `pinned` has every host slot once for each copy of
-        an open plan. Raises AssertionError naming what is off."""
+        """Recount all holders from what their owners report, and raise AssertionError naming the first difference.
+
+        `pinned` holds every host slot once for each copy of an open plan.
+        """
         claimed = {"tables": Counter(b for table in tables for b in table._blocks)}
         claimed |= {"leases": Counter(leased), "reads": Counter(read)}
         claimed["copies"] = Counter([*copied, *self.host.blocks_to_spill()])
         books = {"tables": self._tables, "leases": self._leases, "reads": self._reads, "copies": self._copies}
         for kind, counted in books.items():
             for block in counted.keys() | claimed[kind].keys():
-                now, due = counted.get(block, 0), claimed[kind][block]
-                assert now == due, f"block {block}: {kind} are {now}, should be {due}"
+                actual, expected = counted.get(block, 0), claimed[kind][block]
+                assert actual == expected, f"block {block}: {kind} are {actual}, should be {expected}"
         free = list(self._free)
         held = set().union(*books.values())
         assert len(free) == len(self._free) == len(set(free)), "a block is free twice"
         assert held.isdisjoint(free) and len(free) + len(held) == self.num_blocks, "free list and holders disagree"
-        self._names.check()
-        self.host.check(self._names.all(), pinned)
+        self._index.check()
+        self.host.check(self._index.all(), pinned)
         assert self._tables.keys() >= set(self.host.blocks_to_fill()), "a block to be filled is in no table"
 
     def __repr__(self) -> str:
         return (
             f"<pool {self.num_blocks} blocks: {self.num_free} free, {self.num_leased} leased, "
-            f"{self.num_reading} reading, {len(self._names)} hashes>"
+            f"{self.num_reading} reading, {len(self._index)} hashes>"
         )
 
     def _counts(self, holder: Holder) -> dict[BlockId, int]:
@@ -303,18 +320,21 @@ class BlockPool:
         return block not in tables and block not in leases and block not in reads and block not in copies
 
     def _take(self, count: int) -> list[BlockId]:
-        """The free blocks that are reused first, each in one table from now on and without its name; there are as
-        many."""
+        """Remove the `count` free blocks that are reused first, drop their hashes, and give each one table as its
+        holder.
+
+        The caller makes sure that `count` blocks are free.
+        """
         taken = self._free.take(count)
         self._tables.update(dict.fromkeys(taken, 1))
-        self._names.extend(self._free.num_used)
+        self._index.extend(self._free.num_used)
         for block in taken:
-            if self._names.is_named(block):
+            if self._index.is_cached(block):
                 self._forget(block)
         return taken
 
     def _let_go(self, blocks: Sequence[BlockId], counts: dict[BlockId, int]) -> None:
-        """Last block first."""
+        """Remove one holder from each block, last block first, and free the blocks that have no holder left."""
         tables, leases, reads, copies = self._tables, self._leases, self._reads, self._copies
         for block in reversed(blocks):
             count = counts[block]
@@ -323,42 +343,44 @@ class BlockPool:
                 continue
             del counts[block]
             if block not in tables and block not in leases and block not in reads and block not in copies:
-                self._free.free(block, self._names.is_named(block))
+                self._free.free(block, self._index.is_cached(block))
 
-    def _give_name(self, block: BlockId, name: BlockHash, parent: BlockHash | None) -> None:
-        if self._names.add(block, name, parent):
-            self.host.stored(name)
+    def _add_hash(self, block: BlockId, block_hash: BlockHash, parent: BlockHash | None) -> None:
+        if self._index.add(block, block_hash, parent):
+            self.host.stored(block_hash)
             if self._facts is not None:
-                self._facts.append(BlockStored(name, parent))
+                self._facts.append(BlockStored(block_hash, parent))
 
     def _onload(self, table: BlockTable, hits: Sequence[BlockHash], first: int) -> None:
-        """Extend a table, which has the hits before, by those from the `first`-th on; only host memory holds them."""
+        """Extend a table by the blocks of `hits[first:]`, which only host memory holds, and queue their copies."""
         slots = self.host.claim(hits[first:])
         blocks = self._take(len(slots))
         self.host.fill(slots, blocks)
         for i, block in enumerate(blocks, first):
-            self._give_name(block, hits[i], hits[i - 1] if i else None)
+            self._add_hash(block, hits[i], hits[i - 1] if i else None)
         table._blocks += blocks
 
     def _forget(self, block: BlockId) -> None:
-        """Drop the name of a block that is about to be written; where it is the last one, host memory may keep it."""
-        last = self._names.evict(block)
-        if last is None:
+        """Drop the hash of a block that is about to be written; if no other device block has it, host memory may keep
+        the content."""
+        evicted = self._index.evict(block)
+        if evicted is None:
             return
-        name, parent = last
+        block_hash, parent = evicted
         if not self.host.num_slots:
             if self._facts is not None:
-                self._facts.append(BlockEvicted(name))
+                self._facts.append(BlockEvicted(block_hash))
             return
-        kept = self.host.keep(name, parent, block)
-        if kept.is_copied:
+        decision = self.host.keep(block_hash, parent, block)
+        if decision.is_copied:
             self._copies[block] = self._copies.get(block, 0) + 1
-        self._let_go(kept.dropped, self._copies)
+        self._let_go(decision.dropped, self._copies)
         if self._facts is not None:
-            self._facts += kept.facts
+            self._facts += decision.facts
 
 
 @lru_cache(maxsize=8)
 def _ids(num_blocks: int) -> tuple[BlockId, ...]:
-    """Shared by pools of one size: a number is 32 bytes."""
+    """Return the ids of a pool's blocks. Cached, because pools of one size share the tuple: an int object takes 32
+    bytes."""
     return tuple(BlockId(i) for i in range(num_blocks))

@@ -1,5 +1,4 @@
-"""Owns which device block holds the content of which name, and in which order copies of a name came; never knows who
-holds a block."""
+"""Own which device blocks hold the content of which prefix hash, and in which order copies of a hash were added."""
 
 from __future__ import annotations
 
@@ -9,88 +8,91 @@ from tandem.core.ids import BlockHash, BlockId
 
 
 class CachedBlockIndex:
-    """A block has a name from the moment its content is computed, or on its way, until it is reused."""
+    """Map prefix hashes to device blocks. A block has a hash from the moment its content is computed, or its copy from
+    host memory is queued, until the block is reused."""
 
-    __slots__ = ("_names", "_newest", "_older", "_parents")
+    __slots__ = ("_hashes", "_newest", "_older", "_parents")
 
     def __init__(self) -> None:
-        # By block, of those that were used at least once: its name, and the name of the block before it.
-        self._names: list[BlockHash | None] = []
+        # By block id, for blocks that were used at least once: the block's hash and the hash of the block before it.
+        self._hashes: list[BlockHash | None] = []
         self._parents: list[BlockHash | None] = []
-        # The copy of a name that came last, and the others, oldest first.
+        # The copy of a hash that was added last, and the older copies, oldest first.
         self._newest: dict[BlockHash, BlockId] = {}
         self._older: dict[BlockHash, list[BlockId]] = {}
 
     def __len__(self) -> int:
-        """How many names there are."""
+        """Count the distinct hashes."""
         return len(self._newest)
 
-    def __contains__(self, name: BlockHash) -> bool:
-        return name in self._newest
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._newest
 
     def all(self) -> Collection[BlockHash]:
         return self._newest.keys()
 
-    def newest(self, name: BlockHash) -> BlockId | None:
-        return self._newest.get(name)
+    def newest(self, block_hash: BlockHash) -> BlockId | None:
+        return self._newest.get(block_hash)
 
-    def leading(self, names: Iterable[BlockHash]) -> tuple[BlockId, ...]:
-        """The newest copy of each, up to the first that has none."""
+    def leading(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
+        """Return the newest copy of each hash, up to the first hash that has none."""
         blocks: list[BlockId] = []
-        for name in names:
-            block = self._newest.get(name)
+        for block_hash in hashes:
+            block = self._newest.get(block_hash)
             if block is None:
                 break
             blocks.append(block)
         return tuple(blocks)
 
-    def copies(self, name: BlockHash) -> tuple[BlockId, ...]:
-        """The blocks that hold it, in the order in which they came."""
-        return (*self._older.get(name, ()), self._newest[name]) if name in self._newest else ()
+    def copies(self, block_hash: BlockHash) -> tuple[BlockId, ...]:
+        """Return the blocks that hold the content of `block_hash`, in the order in which they were added."""
+        return (*self._older.get(block_hash, ()), self._newest[block_hash]) if block_hash in self._newest else ()
 
-    def is_named(self, block: BlockId) -> bool:
-        return self._names[block] is not None
+    def is_cached(self, block: BlockId) -> bool:
+        return self._hashes[block] is not None
 
     def extend(self, num_blocks: int) -> None:
-        """Blocks `[0, num_blocks)` may be given names from now on."""
-        unused = num_blocks - len(self._names)
-        self._names += [None] * unused
+        """Allow hashes for the blocks `[0, num_blocks)`; must be called before a block is used for the first time."""
+        unused = num_blocks - len(self._hashes)
+        self._hashes += [None] * unused
         self._parents += [None] * unused
 
-    def add(self, block: BlockId, name: BlockHash, parent: BlockHash | None) -> bool:
-        """Name a block; True when no other has this name."""
-        assert self._names[block] is None, f"block {block} is published already"
-        self._names[block], self._parents[block] = name, parent
-        older = self._newest.get(name)
-        self._newest[name] = block
+    def add(self, block: BlockId, block_hash: BlockHash, parent: BlockHash | None) -> bool:
+        """Assign a hash to a block; return True when no other block has this hash."""
+        assert self._hashes[block] is None, f"block {block} is published already"
+        self._hashes[block] = block_hash
+        self._parents[block] = parent
+        older = self._newest.get(block_hash)
+        self._newest[block_hash] = block
         if older is not None:
-            self._older.setdefault(name, []).append(older)
+            self._older.setdefault(block_hash, []).append(older)
         return older is None
 
     def evict(self, block: BlockId) -> tuple[BlockHash, BlockHash | None] | None:
-        """Take a block's name off; the name and its parent when no other block has it."""
-        name, parent = self._names[block], self._parents[block]
-        assert name is not None, f"block {block} has no name"
-        self._names[block] = self._parents[block] = None
-        older = self._older.get(name)
+        """Remove the hash of a block; return the hash and its parent if no other block has the hash, else None."""
+        block_hash, parent = self._hashes[block], self._parents[block]
+        assert block_hash is not None, f"block {block} has no hash"
+        self._hashes[block] = None
+        self._parents[block] = None
+        older = self._older.get(block_hash)
         if older is None:
-            del self._newest[name]
-            return name, parent
-        if self._newest[name] == block:
-            self._newest[name] = older.pop()
+            del self._newest[block_hash]
+            return block_hash, parent
+        if self._newest[block_hash] == block:
+            self._newest[block_hash] = older.pop()
         else:
             older.remove(block)
         if not older:
-            del self._older[name]
+            del self._older[block_hash]
         return None
 
     def check(self) -> None:
-        """Raises AssertionError where blocks and names disagree, or a name is here without its parent."""
-        named = {BlockId(i): name for i, name in enumerate(self._names) if name is not None}
-        for name in self._newest:
-            for block in self.copies(name):
-                assert named.pop(block, None) == name, f"block {block} is no copy of {name.hex()}"
+        """Raise AssertionError where blocks and hashes disagree, or a hash is present without its parent."""
+        cached = {BlockId(i): block_hash for i, block_hash in enumerate(self._hashes) if block_hash is not None}
+        for block_hash in self._newest:
+            for block in self.copies(block_hash):
+                assert cached.pop(block, None) == block_hash, f"block {block} is no copy of {block_hash.hex()}"
                 parent = self._parents[block]
-                assert parent is None or parent in self._newest, f"{name.hex()} is present without its parent"
-        assert not named, f"blocks {list(named)} have names that cannot be found"
+                assert parent is None or parent in self._newest, f"{block_hash.hex()} is present without its parent"
+        assert not cached, f"blocks {list(cached)} have hashes that cannot be found"
         assert all(self._older.values()) and self._older.keys() <= self._newest.keys(), "copies of nothing"

@@ -1,8 +1,8 @@
-"""The blocks that one worker holds, by name, in little memory; never knows the worker or the order of blocks.
+"""Hold the blocks of one worker by short hash, with their memory tier, in little memory.
 
-An open-addressing table of words (`kv.prefix_word`) with linear probing: names are bits of a hash, so a name's low bits
-say where it belongs. A set of Python integers takes 70 bytes per block, this 13 to 27, and a look four times as long
-(`python -m loadtest index`).
+The set is an open-addressing table of 64-bit words (`kv.kv_event_codec`) with linear probing: short hashes are bits of
+a hash, so the low bits of a short hash give its slot. A set of Python integers takes 70 bytes per block, this one 13 to
+27, and a lookup takes four times as long (`python -m loadtest index`).
 """
 
 from __future__ import annotations
@@ -14,58 +14,61 @@ from tandem.core.ids import BlockHash
 from tandem.kv.kv_event_codec import GONE, TIER_BITS, TIER_MASK, WORD_BYTES, short_hash
 
 _FULL = 0.6
-"""Of all slots; beyond it a look at a name that is not here takes more than four probes."""
+"""Highest fraction of slots in use; beyond it a lookup of an absent short hash takes more than four probes."""
 _MIN_SLOTS = 16
 
 
 class PrefixChain:
-    """Names of a prompt's indexed blocks, which are each `stride`-th, counted from 1; worked out when asked for."""
+    """Short hashes of the indexed blocks of one prompt, computed on first use. Indexed are the `stride`-th, `2 *
+    stride`-th, ... block; positions count indexed blocks from 1."""
 
-    __slots__ = ("_hashes", "_stride", "names")
+    __slots__ = ("_hashes", "_stride", "short_hashes")
 
     def __init__(self, hashes: Sequence[BlockHash], stride: int) -> None:
         self._hashes = hashes
         self._stride = stride
-        self.names = [0] * (len(hashes) // stride + 1)
-        """By position; 0 where nobody has asked."""
+        self.short_hashes = [0] * (len(hashes) // stride + 1)
+        """By position; 0 where the short hash was not computed yet."""
 
-    def name(self, position: int) -> int:
-        name = self.names[position] = short_hash(self._hashes[position * self._stride - 1])
-        return name
+    def short_hash(self, position: int) -> int:
+        """Compute, store and return the short hash of the indexed block at `position`."""
+        key = self.short_hashes[position] = short_hash(self._hashes[position * self._stride - 1])
+        return key
 
     def __len__(self) -> int:
-        return len(self.names) - 1
+        return len(self.short_hashes) - 1
 
 
 class CompactBlockSet:
-    """Tier by name. `capacity`: blocks for which there is room before the table grows, which takes some 0.3 us for each
-    block that it holds."""
+    """Map short hashes to memory tiers. `capacity`: number of blocks for which there is room before the table grows;
+    growing takes some 0.3 us for each block in the set."""
 
     __slots__ = ("_mask", "_most", "_num", "_slots")
 
     def __init__(self, capacity: int = 0) -> None:
         self._allocate(capacity)
 
-    def tier(self, name: int) -> int:
-        """Where the block lies; GONE where it does not."""
+    def tier(self, key: int) -> int:
+        """Return the tier in which the block lies, or GONE if the set does not hold the block."""
         slots, mask = self._slots, self._mask
-        i = name >> TIER_BITS & mask
+        i = key >> TIER_BITS & mask
         while word := slots[i]:
-            if word & ~TIER_MASK == name:
+            if word & ~TIER_MASK == key:
                 return word & TIER_MASK
             i = i + 1 & mask
         return 0
 
     def leading(self, chain: PrefixChain, least: int, most: int, ends: Sequence[int]) -> tuple[int, int]:
-        """How many leading blocks of `chain`, at most `most`, lie in tier `least` or better, and in which the last of
-        them does, by bisection: first among `ends`, at least one position and ascending, where chains have ended
-        elsewhere, then right behind the end that was found, then in between. Device memory may have holes, which a
-        bisection may miss.
+        """Count the leading blocks of `chain`, at most `most`, in tier `least` or better, and return the tier of the
+        last of them.
 
-        `tier` is written out here: calls would be most of what a look costs.
+        The search is a bisection: first among `ends` (ascending positions, at least one, where chains end on other
+        workers), then right behind the end that was found, then between the bounds. Device memory may have holes, which
+        a bisection may miss. The body of `tier` is inlined here, because calls would take most of the lookup time.
         """
-        slots, mask, names = self._slots, self._mask, chain.names
-        low, high, found = 0, most + 1, GONE  # it has the block at `low`, if any, and not the one at `high`
+        slots, mask, short_hashes = self._slots, self._mask, chain.short_hashes
+        # Invariant: the block at `low` (0: none) is held, the block at `high` is not.
+        low, high, found = 0, most + 1, GONE
         first, middle, last = 0, 0, len(ends)
         while high - low > 1:
             if first < last:
@@ -73,9 +76,9 @@ class CompactBlockSet:
                 probe = ends[middle]
             else:
                 probe = low + 1 if first and low == ends[first - 1] else low + high >> 1
-            name = names[probe] or chain.name(probe)
-            i = name >> TIER_BITS & mask
-            while (word := slots[i]) and word ^ name > TIER_MASK:
+            key = short_hashes[probe] or chain.short_hash(probe)
+            i = key >> TIER_BITS & mask
+            while (word := slots[i]) and word ^ key > TIER_MASK:
                 i = i + 1 & mask
             if (tier := word & TIER_MASK) >= least:
                 low, found, first = probe, tier, middle + 1
@@ -84,7 +87,7 @@ class CompactBlockSet:
         return low, found
 
     def write(self, words: Iterable[int]) -> None:
-        """Put each block where its word says, in order."""
+        """Apply words in order: each sets the tier of its block, and tier GONE removes the block."""
         for word in words:
             if word & TIER_MASK:
                 self._put(word)
@@ -92,23 +95,23 @@ class CompactBlockSet:
                 self._remove(word)
 
     def slots(self) -> array[int]:
-        """A copy of the table: the words, and 0 in between."""
+        """Return a copy of the table: words, and 0 in empty slots."""
         return self._slots[:]
 
     @property
     def num_bytes(self) -> int:
-        """Of memory."""
+        """Size of the table in memory."""
         return len(self._slots) * WORD_BYTES
 
     def check(self) -> None:
-        """Raises AssertionError naming what is off."""
+        """Raise AssertionError naming the first inconsistency of the table."""
         words = list(self)
         assert len(words) == self._num, f"{len(words)} blocks, counted {self._num}"
         for word in words:
             assert self.tier(word & ~TIER_MASK) == word & TIER_MASK, f"{word:#x} cannot be found"
 
     def __iter__(self) -> Iterator[int]:
-        """The words, in no order."""
+        """Iterate over the words in no particular order."""
         return (word for word in self._slots if word)
 
     def __len__(self) -> int:
@@ -137,18 +140,18 @@ class CompactBlockSet:
         if self._num > self._most:
             self._grow()
 
-    def _remove(self, name: int) -> None:
+    def _remove(self, key: int) -> None:
         slots, mask = self._slots, self._mask
-        i = name >> TIER_BITS & mask
+        i = key >> TIER_BITS & mask
         while held := slots[i]:
-            if held & ~TIER_MASK == name:
+            if held & ~TIER_MASK == key:
                 self._num -= 1
                 return self._close_up(i)
             i = i + 1 & mask
         return None
 
     def _close_up(self, hole: int) -> None:
-        """Empty a slot, and move into it what could not be found beyond an empty one."""
+        """Empty a slot, and move later words forward that could no longer be found behind an empty slot."""
         slots, mask = self._slots, self._mask
         i = hole
         while True:

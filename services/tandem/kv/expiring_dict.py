@@ -1,4 +1,4 @@
-"""What is remembered for a while after it was said, and then no more; never reads a clock."""
+"""Keep values by key for a fixed time, on the caller's clock."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ V = TypeVar("V")
 
 
 class ExpiringDict(Generic[K, V]):
-    """Entries are kept for `memory_s` seconds of the caller's clock, which must not go back, and until a `forget`
-    after that: its cost is that of what it forgets."""
+    """Keep each entry for `memory_s` seconds of the caller's clock, and until the first `forget` after that.
+
+    The clock must not go back. The cost of a `forget` is proportional to the number of entries that it drops.
+    """
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
         self._entries: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def put(self, key: K, value: V, now: float) -> None:
-        """Remember from now on, for the whole time again."""
+        """Store an entry; an entry that was there already starts its `memory_s` anew."""
         self._entries[key] = (value, now + self._memory_s)
         self._entries.move_to_end(key)
 
@@ -31,10 +33,10 @@ class ExpiringDict(Generic[K, V]):
         return None if entry is None else entry[0]
 
     def forget(self, now: float) -> None:
-        """Drop what is older."""
+        """Drop the entries whose time is over."""
         while self._entries:
-            key, (_, until) = next(iter(self._entries.items()))
-            if until > now:
+            key, (_, expires_at) = next(iter(self._entries.items()))
+            if expires_at > now:
                 return
             del self._entries[key]
 

@@ -1,8 +1,9 @@
-"""Blocks that nobody holds, in the order in which they are reused; never knows what a block contains.
+"""Keep the free blocks in the order in which they will be reused.
 
-Three parts, front to back: freed without a hash (last in, first out), never used (by id), freed with a hash (first in,
-first out). Only the last is ever taken from in the middle, when its prefix is hit: what is taken leaves a stale entry,
-dropped when it comes to the front, so that a large pool costs 8 bytes per free block and nothing before its first use.
+The list has three parts, front to back: blocks freed without a hash (last in, first out), blocks that were not used yet
+(by id), blocks freed with a hash (first in, first out). Only the last part is taken from in the middle, when a prefix
+is hit: the taken block leaves a stale entry, which is dropped when it reaches the front, so that a large pool costs 8
+bytes per free block and nothing before a block's first use.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from itertools import islice
 from tandem.core.ids import BlockId
 
 LEAST_STALE = 64
-"""Stale entries are not worth a sweep before there are so many."""
+"""Number of stale entries below which rebuilding the queue is not worth its cost."""
 
 
 class FreeList:
-    """All of `ids` are free at first."""
+    """Own the order of the free blocks; all of `ids` are free at first."""
 
     def __init__(self, ids: Sequence[BlockId]) -> None:
         self._ids = ids
         self._front: list[BlockId] = []
         self._num_used = 0
         self._back: deque[BlockId] = deque()
-        # Leading entries of `_back` that do not count, by block; the last entry of a block may.
+        # Number of stale entries by block. The oldest entries of a block in `_back` are the stale ones, so the block's
+        # newest entry may be live.
         self._stale: Counter[BlockId] = Counter()
         self._num_stale = 0
 
@@ -33,30 +35,31 @@ class FreeList:
         return len(self._front) + len(self._ids) - self._num_used + self.num_hashed
 
     def __iter__(self) -> Iterator[BlockId]:
-        """In the order of reuse."""
+        """Iterate in the order of reuse."""
         yield from reversed(self._front)
         yield from islice(self._ids, self._num_used, None)
         yield from self._live()
 
     @property
     def num_used(self) -> int:
-        """Blocks `[0, num_used)` were taken at least once."""
+        """Count the blocks that were taken at least once: blocks `[0, num_used)`."""
         return self._num_used
 
     @property
     def num_hashed(self) -> int:
-        """Those that were freed with a hash."""
+        """Count the free blocks that were freed with a hash."""
         return len(self._back) - self._num_stale
 
     def free(self, block: BlockId, is_hashed: bool) -> None:
-        """Put a block back where it is reused next, or last."""
+        """Add a block: at the front (reused next) without a hash, at the back (reused last) with one."""
         if is_hashed:
             self._back.append(block)
         else:
             self._front.append(block)
 
     def take(self, number: int) -> list[BlockId]:
-        """The next ones to be reused. Raises IndexError, and takes none, when there are not so many."""
+        """Remove and return the `number` blocks that are reused next. Raises IndexError, and takes none, when too few
+        are free."""
         if number > len(self):
             raise IndexError(f"{number} of {len(self)} free blocks")
         num_front = min(number, len(self._front))
@@ -74,7 +77,7 @@ class FreeList:
         return taken
 
     def remove(self, block: BlockId) -> None:
-        """Take one that was freed with a hash out of the middle."""
+        """Remove a block that was freed with a hash from the middle of the list."""
         self._stale[block] += 1
         self._num_stale += 1
         if self._num_stale > LEAST_STALE + self.num_hashed:

@@ -1,7 +1,8 @@
-"""The hand-off of KV from a producer to a consumer: its values and both state tables; never touches a block.
+"""Define the values of a KV hand-off from a producer to a consumer, and the state tables of both sides.
 
-All that decides a transition is in the two tables. An event that a state has no entry for is an error of ours and
-changes nothing; what a peer may send late or twice is filtered before it becomes an event.
+The two tables alone decide every transition. An event for which a state has no entry is a defect of Tandem and raises
+`HandoffError` without changing anything; messages that a peer may send late or twice are filtered before they become
+events.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from tandem.core.ids import BlockHash, BlockId, HandoffKey
 
 @dataclass(frozen=True, slots=True)
 class BlockDigest:
-    """64 bits for each KV head of a block's bytes, as unsigned integers; empty when digests are off.
+    """Digest of one block: 64 bits for each KV head, as unsigned integers; `heads` is empty when digests are off.
 
-    See `tandem_kernels.contract` for their meaning.
+    `tandem_kernels.contract` defines the digest function.
     """
 
     block: BlockId
@@ -25,16 +26,17 @@ class BlockDigest:
 
 
 MAX_REMOTE_PREFIX_BLOCKS = 16_384
-"""Blocks of a prefix that one may be asked for: 256 KiB of names."""
+"""Largest number of prefix blocks in one request: 256 KiB of hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePrefixRequest:
-    """A consumer wants to read a prefix from a producer's cache. `hashes` name its blocks from the first on; those
-    before `first_index` the consumer has.
+    """Request of a consumer to read a prefix from a producer's cache. `hashes` are the hashes of the prefix's blocks
+    from the first on; the consumer has the blocks before `first_index` already.
 
-    Whoever knows the names of blocks knows what is in them: they are rooted in the tenant's salt. So that a producer
-    has them tells nothing to somebody of another tenant, nor to a stranger, who cannot open a stream."""
+    Serving a prefix by hash leaks nothing between tenants: hashes are rooted in the tenant's salt, so whoever knows the
+    hashes of blocks knows their content, and only workers can open the stream on which requests arrive.
+    """
 
     first_index: int
     hashes: tuple[BlockHash, ...]
@@ -43,15 +45,19 @@ class RemotePrefixRequest:
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """Blocks of the producer that may be read from now on: positions `[first_index, first_index + len(blocks))` of the
-    table. `num_cached` tokens of the prompt were in the producer's prefix cache.
+    table.
 
-    The last one of a hand-off has `first_tokens`, with which the consumer goes on. Of a prefill they are one for each
-    choice of its job. `is_moving`: the producer draws on until the consumer asks for the rest; then they are the one
-    choice's tokens that the consumer lacks. Where there is one choice, the last of them follows the `num_computed`
-    tokens.
+    `num_computed`: tokens whose KV is complete. `num_cached`: tokens of the prompt that were in the producer's prefix
+    cache.
 
-    Of a prefix that is lent the last one is `is_last`: `num_computed` tokens, those that the consumer had included, is
-    all that there is."""
+    The last announcement of a hand-off has `first_tokens`, from which the consumer continues. After a prefill these are
+    one token for each choice of its job. `is_migrating`: the producer keeps sampling until the consumer requests the
+    remainder; `first_tokens` are then the tokens of the one choice that the consumer lacks. For a job with one choice,
+    the last of `first_tokens` follows the `num_computed` tokens.
+
+    The last announcement of a remote prefix fetch has `is_last` instead: the producer offers `num_computed` tokens in
+    all, those included that the consumer had before.
+    """
 
     key: HandoffKey
     first_index: int
@@ -59,18 +65,18 @@ class Announcement:
     num_computed: int
     first_tokens: tuple[SampledToken, ...] = ()
     num_cached: int = 0
-    is_moving: bool = False
+    is_migrating: bool = False
     is_last: bool = False
 
 
 class LeaseState(Enum):
-    """The producer's side."""
+    """States of a lease on the producer's side."""
 
-    PROMISED = auto()
+    RESERVED = auto()
     """The prefill is accepted and has no blocks yet."""
     OFFERED = auto()
     WITHDRAWN = auto()
-    """Ended by the producer, whose consumer may not know it yet and read on: its blocks are not free."""
+    """Ended by the producer. The consumer may not know it yet and still read, so the blocks are not free."""
     RELEASED = auto()
     EXPIRED = auto()
 
@@ -80,31 +86,31 @@ class LeaseEvent(Enum):
     WITHDRAW = auto()
     """Ended by the producer while its consumer may be reading."""
     RELEASE = auto()
-    LAPSE = auto()
+    EXPIRE = auto()
 
 
 LEASE_TABLE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
-    (LeaseState.PROMISED, LeaseEvent.STARTED): LeaseState.OFFERED,
-    (LeaseState.PROMISED, LeaseEvent.RELEASE): LeaseState.RELEASED,
-    (LeaseState.PROMISED, LeaseEvent.LAPSE): LeaseState.EXPIRED,
+    (LeaseState.RESERVED, LeaseEvent.STARTED): LeaseState.OFFERED,
+    (LeaseState.RESERVED, LeaseEvent.RELEASE): LeaseState.RELEASED,
+    (LeaseState.RESERVED, LeaseEvent.EXPIRE): LeaseState.EXPIRED,
     (LeaseState.OFFERED, LeaseEvent.WITHDRAW): LeaseState.WITHDRAWN,
     (LeaseState.OFFERED, LeaseEvent.RELEASE): LeaseState.RELEASED,
-    (LeaseState.OFFERED, LeaseEvent.LAPSE): LeaseState.EXPIRED,
+    (LeaseState.OFFERED, LeaseEvent.EXPIRE): LeaseState.EXPIRED,
     (LeaseState.WITHDRAWN, LeaseEvent.RELEASE): LeaseState.RELEASED,
-    (LeaseState.WITHDRAWN, LeaseEvent.LAPSE): LeaseState.EXPIRED,
+    (LeaseState.WITHDRAWN, LeaseEvent.EXPIRE): LeaseState.EXPIRED,
 }
 
 
 class PullState(Enum):
-    """The consumer's side."""
+    """States of a pull on the consumer's side."""
 
     WAITING = auto()
-    """No room yet, or nothing announced."""
+    """The consumer has no room yet, or the producer has not announced anything."""
     READING = auto()
     READY = auto()
-    """All KV is here and checked, within the lease."""
+    """All KV is in local blocks and was checked within the lease."""
     DRAINING = auto()
-    """Given up, but a read is still under way: its blocks are not free."""
+    """Given up while a read is still in flight: the blocks of that read are not free."""
     FREED = auto()
 
 
@@ -112,9 +118,9 @@ class PullEvent(Enum):
     GRANTED = auto()
     ARRIVED = auto()
     ABANDON = auto()
-    """Given up while no read is under way."""
+    """Given up while no read is in flight."""
     ABANDON_READING = auto()
-    """Given up while a read is under way."""
+    """Given up while a read is in flight."""
     DRAINED = auto()
 
 
@@ -129,7 +135,7 @@ PULL_TABLE: dict[tuple[PullState, PullEvent], PullState] = {
 
 
 class HandoffError(Exception):
-    """An event that the state has no entry for: a defect of ours."""
+    """Raised for an event that the state has no entry for: a defect of Tandem."""
 
 
 def next_lease(state: LeaseState, event: LeaseEvent) -> LeaseState:

@@ -1,7 +1,8 @@
-"""Names for KV blocks that mean the same in every process; never looks at KV bytes.
+"""Compute hashes of KV blocks that are equal in every process for equal prefixes.
 
-A block's hash chains over the hash of the block before it, so one hash names a whole prefix. The root holds
-everything else the KV depends on: model fingerprint, block size and the tenant's salt.
+A block's hash chains over the hash of the block before it, so one hash identifies a whole prefix. The root holds
+everything else that the KV depends on: model fingerprint, block size and the tenant's salt. Hashes are computed from
+tokens; KV bytes are not read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ HASH_BYTES = 16
 
 
 def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
-    """The parent of a first block. Different models, block sizes or salts share no hash."""
+    """Return the hash that stands as parent of a first block; different models, block sizes or salts share no hash."""
     parts = (model_fingerprint, str(block_size), salt)
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=b"tandem-kv-root")
     for part in parts:
@@ -27,12 +28,12 @@ def root_hash(model_fingerprint: str, block_size: int, salt: str) -> BlockHash:
 
 
 def child_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
-    """The hash of a full block that holds `tokens` and follows `parent`."""
+    """Return the hash of a full block that holds `tokens` and follows `parent`."""
     return _child(parent, array("I", tokens).tobytes())
 
 
 def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Hashes of all full blocks of `tokens`, in order; a ragged tail has none."""
+    """Return the hashes of all full blocks of `tokens`, in order; a partial last block has none."""
     hashes: list[BlockHash] = []
     words = array("I", tokens)
     size = block_size * words.itemsize
@@ -44,11 +45,13 @@ def chain_hashes(parent: BlockHash, tokens: Sequence[int], block_size: int) -> l
 
 
 def prompt_hashes(parent: BlockHash, request: Request, block_size: int) -> tuple[BlockHash, ...]:
-    """`chain_hashes` of the whole prompt, which the request remembers."""
-    names = request.block_names.get((parent, block_size))
-    if names is None:
-        names = request.block_names[parent, block_size] = tuple(chain_hashes(parent, request.prompt_tokens, block_size))
-    return names
+    """Return `chain_hashes` of the whole prompt, cached in the request."""
+    hashes = request.block_names.get((parent, block_size))
+    if hashes is None:
+        hashes = request.block_names[parent, block_size] = tuple(
+            chain_hashes(parent, request.prompt_tokens, block_size)
+        )
+    return hashes
 
 
 def _child(parent: BlockHash, words: bytes | memoryview) -> BlockHash:

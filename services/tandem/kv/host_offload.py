@@ -1,12 +1,14 @@
-"""Owns which host slot holds the copy of which block, and which copies between the two memories a plan is to make;
-never touches KV bytes and never knows who holds a device block.
+"""Own which host slot holds the copy of which block, and which copies between host and device memory the next plan
+makes.
 
-A name is here in one of two ways. *Sole*: no device block holds it, and a prefix hit brings it back. *Spare*: it came
-back or was computed again, and its copy is kept for as long as nobody else needs the slot, so that it can be sole again
-without being copied. A slot is taken from spares first, then from the name that has been sole for longest.
+A hash has a slot in one of two states. *Sole*: no device block holds the content, and a prefix hit copies it back.
+*Spare*: the content was copied back or computed again, and the host copy is kept as long as no other block needs the
+slot, so that the hash can become sole again without a copy. Slots are reused from spare hashes first, then from the
+hash that has been sole for longest.
 
-Presence implies parents over both memories. Device memory loses a child before its parent (`kv.pool`), so a name is
-sole later than all its sole children, and the one that has been sole for longest has none.
+A cached block implies its parents over both memories. Device memory evicts a child before its parent (`kv.block_pool`),
+so a hash becomes sole later than all its sole children, and the hash that has been sole for longest has no sole
+children.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from tandem.core.events import BlockEvicted, BlockOffloaded, KVFact
 from tandem.core.ids import BlockHash, BlockId, HostSlot
 
 Offload = tuple[BlockId, HostSlot]
-"""Copy a block's content out."""
+"""Copy the content of a device block to a host slot."""
 Onload = tuple[HostSlot, BlockId]
-"""Copy it in."""
+"""Copy the content of a host slot to a device block."""
 
 
 class OffloadDecision(NamedTuple):
-    """What became of a name that device memory is losing. `is_copied`: the next plan copies its block out. `dropped`
-    are blocks that the next plan was to copy out and does not any more."""
+    """Outcome for a hash that device memory evicts. `is_copied`: the next plan copies the block out. `dropped`: blocks
+    whose queued offload was cancelled."""
 
     facts: list[KVFact]
     is_copied: bool = False
@@ -34,10 +36,10 @@ class OffloadDecision(NamedTuple):
 
 
 class HostBlockPool:
-    """A fixed number of slots, of one block each; with none of them it holds nothing and loses all it is given.
+    """Own a fixed number of slots of one block each; with 0 slots every offered block is lost.
 
-    Copies collect until a plan takes them (`take_copies`). It makes all spills before any fill. No slot of a plan that
-    is open is written by a later one, until `end_copies`.
+    Copies collect until a plan takes them (`take_copies`). A plan makes all its offloads (`spills`) before any onload
+    (`fills`). A slot that an open plan copies is not written by a later plan until `end_copies`.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -47,74 +49,77 @@ class HostBlockPool:
         self._num_used = 0
         self._free: list[HostSlot] = []
         self._slots: dict[BlockHash, HostSlot] = {}
-        # Sole names with their parents and spare ones, in the order in which they became so.
+        # Sole hashes with their parents, and spare hashes, each in the order in which they became sole or spare.
         self._sole: OrderedDict[BlockHash, BlockHash | None] = OrderedDict()
         self._spare: OrderedDict[BlockHash, None] = OrderedDict()
-        # Of each name that has any, its sole children.
+        # Sole children by parent hash; a parent without sole children has no entry.
         self._children: dict[BlockHash, set[BlockHash]] = {}
-        # What the plan that is being made is to copy.
+        # Copies that the next plan is to make.
         self._spills: dict[HostSlot, BlockId] = {}
         self._fills: list[Onload] = []
-        # How many copies of open plans, and fills of the one that is being made, name a slot; those without a name,
-        # which are free as soon as none does.
+        # Number of copies that use a slot: all copies of open plans, and the queued fills. `_unnamed` holds pinned
+        # slots without a hash, which become free when their last copy ends.
         self._pins: Counter[HostSlot] = Counter()
         self._unnamed: set[HostSlot] = set()
 
     @property
     def num_held(self) -> int:
-        """Slots that a prefix hit would bring back."""
+        """Count the slots whose content a prefix hit would copy back."""
         return len(self._sole)
 
-    def __contains__(self, name: BlockHash) -> bool:
-        """Whether it is sole."""
-        return name in self._sole
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        """Return whether the hash is sole."""
+        return block_hash in self._sole
 
-    def names(self) -> Collection[BlockHash]:
-        """The sole ones."""
+    def hashes(self) -> Collection[BlockHash]:
+        """Return the sole hashes."""
         return self._sole.keys()
 
-    def slot(self, name: BlockHash) -> HostSlot:
-        """Where the copy of a name is, or will be once the next plan has made it."""
-        return self._slots[name]
+    def slot(self, block_hash: BlockHash) -> HostSlot:
+        """Return the slot that holds the copy of `block_hash`, or will hold it once the next plan has made the copy."""
+        return self._slots[block_hash]
 
-    def keep(self, name: BlockHash, parent: BlockHash | None, block: BlockId) -> OffloadDecision:
-        """Device memory is about to reuse `block`, its last of this name. Where there is no slot the name is lost, and
-        what comes after it."""
+    def keep(self, block_hash: BlockHash, parent: BlockHash | None, block: BlockId) -> OffloadDecision:
+        """Decide what becomes of a hash whose last device block is about to be reused.
+
+        Without a slot the hash is lost, and the sole hashes that follow it in their chains.
+        """
         facts: list[KVFact] = []
-        if name in self._spare:
-            del self._spare[name]
-            self._add_sole(name, parent)
-            return OffloadDecision([BlockOffloaded(name)])
+        if block_hash in self._spare:
+            del self._spare[block_hash]
+            self._add_sole(block_hash, parent)
+            return OffloadDecision([BlockOffloaded(block_hash)])
         slot, dropped = self._make_room(facts)
         if slot is None:
-            return self._lose(name)
-        self._slots[name] = slot
+            return self._lose(block_hash)
+        self._slots[block_hash] = slot
         self._spills[slot] = block
-        self._add_sole(name, parent)
-        facts.append(BlockOffloaded(name))
+        self._add_sole(block_hash, parent)
+        facts.append(BlockOffloaded(block_hash))
         return OffloadDecision(facts, True, dropped)
 
-    def stored(self, name: BlockHash) -> None:
-        """A device block holds it from now on."""
-        if name in self._sole:
-            self._remove_sole(name)
-            self._spare[name] = None
+    def stored(self, block_hash: BlockHash) -> None:
+        """Turn a sole hash into a spare one, because a device block holds its content from now on."""
+        if block_hash in self._sole:
+            self._remove_sole(block_hash)
+            self._spare[block_hash] = None
 
-    def claim(self, names: Iterable[BlockHash]) -> list[HostSlot]:
-        """Sole names are about to come back: their slots are not reused until the plan that copies them is over."""
+    def claim(self, hashes: Iterable[BlockHash]) -> list[HostSlot]:
+        """Pin the slots of sole hashes that are about to be copied back until the plan that copies them has ended;
+        return the slots."""
         slots = []
-        for name in names:
-            slots.append(self._slots[name])
-            self.stored(name)
+        for block_hash in hashes:
+            slots.append(self._slots[block_hash])
+            self.stored(block_hash)
         self._pins.update(slots)
         return slots
 
     def fill(self, slots: Sequence[HostSlot], blocks: Sequence[BlockId]) -> None:
-        """Claimed slots come into these blocks."""
+        """Queue the copies of claimed slots into `blocks`."""
         self._fills += zip(slots, blocks, strict=True)
 
     def take_copies(self) -> tuple[tuple[Offload, ...], tuple[Onload, ...]]:
-        """What the next plan copies out and in."""
+        """Return the offloads and onloads that the next plan makes, and clear the queues."""
         spills = tuple((block, slot) for slot, block in self._spills.items())
         fills = tuple(self._fills)
         self._pins.update(self._spills.keys())
@@ -123,7 +128,7 @@ class HostBlockPool:
         return spills, fills
 
     def end_copies(self, spills: Iterable[Offload], fills: Iterable[Onload]) -> None:
-        """The plan that took them is over."""
+        """Unpin the slots of copies whose plan has ended."""
         for slot in [*(slot for _, slot in spills), *(slot for slot, _ in fills)]:
             self._pins[slot] -= 1
             if not self._pins[slot]:
@@ -134,96 +139,105 @@ class HostBlockPool:
 
     @property
     def has_copies(self) -> bool:
-        """The next plan is to copy something."""
+        """Return whether copies are queued for the next plan."""
         return bool(self._spills or self._fills)
 
     def blocks_to_spill(self) -> Collection[BlockId]:
-        """Those that the plan that is being made copies out."""
+        """Return the device blocks that the next plan copies out."""
         return self._spills.values()
 
     def blocks_to_fill(self) -> Iterable[BlockId]:
-        """Those that the plan that is being made copies into."""
+        """Return the device blocks that the next plan copies into."""
         return (block for _, block in self._fills)
 
     def check(self, device: Collection[BlockHash], pinned: Iterable[HostSlot]) -> None:
-        """Re-add the books. `device` is all that device memory holds, `pinned` has every slot once for each copy of an
-        open plan. Raises AssertionError naming what is off."""
+        """Recount slots, pins and children, and raise AssertionError naming the first difference.
+
+        `device`: all hashes that device memory holds. `pinned`: every slot once for each copy of an open plan.
+        """
         slots, free = list(self._slots.values()), set(self._free)
-        assert self._slots.keys() == self._sole.keys() | self._spare.keys(), "a slot has a name that is not here"
+        assert self._slots.keys() == self._sole.keys() | self._spare.keys(), (
+            "a slot belongs to a hash that is neither sole nor spare"
+        )
         assert self._sole.keys().isdisjoint(device) and self._spare.keys() <= set(device), (
             "sole is spare, or spare sole"
         )
-        everything = [*slots, *free, *self._unnamed]
-        assert sorted(everything) == list(range(self._num_used)) and len(free) == len(self._free), "a slot is amiss"
+        all_slots = [*slots, *free, *self._unnamed]
+        assert sorted(all_slots) == list(range(self._num_used)) and len(free) == len(self._free), (
+            "a slot is lost or used twice"
+        )
         assert self._pins == Counter([*pinned, *(slot for slot, _ in self._fills)]), f"pins are {self._pins}"
         assert self._unnamed <= self._pins.keys() and free.isdisjoint(self._pins), "a slot is free and copied"
-        assert set(self._spills) <= set(slots), "a copy goes out to no name"
+        assert set(self._spills) <= set(slots), "an offload goes to a slot without a hash"
         children: dict[BlockHash, set[BlockHash]] = {}
         later = set(device)
-        for name, parent in reversed(self._sole.items()):
-            assert parent is None or parent in later, f"{name.hex()} is present without its parent"
-            later.add(name)
+        for block_hash, parent in reversed(self._sole.items()):
+            assert parent is None or parent in later, f"{block_hash.hex()} is present without its parent"
+            later.add(block_hash)
             if parent is not None:
-                children.setdefault(parent, set()).add(name)
+                children.setdefault(parent, set()).add(block_hash)
         assert children == self._children, "children and parents differ"
 
     def __repr__(self) -> str:
         return f"<host pool {self.num_slots} slots: {len(self._sole)} sole, {len(self._spare)} spare>"
 
     def _make_room(self, facts: list[KVFact]) -> tuple[HostSlot | None, tuple[BlockId, ...]]:
-        """A slot that nothing is in, and the block that was to be copied there if there was one. None while plans that
-        are open need what there is."""
+        """Return an empty slot, and the block whose queued offload to that slot was cancelled, if any.
+
+        The slot is None while open plans use every slot. Evictions that make room are appended to `facts`.
+        """
         if self._free:
             return self._free.pop(), ()
         if self._num_used < self.num_slots:
             self._num_used += 1
             return HostSlot(self._num_used - 1), ()
-        name = self._oldest()
-        if name is None:
+        block_hash = self._oldest()
+        if block_hash is None:
             return None, ()
-        if name in self._spare:
-            del self._spare[name]
+        if block_hash in self._spare:
+            del self._spare[block_hash]
         else:
-            self._remove_sole(name)
-            facts.append(BlockEvicted(name))
-        dropped = self._vacate(name)
+            self._remove_sole(block_hash)
+            facts.append(BlockEvicted(block_hash))
+        dropped = self._vacate(block_hash)
         return self._free.pop(), dropped
 
     def _oldest(self) -> BlockHash | None:
-        """Whose slot is reused next; one that was never copied to may be."""
-        for names in (self._spare, self._sole):
-            name = next(iter(names), None)
-            if name is not None and self._slots[name] not in self._pins:
-                return name
+        """Return the hash whose slot is reused next, or None while open plans use the slots; its own offload may still
+        be queued."""
+        for hashes in (self._spare, self._sole):
+            block_hash = next(iter(hashes), None)
+            if block_hash is not None and self._slots[block_hash] not in self._pins:
+                return block_hash
         return None
 
-    def _lose(self, name: BlockHash) -> OffloadDecision:
-        """Forget the sole names that come after one that is lost, each before its parent."""
-        lost = [name]
-        for one in lost:
-            lost += self._children.get(one, ())
+    def _lose(self, block_hash: BlockHash) -> OffloadDecision:
+        """Evict a hash and the sole hashes that follow it in their chains, each before its parent."""
+        lost = [block_hash]
+        for descendant in lost:
+            lost += self._children.get(descendant, ())
         dropped: list[BlockId] = []
-        for one in reversed(lost[1:]):
-            self._remove_sole(one)
-            dropped += self._vacate(one)
-        return OffloadDecision([BlockEvicted(one) for one in reversed(lost)], False, tuple(dropped))
+        for descendant in reversed(lost[1:]):
+            self._remove_sole(descendant)
+            dropped += self._vacate(descendant)
+        return OffloadDecision([BlockEvicted(lost_hash) for lost_hash in reversed(lost)], False, tuple(dropped))
 
-    def _vacate(self, name: BlockHash) -> tuple[BlockId, ...]:
-        """Take a name off its slot; returns the block that was to be copied there, if there was one."""
-        slot = self._slots.pop(name)
+    def _vacate(self, block_hash: BlockHash) -> tuple[BlockId, ...]:
+        """Remove a hash from its slot; return the block whose queued offload to that slot was cancelled, if any."""
+        slot = self._slots.pop(block_hash)
         (self._unnamed.add if slot in self._pins else self._free.append)(slot)
         block = self._spills.pop(slot, None)
         return () if block is None else (block,)
 
-    def _add_sole(self, name: BlockHash, parent: BlockHash | None) -> None:
-        self._sole[name] = parent
+    def _add_sole(self, block_hash: BlockHash, parent: BlockHash | None) -> None:
+        self._sole[block_hash] = parent
         if parent is not None:
-            self._children.setdefault(parent, set()).add(name)
+            self._children.setdefault(parent, set()).add(block_hash)
 
-    def _remove_sole(self, name: BlockHash) -> None:
-        parent = self._sole.pop(name)
+    def _remove_sole(self, block_hash: BlockHash) -> None:
+        parent = self._sole.pop(block_hash)
         if parent is not None:
             siblings = self._children[parent]
-            siblings.remove(name)
+            siblings.remove(block_hash)
             if not siblings:
                 del self._children[parent]

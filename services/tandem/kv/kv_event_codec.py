@@ -1,10 +1,9 @@
-"""A cached block's name and where it lies as one 64-bit word, as the prefix index writes, sends and keeps it; never
-knows which worker it is about.
+"""Encode the short hash and memory tier of a cached block as one 64-bit word, for the prefix index.
 
-A word is the first 62 bits of the block's hash above two bits of tier. So an index costs half of what whole hashes
-would, and a list of words is an array that is read without a look at each. Two blocks of a million share their 62 bits
-once in ten million clusters, and then a router expects a hit that the worker, who compares whole hashes, does not
-find: an index gives hints, and a wrong one costs time, never an answer.
+A word is the first 62 bits of the block's hash above two bits of tier. An index of words takes half of the memory that
+whole hashes would take, and a list of words is an array that is read without a step for each word. Two blocks of a
+million share their 62 bits once in ten million clusters; then a router expects a hit that the worker, which compares
+whole hashes, does not find. The index gives hints, and a wrong hint costs time but does not change an answer.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ _first_word = struct.Struct("<Q").unpack_from
 
 
 def short_hash(block: BlockHash) -> int:
-    """The word of a block that is GONE: its name alone."""
+    """Return the first 62 bits of a block's hash, in place above two zero bits; equal to the block's word in tier
+    GONE."""
     return _first_word(block)[0] & _NAME_MASK  # type: ignore[no-any-return]
 
 
 def encode_event(fact: KVFact) -> int:
-    """What becomes of a block, as a word."""
+    """Encode a KV event as the word of its block in the tier that the event moves it to."""
     match fact:
         case BlockStored():
             return short_hash(fact.hash) | DEVICE

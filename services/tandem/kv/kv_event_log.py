@@ -1,7 +1,7 @@
-"""What a worker tells of its cached blocks, numbered, and what that comes to so far; never says to whom or when.
+"""Number the KV events of one worker, queue them until they are published, and keep the set of blocks they amount to.
 
-Facts keep the pool's order, and a pool publishes a block after its parent and loses it before: so what any prefix of
-the log comes to has the parents of all its blocks.
+Events keep the pool's order, and a pool publishes a block after its parent and evicts it before its parent. So the set
+of blocks after any number of events holds the parents of all its blocks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from tandem.kv.kv_event_codec import encode_event
 
 
 class KVEventBatch(NamedTuple):
-    """Consecutive facts of one worker's life as words (`kv.prefix_word`); the first is its `first`-th, from 0 on."""
+    """Consecutive events of one incarnation of a worker as words (`kv.kv_event_codec`); `first` is the number of the
+    first one, counted from 0."""
 
     first: int
     words: array[int]
 
     @property
     def end(self) -> int:
-        """The number of the fact after these."""
+        """Return the number of the event after the batch."""
         return self.first + len(self.words)
 
 
 class KVEventLog:
-    """`stride`: only each `stride`-th block of a chain is told of. `capacity`: of the worker, in blocks.
+    """Own the events that wait to be published and the set of blocks (`held`) after all events.
 
-    At most `max_waiting` facts wait to be told: beyond it all are dropped, `has_lost` is set, and only what they come
-    to is left to tell.
+    `stride`: only each `stride`-th block of a chain is logged. `capacity`: blocks of the worker. At most `max_waiting`
+    events wait: beyond that number all are dropped, `has_lost` is set, and only `held` can still be published.
     """
 
     def __init__(self, stride: int, capacity: int, max_waiting: int) -> None:
@@ -44,12 +45,13 @@ class KVEventLog:
         self._max_waiting = max_waiting
         self._waiting: array[int] = array("Q")
         self._first = 0
-        # Blocks after the last one of their chain that is told of; nothing with a stride of 1.
+        # Position of a block behind the last logged block of its chain, modulo the stride; only kept for strides above
+        # 1.
         self._beyond: dict[BlockHash, int] = {}
 
     @property
     def end(self) -> int:
-        """The number of the next fact."""
+        """Return the number of the next event."""
         return self._first + len(self._waiting)
 
     @property
@@ -57,20 +59,21 @@ class KVEventLog:
         return len(self._waiting)
 
     def add(self, facts: Iterable[KVFact]) -> None:
-        """Take in what became of blocks, in order."""
+        """Append events in order, and apply them to `held`."""
         words = array("Q", map(encode_event, facts if self._stride == 1 else filter(self._counts, facts)))
         self.held.write(words)
         self._waiting += words
         if len(self._waiting) > self._max_waiting:
             self.has_lost = True
-            self.told(self.end)
+            self.acknowledge(self.end)
 
     def waiting(self, most: int, after: int = 0) -> KVEventBatch:
-        """The next facts to be told, at most `most`, those after the first `after` that wait."""
+        """Return at most `most` of the events that wait to be published, without the first `after` of them."""
         return KVEventBatch(self._first + after, self._waiting[after : after + most])
 
-    def told(self, end: int) -> None:
-        """Those before number `end` wait no more; of them some may have been dropped meanwhile."""
+    def acknowledge(self, end: int) -> None:
+        """Drop the waiting events before number `end`, which were published; some of them may have been dropped
+        meanwhile."""
         count = max(0, end - self._first)
         del self._waiting[:count]
         self._first += count
@@ -79,7 +82,7 @@ class KVEventLog:
         return f"<log of {self.end} facts, {len(self._waiting)} waiting, {self.held!r}>"
 
     def _counts(self, fact: KVFact) -> bool:
-        """Whether a block is one of those that are told of, by its place in the chain."""
+        """Return whether the event's block is logged, which its position in its chain decides."""
         beyond = 0
         match fact:
             case BlockStored():

@@ -1,7 +1,7 @@
-"""The order of a KV block's axes and the bytes of its parts; nothing else in Tandem knows either.
+"""Define the order of a KV block's axes and the size of its parts; no other module depends on the order.
 
-A block is one contiguous piece of memory over all layers, heads outermost, so that one block is one transfer
-descriptor and a range of heads is a byte range:
+A block is one contiguous piece of memory over all layers, heads outermost, so that one block is one transfer descriptor
+and a range of heads is a byte range:
 
     [num_blocks, kv_heads, layers, 2, tile]      (2 = key, value)
 
@@ -18,16 +18,18 @@ from typing import Any
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 PLANES = 2
 SCALED = "float8_e4m3fn"
-TRIAL_BYTES = 8 << 20
-"""Of the trial blocks that are read, and of those that are written: more than a core's own cache holds."""
+PROBE_BYTES = 8 << 20
+"""Bytes of the probe blocks that are read, and again of those that are written: more than the cache of one core
+holds."""
 _SCALE_BYTES = 4
-_TRIAL_BLOCKS = range(2, 257)
-"""As many of them there may be: neighbours have another content, and a list of them stays short."""
+_PROBE_BLOCKS = range(2, 257)
+"""Allowed numbers of probe blocks: at least two, because neighbours differ in content, and few enough for a short
+list."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers whose KV has one shape. `dtype` is a name of `ITEM_BYTES`."""
+    """Layers whose KV has one shape. `dtype` is a key of `ITEM_BYTES`."""
 
     layers: int
     heads: int
@@ -36,21 +38,21 @@ class KVGroup:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether each token of a head and plane has a scale in the block."""
+        """Return whether each token of a head and plane has a scale in the block."""
         return self.dtype == SCALED
 
     def tile_bytes(self, block_size: int) -> int:
-        """Bytes of one plane of one layer and head of one block."""
+        """Return the bytes of one plane of one layer and head of one block."""
         return block_size * (self.head_dim * ITEM_BYTES[self.dtype] + (_SCALE_BYTES if self.is_scaled else 0))
 
     def head_bytes(self, block_size: int) -> int:
-        """Bytes of one head of one block: all layers, both planes, all its token slots."""
+        """Return the bytes of one head of one block: all layers, both planes, all its token slots."""
         return self.layers * PLANES * self.tile_bytes(block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The shape of one block of one worker's pool; today a tuple of exactly one group."""
+    """Shape of one block of one worker's pool; `groups` holds exactly one group today."""
 
     block_size: int
     groups: tuple[KVGroup, ...]
@@ -62,7 +64,7 @@ class KVLayout:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one head of a block; head h lies at `h * head_bytes`."""
+        """Return the bytes of one head of a block; head h lies at `h * head_bytes`."""
         return sum(g.head_bytes(self.block_size) for g in self.groups)
 
     @property
@@ -70,19 +72,19 @@ class KVLayout:
         return sum(g.heads * g.head_bytes(self.block_size) for g in self.groups)
 
     def for_rank(self, heads: range) -> KVLayout:
-        """The shape of one block of a rank that holds these of the heads."""
+        """Return the layout of one block on a tensor-parallel rank that holds `heads`."""
         return (
             self if len(heads) == self.group.heads else replace(self, groups=(replace(self.group, heads=len(heads)),))
         )
 
     @property
     def num_probe_blocks(self) -> int:
-        """How many blocks of known content a pool of this shape has, see `KVRegion`."""
-        return min(max(TRIAL_BYTES // self.block_bytes, _TRIAL_BLOCKS.start), _TRIAL_BLOCKS.stop - 1)
+        """Return how many blocks of known content a pool of this layout has, see `KVRegion`."""
+        return min(max(PROBE_BYTES // self.block_bytes, _PROBE_BLOCKS.start), _PROBE_BLOCKS.stop - 1)
 
     @property
-    def trial_bytes(self) -> int:
-        """Of those that are read and those that are written."""
+    def probe_bytes(self) -> int:
+        """Return the bytes of all probe blocks, those that are read and those that are written."""
         return 2 * self.num_probe_blocks * self.block_bytes
 
     @property
@@ -90,8 +92,10 @@ class KVLayout:
         return self.block_bytes // self.block_size
 
     def block_shape(self) -> tuple[int, ...]:
-        """`[kv_heads, layers, 2, block_size, head_dim]`: one block as its executor stores it; of bytes, with the tile
-        as the last axis, where it is scaled."""
+        """Return the shape of one block as its executor stores it: `[kv_heads, layers, 2, block_size, head_dim]`.
+
+        A scaled block is an array of bytes with the tile as its last axis: `[kv_heads, layers, 2, tile_bytes]`.
+        """
         g = self.group
         tile = (g.tile_bytes(self.block_size),) if g.is_scaled else (self.block_size, g.head_dim)
         return (g.heads, g.layers, PLANES, *tile)
@@ -100,16 +104,16 @@ class KVLayout:
         return -(-num_tokens // self.block_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a file may hold it."""
+        """Return the layout as a JSON-compatible mapping, the input of `from_dict`."""
         return {"block_size": self.block_size, **asdict(self.group)}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> KVLayout:
-        """Raises KeyError, TypeError or ValueError for what is no layout."""
-        block_size, layers, heads, head_dim = sizes = [told[n] for n in ("block_size", "layers", "heads", "head_dim")]
-        if any(type(size) is not int or size < 1 for size in sizes) or told["dtype"] not in ITEM_BYTES:
-            raise ValueError(f"{dict(told)} is no layout of KV blocks")
-        return cls(block_size, (KVGroup(layers, heads, head_dim, told["dtype"]),))
+    def from_dict(cls, fields: Mapping[str, Any]) -> KVLayout:
+        """Build a layout from `to_dict` output. Raises KeyError, TypeError or ValueError for anything else."""
+        block_size, layers, heads, head_dim = sizes = [fields[n] for n in ("block_size", "layers", "heads", "head_dim")]
+        if any(type(size) is not int or size < 1 for size in sizes) or fields["dtype"] not in ITEM_BYTES:
+            raise ValueError(f"{dict(fields)} is no layout of KV blocks")
+        return cls(block_size, (KVGroup(layers, heads, head_dim, fields["dtype"]),))
 
     def __str__(self) -> str:
         g = self.group
@@ -118,11 +122,12 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class KVRegion:
-    """One registered pool: block `b` lies at `address + b * block_bytes` of the owner's memory.
+    """One registered pool of KV memory: block `b` lies at `address + b * block_bytes` of the owner's address space.
 
     `head_start:head_stop` are the model's KV heads that this region holds (all of them without tensor parallelism).
-    Behind its blocks lie `num_probe_blocks` that are the same in every pool and never written, for anybody to read who
-    measures a way, and as many that the owner's own trial reads end in; no other block is like them.
+    Behind the blocks lie `num_probe_blocks` blocks with the same content in every pool, which are not written, for any
+    worker to read that measures a link, and as many blocks again into which the owner's own probe reads go. No other
+    block has the content of a probe block.
     """
 
     address: int
@@ -131,18 +136,20 @@ class KVRegion:
     head_start: int
     head_stop: int
     device: str = "cpu"
-    num_trial_blocks: int = 0
+    num_probe_blocks: int = 0
 
     @property
     def num_all_blocks(self) -> int:
-        """With those that only trials read and write."""
-        return self.num_blocks + 2 * self.num_trial_blocks
+        """Count the blocks, those included that only link probes read and write."""
+        return self.num_blocks + 2 * self.num_probe_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """All that KV content depends on besides tokens. `arithmetic` says what computes where KV is to be the same to the
-    bit, and is empty where it need not be. Partners must agree on `digest` to exchange blocks."""
+    """Everything that KV content depends on besides tokens; workers exchange blocks only if their `digest` is equal.
+
+    `arithmetic` names GPU, libraries and ranks, where KV must be equal to the bit, and is empty elsewhere.
+    """
 
     weights_digest: str
     quantization: str

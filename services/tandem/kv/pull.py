@@ -1,4 +1,4 @@
-"""What a consumer knows of one hand-off; only the PullBook writes it, and decides what follows from it."""
+"""Hold what a consumer knows about one hand-off. Only `PullTable` writes a `Pull` and decides what follows from it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tandem.kv.pull_actions import PrefixFetchDone, PullStats
 
 @dataclass(frozen=True, slots=True)
 class PrefixFetchTerms:
-    """A cached prefix whose blocks before `first_index` are here. It is given up after `timeout_s` without a sign of
-    it, and after `limit_s` in all."""
+    """Terms of a remote prefix fetch: the blocks before `first_index` are local already; the fetch is given up after
+    `timeout_s` without progress and after `limit_s` in all."""
 
     first_index: int
     timeout_s: float
@@ -22,12 +22,20 @@ class PrefixFetchTerms:
 
 
 class Pull:
-    """One open hand-off as its consumer sees it. `next_index` is the first offered block that no read was started for.
-    `num_known` blocks are to be read or were found here; of a sequence that moves that many is said only in the end.
-    `num_ready` leading blocks are here, and `num_writable` leading `blocks` may be read into. `is_told`: the source has
-    said its last word.
+    """State of one open hand-off on its consumer's side.
 
-    Of a prefix fetch the blocks before `first_index` are never offered, and it is of use without the last ones."""
+    - `offered`: the announced blocks from `first_index` on; `next_index`: the first block for which no read was
+      started.
+    - `num_known`: leading blocks that are to be read or were prefix hits. For a migrating sequence the number is final
+      only after the last announcement.
+    - `num_hits`: leading blocks that were local before; `num_ready`: leading blocks that are local now.
+    - `num_writable`: leading `blocks` that may be written by reads now.
+    - `has_last_announcement`: the source has sent the last announcement.
+    - `remainder_requested`: the consumer has asked the source of a migrating sequence for the remainder.
+
+    Times are seconds of the caller's clock. The source of a remote prefix fetch does not offer the blocks before
+    `first_index`, and the fetch is useful without its last blocks.
+    """
 
     def __init__(
         self,
@@ -47,9 +55,9 @@ class Pull:
         self.first_index = 0 if prefix_fetch is None else prefix_fetch.first_index
         self.state = PullState.WAITING
         self.was_announced = False
-        self.is_moving = False
-        self.is_told = False
-        self.has_asked = False
+        self.is_migrating = False
+        self.has_last_announcement = False
+        self.remainder_requested = False
         self.offered: list[BlockDigest] = []
         self.first_tokens: tuple[SampledToken, ...] = ()
         self.num_computed = 0
@@ -57,22 +65,25 @@ class Pull:
         self.blocks: tuple[BlockId, ...] = ()
         self.num_writable = 0
         self.num_known = 0
-        self.num_hits = self.num_ready = self.first_index
+        self.num_hits = self.first_index
+        self.num_ready = self.first_index
         self.next_index = 0
         self.open_reads: set[int] = set()
         self.lease_until: float | None = None
         self.read_at = now
-        self.moved_at = now
-        self.first_at = self.last_at = self.busy_since = now
+        self.progress_at = now
+        self.first_announced_at = now
+        self.last_announced_at = now
+        self.busy_since = now
         self.busy_s = 0.0
         self.num_exposed = 0
-        # By the first of their blocks, how many came that are ahead of one that did not.
+        # Finished reads behind a block that has not arrived yet: number of blocks by first block.
         self._ahead: dict[int, int] = {}
 
     @property
     def due_at(self) -> float:
-        """When it is overdue, if nothing comes."""
-        since = self.moved_at if self.lease_until is None else min(self.moved_at, self.lease_until)
+        """Return when the pull is overdue if nothing arrives before."""
+        since = self.progress_at if self.lease_until is None else min(self.progress_at, self.lease_until)
         return min(since + self.timeout_s, self.ends_at)
 
     @property
@@ -81,60 +92,61 @@ class Pull:
 
     @property
     def is_open_ended(self) -> bool:
-        """Nobody knows yet how many blocks there will be."""
-        return self.is_moving and not self.is_told
+        """Return whether the number of blocks is still open, because the sequence migrates and its source goes on."""
+        return self.is_migrating and not self.has_last_announcement
 
     @property
     def is_leased(self) -> bool:
-        """What was read last was read within the lease."""
+        """Return whether the last read ended within the lease."""
         return self.lease_until is not None and self.read_at < self.lease_until
 
     @property
     def is_short(self) -> bool:
-        """The source has said its last word, and offered less than there is to read."""
-        return self.state is PullState.READING and self.is_told and self.num_offered < self.num_known
+        """Return whether the source offered fewer blocks than there are to read, and will offer no more."""
+        return self.state is PullState.READING and self.has_last_announcement and self.num_offered < self.num_known
 
     @property
     def is_complete(self) -> bool:
-        """All that the source has is here, and its word that the lease outlived the last read."""
-        has_all = self.is_told and self.next_index >= self.num_known and not self.open_reads
+        """Return whether all blocks have been read, and the lease is known to have outlived the last read."""
+        has_all = self.has_last_announcement and self.next_index >= self.num_known and not self.open_reads
         return self.state is PullState.READING and has_all and self.is_leased
 
     @property
     def num_offered(self) -> int:
-        """Blocks from the first on that may be read, or need not be."""
+        """Count the leading blocks that may be read or are local already."""
         return self.first_index + len(self.offered)
 
     @property
     def num_readable(self) -> int:
-        """Leading blocks that are offered and have a place here that may be written."""
-        num_wanted = self.num_writable if self.is_open_ended else min(self.num_known, self.num_writable)
-        return min(self.num_offered, num_wanted)
+        """Count the leading blocks that are offered and have a local block that may be written."""
+        num_allowed = self.num_writable if self.is_open_ended else min(self.num_known, self.num_writable)
+        return min(self.num_offered, num_allowed)
 
-    def num_told(self, block_size: int) -> int:
-        """Blocks of all tokens whose KV is offered, once the source has said its last word; of what is lent no more
-        than were asked for."""
+    def num_final_blocks(self, block_size: int) -> int:
+        """Count the blocks of all tokens whose KV is offered, after the last announcement; of a remote prefix at most
+        the requested number."""
         num_blocks = max(self.num_hits, -(-self.num_computed // block_size))
         return min(num_blocks, len(self.blocks)) if self.is_prefix_fetch else num_blocks
 
     def offered_in(self, first: int, stop: int) -> tuple[BlockDigest, ...]:
-        """Those of the blocks `[first, stop)`."""
+        """Return the offered blocks at positions `[first, stop)`."""
         return tuple(self.offered[first - self.first_index : stop - self.first_index])
 
     def read(self, first: int, num_blocks: int) -> None:
-        """The blocks from `first` on are here; reads end in any order."""
+        """Record that `num_blocks` blocks from position `first` on were read; reads end in any order."""
         self._ahead[first] = num_blocks
         while self.num_ready in self._ahead:
             self.num_ready += self._ahead.pop(self.num_ready)
 
-    def stats(self, num_here: int, now: float) -> PullStats:
-        """Of the first `num_here` blocks."""
+    def stats(self, num_local: int, now: float) -> PullStats:
+        """Return the statistics of a pull that ends at `now` with its first `num_here` blocks local."""
         busy_s = self.busy_s + (now - self.busy_since if self.open_reads else 0.0)
-        times = (now - self.first_at, now - self.last_at, busy_s)
-        return PullStats(self.num_hits, num_here - self.num_hits, self.num_exposed, *times)
+        times = (now - self.first_announced_at, now - self.last_announced_at, busy_s)
+        return PullStats(self.num_hits, num_local - self.num_hits, self.num_exposed, *times)
 
-    def prefix_fetch_over(self, now: float) -> PrefixFetchDone:
-        """What is here of a prefix fetch that ends: nothing that may have been read after the lease."""
+    def prefix_fetch_done(self, now: float) -> PrefixFetchDone:
+        """Return the result of a remote prefix fetch that ends; blocks that may have been read after the lease do not
+        count."""
         num_ready = self.num_ready if self.is_leased else self.num_hits
         return PrefixFetchDone(self.key, self.job, self.source, num_ready, self.stats(num_ready, now))
 

@@ -1,4 +1,4 @@
-"""What follows for its holder from what a pull book hears, as frozen values; never decides it."""
+"""Define the actions that `PullTable` returns for its owner to carry out, as frozen values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tandem.kv.handoff import BlockDigest
 
 @dataclass(frozen=True, slots=True)
 class StartRead:
-    """Read the offered blocks, which stand at `[first_index, ...)` of the prompt, into `local`."""
+    """Read the `offered` remote blocks, which lie at positions `[first_index, ...)` of the prompt, into the `local`
+    blocks."""
 
     read: int
     source: WorkerRef
@@ -23,9 +24,12 @@ class StartRead:
 
 @dataclass(frozen=True, slots=True)
 class PullStats:
-    """`num_hit_blocks` were found here, `num_blocks` were read, `num_exposed_blocks` of which when the last
-    announcement had come; seconds are from the first and the last announcement to the last checked block, and those in
-    which at least one read was under way."""
+    """Statistics of one pull.
+
+    `num_hit_blocks` were prefix hits and `num_blocks` were read; `num_exposed_blocks` of these had not been read when
+    the last announcement arrived. Seconds: `total_s` and `exposed_s` run from the first and from the last announcement
+    to the last checked block; `busy_s` is the time with at least one read in flight.
+    """
 
     num_hit_blocks: int
     num_blocks: int
@@ -37,7 +41,10 @@ class PullStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestRemainder:
-    """Nearly all KV of a sequence that moves is here: its source may draw its last token and hand over the rest."""
+    """Request the remainder from the source of a migrating sequence, because nearly all of its KV is local.
+
+    The source then samples its last token and hands over the rest.
+    """
 
     key: HandoffKey
     job: JobKey
@@ -46,8 +53,10 @@ class RequestRemainder:
 
 @dataclass(frozen=True, slots=True)
 class KVComplete:
-    """All KV of a job is here and checked within the lease: that of `num_computed` tokens. `first_tokens`,
-    `num_cached`: as `Announcement`."""
+    """All KV of a job, that of `num_computed` tokens, is local and was checked within the lease.
+
+    `first_tokens`, `num_cached`: see `Announcement`.
+    """
 
     key: HandoffKey
     job: JobKey
@@ -60,7 +69,7 @@ class KVComplete:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """A pull was given up. `stats` are of the blocks that had been read."""
+    """A pull was given up. `stats` count the blocks that had been read."""
 
     key: HandoffKey
     job: JobKey
@@ -72,8 +81,10 @@ class PullFailed:
 
 @dataclass(frozen=True, slots=True)
 class PrefixFetchDone:
-    """Nothing more will be read of a cached prefix: all that its source has is here, or it was given up. `num_ready`
-    leading blocks are here and checked within the lease, those that were here before included."""
+    """A remote prefix fetch has ended: all blocks that its source has were read, or the fetch was given up.
+
+    `num_ready` leading blocks are local and were checked within the lease, the earlier prefix hits included.
+    """
 
     key: HandoffKey
     job: JobKey
@@ -91,7 +102,7 @@ class ReadEnded:
 
 @dataclass(frozen=True, slots=True)
 class TearDownProducer:
-    """A read does not end: give up the peer as a whole."""
+    """Tear down the connection to a producer as a whole, because a read does not end."""
 
     source: WorkerRef
 

@@ -1,1 +1,2 @@
-"""Floor 5, the planner program: sees what a cluster is asked for and has it grow and shrink; never serves a request."""
+"""Scale a cluster to its demand: observe gateways and workers, decide pool sizes, and have Serve or Kubernetes apply
+them."""

@@ -1,4 +1,4 @@
-"""What the planner needs from whoever carries its decisions out; owns no implementation."""
+"""Define the interface through which the planner applies its decisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Outcome = Literal["carried_out", "explained", "held_back", "standby", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ActuationResult:
-    """What became of a decision. `replicas` were asked for, by the role of a pool. `notes` in plain sentences."""
+    """What was done with a decision. `replicas`: requested workers by the role of their pool. `notes`: plain
+    sentences."""
 
     outcome: Outcome
     replicas: Mapping[str, int]
@@ -22,19 +23,23 @@ class ActuationResult:
 
 
 class ActuatorFailed(Exception):
-    """It cannot be done, or known, now. Trying again later is right."""
+    """Raised when a decision cannot be applied, or the cluster cannot be read, at the moment; a later try may
+    succeed."""
 
 
 class Actuator(Protocol):
-    """Of one model. Methods raise ActuatorFailed, and a store's own error where Redis is away."""
+    """Apply the decisions for one model.
+
+    Methods raise ActuatorFailed, and the error of a store when Redis is not available.
+    """
 
     @property
     def leads(self) -> bool:
-        """Whether it carries out what is decided here, as far as it knows."""
+        """Return whether this planner applies its decisions, as far as it knows."""
         ...
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> Mapping[str, int]:
-        """Workers that were asked for and that nobody has met yet, by the role of a pool."""
+        """Count the requested workers that have not registered yet, by the role of their pool."""
         ...
 
     async def carry_out(

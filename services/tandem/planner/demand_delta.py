@@ -1,4 +1,4 @@
-"""What came to all gateways between two looks at their totals; pure, and never asks a gateway."""
+"""Compute the demand at all gateways between two looks at their totals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tandem.scaling.cluster_state import Demand
 from tandem.stores.demand_store import DemandRecord, DemandTotals, QueueBacklog
 
 SILENT_S = 5.0
-"""A gateway speaks every second; what came to one that has been silent for so long is not known."""
+"""Age at which a gateway's record is too old to use; gateways publish every second."""
 
 
 class DemandDeltaResult(NamedTuple):
-    """`demand` is None where nothing is to be concluded, for the reason `problem`. `num_gateways` that speak."""
+    """Demand since the previous look. `demand` is None if it is unknown, for the reason `problem`. `num_gateways`:
+    gateways with a record."""
 
     demand: Demand | None
     problem: str = ""
@@ -24,51 +25,55 @@ class DemandDeltaResult(NamedTuple):
 
 
 class DemandDelta:
-    """Of one model. A look that cannot be used changes nothing, so the next one that can spans both."""
+    """Own the last totals of all gateways for one model. A look that cannot be used changes nothing, so the next usable
+    one spans both intervals."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._known: dict[GatewayId, DemandTotals] = {}
-        self._looked_at: float | None = None
+        self._observed_at: float | None = None
 
     def look(self, records: Sequence[DemandRecord], now: float) -> DemandDeltaResult:
-        """`now` in seconds of a clock that does not go back."""
+        """Return the demand since the previous look. `now` is in seconds of a monotonic clock."""
         problem = _problem(records)
         if problem:
             return DemandDeltaResult(None, problem, num_gateways=len(records))
         backlog = _sum(record.backlog.get(self._model, QueueBacklog()) for record in records)
-        told = {record.gateway: record.totals.get(self._model, DemandTotals()) for record in records}
-        known, since = self._known, self._looked_at
-        self._known, self._looked_at = told, now
-        if since is None or now <= since:
+        totals_by_gateway = {record.gateway: record.totals.get(self._model, DemandTotals()) for record in records}
+        known = self._known
+        previous_at = self._observed_at
+        self._known = totals_by_gateway
+        self._observed_at = now
+        if previous_at is None or now <= previous_at:
             return DemandDeltaResult(
-                None, "this is the first look at what gateways are asked for", backlog, len(records)
+                None, "this is the first look at the demand of the gateways", backlog, len(records)
             )
-        # All that came to one that has begun since the last look has come since then. What one that was only away has
-        # counted until now is of no known time, so it counts from here on.
-        begun = {record.gateway for record in records if record.lived_s + record.age_s <= now - since}
+        # All demand of a gateway that started since the last look is new. A gateway that was only missing in the last
+        # look has counted for an unknown time, so its totals count from this look on.
+        begun = {record.gateway for record in records if record.lived_s + record.age_s <= now - previous_at}
         counted = [
             (totals, known.get(gateway, DemandTotals()))
-            for gateway, totals in told.items()
+            for gateway, totals in totals_by_gateway.items()
             if gateway in known or gateway in begun
         ]
-        # Totals of one life never fall; if somebody else wrote them it must not become a negative rate.
+        # Totals of one gateway process do not fall; a record that another writer changed must not become a negative
+        # rate.
         grown: dict[str, Any] = {
-            one.name: max(0, sum(getattr(totals, one.name) - getattr(before, one.name) for totals, before in counted))
-            for one in fields(DemandTotals)
+            total.name: max(0, sum(getattr(new, total.name) - getattr(old, total.name) for new, old in counted))
+            for total in fields(DemandTotals)
         }
-        # A gateway of the version before does not count whom it serves, and then nobody knows of how many.
+        # A gateway of an older version does not count served requests; then their number is unknown.
         if any(totals.num_prefill_pairs and not totals.num_served for totals, _ in counted):
             grown["num_served"] = None
-        return DemandDeltaResult(Demand(seconds=now - since, **grown), "", backlog, len(told))
+        return DemandDeltaResult(Demand(seconds=now - previous_at, **grown), "", backlog, len(totals_by_gateway))
 
 
 def _problem(records: Sequence[DemandRecord]) -> str:
     if not records:
-        return "no gateway says what it is asked for"
+        return "no gateway publishes its demand"
     oldest = max(records, key=lambda record: record.age_s)
     if oldest.age_s > SILENT_S:
-        return f"gateway {oldest.gateway} has said nothing for {oldest.age_s:.0f} s, so what came to it is not known"
+        return f"gateway {oldest.gateway} has published nothing for {oldest.age_s:.0f} s, so its demand is not known"
     return ""
 
 

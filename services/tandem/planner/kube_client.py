@@ -1,6 +1,6 @@
-"""Speaks to a Kubernetes API server through its client; never decides, and never tries anything twice.
+"""Call a Kubernetes API server through its Python client, without retries.
 
-The one file that imports the client, which the extra `kubernetes` installs; it is itself imported on use.
+This is the only module that imports the client, which the extra `kubernetes` installs; it is itself imported on use.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class KubeApi:
-    """Of one namespace of the server that `settings` lead to. Methods run on any thread, block for at most about twice
-    `timeout_s`, and raise KubeError. `who` is how the server's audit log names us."""
+    """Access to the objects of one namespace. Methods may be called on any thread, block for at most about twice
+    `timeout_s`, and raise KubeError. `client_name` appears in the server's audit log."""
 
-    def __init__(self, settings: client.Configuration, namespace: str, who: str, timeout_s: float) -> None:
+    def __init__(self, settings: client.Configuration, namespace: str, client_name: str, timeout_s: float) -> None:
         self.namespace = namespace
         self._timeout = (timeout_s, timeout_s)
-        # Whoever calls decides whether to try again, and waits as long as it may.
+        # No retries here: the caller decides whether to try again, and how long it may wait.
         settings.retries = False
         self._client = client.ApiClient(settings)
-        self._client.user_agent = f"tandem-planner/{who}"
+        self._client.user_agent = f"tandem-planner/{client_name}"
         self._custom = client.CustomObjectsApi(self._client)
         self._core = client.CoreV1Api(self._client)
         self._coordination = client.CoordinationV1Api(self._client)
@@ -53,9 +53,12 @@ class KubeApi:
         return self._custom_object("rayservices", name)
 
     def patch_cluster(self, name: str, operations: Sequence[Mapping[str, Any]]) -> None:
-        """`operations`: a JSON Patch (RFC 6902). One that sets `metadata.resourceVersion` is carried out only on that
-        version of the object; else it is a conflict."""
-        self._ask(
+        """Apply a JSON Patch (RFC 6902) to a RayCluster.
+
+        If `operations` replace `metadata.resourceVersion`, the patch applies only to that version of the object;
+        otherwise the server reports a conflict.
+        """
+        self._call(
             self._custom.patch_namespaced_custom_object,
             *(GROUP, VERSION, self.namespace, "rayclusters", name, list(operations)),
             field_manager="tandem-planner",
@@ -63,17 +66,17 @@ class KubeApi:
         )
 
     def _custom_object(self, plural: str, name: str) -> dict[str, Any]:
-        return self._ask(self._custom.get_namespaced_custom_object, GROUP, VERSION, self.namespace, plural, name)
+        return self._call(self._custom.get_namespaced_custom_object, GROUP, VERSION, self.namespace, plural, name)
 
     # ---- pods
 
     def list_pods(self, selector: str) -> tuple[list[Pod], str]:
-        """And the resource version from which on a watch goes on."""
-        told = self._ask(self._core.list_namespaced_pod, self.namespace, label_selector=selector)
-        return [_pod(item) for item in told.get("items", ())], str(told["metadata"]["resourceVersion"])
+        """Return the pods that match `selector`, and the resource version from which a watch continues."""
+        pod_list = self._call(self._core.list_namespaced_pod, self.namespace, label_selector=selector)
+        return [_pod(item) for item in pod_list.get("items", ())], str(pod_list["metadata"]["resourceVersion"])
 
     def watch_pods(self, selector: str, version: str, window_s: int) -> PodStream:
-        """What changes after `version`, for about `window_s`."""
+        """Open a watch of the changes after `version`, which ends after about `window_s` seconds."""
         response = self._raw(
             self._core.list_namespaced_pod,
             self.namespace,
@@ -89,9 +92,9 @@ class KubeApi:
     # ---- the Lease
 
     def read_lease(self, name: str) -> LeaseView | None:
-        """None: there is none."""
+        """Return a Lease; None if it does not exist."""
         try:
-            return _lease_view(self._ask(self._coordination.read_namespaced_lease, name, self.namespace))
+            return _lease_view(self._call(self._coordination.read_namespaced_lease, name, self.namespace))
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -99,37 +102,37 @@ class KubeApi:
 
     def create_lease(self, name: str, holder: str, lease_s: float) -> LeaseView:
         body = _lease(name, LeaseView(holder=holder, lease_s=lease_s))
-        return _lease_view(self._ask(self._coordination.create_namespaced_lease, self.namespace, body))
+        return _lease_view(self._call(self._coordination.create_namespaced_lease, self.namespace, body))
 
     def replace_lease(self, name: str, lease: LeaseView) -> LeaseView:
-        """A conflict where it is not the one that was read any more."""
+        """Replace the Lease that was read; the error is a conflict if the Lease has changed since."""
         body = _lease(name, lease)
-        return _lease_view(self._ask(self._coordination.replace_namespaced_lease, name, self.namespace, body))
+        return _lease_view(self._call(self._coordination.replace_namespaced_lease, name, self.namespace, body))
 
-    # ---- inside
+    # ---- internals
 
-    def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+    def _call(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
         response = self._raw(call, *arguments, _request_timeout=self._timeout, **options)
         try:
-            told = json.loads(response.data)
+            reply = json.loads(response.data)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise KubeError(0, f"{type(error).__name__}: {error}") from error
-        if not isinstance(told, dict):
-            raise KubeError(0, f"an answer that is no object: {told!r}")
-        return told
+        if not isinstance(reply, dict):
+            raise KubeError(0, f"an answer that is no object: {reply!r}")
+        return reply
 
     def _raw(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         try:
             return call(*arguments, _preload_content=False, **options)
         except ApiException as error:
-            raise _explained(error) from error
+            raise _kube_error(error) from error
         except (urllib3.exceptions.HTTPError, OSError, config.ConfigException) as error:
-            # The last: the token that is read anew at each call is not there.
+            # ConfigException: the service account token, which is read anew at each call, is missing.
             raise KubeError(0, f"{type(error).__name__}: {error}") from error
 
 
 class PodStream:
-    """An open watch. Iterating yields events until the server ends it; raises KubeError."""
+    """An open watch. Iterating yields events until the server ends the watch; raises KubeError."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -146,7 +149,7 @@ class PodStream:
             self._response.close()
 
     def cut(self) -> None:
-        """From another thread: whoever iterates comes to an end."""
+        """End the iteration of another thread by closing the connection."""
         connection = getattr(self._response, "connection", None)
         sock = getattr(connection, "sock", None)
         if sock is not None:
@@ -154,15 +157,17 @@ class PodStream:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-def connect(namespace: str, who: str, timeout_s: float) -> KubeApi:
-    """By the kubeconfig of this machine, or as this pod's service account. Connects at its first call. Raises KubeError
-    where there is neither."""
+def connect(namespace: str, client_name: str, timeout_s: float) -> KubeApi:
+    """Build a KubeApi from this machine's kubeconfig or this pod's service account; the first call connects.
+
+    Raises KubeError if there is neither.
+    """
     settings = client.Configuration()
     try:
         config.load_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         raise KubeError(0, f"neither in a cluster nor with a kubeconfig: {error}") from error
-    return KubeApi(settings, namespace or _own_namespace(), who, timeout_s)
+    return KubeApi(settings, namespace or _own_namespace(), client_name, timeout_s)
 
 
 def _own_namespace() -> str:
@@ -172,7 +177,7 @@ def _own_namespace() -> str:
         return "default"
 
 
-def _explained(error: Any) -> KubeError:
+def _kube_error(error: Any) -> KubeError:
     headers = error.headers or {}
     after = str(headers.get("Retry-After", ""))
     try:
@@ -182,8 +187,8 @@ def _explained(error: Any) -> KubeError:
     return KubeError(int(error.status or 0), message, float(after) if after.isdigit() else None)
 
 
-def _event(told: dict[str, Any]) -> PodEvent:
-    kind, item = str(told["type"]), told["object"]
+def _event(event: dict[str, Any]) -> PodEvent:
+    kind, item = str(event["type"]), event["object"]
     if kind == "ERROR":
         raise KubeError(int(item.get("code", 0)), str(item.get("message", "")))
     version = str(item["metadata"]["resourceVersion"])
@@ -200,20 +205,20 @@ def _pod(item: dict[str, Any]) -> Pod:
     )
 
 
-def _lease_view(told: dict[str, Any]) -> LeaseView:
-    spec = told.get("spec", {})
+def _lease_view(lease: dict[str, Any]) -> LeaseView:
+    spec = lease.get("spec", {})
     return LeaseView(
         holder=str(spec.get("holderIdentity") or ""),
         lease_s=float(spec.get("leaseDurationSeconds") or 0),
         renewed=str(spec.get("renewTime") or ""),
         acquired=str(spec.get("acquireTime") or ""),
         num_changes=int(spec.get("leaseTransitions") or 0),
-        version=str(told["metadata"]["resourceVersion"]),
+        version=str(lease["metadata"]["resourceVersion"]),
     )
 
 
 def _lease(name: str, lease: LeaseView) -> dict[str, Any]:
-    """The times are for people: nobody compares clocks by them."""
+    """Build the Lease object. Its times are for people only: no planner compares them with its clock."""
     now = datetime.fromtimestamp(wall_ns() / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return {
         "apiVersion": "coordination.k8s.io/v1",

@@ -1,4 +1,4 @@
-"""How a call to a Kubernetes API server can fail, as a value; never makes one."""
+"""Define the error of a failed call to a Kubernetes API server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _TRANSIENT = frozenset({
 
 
 class KubeError(Exception):
-    """`status` as HTTP has it; 0: no answer came, and whether a change was made is unknown. `retry_after_s`: as the
-    server asks for."""
+    """Failure of one call. `status`: HTTP status; 0 if no answer arrived, so that the effect of the call is unknown.
+    `retry_after_s`: delay that the server requests."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status or 'no answer'}: {message}")
@@ -22,20 +22,20 @@ class KubeError(Exception):
 
     @property
     def is_conflict(self) -> bool:
-        """Somebody else has changed the object since it was read; a JSON Patch whose test fails says it so too."""
+        """Return whether the object has changed since it was read; a JSON Patch whose test fails reports that too."""
         return self.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 
     @property
     def is_gone(self) -> bool:
-        """The version from which a watch was to go on is too old."""
+        """Return whether the version from which a watch was to continue is too old."""
         return self.status == HTTPStatus.GONE
 
     @property
     def is_transient(self) -> bool:
-        """The same may work later."""
+        """Return whether the same call may succeed later."""
         return self.status == 0 or self.status in _TRANSIENT
 
     @property
     def label(self) -> str:
-        """For metrics."""
+        """Return the metric label of the error."""
         return str(int(self.status)) if self.status else "no_answer"

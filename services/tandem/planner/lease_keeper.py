@@ -1,4 +1,4 @@
-"""Keeps a Lease, or waits for it, while the program runs; never decides who may have it."""
+"""Renew a Lease, or wait for it, while the planner runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseStore(Protocol):
-    """As `kube.KubeApi`. Methods block and raise KubeError."""
+    """Read and write Leases, see `kube_client.KubeApi`. Methods block and raise KubeError."""
 
     def read_lease(self, name: str) -> LeaseView | None: ...
 
@@ -25,21 +25,22 @@ class LeaseStore(Protocol):
 
 
 class LeaseKeeper:
-    """`failed` hears of each call that did, by its status."""
+    """Hold the Lease for this planner whenever the election allows it. `on_failure` is called with the error of each
+    failed call."""
 
     def __init__(
-        self, election: Election, store: LeaseStore, name: str, clock: Clock, failed: Callable[[KubeError], None]
+        self, election: Election, store: LeaseStore, name: str, clock: Clock, on_failure: Callable[[KubeError], None]
     ) -> None:
         self._election = election
         self._store = store
         self._name = name
         self._clock = clock
-        self._failed = failed
+        self._on_failure = on_failure
         self._did_lead = False
 
     @property
     def leads(self) -> bool:
-        """Whether a change may be asked for now."""
+        """Return whether this planner may request changes now."""
         return self._election.leads(self._clock.now())
 
     @property
@@ -47,7 +48,8 @@ class LeaseKeeper:
         return self._election.holder
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Until `stopped`; the Lease is ours until `resign`, because a decision may still be under way."""
+        """Renew or claim the Lease until `stopped`. The Lease is kept until `resign`, because a decision may still be
+        in progress."""
         while not stopped.is_set():
             await asyncio.to_thread(self.look)
             try:
@@ -56,21 +58,21 @@ class LeaseKeeper:
                 continue
 
     def look(self) -> None:
-        """One look at the Lease, and a claim where there is one to make. Blocks."""
+        """Read the Lease, and renew or claim it if the election allows that. Blocks."""
         try:
             self._look()
         except KubeError as error:
-            if not error.is_conflict:  # that is how others win
-                self._failed(error)
+            if not error.is_conflict:  # a conflict means that another planner was faster
+                self._on_failure(error)
                 _log.warning("lease %s: %s", self._name, error)
-        self._tell()
+        self._log_leadership()
 
     def resign(self) -> None:
-        left = self._election.resigned()
-        if left is None:
+        released = self._election.resigned()
+        if released is None:
             return
         try:
-            self._store.replace_lease(self._name, left)
+            self._store.replace_lease(self._name, released)
             _log.info("lease %s is left to the next planner", self._name)
         except KubeError as error:
             _log.info("lease %s cannot be left to the next planner, who will wait for its end: %s", self._name, error)
@@ -80,15 +82,15 @@ class LeaseKeeper:
         seen = self._store.read_lease(self._name)
         sent_at = clock.now()
         if seen is None:
-            made = self._store.create_lease(self._name, election.me, election.lease_s)
-            election.claimed(made, sent_at, clock.now())
+            created = self._store.create_lease(self._name, election.me, election.lease_s)
+            election.claimed(created, sent_at, clock.now())
             return
         election.saw(seen, clock.now())
         claim = election.claim(sent_at)
         if claim is not None:
             election.claimed(self._store.replace_lease(self._name, claim), sent_at, clock.now())
 
-    def _tell(self) -> None:
+    def _log_leadership(self) -> None:
         leads = self.leads
         if leads != self._did_lead:
             _log.info(

@@ -1,4 +1,4 @@
-"""Composes the planner program and runs it until a signal, or for one decision; decides nothing."""
+"""Build the planner program and run it until a signal, or for one decision."""
 
 from __future__ import annotations
 
@@ -44,46 +44,48 @@ from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.peer_auth import PeerAuth
 
 FLUSH_S = 2.0
-"""For what is still to be sent of traces and metrics."""
+"""Longest time that stopping waits for traces and metrics to be sent."""
 INTERVALS_HELD = 3
-"""So many decisions may fail before another planner is heard in Serve."""
+"""Number of consecutive decisions that may fail before Serve accepts the targets of another planner."""
 
 
 class Program:
-    """All parts of one planner, between `start` and `stop`. `told` is given each plan."""
+    """Own all parts of one planner between `listen` and `stop`. `on_plan` is called with each plan."""
 
-    def __init__(self, config: Config, me: PlannerId, told: Callable[[PlanReport], None]) -> None:
+    def __init__(self, config: Config, me: PlannerId, on_plan: Callable[[PlanReport], None]) -> None:
         self._config = config
         self._me = me
         self._clock: Clock = SystemClock()
         self._health = RedisHealth()
         self._telemetry = Telemetry.start("tandem-planner", me, config.telemetry.max_values)
         redis, trust = config.redis, PeerAuth.of(me, config.cluster)
-        self._board = DemandStore(redis.url, redis.namespace, health=self._health)
-        self._census = WorkerInventory(WorkerRegistry(redis.url, redis.namespace, health=self._health), trust, config)
+        self._demand_store = DemandStore(redis.url, redis.namespace, health=self._health)
+        self._inventory = WorkerInventory(
+            WorkerRegistry(redis.url, redis.namespace, health=self._health), trust, config
+        )
         self._leadership: LeaseKeeper | None = None
         self._api: Any = None
-        self._measures = PlannerMetrics(self._telemetry.metrics, lambda: self.actuator.leads)
+        self._metrics = PlannerMetrics(self._telemetry.metrics, lambda: self.actuator.leads)
         self.actuator: Actuator = self._actuator()
         scaler = Scaler(policy_of(config.planner, targets_of(config.slo)))
-        planner = Planner(config.planner, self._board, self._census, scaler, self.actuator, self._clock)
-        self.loop = Loop(planner, config.planner.interval_s, self._measures, self._telemetry.tracing, told)
+        planner = Planner(config.planner, self._demand_store, self._inventory, scaler, self.actuator, self._clock)
+        self.loop = Loop(planner, config.planner.interval_s, self._metrics, self._telemetry.tracing, on_plan)
         self.endpoint = MetricsEndpoint(config.planner.host, config.planner.metrics_port, self._telemetry.exposition)
 
     def listen(self) -> None:
-        """OSError: the port is taken."""
+        """Open the metrics endpoint. Raises OSError if its port is taken."""
         if self._config.planner.metrics_port >= 0:
             self.endpoint.start()
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Until `stopped`, also where this planner does not lead."""
+        """Make decisions until `stopped`, even while this planner does not lead."""
         async with asyncio.TaskGroup() as tasks:
             if self._leadership is not None and self._config.planner.mode == "act":
                 tasks.create_task(self._leadership.run(stopped), name="leadership")
             tasks.create_task(self.loop.run(stopped), name="planner")
 
     async def claim(self) -> None:
-        """For a single decision."""
+        """Try once to take the Lease, for a single decision."""
         if self._leadership is not None and self._config.planner.mode == "act":
             await asyncio.to_thread(self._leadership.look)
 
@@ -91,8 +93,8 @@ class Program:
         if self._leadership is not None:
             await asyncio.to_thread(self._leadership.resign)
         await self.actuator.close()
-        await self._census.close()
-        await self._board.close()
+        await self._inventory.close()
+        await self._demand_store.close()
         self.endpoint.close()
         if self._api is not None:
             self._api.close()
@@ -104,31 +106,31 @@ class Program:
         planner, redis = self._config.planner, self._config.redis
         hold_s = max(15.0, INTERVALS_HELD * planner.interval_s)
         targets = ReplicaTargets(redis.url, redis.namespace, hold_s=hold_s, health=self._health)
-        serve = ServeActuator(self._me, targets, self._census, most_of(planner))
+        serve = ServeActuator(self._me, targets, self._inventory, most_of(planner))
         return serve if planner.actuator == "serve" else self._raycluster(serve)
 
     def _raycluster(self, serve: ServeActuator) -> RayClusterActuator:
-        planner, measures = self._config.planner, self._measures
+        planner, metrics = self._config.planner, self._metrics
         groups = read_groups(planner.groups) or ()
         election = Election(self._me, planner.lease_s)
         try:
-            # Imported on use: who has Serve's planner needs no client of Kubernetes.
+            # Imported on use: the Serve actuator needs no Kubernetes client.
             kube = import_module("tandem.planner.kube_client")
             api = kube.connect(planner.kubernetes_namespace, self._me, election.request_s / 2)
         except KubeError as error:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"Kubernetes: {error.message}", param="planner") from error
         self._api = api
-        self._leadership = LeaseKeeper(election, api, planner.lease, self._clock, measures.failed)
+        self._leadership = LeaseKeeper(election, api, planner.lease, self._clock, metrics.failed)
 
         def watch(selector: str) -> PodInformer:
-            return PodInformer(api, selector, self._clock, Backoff(_draw))
+            return PodInformer(api, selector, self._clock, Backoff(_random))
 
         finder = ClusterFinder(api, planner.rayservice, planner.raycluster, groups, watch)
-        leaving, retries = PodDrain(self._census, self._clock), Retries(Backoff(_draw), measures.failed)
-        return RayClusterActuator(groups, finder, api.patch_cluster, self._leadership, leaving, serve, retries)
+        pod_drain, retries = PodDrain(self._inventory, self._clock), Retries(Backoff(_random), metrics.failed)
+        return RayClusterActuator(groups, finder, api.patch_cluster, self._leadership, pod_drain, serve, retries)
 
 
-def _draw() -> float:
+def _random() -> float:
     return secrets.randbelow(1 << 20) / (1 << 20)
 
 
@@ -137,8 +139,10 @@ def new_name() -> PlannerId:
 
 
 def run(config: Config, *, is_single: bool, as_json: bool) -> int:
-    """`tandem planner`: plan until SIGINT or SIGTERM, or make one decision. Returns 0; 1 where a single decision
-    failed. Raises TandemError."""
+    """Run `tandem planner`: make decisions until SIGINT or SIGTERM, or make a single one.
+
+    Returns 0, or 1 if a single decision failed. Raises TandemError.
+    """
     me = new_name()
     set_up_logging(config.telemetry, "tandem-planner", me)
     return asyncio.run(_once(config, me, as_json=as_json) if is_single else _serve(config, me, as_json=as_json))
@@ -153,14 +157,14 @@ async def _serve(config: Config, me: PlannerId, *, as_json: bool) -> int:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(program.stop)
         program.listen()
-        facts = {"ready": True, "planner": me, "metrics": program.endpoint.address}
-        print(json.dumps(facts), flush=True)  # noqa: T201 - for whoever started us
+        ready_line = {"ready": True, "planner": me, "metrics": program.endpoint.address}
+        print(json.dumps(ready_line), flush=True)  # noqa: T201 - for whoever started us
         await program.run(stopped)
     return 0
 
 
 async def _once(config: Config, me: PlannerId, *, as_json: bool) -> int:
-    """Two looks, an interval apart: demand is what came between them."""
+    """Make a single decision from two looks an interval apart, because demand is the difference between two looks."""
     program = Program(config, me, lambda plan: None)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(program.stop)

@@ -1,4 +1,4 @@
-"""Composes what the scaler decides from, of what was seen; pure, and never decides."""
+"""Build the scaler's input from what the planner has observed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ ROLES = ("prefill", "decode", "mixed")
 
 
 def build_observation(
-    at: float, grown: DemandDeltaResult, workers: Sequence[WorkerState], starting: Mapping[str, int]
+    at: float, delta: DemandDeltaResult, workers: Sequence[WorkerState], starting: Mapping[str, int]
 ) -> ClusterState:
-    """`workers` of one model; `starting`, by the role that they are started for, those that nobody has met yet."""
+    """Build the state of one model. `workers`: those of the model. `starting`: requested workers that have not
+    registered yet, by the role for which they are started."""
     pools = {role: _pool(role, workers, starting) for role in ROLES}
     mixed, prefill, decode = (typical(w for w in workers if w.role == role) for role in ("mixed", "prefill", "decode"))
     loads = [(worker, worker.load) for worker in workers if worker.load is not None]
     return ClusterState(
         at=at,
-        demand=grown.demand,
+        demand=delta.demand,
         prefill=pools["prefill"],
         decode=pools["decode"],
         mixed=pools["mixed"],
         prefill_worker=prefill or mixed,
         decode_worker=decode or mixed,
-        num_queued_tokens=grown.backlog.num_tokens + sum(load.num_queued_tokens for _, load in loads),
-        num_queued_requests=grown.backlog.num_requests,
+        num_queued_tokens=delta.backlog.num_tokens + sum(load.num_queued_tokens for _, load in loads),
+        num_queued_requests=delta.backlog.num_requests,
         num_running_seqs=sum(load.num_running for worker, load in loads if worker.role != "prefill"),
     )
 
@@ -39,7 +40,7 @@ def _pool(role: str, workers: Sequence[WorkerState], starting: Mapping[str, int]
 
 
 def problem_of(workers: Sequence[WorkerState]) -> str:
-    """Why too little is known of them to decide anything; empty: enough is."""
+    """Return why too little is known about the workers to decide anything; empty if enough is known."""
     if not workers:
         return "no worker is registered"
     silent = [worker for worker in workers if worker.load is None]

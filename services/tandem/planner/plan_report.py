@@ -1,4 +1,4 @@
-"""One decision and what became of it, as a value that people, logs, traces and JSON can be told; never made here."""
+"""Define the report of one decision and its outcome, for logs, traces, metrics and JSON."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from tandem.scaling.decision import Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """`at`: seconds since the epoch. `decision` and `observed` are None where too little could be seen, for the reason
-    that `notes` begin with. `replicas`: what was asked for, or in mode explain would have been, by the role of a pool.
-    `workers`: id -> what routers take it for. `seconds` that all of it took."""
+    """One decision and its outcome.
+
+    `at`: seconds since the epoch. `decision` and `observed` are None if too little could be observed; `notes` then
+    begin with the reason. `replicas`: requested workers by the role of their pool, in mode explain those that would
+    have been requested. `workers`: role by worker id. `seconds`: duration of the whole decision.
+    """
 
     at: float
     model: str
@@ -31,12 +34,12 @@ class PlanReport:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Why, and what was done."""
+        """Return the reasons of the decision and the notes on what was done."""
         return (*(self.decision.reasons if self.decision is not None else ()), *self.notes)
 
     @property
     def summary(self) -> tuple[object, ...]:
-        """Two plans in a row with the same gist say nothing new."""
+        """Return the part of a plan that is worth logging again only when it changes."""
         decision = self.decision
         decided = () if decision is None else (decision.target, decision.held_back, decision.changes)
         return (self.outcome, self.leads, *decided, self.notes)
@@ -50,7 +53,7 @@ class PlanReport:
 
     def as_json(self) -> dict[str, Any]:
         decision, observed = self.decision, self.observed
-        told: dict[str, Any] = {
+        report: dict[str, Any] = {
             "at": round(self.at, 3),
             "model": self.model,
             "outcome": self.outcome,
@@ -62,7 +65,7 @@ class PlanReport:
             "seconds": round(self.seconds, 6),
         }
         if decision is not None:
-            told |= {
+            report |= {
                 "target": decision.target._asdict(),
                 "needed": decision.needed._asdict(),
                 "changes": [change._asdict() for change in decision.changes],
@@ -70,11 +73,11 @@ class PlanReport:
                 "forecast": None if decision.forecast is None else asdict(decision.forecast),
             }
         if observed is not None:
-            told["observed"] = asdict(observed)
-        return told
+            report["observed"] = asdict(observed)
+        return report
 
     def attributes(self) -> dict[str, str | int | float | bool | tuple[str, ...]]:
-        """Of a span."""
+        """Return the attributes of the plan's trace span."""
         found: dict[str, str | int | float | bool | tuple[str, ...]] = {
             "tandem.plan.model": self.model,
             "tandem.plan.outcome": self.outcome,

@@ -1,4 +1,4 @@
-"""Looks at a cluster and has its size decided, over and over; never decides it and never carries it out itself."""
+"""Observe a cluster and have its size decided, at a fixed interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tandem.planner.observe import build_observation, problem_of
 from tandem.planner.plan_report import PlanReport
 from tandem.planner.planner_metrics import PlannerMetrics
 from tandem.planner.policy import most_of
-from tandem.planner.pool_targets import wanted
+from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import ClusterState
@@ -31,41 +31,42 @@ _log = logging.getLogger(__name__)
 
 
 class ObservationError(Exception):
-    """Too little can be seen to decide anything."""
+    """Raised when too little can be observed to decide anything."""
 
 
 class ClusterSnapshot(NamedTuple):
-    """Of one moment. `workers` of all models; `starting` as actuators have it."""
+    """Observation of one moment. `workers`: those of all models. `starting`: see `Actuator.starting`."""
 
     model: str
     workers: tuple[WorkerState, ...]
     starting: dict[str, int]
-    grown: DemandDeltaResult
+    delta: DemandDeltaResult
     observed: ClusterState
 
 
 class Planner:
-    """One model's. `told` is given each plan."""
+    """Make the decisions for one model."""
 
     def __init__(
         self,
         config: PlannerConfig,
-        board: DemandStore,
-        census: WorkerInventory,
+        demand_store: DemandStore,
+        inventory: WorkerInventory,
         scaler: Scaler,
         actuator: Actuator,
         clock: Clock,
     ) -> None:
         self._config = config
-        self._board = board
-        self._census = census
+        self._demand_store = demand_store
+        self._inventory = inventory
         self._scaler = scaler
         self._actuator = actuator
         self._clock = clock
-        self._growth: dict[str, DemandDelta] = {}
+        self._deltas: dict[str, DemandDelta] = {}
 
     async def plan(self) -> PlanReport:
-        """One decision, carried out unless the mode is explain. Never raises for what is away."""
+        """Make one decision and apply it, unless the mode is explain. Failures of stores or actuators are reported in
+        the plan."""
         began, at = self._clock.now(), wall_ns() / 1e9
         try:
             plan = await self._decide(await self._look(), at)
@@ -77,13 +78,13 @@ class Planner:
 
     async def _look(self) -> ClusterSnapshot:
         try:
-            records = await self._board.read()
-            workers = await self._census.look()
+            records = await self._demand_store.read()
+            workers = await self._inventory.look()
         except (DemandUnavailable, RegistryUnavailable) as error:
-            raise ObservationError(f"Redis does not tell who is there: {error}") from error
+            raise ObservationError(f"workers and demand cannot be read from Redis: {error}") from error
         model = self._config.model or _only_model(workers)
-        mine = [worker for worker in workers if worker.model == model]
-        problem = problem_of(mine)
+        own_workers = [worker for worker in workers if worker.model == model]
+        problem = problem_of(own_workers)
         if problem:
             raise ObservationError(problem)
         try:
@@ -91,30 +92,31 @@ class Planner:
         except ActuatorFailed as error:
             raise ObservationError(str(error)) from error
         now = self._clock.now()
-        grown = self._growth.setdefault(model, DemandDelta(model)).look(records, now)
-        return ClusterSnapshot(model, workers, starting, grown, build_observation(now, grown, mine, starting))
+        delta = self._deltas.setdefault(model, DemandDelta(model)).look(records, now)
+        return ClusterSnapshot(model, workers, starting, delta, build_observation(now, delta, own_workers, starting))
 
-    async def _decide(self, sight: ClusterSnapshot, at: float) -> PlanReport:
-        decision = self._scaler.decide(sight.observed)
-        mine = [worker for worker in sight.workers if worker.model == sight.model]
+    async def _decide(self, snapshot: ClusterSnapshot, at: float) -> PlanReport:
+        decision = self._scaler.decide(snapshot.observed)
+        own_workers = [worker for worker in snapshot.workers if worker.model == snapshot.model]
         plan = PlanReport(
             at=at,
-            model=sight.model,
+            model=snapshot.model,
             outcome="held_back" if decision.is_held_back else "explained",
             leads=self._actuator.leads,
-            num_gateways=sight.grown.num_gateways,
-            observed=sight.observed,
+            num_gateways=snapshot.delta.num_gateways,
+            observed=snapshot.observed,
             decision=decision,
-            replicas=wanted(decision, mine, sight.starting, most_of(self._config)).replicas,
-            workers={worker.ref.id: worker.role for worker in mine},
-            notes=_notes(sight, mine),
+            replicas=compute_targets(decision, own_workers, snapshot.starting, most_of(self._config)).replicas,
+            workers={worker.ref.id: worker.role for worker in own_workers},
+            notes=_notes(snapshot, own_workers),
         )
-        return plan if self._config.mode == "explain" else await self._act(plan, decision, sight)
+        return plan if self._config.mode == "explain" else await self._act(plan, decision, snapshot)
 
-    async def _act(self, plan: PlanReport, decision: Decision, sight: ClusterSnapshot) -> PlanReport:
-        """What is held back is said again as it is, so that nobody takes silence for consent to something else."""
+    async def _act(self, plan: PlanReport, decision: Decision, snapshot: ClusterSnapshot) -> PlanReport:
+        """Apply a decision. A decision that is held back is applied too: it repeats the current size, which Serve must
+        be sent regularly."""
         try:
-            done = await self._actuator.carry_out(sight.model, decision, sight.workers, sight.starting)
+            done = await self._actuator.carry_out(snapshot.model, decision, snapshot.workers, snapshot.starting)
         except ActuatorFailed as error:
             return replace(plan, outcome="failed", notes=(*plan.notes, str(error)), leads=self._actuator.leads)
         outcome = "held_back" if done.outcome == "carried_out" and decision.is_held_back else done.outcome
@@ -123,25 +125,25 @@ class Planner:
 
 
 class Loop:
-    """Has a planner decide every `interval_s` and tells of it: a trace, metrics, the log, and `told`."""
+    """Make a decision every `interval_s` seconds and report it: in a trace, metrics, the log, and to `on_plan`."""
 
     def __init__(
         self,
         planner: Planner,
         interval_s: float,
-        measures: PlannerMetrics,
+        metrics: PlannerMetrics,
         tracing: Tracing,
-        told: Callable[[PlanReport], None] = lambda plan: None,
+        on_plan: Callable[[PlanReport], None] = lambda plan: None,
     ) -> None:
         self._planner = planner
         self._interval_s = interval_s
-        self._measures = measures
+        self._metrics = metrics
         self._tracing = tracing
-        self._told = told
-        self._gist: tuple[object, ...] = ()
+        self._on_plan = on_plan
+        self._last_summary: tuple[object, ...] = ()
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Until `stopped`; a decision that fails is logged, and the next one comes."""
+        """Make decisions until `stopped`; a decision that fails is logged, and the next one follows."""
         while not stopped.is_set():
             try:
                 await self.once()
@@ -156,24 +158,24 @@ class Loop:
         start = wall_ns() / 1e9
         trace = self._tracing.begin("", "")
         plan = await self._planner.plan()
-        self._measures.planned(plan)
+        self._metrics.planned(plan)
         error = "; ".join(plan.notes) if plan.outcome == "failed" else ""
         attributes = plan.attributes()
         trace.end(SpanRecord(name="plan", start=start, end=wall_ns() / 1e9, attributes=attributes, error=error))
         self._log(plan)
-        self._told(plan)
+        self._on_plan(plan)
         return plan
 
     def _log(self, plan: PlanReport) -> None:
-        """What is as before is only of interest to who looks for it."""
+        """Log a plan; at level DEBUG if it equals the previous one."""
         level = (
             logging.DEBUG
-            if plan.summary == self._gist
+            if plan.summary == self._last_summary
             else logging.WARNING
             if plan.outcome == "failed"
             else logging.INFO
         )
-        self._gist = plan.summary
+        self._last_summary = plan.summary
         if _log.isEnabledFor(level):
             words = "; ".join(plan.sentences)
             _log.log(level, "%s: %s", plan.headline, words, extra=fields(outcome=plan.outcome, model=plan.model))
@@ -182,13 +184,13 @@ class Loop:
 def _only_model(workers: Sequence[WorkerState]) -> str:
     models = sorted({worker.model for worker in workers})
     if len(models) != 1:
-        many = f"workers serve {', '.join(models)}: say with planner.model which are planned"
-        raise ObservationError(many if models else "no worker is registered")
+        problem = f"workers serve {', '.join(models)}: set planner.model to the one that is to be scaled"
+        raise ObservationError(problem if models else "no worker is registered")
     return models[0]
 
 
-def _notes(sight: ClusterSnapshot, mine: Sequence[WorkerState]) -> tuple[str, ...]:
-    """What keeps a decision from being as good as it could be."""
-    silent = [worker for worker in mine if worker.load is None]
-    told = (f"{len(silent)} workers do not answer and count as serving: {silent[0].problem}",) if silent else ()
-    return (*((sight.grown.problem,) if sight.grown.problem else ()), *told)
+def _notes(snapshot: ClusterSnapshot, own_workers: Sequence[WorkerState]) -> tuple[str, ...]:
+    """Return notes on missing data that make a decision less accurate."""
+    silent = [worker for worker in own_workers if worker.load is None]
+    silent_notes = (f"{len(silent)} workers do not answer and count as serving: {silent[0].problem}",) if silent else ()
+    return (*((snapshot.delta.problem,) if snapshot.delta.problem else ()), *silent_notes)

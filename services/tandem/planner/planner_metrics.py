@@ -1,4 +1,4 @@
-"""Counts what a planner does, as its instruments name it; never keeps more of a plan than the last one."""
+"""Record the planner's decisions and errors as metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tandem.planner.plan_report import PlanReport
 
 
 class PlannerMetrics:
-    """`leads`: whether this planner carries anything out, asked at every collection."""
+    """Own the planner's instruments and the last plan, from which gauges are read. `leads` is called at every
+    collection."""
 
     def __init__(self, metrics: Metrics, leads: Callable[[], bool]) -> None:
         self._last: PlanReport | None = None

@@ -1,4 +1,4 @@
-"""The pods of a RayCluster as they are now, kept by a list and a watch on a thread of its own; never changes one."""
+"""Keep the pods of a RayCluster current by a list and a watch on a thread of its own (a Kubernetes informer)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from tandem.planner.backoff import Backoff
 from tandem.planner.kube_error import KubeError
 
 WINDOW_S = 20
-"""How long one watch lasts, after which the next one goes on from where it ended."""
+"""Seconds that one watch lasts; the next watch continues from its end."""
 SHORT_S = 1.0
-"""A watch that ends sooner, though without an error, is not begun again at once."""
+"""A watch that ends sooner than this, even without an error, is repeated only after a delay."""
 STALE_S = 60.0
-"""What was heard last so long ago is not the truth any more."""
+"""Seconds without an event after which the known pods are considered out of date."""
 
 _log = logging.getLogger(__name__)
 
 
 class Pod(NamedTuple):
-    """`group`: its worker group; the head has another one. `is_ending`: it is being deleted, or over."""
+    """A pod. `group`: its worker group; the head pod has another one. `is_ending`: it is being deleted, or has
+    terminated."""
 
     name: str
     group: str
@@ -31,7 +32,7 @@ class Pod(NamedTuple):
 
 
 class PodEvent(NamedTuple):
-    """As a watch tells it: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no pod."""
+    """One watch event. `kind`: ADDED, MODIFIED, DELETED, or BOOKMARK, which has no pod."""
 
     kind: str
     pod: Pod | None
@@ -45,7 +46,7 @@ class WatchStream(Protocol):
 
 
 class PodSource(Protocol):
-    """As `kube.KubeApi`. Methods raise KubeError."""
+    """List and watch pods, see `kube_client.KubeApi`. Methods raise KubeError."""
 
     def list_pods(self, selector: str) -> tuple[list[Pod], str]: ...
 
@@ -53,7 +54,7 @@ class PodSource(Protocol):
 
 
 class PodInformer:
-    """Between `start` and `close`. `selector` as label selectors are written."""
+    """Own the current pods that match the label selector `selector`, between `start` and `close`."""
 
     def __init__(self, source: PodSource, selector: str, clock: Clock, backoff: Backoff) -> None:
         self.selector = selector
@@ -63,7 +64,7 @@ class PodInformer:
         self._backoff = backoff
         self._pods: dict[str, Pod] = {}
         self._version = ""
-        self._heard_at: float | None = None
+        self._updated_at: float | None = None
         self._stream: WatchStream | None = None
         self._lock = Lock()
         self._is_closed = Event()
@@ -74,7 +75,7 @@ class PodInformer:
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when the thread has ended; what it waits for is cut off."""
+        """Interrupt the watch, and return when the thread has ended."""
         self._is_closed.set()
         with self._lock:
             if self._stream is not None:
@@ -83,12 +84,14 @@ class PodInformer:
             self._thread.join()
 
     def pods(self, wait_s: float = 0.0) -> tuple[Pod, ...] | None:
-        """By name; None while they are not known, for the reason `problem`. Blocks at most `wait_s` for the first
-        list."""
+        """Return the pods by name; None while they are not known, for the reason `problem`.
+
+        Blocks at most `wait_s` for the first list.
+        """
         self._is_listed.wait(wait_s)
         with self._lock:
-            heard_at = self._heard_at
-            if heard_at is None or self._clock.now() - heard_at > STALE_S:
+            updated_at = self._updated_at
+            if updated_at is None or self._clock.now() - updated_at > STALE_S:
                 return None
             return tuple(sorted(self._pods.values()))
 
@@ -106,7 +109,7 @@ class PodInformer:
             except KubeError as error:
                 self._failed(error)
             except Exception as error:
-                # Whatever it is, a thread that ends would never know of a pod again.
+                # Any other error is retried too: without this thread no pod change would be seen again.
                 self._version = ""
                 self._failed(KubeError(0, f"{type(error).__name__}: {error}"))
 
@@ -114,7 +117,7 @@ class PodInformer:
         pods, version = self._source.list_pods(self.selector)
         with self._lock:
             self._pods = {pod.name: pod for pod in pods}
-            self._heard(version)
+            self._updated(version)
         self._is_listed.set()
 
     def _follow(self) -> None:
@@ -130,15 +133,17 @@ class PodInformer:
                         self._pods.pop(pod.name, None)
                     elif pod is not None:
                         self._pods[pod.name] = pod
-                    self._heard(version)
+                    self._updated(version)
         finally:
             with self._lock:
                 self._stream = None
         with self._lock:
-            self._heard(self._version)
+            self._updated(self._version)
 
-    def _heard(self, version: str) -> None:
-        self._version, self._heard_at, self.problem = version, self._clock.now(), ""
+    def _updated(self, version: str) -> None:
+        self._version = version
+        self._updated_at = self._clock.now()
+        self.problem = ""
 
     def _failed(self, error: KubeError) -> None:
         if self._is_closed.is_set():

@@ -1,4 +1,4 @@
-"""The scaler's policy as the settings have it; pure, and never decides."""
+"""Convert settings to the scaler's policy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from tandem.scaling.policy import Bounds, ScalingPolicy
 
 
 def targets_of(slo: SloConfig) -> Slo:
-    """Those of the interactive lane."""
+    """Return the latency targets of the interactive lane."""
     return Slo.of_ms(slo.ttft_ms or None, slo.itl_ms or None)
 
 
 def most_of(planner: PlannerConfig) -> dict[str, int]:
-    """The workers that a pool may have, where that is bounded. Nowhere if roles stay as they are: then nobody makes
-    room in a pool that is full."""
+    """Return the largest number of workers of each bounded pool.
+
+    Without `change_roles` no pool is bounded here, because no worker of a full pool could be made free by a role
+    change.
+    """
     most = {"prefill": planner.max_prefill, "decode": planner.max_decode} if planner.change_roles else {}
     return {pool: number for pool, number in most.items() if number}
 
 
 def policy_of(planner: PlannerConfig, slo: Slo) -> ScalingPolicy:
-    """Raises TandemError(INVALID_REQUEST)."""
+    """Build the scaling policy. Raises TandemError(INVALID_REQUEST)."""
     return ScalingPolicy(
         slo=slo,
         percentile=planner.percentile,

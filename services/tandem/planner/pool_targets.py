@@ -1,4 +1,4 @@
-"""How many workers each pool has to have so that there are so many of each role; pure, and never starts one."""
+"""Compute how many workers each pool must have so that each role has its target number."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
 
 
 class PoolTargets(NamedTuple):
-    """`replicas` by the role of a pool, and the new role of each worker that changes it."""
+    """Number of workers by the role of their pool, and the new role of each worker that changes it."""
 
     replicas: dict[str, int]
     changed: dict[WorkerState, str]
 
 
-def wanted(
+def compute_targets(
     decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int], most: Mapping[str, int]
 ) -> PoolTargets:
-    """What a decision asks for. `most` workers that a pool may have; one that is missing may have any number."""
+    """Compute what a decision requires. `most`: the largest number of workers by pool; a pool that is missing is
+    unbounded."""
     changed = chosen_for(decision.changes, workers)
     replicas = pool_targets(decision.target, workers, starting, changed)
-    back = {} if decision.is_held_back else _going_back(replicas, workers, changed, most)
-    if back:
-        changed |= back
+    returning = {} if decision.is_held_back else _returning(replicas, workers, changed, most)
+    if returning:
+        changed |= returning
         replicas = pool_targets(decision.target, workers, starting, changed)
     return PoolTargets(replicas, changed)
 
 
 def chosen_for(changes: Sequence[RoleChange], workers: Sequence[WorkerState]) -> dict[WorkerState, str]:
-    """The new role of each worker that changes it: those that go back to what they were started for, then those with
-    the least to do. One that drains, or says nothing, does not."""
+    """Choose the workers that change their role, with the new role of each.
+
+    First chosen are workers that return to the role of their pool, then those with the fewest jobs. Draining workers
+    and workers that do not answer keep their role.
+    """
     found: dict[WorkerState, str] = {}
     for change in changes:
-        able = [
+        candidates = [
             worker for worker in workers
             if worker.role == change.source and worker.load is not None
             and not worker.is_draining and worker not in found
         ]  # fmt: skip
-        able.sort(key=lambda worker: (worker.pool != change.to, worker.num_jobs, worker.ref.id))
-        found |= dict.fromkeys(able[: change.number], str(change.to))
+        candidates.sort(key=lambda worker: (worker.pool != change.to, worker.num_jobs, worker.ref.id))
+        found |= dict.fromkeys(candidates[: change.number], str(change.to))
     return found
 
 
@@ -51,15 +55,18 @@ def pool_targets(
     starting: Mapping[str, int],
     changed: Mapping[WorkerState, str],
 ) -> dict[str, int]:
-    """Workers by the role that their pool is started for. A worker that serves in another role than its pool's stays
-    where it is: more of a role are started in its own pool, and fewer are taken from there first."""
+    """Compute the number of workers by the role for which their pool is started.
+
+    A worker that serves in another role than its pool's stays in its pool: more workers of a role are started in the
+    role's own pool, and fewer are taken from there first.
+    """
     kept: Counter[tuple[str, str]] = Counter({(pool, pool): number for pool, number in starting.items() if number})
     for worker in workers:
         if not worker.is_draining:
             kept[changed.get(worker, worker.role), worker.pool] += 1
     pools = sorted({pool for _, pool in kept} | {"prefill", "decode"})
-    for role, wanted in target._asdict().items():
-        delta = wanted - sum(kept[role, pool] for pool in pools)
+    for role, desired in target._asdict().items():
+        delta = desired - sum(kept[role, pool] for pool in pools)
         kept[role, role] += max(0, delta)
         for pool in sorted(pools, key=lambda pool: (pool != role, pool)):
             taken = min(max(0, -delta), kept[role, pool])
@@ -68,14 +75,17 @@ def pool_targets(
     return {pool: sum(number for (_, at), number in kept.items() if at == pool) for pool in pools}
 
 
-def _going_back(
+def _returning(
     replicas: Mapping[str, int],
     workers: Sequence[WorkerState],
     changed: Mapping[WorkerState, str],
     most: Mapping[str, int],
 ) -> dict[WorkerState, str]:
-    """Those that a pool lent to the other role, where it would need more workers than it may have without them: as many
-    as the other pool can start in their stead. One goes on to serve in that role until then."""
+    """Choose the workers that return to the role of their pool, where the pool would otherwise exceed its bound.
+
+    As many return as the other pool can start in their place. At least one worker keeps serving in the other role until
+    then.
+    """
     found: dict[WorkerState, str] = {}
     for pool, other in (("prefill", "decode"), ("decode", "prefill")):
         excess = replicas[pool] - most.get(pool, replicas[pool])
@@ -84,7 +94,7 @@ def _going_back(
             worker for worker in workers
             if worker.role == other and worker.load is not None and not worker.is_draining and worker not in changed
         ]  # fmt: skip
-        lent = [worker for worker in serving if worker.pool == pool]
-        lent.sort(key=lambda worker: (worker.num_jobs, worker.ref.id))
-        found |= dict.fromkeys(lent[: max(0, min(excess, room, len(serving) - 1))], pool)
+        reassigned = [worker for worker in serving if worker.pool == pool]
+        reassigned.sort(key=lambda worker: (worker.num_jobs, worker.ref.id))
+        found |= dict.fromkeys(reassigned[: max(0, min(excess, room, len(serving) - 1))], pool)
     return found

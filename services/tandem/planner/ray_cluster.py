@@ -1,4 +1,4 @@
-"""Finds the RayCluster that is planned, its worker groups and their pods; never changes one."""
+"""Find the RayCluster to scale, its worker groups and their pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_LIST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """As it was read: `version` is its resourceVersion; `groups` by role."""
+    """A RayCluster as it was read. `version`: resourceVersion; `groups`: worker groups by role."""
 
     name: str
     version: str
@@ -24,7 +24,7 @@ class Cluster:
 
 
 class Objects(Protocol):
-    """As `kube.KubeApi`. Methods block and raise KubeError."""
+    """Read Kubernetes objects, see `kube_client.KubeApi`. Methods block and raise KubeError."""
 
     def read_cluster(self, name: str) -> dict[str, Any]: ...
 
@@ -34,8 +34,8 @@ class Objects(Protocol):
 
 
 class ClusterFinder:
-    """Of a RayService or, where that has no name, of a RayCluster by itself. `watch` makes the watch of the pods that a
-    label selector names."""
+    """Find the RayCluster of a RayService or, without the name of a service, the RayCluster with the given name.
+    `watch` builds the informer of the pods that a label selector matches."""
 
     def __init__(
         self,
@@ -53,21 +53,22 @@ class ClusterFinder:
         self._watch: PodInformer | None = None
 
     def read(self) -> Cluster:
-        """Blocks. Raises KubeError, and ActuatorFailed for a cluster that is not to be planned as it is."""
+        """Read the cluster. Blocks. Raises KubeError, and ActuatorFailed for a cluster that must not be scaled as it
+        is."""
         name = self._active() if self._rayservice else self._raycluster
-        told = self._objects.read_cluster(name)
-        spec = told.get("spec", {})
+        cluster_object = self._objects.read_cluster(name)
+        spec = cluster_object.get("spec", {})
         if spec.get("enableInTreeAutoscaling"):
             raise ActuatorFailed(
                 f"RayCluster {name} has Ray's autoscaler on, which is to be its only writer: set planner.actuator=serve"
             )
         if spec.get("suspend"):
             raise ActuatorFailed(f"RayCluster {name} is suspended")
-        groups = {group.role: self._group(told, name, group.name) for group in self._groups}
-        return Cluster(name, str(told["metadata"]["resourceVersion"]), groups)
+        groups = {group.role: self._group(cluster_object, name, group.name) for group in self._groups}
+        return Cluster(name, str(cluster_object["metadata"]["resourceVersion"]), groups)
 
     def pods(self, cluster: Cluster) -> tuple[Pod, ...]:
-        """Blocks for a first list. Raises ActuatorFailed."""
+        """Return the cluster's pods from the informer. Blocks for its first list. Raises ActuatorFailed."""
         selector = _selector(cluster)
         if self._watch is None or self._watch.selector != selector:
             self.close()
@@ -79,7 +80,7 @@ class ClusterFinder:
         return pods
 
     def pods_now(self, cluster: Cluster) -> tuple[Pod, ...]:
-        """Those that are there, where `pods` may lag behind. Blocks. Raises KubeError."""
+        """List the cluster's pods at the API server, because the informer may lag behind. Blocks. Raises KubeError."""
         return tuple(sorted(self._objects.list_pods(_selector(cluster))[0]))
 
     def close(self) -> None:
@@ -101,12 +102,12 @@ class ClusterFinder:
             )
         return active
 
-    def _group(self, told: dict[str, Any], cluster: str, name: str) -> GroupView:
-        group = GroupView.of(told, name)
+    def _group(self, cluster_object: dict[str, Any], cluster: str, name: str) -> GroupView:
+        group = GroupView.of(cluster_object, name)
         if group is None:
             raise ActuatorFailed(f"RayCluster {cluster} has no worker group {name} (planner.groups)")
         if group.num_hosts > 1:
-            raise ActuatorFailed(f"group {name} has {group.num_hosts} hosts for each replica, which is not planned")
+            raise ActuatorFailed(f"group {name} has {group.num_hosts} hosts for each replica, which is not supported")
         if group.is_suspended:
             raise ActuatorFailed(f"group {name} is suspended")
         return group

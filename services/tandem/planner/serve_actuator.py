@@ -1,7 +1,7 @@
-"""Has Ray Serve run so many replicas, by telling its autoscaling policy, and sets the roles of workers; never starts or
-ends a worker itself.
+"""Set the number of replicas in Ray Serve through its autoscaling policy, and set the roles of workers.
 
-`tandem.planner.serve_policy` reads the target where Serve decides. Which worker ends is Serve's choice, and it drains.
+`tandem.planner.serve_policy` reads the target inside Serve. Serve starts and ends the workers and chooses which worker
+ends; that worker drains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from tandem.core.ids import PlannerId, ServeId
 from tandem.planner.actuator import ActuationResult, ActuatorFailed
-from tandem.planner.pool_targets import wanted
+from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.decision import Decision
@@ -20,69 +20,77 @@ from tandem.stores.worker_registry import RegistryUnavailable
 
 
 class ServeActuator:
-    """An Actuator. One planner is heard at a time: the first, until it has been silent for a while. `most` as
-    `pools.wanted` takes it."""
+    """Actuator that publishes replica targets for Ray Serve.
+
+    Serve accepts the targets of one planner at a time: the first one, until it has been silent for a while. `most`: see
+    `pool_targets.compute_targets`.
+    """
 
     def __init__(
-        self, me: PlannerId, targets: ReplicaTargets, census: WorkerInventory, most: Mapping[str, int]
+        self, me: PlannerId, targets: ReplicaTargets, inventory: WorkerInventory, most: Mapping[str, int]
     ) -> None:
         self._me = me
         self._targets = targets
-        self._census = census
+        self._inventory = inventory
         self.most = most
-        self._said: set[str] = set()
+        self._published_models: set[str] = set()
         self._known: dict[str, dict[str, int]] = {}
         self.leads = False
 
     async def starting(self, model: str, workers: Sequence[WorkerState]) -> dict[str, int]:
-        """What Serve means to have counts, else what it was told last, else what was known before: a Redis that has
-        just begun anew knows nothing, and a few workers already, who are not all."""
+        """Count the replicas that Serve is starting.
+
+        Per role the number that Serve reports counts, else the published target, else the number known before. A
+        restarted Redis has no target, and only some of the workers have registered again, so the registered workers
+        alone are no basis.
+        """
         try:
-            said, deployed = await self._targets.read(model), await self._targets.deployed(model)
+            target, deployed = await self._targets.read(model), await self._targets.deployed(model)
         except TargetsUnavailable as error:
             raise ActuatorFailed(f"the target cannot be read: {error}") from error
-        told = {**(said.replicas if said is not None else {}), **_of_one_serve(model, deployed)}
-        known = self._known[model] = self._known.get(model, {}) | told
-        there = Counter(worker.pool for worker in workers if worker.model == model and not worker.is_draining)
-        return {role: max(0, number - there[role]) for role, number in known.items()}
+        updates = {**(target.replicas if target is not None else {}), **_of_one_serve(model, deployed)}
+        known = self._known.get(model, {}) | updates
+        self._known[model] = known
+        num_registered = Counter(worker.pool for worker in workers if worker.model == model and not worker.is_draining)
+        return {role: max(0, number - num_registered[role]) for role, number in known.items()}
 
     async def carry_out(
         self, model: str, decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int]
     ) -> ActuationResult:
-        mine = [worker for worker in workers if worker.model == model]
-        replicas, changed = wanted(decision, mine, starting, self.most)
-        holder = await self.say(model, replicas, decision.reasons)
+        own_workers = [worker for worker in workers if worker.model == model]
+        replicas, changed = compute_targets(decision, own_workers, starting, self.most)
+        holder = await self.publish_target(model, replicas, decision.reasons)
         if holder != self._me:
-            return ActuationResult("standby", {}, (f"planner {holder} is heard, this one is not",))
+            return ActuationResult("standby", {}, (f"planner {holder} sets the targets, this one is on standby",))
         return ActuationResult("carried_out", replicas, await self.change_roles(changed))
 
-    async def say(self, model: str, replicas: Mapping[str, int], reasons: tuple[str, ...]) -> PlannerId:
-        """Returns who is heard."""
+    async def publish_target(self, model: str, replicas: Mapping[str, int], reasons: tuple[str, ...]) -> PlannerId:
+        """Publish the target; return the planner whose targets Serve accepts."""
         record = TargetRecord(model=model, planner=self._me, replicas=replicas, reasons=reasons)
         try:
             holder = await self._targets.publish(record)
         except TargetsUnavailable as error:
-            raise ActuatorFailed(f"the target cannot be told: {error}") from error
+            raise ActuatorFailed(f"the target cannot be published: {error}") from error
         self.leads = holder == self._me
-        self._said.add(model)
+        self._published_models.add(model)
         return holder
 
     async def change_roles(self, changed: Mapping[WorkerState, str]) -> tuple[str, ...]:
-        """Says which."""
-        told: list[str] = []
+        """Set the new roles; return a sentence for each worker whose role was set."""
+        changes: list[str] = []
         for worker, role in changed.items():
             try:
-                is_there = await self._census.set_role(worker, role)
+                is_there = await self._inventory.set_role(worker, role)
             except RegistryUnavailable as error:
                 raise ActuatorFailed(f"the role of {worker.ref.id} cannot be set: {error}") from error
             if is_there:
-                told.append(f"{worker.ref.id} serves as {role} from now on, no more as {worker.role}")
-        return tuple(told)
+                changes.append(f"{worker.ref.id} serves as {role} from now on, no more as {worker.role}")
+        return tuple(changes)
 
     async def close(self) -> None:
-        """Another planner may begin at once."""
+        """Withdraw the targets, so that another planner can take over at once."""
         try:
-            for model in self._said if self.leads else ():
+            for model in self._published_models if self.leads else ():
                 await self._targets.resign(model, self._me)
         except TargetsUnavailable:
             return
@@ -91,7 +99,8 @@ class ServeActuator:
 
 
 def _of_one_serve(model: str, deployed: Mapping[str, Mapping[ServeId, int]]) -> dict[str, int]:
-    """Raises ActuatorFailed where there are several: each would be told to have as many as all of them have."""
+    """Return the replicas by role if one Serve reports them. Raises ActuatorFailed for several, because each of them
+    would be set to the sum of all."""
     for role, numbers in deployed.items():
         if len(numbers) > 1:
             raise ActuatorFailed(

@@ -1,7 +1,7 @@
-"""Whom this process is taken for where it is a controller of Serve; never tells anybody.
+"""Name this process as a controller of Ray Serve.
 
-Apart from the policy, which Serve copies by value: a name in there would be the one of the process that it was copied
-from, and another one for each deployment.
+The name is not in `serve_policy`, because Serve copies that module by value: a name in it would come from the process
+from which it was copied, and differ between deployments.
 """
 
 from __future__ import annotations

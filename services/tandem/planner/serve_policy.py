@@ -1,7 +1,7 @@
-"""How many replicas Ray Serve is to run of one role, as the planner has said; never asks anybody while Serve waits.
+"""Give Ray Serve's autoscaling the number of replicas of one role that the planner has published.
 
-Serve's controller calls it ten times a second, between all else that it does, so a thread asks Redis and the call reads
-what that has found. Serve copies this module by value into its controller, so nothing of it lives outside the class.
+Serve's controller calls the policy ten times a second between its other work, so a thread queries Redis and the call
+reads the last result. Serve copies this module by value into its controller, so it keeps no state outside the class.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tandem.stores.settings_file import read_settings
 
 REFRESH_S = 1.0
 STALE_S = 60.0
-"""What was read last so long ago does not count: Redis has been away."""
+"""Age in seconds at which the last result is ignored, because Redis has not been available."""
 
 
 class _Found(NamedTuple):
-    """`number` is None where nobody says one, or where another Serve has such workers too: what is said is no number
-    for either of them."""
+    """Result of one query. `number` is None if no target is published, or if another Serve has workers of the role too,
+    so that the target is not the number of either."""
 
     number: int | None
     at: float
 
 
 class _Known:
-    """Between the thread and the calls; each field has one writer."""
+    """Values shared by the thread and the calls; each field has one writer."""
 
     def __init__(self) -> None:
         self.found: _Found | None = None
@@ -43,11 +43,12 @@ class _Known:
 
 
 class ReplicaPolicy:
-    """A policy as Serve's `autoscaling_config` names it, made once with its `policy_kwargs`.
+    """Autoscaling policy for Serve's `autoscaling_config`, built once with its `policy_kwargs`.
 
-    `role` of the deployment's pool. `config`: the file of settings that the cluster's programs have, of which it takes
-    `redis` and, unless `model` says it, the served model's name; the environment goes before it. Beside another Serve
-    that has such workers, as in an upgrade to a new cluster, the number stays. Raises ValueError for another role.
+    `role`: role of the deployment's pool. `config`: settings file of the cluster's programs, of which `redis` and,
+    unless `model` is given, the served model's name are used; the environment overrides the file. While another Serve
+    has workers of the role too, as during an upgrade to a new cluster, the number stays as it is. Raises ValueError for
+    an unknown role.
     """
 
     def __init__(self, role: str, config: str = "", model: str = "") -> None:
@@ -58,11 +59,12 @@ class ReplicaPolicy:
         stop = Event()
         arguments = (self._known, stop, role, config, model)
         Thread(target=_refresh, args=arguments, name=f"tandem-target-{role}", daemon=True).start()
-        # Serve makes a new one for each deployment of the application, and drops the old one without a word.
+        # Serve builds a new policy for each deployment of the application, and drops the old one without a call.
         weakref.finalize(self, stop.set)
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
-        """Of Serve's AutoscalingContext. What is not known, or too old, leaves the number as it is."""
+        """Return the number of replicas for Serve's AutoscalingContext; without a recent target the number stays as it
+        is."""
         self._known.deployed = ctx.target_num_replicas
         found = self._known.found
         number: int = ctx.target_num_replicas
@@ -73,11 +75,11 @@ class ReplicaPolicy:
 
 
 replicas = ReplicaPolicy
-"""The name by which `policy_function` finds it."""
+"""Name under which `policy_function` refers to the policy."""
 
 
 def _refresh(known: _Known, stop: Event, role: str, path: str, model: str) -> None:
-    """Until `stop`. Whatever fails is tried again."""
+    """Query the target until `stop`, also after errors."""
     log = logging.getLogger("ray.serve")
     problem = ""
     while not stop.is_set():
@@ -91,31 +93,35 @@ def _refresh(known: _Known, stop: Event, role: str, path: str, model: str) -> No
 
 
 async def _follow(known: _Known, stop: Event, role: str, path: str, model: str) -> None:
-    """Until `stop`, or until the file of settings is another one: a ConfigMap may change below a running controller."""
+    """Query the target until `stop`, or until the settings file changes: a ConfigMap may change under a running
+    controller."""
     clock, written = SystemClock(), _written(path)
     config = _read(path)
     model = model or config.planner.model or config.model.served_names[0]
     targets = ReplicaTargets(config.redis.url, config.redis.namespace)
     try:
         while not stop.is_set() and _written(path) == written:
-            known.found = _Found(await _ask(targets, model, role, known.deployed), clock.now())
+            known.found = _Found(await _exchange_target(targets, model, role, known.deployed), clock.now())
             await asyncio.to_thread(stop.wait, REFRESH_S)
     finally:
         await targets.close()
 
 
-async def _ask(targets: ReplicaTargets, model: str, role: str, deployed: int | None) -> int | None:
-    """The number that counts, once others have been told what this Serve means to have. Raises TargetsUnavailable."""
+async def _exchange_target(targets: ReplicaTargets, model: str, role: str, deployed: int | None) -> int | None:
+    """Publish how many replicas this Serve intends to have, and return the planner's target, None if it does not apply.
+
+    Raises TargetsUnavailable.
+    """
     me = serve_name()
     if deployed is not None:
         await targets.publish_deployed(model, role, me, deployed)
-    said, serves = await targets.read(model), (await targets.deployed(model)).get(role, {})
+    target, serves = await targets.read(model), (await targets.deployed(model)).get(role, {})
     is_alone = {*serves} <= {me}
-    return said.replicas.get(role) if said is not None and is_alone else None
+    return target.replicas.get(role) if target is not None and is_alone else None
 
 
 def _written(path: str) -> tuple[int, int] | None:
-    """Which file it is, and when it was written; None where there is none. Raises OSError."""
+    """Return the identity and modification time of the settings file; None without a path. Raises OSError."""
     if not path:
         return None
     found = Path(path).stat()
@@ -123,7 +129,7 @@ def _written(path: str) -> tuple[int, int] | None:
 
 
 def _read(path: str) -> Config:
-    """Raises TandemError."""
+    """Read the settings. Raises TandemError."""
     layers: list[tuple[str, dict[str, Any]]] = [(DEFAULT_LAYER, {})]
     if path:
         layers.append((path, read_settings(Path(path))))

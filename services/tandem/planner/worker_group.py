@@ -1,9 +1,9 @@
-"""The next step of one worker group towards so many pods; pure, and never takes it.
+"""Compute the next step of one worker group towards a number of pods.
 
-Fewer pods come in two steps. First the workers of those that are to go are asked to leave; only when nothing is left on
-them do they go, by name, and the group's number falls by no more than that. KubeRay deletes pods of its own choice when
-a group has more than its number: so it falls only while KubeRay has made exactly what the group asks for. More pods are
-asked for at once, and those that still drain come on top: they take no work any more.
+Pods are removed in two steps. First the workers of the chosen pods are drained; only when nothing is left on these pods
+are they deleted by name, and the group's replicas fall by no more than that. KubeRay deletes pods of its own choice
+when a group has more than its replicas: so replicas fall only while KubeRay has made exactly as many pods as the group
+requests. More pods are requested at once, in addition to the draining ones, which take no work any more.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-_LEAVE_SHARE = 4
-"""At most a part of so many pods leave at once, and always one may."""
+_DRAIN_SHARE = 4
+"""At most one pod in this many drains at the same time, and always at least one may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """A worker group as its RayCluster has it; `index` is its place there, `listed` the pods that are to be deleted."""
+    """A worker group of a RayCluster. `index`: its position there; `listed`: pods that are to be deleted; `least`,
+    `most`: bounds of `replicas`."""
 
     index: int
     name: str
@@ -31,7 +32,7 @@ class GroupView:
 
     @classmethod
     def of(cls, cluster: dict[str, Any], name: str) -> GroupView | None:
-        """None: there is no such group."""
+        """Read the worker group `name`; None if there is none."""
         for index, spec in enumerate(cluster.get("spec", {}).get("workerGroupSpecs") or ()):
             if spec.get("groupName") == name:
                 return cls(
@@ -49,105 +50,123 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """`num_jobs`: of its workers; None: it has none that is registered. `is_empty`: all its workers were asked to leave
-    and have nothing left. `is_unborn`: it was seen to appear and never had one; any other with none in sight may have
-    one that serves. `is_lost`: it has been out of sight for long and does not answer. `is_ending`: it is being deleted,
-    and KubeRay counts it until it is gone unless it is listed."""
+    """State of one pod.
+
+    `num_jobs`: jobs of its workers; None if no worker is registered. `is_draining`: its workers were asked to drain.
+    `is_empty`: nothing is left on its drained workers. `is_starting`: it appeared during the planner's watch and has
+    not had a worker yet; any other pod without a registered worker may have one that serves. `is_lost`: its workers
+    have not been registered for long and do not answer. `is_ending`: it is being deleted; KubeRay counts it until it is
+    gone, unless it is listed.
+    """
 
     name: str
     num_jobs: int | None
-    is_leaving: bool = False
+    is_draining: bool = False
     is_empty: bool = False
-    is_unborn: bool = False
+    is_starting: bool = False
     is_lost: bool = False
     is_ending: bool = False
 
     @property
-    def may_go(self) -> bool:
-        return self.is_leaving and (self.is_empty or self.is_unborn or self.is_lost)
+    def may_be_deleted(self) -> bool:
+        return self.is_draining and (self.is_empty or self.is_starting or self.is_lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPatch:
-    """`leave`: pods whose workers are to be asked to leave, now first. `replicas` and `listed` are what the group is to
-    have; `reasons` in plain sentences."""
+    """Next step of a group. `drain`: pods whose workers are to be drained. `replicas`, `listed`: new values of the
+    group. `reasons`: plain sentences."""
 
     replicas: int
     listed: tuple[str, ...]
-    leave: tuple[str, ...] = ()
+    drain: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
     def after(self, first: GroupPatch) -> GroupPatch:
-        """This step, when those whom the first one named have been asked; it names others in the next round only."""
-        return replace(self, leave=first.leave, reasons=tuple(dict.fromkeys((*first.reasons, *self.reasons))))
+        """Return this step with the drained pods and reasons of the step before it; new pods to drain wait for the next
+        round."""
+        return replace(self, drain=first.drain, reasons=tuple(dict.fromkeys((*first.reasons, *self.reasons))))
 
     def changes(self, group: GroupView) -> bool:
         return self.replicas != group.replicas or not set(self.listed) <= set(group.listed)
 
     def operations(self, group: GroupView) -> list[dict[str, Any]]:
-        """As a JSON Patch."""
-        at = f"/spec/workerGroupSpecs/{group.index}"
+        """Return the step as a JSON Patch (RFC 6902)."""
+        path = f"/spec/workerGroupSpecs/{group.index}"
         return [
-            {"op": "test", "path": f"{at}/groupName", "value": group.name},
-            {"op": "add", "path": f"{at}/replicas", "value": self.replicas},
-            {"op": "add", "path": f"{at}/scaleStrategy", "value": {"workersToDelete": list(self.listed)}},
+            {"op": "test", "path": f"{path}/groupName", "value": group.name},
+            {"op": "add", "path": f"{path}/replicas", "value": self.replicas},
+            {"op": "add", "path": f"{path}/scaleStrategy", "value": {"workersToDelete": list(self.listed)}},
         ]
 
 
-def next_step(group: GroupView, pods: Sequence[PodView], wanted: int, num_spare: int = 0) -> GroupPatch:
-    """`pods` until they are gone; `wanted` of them, of which `num_spare` have no worker and stay so."""
-    bounded = min(max(wanted, group.least), group.most)
-    bound = f"group {group.name} may have {group.least} to {group.most} pods, not {wanted}"
-    reasons: tuple[str, ...] = (bound,) if bounded != wanted else ()
+def next_step(group: GroupView, pods: Sequence[PodView], desired: int, num_spare: int = 0) -> GroupPatch:
+    """Compute the next step. `pods`: all pods until they are gone. `desired`: desired number of pods, of which
+    `num_spare` stay without a worker."""
+    bounded = min(max(desired, group.least), group.most)
+    bound = f"group {group.name} may have {group.least} to {group.most} pods, not {desired}"
+    reasons: tuple[str, ...] = (bound,) if bounded != desired else ()
     present = [pod for pod in pods if not pod.is_ending and pod.name not in group.listed]
-    going = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
-    may_go = sorted(pod.name for pod in present if pod.may_go)
-    draining = [pod for pod in present if pod.is_leaving and not pod.may_go]
-    number = min(bounded + len(draining), group.most)
+    deleting = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
+    may_be_deleted = sorted(pod.name for pod in present if pod.may_be_deleted)
+    still_draining = [pod for pod in present if pod.is_draining and not pod.may_be_deleted]
+    number = min(bounded + len(still_draining), group.most)
     if number >= group.replicas:
-        # Who was to leave leaves all the same: a worker that drains takes no work any more. KubeRay makes new ones.
+        # Draining pods are deleted all the same, because a draining worker takes no work any more. KubeRay makes new
+        # ones.
         grown = (f"group {group.name} grows from {group.replicas} to {number} pods",)
-        reasons += (*(grown if number > group.replicas else ()), *_replaced(group, may_go), *_waiting(group, draining))
-        return GroupPatch(replicas=number, listed=(*going, *may_go), reasons=reasons)
+        reasons += (
+            *(grown if number > group.replicas else ()),
+            *_replaced(group, may_be_deleted),
+            *_waiting(group, still_draining),
+        )
+        return GroupPatch(replicas=number, listed=(*deleting, *may_be_deleted), reasons=reasons)
     if len(present) != group.replicas:
-        told = f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
-        return GroupPatch(replicas=group.replicas, listed=group.listed, reasons=(*reasons, told))
-    replicas = max(number, group.replicas - len(may_go))
-    leave = _leavers(present, bounded, num_spare)
+        reason = f"group {group.name} does not shrink before KubeRay has made {len(present)} pods {group.replicas}"
+        return GroupPatch(replicas=group.replicas, listed=group.listed, reasons=(*reasons, reason))
+    replicas = max(number, group.replicas - len(may_be_deleted))
+    drain = _pods_to_drain(present, bounded, num_spare)
     return GroupPatch(
         replicas=replicas,
-        listed=(*going, *may_go) if may_go else group.listed,
-        leave=tuple(pod.name for pod in leave),
-        reasons=(*reasons, *_shrinking(group, leave, may_go, replicas), *_waiting(group, draining)),
+        listed=(*deleting, *may_be_deleted) if may_be_deleted else group.listed,
+        drain=tuple(pod.name for pod in drain),
+        reasons=(*reasons, *_shrinking(group, drain, may_be_deleted, replicas), *_waiting(group, still_draining)),
     )
 
 
-def _leavers(present: Sequence[PodView], wanted: int, num_spare: int) -> list[PodView]:
-    """Those that leave already count, and the spare ones do not. Who has no worker yet goes first, then
-    who has least to do, last who is lost; one whose worker is out of sight may be at work, and stays."""
-    leaving = [pod for pod in present if pod.is_leaving]
-    staying = [pod for pod in present if not pod.is_leaving]
-    room = max(1, len(present) // _LEAVE_SHARE) - len(leaving)
-    number = max(0, min(len(staying) - wanted, room))
+def _pods_to_drain(present: Sequence[PodView], desired: int, num_spare: int) -> list[PodView]:
+    """Choose the pods to drain next. Pods that drain already count towards the number; `num_spare` pods do not.
+
+    Chosen first are pods without a worker yet, then those with the fewest jobs, then lost ones. A pod whose worker is
+    not registered, but not lost, stays, because the worker may be at work.
+    """
+    draining = [pod for pod in present if pod.is_draining]
+    staying = [pod for pod in present if not pod.is_draining]
+    room = max(1, len(present) // _DRAIN_SHARE) - len(draining)
+    number = max(0, min(len(staying) - desired, room))
     order = sorted(staying, key=lambda pod: (pod.num_jobs or 0, pod.name))
-    unborn = [pod for pod in order if pod.is_unborn]
-    lost = [pod for pod in order if pod.is_lost][max(0, num_spare - len(unborn)) :]
-    return [*unborn[num_spare:], *(pod for pod in order if pod.num_jobs is not None), *lost][:number]
+    starting = [pod for pod in order if pod.is_starting]
+    lost = [pod for pod in order if pod.is_lost][max(0, num_spare - len(starting)) :]
+    return [*starting[num_spare:], *(pod for pod in order if pod.num_jobs is not None), *lost][:number]
 
 
-def _replaced(group: GroupView, may_go: Sequence[str]) -> tuple[str, ...]:
-    return (f"group {group.name} replaces {', '.join(may_go)}, which had been asked to leave",) if may_go else ()
+def _replaced(group: GroupView, may_be_deleted: Sequence[str]) -> tuple[str, ...]:
+    return (f"group {group.name} replaces {', '.join(may_be_deleted)}, which were draining",) if may_be_deleted else ()
 
 
-def _shrinking(group: GroupView, leave: Sequence[PodView], may_go: Sequence[str], replicas: int) -> tuple[str, ...]:
-    told: list[str] = []
-    if may_go:
-        told.append(f"group {group.name} goes from {group.replicas} to {replicas} pods without {', '.join(may_go)}")
-    if leave:
-        told.append(f"group {group.name}: {', '.join(pod.name for pod in leave)} are asked to leave")
-    return tuple(told)
+def _shrinking(
+    group: GroupView, drain: Sequence[PodView], may_be_deleted: Sequence[str], replicas: int
+) -> tuple[str, ...]:
+    reasons: list[str] = []
+    if may_be_deleted:
+        reasons.append(
+            f"group {group.name} goes from {group.replicas} to {replicas} pods without {', '.join(may_be_deleted)}"
+        )
+    if drain:
+        reasons.append(f"group {group.name}: {', '.join(pod.name for pod in drain)} start draining")
+    return tuple(reasons)
 
 
-def _waiting(group: GroupView, draining: Sequence[PodView]) -> tuple[str, ...]:
-    waits = ", ".join(f"{pod.name} ({pod.num_jobs} jobs)" for pod in draining)
+def _waiting(group: GroupView, still_draining: Sequence[PodView]) -> tuple[str, ...]:
+    waits = ", ".join(f"{pod.name} ({pod.num_jobs} jobs)" for pod in still_draining)
     return (f"group {group.name} waits until nothing is left on {waits}",) if waits else ()

@@ -1,4 +1,5 @@
-"""Asks the registry who is there, and each worker how it is; never tells one to do anything but to drain."""
+"""Read the registered workers from the registry and the state of each from the worker itself; drain workers on
+request."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from tandem.wire.peer_auth import PeerAuth, reason_of
 from tandem.wire.worker_codec import decode_load, decode_step_cost
 
 ANSWER_S = 3.0
-MAX_ASKED = 32
-"""Workers that are asked at once."""
+MAX_CONCURRENT_CALLS = 32
+"""Largest number of workers that are called at the same time."""
 
 
 class WorkerInventory:
-    """Keeps a channel open to each worker that is registered."""
+    """Own an open channel to each registered worker."""
 
     def __init__(self, registry: WorkerRegistry, trust: PeerAuth, config: Config) -> None:
         self._registry = registry
@@ -37,31 +38,31 @@ class WorkerInventory:
         self._channels: dict[WorkerRef, tuple[grpc.aio.Channel, WorkerStub]] = {}
 
     async def look(self) -> tuple[WorkerState, ...]:
-        """All workers that are registered, by id. Raises RegistryUnavailable."""
+        """Return all registered workers by id. Raises RegistryUnavailable."""
         records = await self._registry.list()
         await self._close({*self._channels} - {record.worker for record in records})
-        at_once = asyncio.Semaphore(MAX_ASKED)
-        return tuple(await asyncio.gather(*(self._ask(record, at_once) for record in records)))
+        at_once = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
+        return tuple(await asyncio.gather(*(self._describe(record, at_once) for record in records)))
 
     async def drain(self, workers: Sequence[WorkerState]) -> dict[WorkerRef, int | None]:
-        """Have them take no new work; returns at once what each still has, None where it did not answer."""
+        """Start draining `workers`; return at once what is left on each, None for a worker that did not answer."""
         return dict(zip((w.ref for w in workers), await asyncio.gather(*map(self._drain, workers)), strict=True))
 
     async def set_role(self, worker: WorkerState, role: str) -> bool:
-        """False when it has gone. Raises RegistryUnavailable."""
+        """Set the role of a worker; return False if it is not registered any more. Raises RegistryUnavailable."""
         return await self._registry.set_role(worker.ref, role)
 
     async def close(self) -> None:
         await self._close({*self._channels})
         await self._registry.close()
 
-    async def _ask(self, record: WorkerRecord, at_once: asyncio.Semaphore) -> WorkerState:
+    async def _describe(self, record: WorkerRecord, at_once: asyncio.Semaphore) -> WorkerState:
         known = WorkerState(ref=record.worker, model=record.model, pool=record.pool, role=record.effective_role)
         try:
             async with at_once:
                 reply = await self._stub(record.worker).Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
             load = decode_load(reply.load)
-            return replace(known, load=load, capability=self._capability(reply, load))
+            return replace(known, load=load, capability=self._capacity(reply, load))
         except grpc.aio.AioRpcError as error:
             return replace(known, problem=reason_of(error))
         except TandemError as error:
@@ -74,7 +75,7 @@ class WorkerInventory:
             return None
         return int(reply.num_left)
 
-    def _capability(self, reply: worker_pb2.DescribeReply, load: WorkerLoad) -> WorkerCapacity | None:
+    def _capacity(self, reply: worker_pb2.DescribeReply, load: WorkerLoad) -> WorkerCapacity | None:
         block_size = reply.transport.layout.block_size
         if not reply.HasField("step_cost") or not load.num_blocks or not block_size:
             return None
@@ -99,6 +100,6 @@ class WorkerInventory:
 
 
 def _step_tokens(load: WorkerLoad, engine: EngineConfig, has_own_horizon: bool) -> int:
-    """A worker says it by how much it takes on, unless that was set by itself."""
-    told = 0 if has_own_horizon else load.num_horizon_tokens // HORIZON_STEPS
-    return told or engine.max_num_batched_tokens
+    """Return the token budget of a worker's step, derived from its queue horizon unless that was set explicitly."""
+    tokens_per_step = 0 if has_own_horizon else load.num_horizon_tokens // HORIZON_STEPS
+    return tokens_per_step or engine.max_num_batched_tokens

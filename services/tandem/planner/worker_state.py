@@ -1,4 +1,4 @@
-"""What a planner knows of one worker, as a frozen value; never asks it."""
+"""Define what the planner knows about one worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _TYPICAL = StepFeatures(num_prefill_tokens=256, num_decode_seqs=8, decode_contex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """`pool` is the role that it was started for, `role` what routers take it for. `load` and `capability` are None
-    where it did not answer, whose reason is `problem`, or does not know its step times yet."""
+    """State of one worker.
+
+    `pool`: role for which it was started; `role`: role in which routers use it. `load` is None if the worker did not
+    answer, for the reason `problem`. `capability` is None then too, and while the worker does not know its step times.
+    """
 
     ref: WorkerRef
     model: str
@@ -28,7 +31,7 @@ class WorkerState:
 
     @property
     def is_draining(self) -> bool:
-        """One that does not answer may serve nevertheless."""
+        """Return whether the worker reports that it drains; a worker that does not answer may still serve."""
         return self.load is not None and self.load.draining
 
     @property
@@ -37,7 +40,7 @@ class WorkerState:
 
 
 def typical(workers: Iterable[WorkerState]) -> WorkerCapacity | None:
-    """Of the worker in the middle, by how long a step takes; None where none has told it."""
-    told = [worker.capability for worker in workers if worker.capability is not None]
-    told.sort(key=lambda capability: capability.cost.predict(_TYPICAL))
-    return told[len(told) // 2] if told else None
+    """Return the median worker's capacity by step time; None if no worker has reported one."""
+    capacities = [worker.capability for worker in workers if worker.capability is not None]
+    capacities.sort(key=lambda capability: capability.cost.predict(_TYPICAL))
+    return capacities[len(capacities) // 2] if capacities else None

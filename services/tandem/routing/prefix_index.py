@@ -39,7 +39,7 @@ class PrefixTable:
         chain = PrefixChain(hashes, self.stride)
         if not (most := len(chain)):
             return hits
-        first, ends = chain.name(1), [most]
+        first, ends = chain.short_hash(1), [most]
         for worker, held in self._held.items():
             if not held.tier(first):
                 continue

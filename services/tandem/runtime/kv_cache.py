@@ -72,7 +72,7 @@ class KVCache:
             head_start=self.heads.start,
             head_stop=self.heads.stop,
             device=str(self.pool.device),
-            num_trial_blocks=self.share.num_probe_blocks,
+            num_probe_blocks=self.share.num_probe_blocks,
         )
 
     def clear(self, blocks: Sequence[BlockId]) -> None:

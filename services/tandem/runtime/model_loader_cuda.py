@@ -108,7 +108,7 @@ def _load(
     torch.cuda.empty_cache()
     layout, heads = layout_of(config, model, engine), shard.part(config.kv_heads)
     share = layout.for_rank(heads)
-    pool_bytes = engine.kv_cache_memory or _pool_bytes(device, config, engine, dtype) - share.trial_bytes
+    pool_bytes = engine.kv_cache_memory or _pool_bytes(device, config, engine, dtype) - share.probe_bytes
     sizes = num_blocks_of(share, engine, pool_bytes)
     num_blocks, num_host_slots = (rank_context.communicator.least(size) for size in sizes)
     settings = (layout, num_blocks, kernels.block_digest, num_host_slots, heads, CudaStream(device))

@@ -14,7 +14,7 @@ class MemoryPool:
 
     `layout` is the whole model's; here are its KV heads `[head_start, head_stop)`, None: up to the last. `keepalive` is
     whatever must live for the memory to stay mapped, a tensor for instance. Behind its blocks lie twice
-    `num_trial_blocks`, see `KVRegion`.
+    `num_probe_blocks`, see `KVRegion`.
     """
 
     address: int
@@ -24,7 +24,7 @@ class MemoryPool:
     head_start: int = 0
     head_stop: int | None = None
     keepalive: object = field(default=None, repr=False, compare=False)
-    num_trial_blocks: int = 0
+    num_probe_blocks: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.head_start < self.heads.stop <= self.layout.group.heads:
@@ -41,7 +41,7 @@ class MemoryPool:
             region.head_start,
             region.head_stop,
             keepalive,
-            region.num_trial_blocks,
+            region.num_probe_blocks,
         )
         if pool.block_bytes != region.block_bytes:
             raise ValueError(f"blocks of {region.block_bytes} bytes are no share of {layout}: {region}")
@@ -70,7 +70,7 @@ class MemoryPool:
             head_start=self.head_start,
             head_stop=self.heads.stop,
             device=self.device,
-            num_trial_blocks=self.num_trial_blocks,
+            num_probe_blocks=self.num_probe_blocks,
         )
 
     def block_address(self, block: BlockId) -> int:

@@ -44,8 +44,8 @@ def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
             raise PeerError(f"{peer.worker} describes a region that does not fit its layout: {region}")
         if region.num_blocks != regions[0].num_blocks or region.num_blocks < 1:
             raise PeerError(f"the ranks of {peer.worker} have {[r.num_blocks for r in regions]} blocks")
-        if region.num_trial_blocks != regions[0].num_trial_blocks:
-            raise PeerError(f"the ranks of {peer.worker} have {[r.num_trial_blocks for r in regions]} trial blocks")
+        if region.num_probe_blocks != regions[0].num_probe_blocks:
+            raise PeerError(f"the ranks of {peer.worker} have {[r.num_probe_blocks for r in regions]} trial blocks")
 
 
 def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[RankShare, ...]:

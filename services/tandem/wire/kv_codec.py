@@ -98,7 +98,7 @@ def encode_region(region: KVRegion) -> pb.KVRegion:
         head_start=region.head_start,
         head_stop=region.head_stop,
         device=region.device,
-        num_trial_blocks=region.num_trial_blocks,
+        num_trial_blocks=region.num_probe_blocks,
     )
 
 
@@ -113,7 +113,7 @@ def decode_region(message: pb.KVRegion) -> KVRegion:
         head_start=message.head_start,
         head_stop=message.head_stop,
         device=message.device,
-        num_trial_blocks=message.num_trial_blocks,
+        num_probe_blocks=message.num_trial_blocks,
     )
     end = region.address + region.num_all_blocks * region.block_bytes
     require(end <= 2**64, "a region ends in the address space")
@@ -184,7 +184,7 @@ def encode_announcement(announcement: Announcement) -> pb.Announcement:
         num_computed=announcement.num_computed,
         num_cached=announcement.num_cached,
         first_tokens=[encode_sampled(token) for token in announcement.first_tokens],
-        moving=announcement.is_moving,
+        moving=announcement.is_migrating,
         last=announcement.is_last,
     )
 

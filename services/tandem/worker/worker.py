@@ -21,7 +21,7 @@ from tandem.core.topology import Topology
 from tandem.core.worker_load import DrainResult
 from tandem.engine.factory import build_engine, engine_limits
 from tandem.engine.ports import StepObserver, TransportPeer
-from tandem.engine.step_log import StepLogHead, shaping
+from tandem.engine.step_log import StepLogHead, step_settings
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
@@ -382,7 +382,7 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
         num_threads=config.engine.num_threads,
         num_blocks=model.executor.num_blocks,
         layout=model.executor.layout,
-        settings=shaping(with_device_defaults(config)),
+        settings=step_settings(with_device_defaults(config)),
     )
     return StepWriter(Path(config.worker.step_log), head)
 

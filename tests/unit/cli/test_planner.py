@@ -50,4 +50,4 @@ def test_an_absent_redis_holds_the_decision_and_is_reported(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     decision = json.loads(done.stdout)
     assert (done.returncode, decision["outcome"]) == (0, "held_back"), done.stderr
-    assert "Redis does not tell who is there" in decision["reasons"][0]
+    assert "workers and demand cannot be read from Redis" in decision["reasons"][0]

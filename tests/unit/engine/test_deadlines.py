@@ -1,4 +1,4 @@
-"""When an engine is to be looked at: not before, because then a look finds nothing; never how often a driver looks."""
+"""Test that `Engine.next_deadline` is no later than the first tick with work."""
 
 from __future__ import annotations
 

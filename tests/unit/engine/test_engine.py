@@ -1,4 +1,4 @@
-"""One engine by hand: what it answers to messages that come late, twice, early or from the wrong job."""
+"""Test one engine call by call: how it answers messages that arrive late, twice, early or from the wrong job."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def offer(first: int, stop: int, token: int | None = None) -> Announcement:
 def test_a_job_runs_to_its_end() -> None:
     e = engine()
     assert e.submit(generate(), 0.0) == []
-    told = [x for _ in range(4) for x in events(step(e))]
+    received = [x for _ in range(4) for x in events(step(e))]
     key, stages = generate().key, JobStages(prefill_queue_s=1.0)
-    assert told == [
+    assert received == [
         Token(key, 0, SampledToken(50), 0, stages),
         *(Token(key, i, SampledToken(50)) for i in (1, 2)),
         Finished(key, FinishReason.LENGTH, 3, 0),
@@ -139,7 +139,7 @@ def test_a_newer_attempt_ends_the_older_one() -> None:
 
 
 @pytest.mark.parametrize("end", ["live", "ended", "cancelled before it came"])
-def test_an_older_attempt_that_comes_late_is_refused(end: str) -> None:
+def test_a_late_older_attempt_is_rejected(end: str) -> None:
     e = engine()
     if end != "cancelled before it came":
         e.submit(generate(2), 0.0)
@@ -174,8 +174,8 @@ def test_a_prefill_announces_each_chunk_and_keeps_its_lease() -> None:
     effects = step(e)
     (last,) = [x for x in effects if isinstance(x, SendAnnouncement)]
     assert last.message.first_index == 2 and last.message.first_tokens == (SampledToken(50),)
-    drawn = Token(prefill().key, 0, SampledToken(50), 0, JobStages(prefill_queue_s=1.0))
-    assert events(effects) == [drawn, Finished(prefill().key, None, 1, 0)]
+    first_token = Token(prefill().key, 0, SampledToken(50), 0, JobStages(prefill_queue_s=1.0))
+    assert events(effects) == [first_token, Finished(prefill().key, None, 1, 0)]
     assert e.books().num_leased_blocks == 4 and not e.is_idle
     assert e.follow(KEY, OTHER, 1.0) == [first, last]
     assert e.release(KEY, 2.0) == [] and e.is_idle and e.books().num_free_blocks == 12
@@ -207,21 +207,21 @@ def test_a_lease_that_nobody_renews_costs_its_prefill() -> None:
 
 @pytest.mark.parametrize(("token", "error", "kind"), [(99, None, ErrorKind.CANCELLED), (50, "x", ErrorKind.INTERNAL)])
 def test_nothing_left_to_hand_over(token: int, error: str | None, kind: ErrorKind) -> None:
-    """Whoever follows is told why, then and later."""
+    """Check that followers learn the reason, at once and later."""
     e = engine()
     e.follow(KEY, OTHER, 0.0)
     e.submit(prefill(), 0.0)
     step(e)
     effects = step(e, token, error)
-    (told,) = [x for x in effects if isinstance(x, SendHandoffEnded)]
+    (received,) = [x for x in effects if isinstance(x, SendHandoffEnded)]
     (again,) = e.follow(KEY, OTHER, 2.0)
-    assert isinstance(again, SendHandoffEnded) and told.kind is again.kind is kind
+    assert isinstance(again, SendHandoffEnded) and received.kind is again.kind is kind
     assert e.books().num_leased_blocks == 4 and not e.is_idle, "its consumer may be reading"
     assert e.release(KEY, 2.0) == [] and e.is_idle
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.INTERNAL, ErrorKind.INVALID_REQUEST])
-def test_a_slice_says_whose_fault_its_error_is(kind: ErrorKind) -> None:
+def test_a_slice_error_names_its_cause(kind: ErrorKind) -> None:
     e = engine()
     e.follow(KEY, OTHER, 0.0)
     e.submit(prefill(), 0.0)
@@ -235,10 +235,13 @@ def test_a_slice_says_whose_fault_its_error_is(kind: ErrorKind) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "recall", "cancel and recall", "recall when it is done"])
-@pytest.mark.parametrize("is_heard", [True, False])
-def test_what_a_consumer_may_be_reading_is_not_used_for_anything_else(how: str, is_heard: bool) -> None:
-    """Blocks without names, as the ragged last one, are the first to be used again. Until the consumer has heard that
-    the hand-off is over, or its lease is, it takes what it finds in them for what was announced."""
+@pytest.mark.parametrize("is_released", [True, False])
+def test_blocks_that_may_be_read_are_not_reused(how: str, is_released: bool) -> None:
+    """Check blocks without hashes, such as a partial last block, which are the first to be reused.
+
+    Until the consumer knows that the hand-off or its lease is over, it takes the content of these blocks for what was
+    announced.
+    """
     e = engine()
     e.follow(KEY, OTHER, 0.0)
     e.submit(prefill(), 0.0)
@@ -259,7 +262,7 @@ def test_what_a_consumer_may_be_reading_is_not_used_for_anything_else(how: str, 
     assert len(used) == 7 and used.isdisjoint(range(4))
     (again,) = e.renew([KEY], OTHER, 5.0)
     assert isinstance(again, SendHandoffEnded)
-    assert (e.release(KEY, 9.0) if is_heard else e.tick(10.0)) == []
+    assert (e.release(KEY, 9.0) if is_released else e.tick(10.0)) == []
     e.check()
     assert e.is_idle and e.books().num_free_blocks == 12
 
@@ -315,12 +318,12 @@ def test_the_first_token_does_not_wait_for_the_kv() -> None:
     unfollow, pulled = e.read_done(second.read, 3.0)
     assert unfollow == ReleaseHandoff(OTHER, KEY, is_taken=True) and isinstance(pulled, SendEvent)
     e.check()
-    told = [x for _ in range(2) for x in events(step(e, now=4.0))]
+    received = [x for _ in range(2) for x in events(step(e, now=4.0))]
     # One second of the pull came after its source's last word, one the arrived KV waited for a step.
     stages = JobStages(transfer_s=1.0, decode_queue_s=1.0)
-    assert told[:2] == [Token(resume().key, i, SampledToken(50), stages=x) for i, x in ((1, stages), (2, None))]
+    assert received[:2] == [Token(resume().key, i, SampledToken(50), stages=x) for i, x in ((1, stages), (2, None))]
     assert e.is_idle
-    assert told[2:] == [Finished(resume().key, FinishReason.LENGTH, 3, 3)], "of the source's cache, not its own"
+    assert received[2:] == [Finished(resume().key, FinishReason.LENGTH, 3, 3)], "of the source's cache, not its own"
 
 
 def test_a_cancelled_pull_holds_its_blocks_until_its_read_has_ended() -> None:
@@ -349,7 +352,7 @@ def test_a_cancelled_pull_holds_its_blocks_until_its_read_has_ended() -> None:
     ],
 )
 def test_a_handoff_that_the_source_ends(kind: ErrorKind, event: object) -> None:
-    """Where nothing is left to take, the source's own word ends the request, and ours must not be an error."""
+    """If nothing is left to take, the source's own event ends the request, and the consumer's must not be a failure."""
     e = engine()
     e.submit(resume(), 0.0)
     assert events(e.handoff_ended(KEY, kind, "why", 1.0)) == [event]
@@ -358,8 +361,8 @@ def test_a_handoff_that_the_source_ends(kind: ErrorKind, event: object) -> None:
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_read_waits_for_what_its_blocks_are_copied_out(is_cancelled: bool) -> None:
-    """The pool is full of another prompt's blocks, which host memory is to keep: nothing may be read into them before
-    the step that copies them out, which computes nothing, is over."""
+    """Fill the pool with another prompt's blocks, which host memory is to keep: no read may write into them before the
+    end of the step that copies them out, although that step computes nothing."""
     limits = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
     e = Engine(BlockPool(5, 2, num_host_slots=5), limits, HandoffLimits(), "model")
     other = replace(
@@ -414,7 +417,8 @@ def test_live_pulls_are_renewed_together_every_third_of_a_lease() -> None:
 
 
 def test_a_load_counts_what_steps_were_made_of_and_that_is_no_news() -> None:
-    """A prompt of 7 in steps of 4 and 3, then a token that is one sequence's; equal loads may differ in it."""
+    """Compute a prompt of 7 tokens in steps of 4 and 3, then one decoded token; loads compare equal whatever these
+    counts are."""
     e = engine()
     e.submit(generate(), 0.0)
     for _ in range(3):

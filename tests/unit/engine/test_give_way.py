@@ -1,4 +1,4 @@
-"""Sequences of a worker that drains, in a pool that is full: who is given back for the others, and when nobody is."""
+"""Test which sequences of a draining worker with a full pool are requeued for the others, and when none is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def generate(name: str, first: int) -> GenerateJob:
 
 
 def until_stuck(e: Engine) -> list[Effect]:
-    """What the first look gives that finds nothing to plan."""
+    """Step until nothing can be planned; return the effects of that `begin`."""
     for _ in range(100):
         plan, effects = e.begin(1.0)
         e.check()
@@ -43,7 +43,7 @@ def until_stuck(e: Engine) -> list[Effect]:
 
 
 def drained(e: Engine) -> dict[JobKey, HandoffKey]:
-    """What runs is offered, and somebody follows all of it."""
+    """Start a drain, and follow every offer."""
     offers = {event.key: event.offer for event in events(e.start_drain(1.0)) if isinstance(event, MigrationOffered)}
     for offer in offers.values():
         e.follow(offer, CONSUMER, 1.0)
@@ -63,7 +63,7 @@ def test_the_youngest_is_given_back_and_the_others_go_on() -> None:
     e.release(offers[jobs[-1].key], 1.0)
     plan, _ = e.begin(1.0)
     assert plan is not None and len(plan.slices) == 2
-    assert e.drained().num_given_back == 1
+    assert e.drained().num_requeued == 1
 
 
 def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
@@ -77,7 +77,7 @@ def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
     drained(e)
     assert until_stuck(e) == []
     e.release(offer, 1.0)
-    assert e.begin(1.0)[0] is not None and e.drained().num_given_back == 0
+    assert e.begin(1.0)[0] is not None and e.drained().num_requeued == 0
 
 
 def test_it_need_not_look_each_time_once_all_that_runs_is_offered() -> None:

@@ -1,5 +1,5 @@
-"""What comes from another worker and grows while it is read: no block is written that is still to be copied to host
-memory, and nothing that a source says breaks the engine."""
+"""Test pulls that grow while they are read: no block is written that is still to be copied to host memory, and no
+message of a source breaks the engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOVES = ResumeJob(
 
 
 def full_of_prefixes() -> tuple[Engine, BlockPool]:
-    """An engine with a host cache, of whose pool every block is a cached one."""
+    """Build an engine with a host cache and a pool that is full of cached blocks."""
     pool = BlockPool(NUM_BLOCKS, SIZE, num_host_slots=8)
     limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
     engine = Engine(pool, limits, HandoffLimits(), "m")
@@ -55,7 +55,7 @@ def announced(first: int, stop: int, num_computed: int) -> Announcement:
 
 
 def steps(engine: Engine, pool: BlockPool, now: float) -> list[BlockId]:
-    """What is read into in a step that may have nothing to compute."""
+    """Run one step, which may have nothing to compute; return the reads it starts."""
     plan, effects = engine.begin(now)
     here = reads(engine, pool, effects, now)
     if plan is not None:
@@ -64,7 +64,7 @@ def steps(engine: Engine, pool: BlockPool, now: float) -> list[BlockId]:
 
 
 def reads(engine: Engine, pool: BlockPool, effects: list[Effect], now: float) -> list[BlockId]:
-    """Carry them out at once, as a transport may."""
+    """Carry out the reads at once, as a transport may."""
     read = [effect for effect in effects if isinstance(effect, StartRead)]
     for one in read:
         assert not pool.is_copied(one.local), f"{one} overwrites what the next step copies to host memory"
@@ -74,7 +74,7 @@ def reads(engine: Engine, pool: BlockPool, effects: list[Effect], now: float) ->
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_blocks_that_it_grows_by_are_copied_out_before_they_are_read_into(is_late: bool) -> None:
-    """Whether it grew before it got its blocks here or after."""
+    """Let the pull grow before its blocks were granted, and after."""
     engine, pool = full_of_prefixes()
     engine.submit(MOVES, 1.0)
     engine.announced(announced(0, 2, 5), 1.0)
@@ -92,15 +92,15 @@ def test_blocks_that_it_grows_by_are_copied_out_before_they_are_read_into(is_lat
 
 @pytest.mark.parametrize("num_sampled", [2, 10])
 def test_a_prefill_that_hands_over_more_than_one_token_ends_only_its_job(num_sampled: int) -> None:
-    """There would be more blocks to read than there are here to read into."""
+    """The source offers more blocks than there are local blocks to read into."""
     pool = BlockPool(64, SIZE)
     limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
     engine = Engine(pool, limits, HandoffLimits(), "m")
     job = ResumeJob(request=request("r", range(4), 30), attempt=1, handoff=HandoffId("h"), source=OTHER)
     engine.submit(job, 1.0)
     blocks = tuple(BlockDigest(BlockId(index), ()) for index in range(8))
-    drawn = tuple(SampledToken(5) for _ in range(num_sampled))
-    effects = engine.announced(Announcement(job.offer, 0, blocks, 4 + num_sampled - 1, drawn), 1.0)
+    sampled = tuple(SampledToken(5) for _ in range(num_sampled))
+    effects = engine.announced(Announcement(job.offer, 0, blocks, 4 + num_sampled - 1, sampled), 1.0)
     (failed,) = [effect.event for effect in effects if isinstance(effect, SendEvent)]
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
     engine.check()

@@ -1,4 +1,4 @@
-"""Which attempts run, which are refused, and for how long that is remembered."""
+"""Test which attempts are live or rejected, and for how long that is remembered."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_ended_attempt_fences_older_ones_too() -> None:
     assert table.fenced_by(job(3).key) is None
 
 
-def test_a_cancel_that_comes_first_refuses_the_attempt_and_older_ones() -> None:
+def test_an_early_cancel_rejects_the_attempt_and_older_ones() -> None:
     table = JobTable()
     table.tombstone(job(2).key, 0.0)
     table.tombstone(job(1).key, 1.0)
@@ -80,11 +80,11 @@ def test_each_choice_of_a_job_ends_by_itself_and_the_job_with_the_last() -> None
     assert len(table) == 3 and list(table) == [of_three] and table.keys() == list(of_three.keys)
     table.end(of_three.keys[0], 0.0)
     assert table.find(of_three.keys[0]) is None and table.find(of_three.keys[2]) is of_three
-    assert table.named(of_three.key) is of_three and table.live_keys(of_three.key) == list(of_three.keys[1:])
+    assert table.find_job(of_three.key) is of_three and table.live_keys(of_three.key) == list(of_three.keys[1:])
     assert table.examine(of_three) is None, "it is known by the choices that have ended too"
     for key in of_three.keys[1:]:
         table.end(key, 0.0)
-    assert table.named(of_three.key) is None and not len(table) and not list(table)
+    assert table.find_job(of_three.key) is None and not len(table) and not list(table)
 
 
 def test_a_newer_attempt_ends_each_choice_of_the_older_one() -> None:
@@ -94,7 +94,7 @@ def test_a_newer_attempt_ends_each_choice_of_the_older_one() -> None:
     assert older == list(job(1, num_choices=3).keys[1:]) and not forbidden
 
 
-def test_choices_that_were_cancelled_before_their_job_came_are_named_unless_all_were() -> None:
+def test_choices_cancelled_before_their_job_are_reported_unless_all_were() -> None:
     table, of_two = JobTable(), job(2, num_choices=2)
     table.add(job(1, choice=1))
     table.tombstone(of_two.keys[1], 0.0)

@@ -1,5 +1,5 @@
-"""Two engines by hand, one of which borrows a prefix of the other: what they say to each other, whom it makes wait,
-and what is left when something does not come, comes late, or comes twice."""
+"""Test two engines message by message, one of which fetches a prefix from the other: which messages they exchange,
+which jobs wait, and what is left when a message is lost, late or repeated."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tests.property.model import KVStore, ModelExecutor, expected_output
 
 PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "producer:1")
 CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(1), "consumer:1")
-KEY = HandoffKey(HandoffId("loan"), 1)
+KEY = HandoffKey(HandoffId("fetch"), 1)
 PROMPT = tuple(range(1, 14))
 """Seven blocks of two tokens, six of which a hit may be."""
 
 
 class Side:
-    """An engine on a model of a model. `do` runs a call and keeps what is to be done."""
+    """One engine on a model double. `do` records the effects of a call."""
 
     def __init__(self, num_blocks: int = 40, num_host_slots: int = 0, max_num_seqs: int = 4) -> None:
         limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=max_num_seqs, max_model_len=64)
@@ -67,13 +67,13 @@ class Side:
             pass
 
     def events(self, name: str, kind: type) -> list[object]:
-        told = [x.event for x in self.effects if isinstance(x, SendEvent)]
-        return [event for event in told if isinstance(event, kind) and event.key.request == name]
+        sent = [x.event for x in self.effects if isinstance(x, SendEvent)]
+        return [event for event in sent if isinstance(event, kind) and event.key.request == name]
 
     @property
     def is_clean(self) -> bool:
         books = self.engine.books()
-        return self.engine.is_idle and books.num_free_blocks == books.num_blocks and not self.engine.is_moving
+        return self.engine.is_idle and books.num_free_blocks == books.num_blocks and not self.engine.is_transferring
 
 
 def request(name: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 2) -> Request:
@@ -87,7 +87,7 @@ def consumer(name: str = "b", attempt: int = 1, num_blocks: int = 6, **facts: ob
 
 
 class Two:
-    """A producer that has PROMPT, and a consumer. Messages pass when a test says so."""
+    """A producer that has PROMPT, and a consumer. Messages pass only when a test carries them."""
 
     def __init__(self, producer: Side | None = None, consumer: Side | None = None) -> None:
         self.producer, self.consumer = producer or Side(), consumer or Side()
@@ -99,54 +99,55 @@ class Two:
     def submit(self, job: Job) -> list[Effect]:
         return self.consumer.do(self.consumer.engine.submit(job, self.now))
 
-    def ask(self, effects: list[Effect]) -> list[Effect]:
-        """Carry what the consumer says to the producer, and the lease that this grants back."""
-        told: list[Effect] = []
+    def to_producer(self, effects: list[Effect]) -> list[Effect]:
+        """Carry the consumer's messages to the producer, and renew the consumer's lease; return the producer's
+        effects."""
+        replies: list[Effect] = []
         for effect in effects:
             if isinstance(effect, FollowHandoff):
-                told += self.producer.do(
+                replies += self.producer.do(
                     self.producer.engine.follow(effect.key, CONSUMER, self.now, effect.prefix_request)
                 )
                 self.consumer.engine.renewed((effect.key,), self.now, 10.0)
             elif isinstance(effect, ReleaseHandoff):
                 self.producer.do(self.producer.engine.release(effect.key, self.now, is_taken=effect.is_taken))
-        return told
+        return replies
 
     def digest(self) -> list[Effect]:
-        """Let the producer work, and return what it says of it."""
+        """Run the producer, and return the effects of its steps."""
         before = len(self.producer.effects)
         self.producer.run(self.now)
         return self.producer.effects[before:]
 
-    def tell(self, effects: list[Effect]) -> list[Effect]:
-        """Carry what the producer says to the consumer; returns what that wants done."""
-        told: list[Effect] = []
+    def to_consumer(self, effects: list[Effect]) -> list[Effect]:
+        """Carry the producer's messages to the consumer; return the consumer's effects."""
+        replies: list[Effect] = []
         for effect in effects:
             if isinstance(effect, SendAnnouncement):
-                told += self.consumer.do(self.consumer.engine.announced(effect.message, self.now))
+                replies += self.consumer.do(self.consumer.engine.announced(effect.message, self.now))
             elif isinstance(effect, SendHandoffEnded):
                 ended = self.consumer.engine.handoff_ended(effect.key, effect.kind, effect.message, self.now)
-                told += self.consumer.do(ended)
-        return told
+                replies += self.consumer.do(ended)
+        return replies
 
     def read(self, effects: list[Effect]) -> list[Effect]:
-        """Carry reads out."""
-        told: list[Effect] = []
+        """Carry out the reads; return the consumer's effects."""
+        replies: list[Effect] = []
         for read in [x for x in effects if isinstance(x, StartRead)]:
             for offered, mine in zip(read.offered, read.local, strict=True):
                 self.consumer.store.cells[mine] = list(self.producer.store.cells[offered.block])
                 assert self.consumer.store.digest(mine) == offered.heads
-            told += self.consumer.do(self.consumer.engine.read_done(read.read, self.now))
-        return told
+            replies += self.consumer.do(self.consumer.engine.read_done(read.read, self.now))
+        return replies
 
-    def lend(self, job: Job) -> list[Effect]:
-        """All of a loan; returns what the consumer says in the end."""
+    def fetch(self, job: Job) -> list[Effect]:
+        """Run a whole remote prefix fetch; return the consumer's last effects."""
         effects = self.submit(job)
-        return self.read(self.tell([*self.ask(effects), *self.digest()]))
+        return self.read(self.to_consumer([*self.to_producer(effects), *self.digest()]))
 
     def finish(self, name: str, num_cached: int) -> None:
-        """What the consumer has left to do, and that its tokens are right."""
-        self.ask([x for x in self.consumer.effects if isinstance(x, ReleaseHandoff)])
+        """Run the consumer to its end, and check its tokens."""
+        self.to_producer([x for x in self.consumer.effects if isinstance(x, ReleaseHandoff)])
         self.consumer.run(self.now)
         self.producer.run(self.now)
         (end,) = self.consumer.events(name, Finished)
@@ -162,7 +163,7 @@ def follow_of(effects: list[Effect]) -> FollowHandoff:
     return only
 
 
-def test_a_prefix_fetch_is_asked_for_digested_read_and_then_a_hit_like_any_other() -> None:
+def test_a_prefix_fetch_is_requested_digested_read_and_then_a_cache_hit() -> None:
     two = Two()
     follow = follow_of(effects := two.submit(consumer()))
     assert follow.prefix_request is not None and (
@@ -170,14 +171,14 @@ def test_a_prefix_fetch_is_asked_for_digested_read_and_then_a_hit_like_any_other
         len(follow.prefix_request.hashes),
     ) == (0, 6)
     assert not two.consumer.step(1.0) and two.consumer.engine.load().num_queued_tokens == 1
-    assert two.ask(effects) == [] and two.producer.engine.books().num_leased_blocks == 6
-    told = two.digest()
+    assert two.to_producer(effects) == [] and two.producer.engine.books().num_leased_blocks == 6
+    replies = two.digest()
     (plan,) = two.producer.plans
     assert [index for _, index in plan.digests] == list(range(6)) and not plan.slices
-    reads = two.tell(told)
+    reads = two.to_consumer(replies)
     assert two.consumer.engine.books().num_reading_blocks == 6 and two.consumer.engine.books().num_pulls == 1
-    unfollow, emitted = two.read(reads)
-    assert unfollow == ReleaseHandoff(PRODUCER, KEY)
+    release, emitted = two.read(reads)
+    assert release == ReleaseHandoff(PRODUCER, KEY)
     assert isinstance(emitted, SendEvent) and isinstance(emitted.event, KVReceived)
     assert (emitted.event.source, emitted.event.num_blocks, emitted.event.num_cached_tokens) == (PRODUCER, 6, 0)
     assert two.consumer.engine.load().num_remote_hit_tokens == 12
@@ -191,23 +192,23 @@ def test_only_what_is_not_here_is_read_and_the_producer_holds_what_that_stands_o
     two.consumer.run()
     follow = follow_of(effects := two.submit(consumer()))
     assert follow.prefix_request is not None and follow.prefix_request.first_index == 2
-    told = [*two.ask(effects), *two.digest()]
+    replies = [*two.to_producer(effects), *two.digest()]
     assert two.producer.engine.books().num_leased_blocks == 6
-    (announced,) = told
+    (announced,) = replies
     assert isinstance(announced, SendAnnouncement) and announced.message.first_index == 2
     assert announced.message.is_last and announced.message.num_computed == 12 and len(announced.message.blocks) == 4
-    two.read(two.tell(told))
+    two.read(two.to_consumer(replies))
     two.finish("b", 12)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3, 100])
-def test_no_more_is_read_than_was_said_and_than_can_be_a_hit(num_blocks: int) -> None:
+def test_no_more_is_read_than_announced_and_than_can_be_a_hit(num_blocks: int) -> None:
     two = Two()
-    two.lend(consumer(num_blocks=num_blocks))
+    two.fetch(consumer(num_blocks=num_blocks))
     two.finish("b", 2 * min(6, num_blocks))
 
 
-def test_what_is_here_is_not_asked_for() -> None:
+def test_local_blocks_are_not_requested() -> None:
     two = Two()
     two.submit(GenerateJob(request=request("c"), attempt=1))
     two.consumer.run()
@@ -221,19 +222,19 @@ def test_what_scores_its_prompt_computes_it() -> None:
     assert two.submit(replace(job, request=replace(job.request, prompt_logprobs=1))) == []
 
 
-def test_a_source_that_has_nothing_says_so_at_once() -> None:
+def test_a_source_without_blocks_ends_the_fetch_at_once() -> None:
     two = Two(producer=Side())
     job = consumer()
-    (end,) = two.ask(two.submit(replace(job, request=replace(job.request, cache_salt="another tenant's"))))
+    (end,) = two.to_producer(two.submit(replace(job, request=replace(job.request, cache_salt="another tenant's"))))
     assert isinstance(end, SendHandoffEnded) and end.kind is ErrorKind.KV_LOST
     assert two.producer.is_clean
-    assert two.tell([end]) == [ReleaseHandoff(PRODUCER, KEY)]
+    assert two.to_consumer([end]) == [ReleaseHandoff(PRODUCER, KEY)]
     two.consumer.run(1.0)
     assert [e.num_cached_tokens for e in two.consumer.events("b", Finished) if isinstance(e, Finished)] == [0]
 
 
-def test_a_source_that_lends_what_others_hold_and_what_nobody_does() -> None:
-    """Somebody runs on the first blocks there; the leases of two loans hold all of them twice."""
+def test_a_source_serves_held_and_free_blocks() -> None:
+    """A sequence runs on the first blocks at the producer; the leases of two fetches hold all of them twice."""
     two = Two()
     runs = GenerateJob(request=request("r", (*PROMPT[:6], 20, 21), max_tokens=30), attempt=1)
     two.producer.do(two.producer.engine.submit(runs, 1.0))
@@ -241,7 +242,7 @@ def test_a_source_that_lends_what_others_hold_and_what_nobody_does() -> None:
     effects = two.submit(consumer())
     other = replace(consumer("c"), prefix=RemotePrefix(handoff=HandoffId("other"), source=PRODUCER, num_blocks=6))
     effects += two.submit(other)
-    told = two.ask(effects)
+    replies = two.to_producer(effects)
     assert two.producer.engine.books().num_leased_blocks == 6 and two.producer.engine.books().num_leases == 2
     before = len(two.producer.effects)
     for _ in range(4):
@@ -249,24 +250,24 @@ def test_a_source_that_lends_what_others_hold_and_what_nobody_does() -> None:
     # Every second plan is for them alone, and what runs goes on in between.
     assert [bool(plan.digests) for plan in two.producer.plans] == [False, True, False, False, False]
     assert all(bool(plan.digests) != bool(plan.slices) for plan in two.producer.plans)
-    two.read(two.tell([*told, *two.producer.effects[before:]]))
+    two.read(two.to_consumer([*replies, *two.producer.effects[before:]]))
     two.producer.do(two.producer.engine.cancel(runs.key, 1.0))
     two.consumer.run(1.0)
     two.finish("b", 12)
     two.finish("c", 12)
 
 
-@pytest.mark.parametrize(("num_blocks", "num_lent"), [(16, 6), (12, 4), (9, 1), (8, 0)])
-def test_what_the_largest_pull_was_promised_is_not_lent(num_blocks: int, num_lent: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "num_served"), [(16, 6), (12, 4), (9, 1), (8, 0)])
+def test_blocks_reserved_for_the_largest_pull_are_not_used(num_blocks: int, num_served: int) -> None:
     two = Two(producer=Side(num_blocks=num_blocks))
     pull = ResumeJob(request=request("p", max_tokens=3), attempt=1, handoff=HandoffId("p"), source=CONSUMER)
     two.producer.do(two.producer.engine.submit(pull, 1.0))
     assert two.producer.engine.load().num_reserved_blocks == 8
-    told = [*two.ask(two.submit(consumer())), *two.digest()]
-    assert two.producer.engine.books().num_leased_blocks == num_lent
-    two.read(two.tell(told))
+    replies = [*two.to_producer(two.submit(consumer())), *two.digest()]
+    assert two.producer.engine.books().num_leased_blocks == num_served
+    two.read(two.to_consumer(replies))
     two.producer.do(two.producer.engine.cancel(pull.key, 1.0))
-    two.finish("b", 2 * num_lent)
+    two.finish("b", 2 * num_served)
 
 
 def test_a_consumer_does_not_read_into_the_block_that_a_running_sequence_needs_next() -> None:
@@ -279,7 +280,7 @@ def test_a_consumer_does_not_read_into_the_block_that_a_running_sequence_needs_n
     two.finish("b", 0)
 
 
-def test_a_consumer_does_not_read_into_what_it_has_promised() -> None:
+def test_a_consumer_does_not_read_into_reserved_blocks() -> None:
     two = Two(consumer=Side(num_blocks=8))
     pull = ResumeJob(request=request("p", PROMPT[:3]), attempt=1, handoff=HandoffId("p"), source=PRODUCER)
     two.submit(pull)
@@ -290,14 +291,14 @@ def test_a_consumer_does_not_read_into_what_it_has_promised() -> None:
 
 
 def test_others_go_ahead_of_a_job_that_waits_for_its_prefix() -> None:
-    """Also where there is one seat, and where the other comes after it and is less urgent."""
+    """Check this also with one seat, and for a job that arrives later and is less urgent."""
     two = Two(consumer=Side(max_num_seqs=1))
     effects = two.submit(consumer())
     other = GenerateJob(request=replace(request("c", (9, 9, 9)), priority=5), attempt=1)
     two.submit(other)
     two.consumer.run(1.0)
     assert two.consumer.events("c", Finished) and not two.consumer.events("b", Token)
-    two.read(two.tell([*two.ask(effects), *two.digest()]))
+    two.read(two.to_consumer([*two.to_producer(effects), *two.digest()]))
     two.finish("b", 12)
 
 
@@ -307,8 +308,8 @@ def test_a_full_worker_reads_only_once_what_stood_there_is_copied_to_host_memory
     two.submit(cached)
     two.consumer.run(1.0)
     assert two.consumer.engine.books().num_cached_blocks == 9
-    told = [*two.ask(two.submit(consumer())), *two.digest()]
-    assert two.tell(told) == [], "no read may write there yet"
+    replies = [*two.to_producer(two.submit(consumer())), *two.digest()]
+    assert two.to_consumer(replies) == [], "no read may write there yet"
     plan, _ = two.consumer.engine.begin(1.0)
     assert plan is not None and plan.spills and not plan.slices
     reads = two.consumer.do(two.consumer.engine.finish(two.consumer.executor.execute(plan), 1.0))
@@ -337,10 +338,10 @@ def test_whatever_fails_the_job_is_computed_here(stage: str, failure: Callable[[
     effects = two.submit(consumer())
     reads: list[Effect] = []
     if stage != "asked":
-        told = [*two.ask(effects), *two.digest()]
-        reads = two.tell(told) if stage == "under read" else []
+        replies = [*two.to_producer(effects), *two.digest()]
+        reads = two.to_consumer(replies) if stage == "under read" else []
     assert ReleaseHandoff(PRODUCER, KEY) in two.consumer.do(failure(two))
-    two.ask([ReleaseHandoff(PRODUCER, KEY)])
+    two.to_producer([ReleaseHandoff(PRODUCER, KEY)])
     assert two.consumer.engine.books().num_reading_blocks == (6 if reads else 0)
     two.consumer.run(two.now)
     for read in [x for x in reads if isinstance(x, StartRead)]:
@@ -350,22 +351,22 @@ def test_whatever_fails_the_job_is_computed_here(stage: str, failure: Callable[[
 
 def test_a_digest_that_is_wrong_costs_the_prefix_fetch_alone() -> None:
     two = Two()
-    (read,) = two.tell([*two.ask(two.submit(consumer())), *two.digest()])
+    (read,) = two.to_consumer([*two.to_producer(two.submit(consumer())), *two.digest()])
     assert isinstance(read, StartRead)
     two.consumer.do(two.consumer.engine.read_failed(read.read, "digests differ", drained=True, now=two.now))
     two.finish("b", 0)
 
 
-def test_blocks_that_cannot_be_digested_are_not_lent() -> None:
+def test_blocks_that_cannot_be_digested_are_not_served() -> None:
     two = Two()
-    told = two.ask(two.submit(consumer()))
+    replies = two.to_producer(two.submit(consumer()))
     plan, _ = two.producer.engine.begin(1.0)
     assert plan is not None and plan.digests
     failed = replace(two.producer.executor.execute(plan), digests=())
-    told += two.producer.do(two.producer.engine.finish(failed, 1.0))
-    (end,) = told
+    replies += two.producer.do(two.producer.engine.finish(failed, 1.0))
+    (end,) = replies
     assert isinstance(end, SendHandoffEnded)
-    two.tell(told)
+    two.to_consumer(replies)
     two.finish("b", 0)
 
 
@@ -373,21 +374,21 @@ def test_blocks_that_cannot_be_digested_are_not_lent() -> None:
 def test_cancel_and_a_newer_attempt_end_the_prefix_fetch(is_under_read: bool) -> None:
     two = Two()
     effects = two.submit(consumer())
-    reads = two.tell([*two.ask(effects), *two.digest()]) if is_under_read else []
+    reads = two.to_consumer([*two.to_producer(effects), *two.digest()]) if is_under_read else []
     newer = two.submit(consumer(attempt=2))
     key = HandoffKey(KEY.handoff, 2)
     assert [type(x) for x in newer] == [ReleaseHandoff, JobEnded, SendEvent, FollowHandoff] and newer[
         0
     ] == ReleaseHandoff(PRODUCER, KEY)
     # The newer attempt may be heard of first.
-    two.ask([newer[3], newer[0]])
+    two.to_producer([newer[3], newer[0]])
     assert two.producer.engine.books().num_leases == 1
     assert two.consumer.engine.books().num_reading_blocks == (6 if is_under_read else 0)
     ended = two.consumer.do(two.consumer.engine.cancel(consumer(attempt=2).key, 1.0))
-    unfollow, over, told = ended
-    assert unfollow == ReleaseHandoff(PRODUCER, key) and told == SendEvent(Cancelled(consumer(attempt=2).key))
-    assert isinstance(over, JobEnded) and over.times.pull is not None and over.times.pull.outcome == "cancelled"
-    two.ask(ended)
+    release, done, event = ended
+    assert release == ReleaseHandoff(PRODUCER, key) and event == SendEvent(Cancelled(consumer(attempt=2).key))
+    assert isinstance(done, JobEnded) and done.times.pull is not None and done.times.pull.outcome == "cancelled"
+    two.to_producer(ended)
     for read in [x for x in reads if isinstance(x, StartRead)]:
         two.consumer.do(two.consumer.engine.read_done(read.read, 1.0))
     two.producer.run(1.0)
@@ -398,7 +399,7 @@ def test_two_jobs_that_name_one_prefix_fetch_do_not_share_it() -> None:
     two = Two()
     effects = two.submit(consumer("b"))
     assert two.submit(consumer("c")) == []
-    two.read(two.tell([*two.ask(effects), *two.digest()]))
+    two.read(two.to_consumer([*two.to_producer(effects), *two.digest()]))
     two.finish("b", 12)
     (end,) = two.consumer.events("c", Finished)
     assert isinstance(end, Finished) and end.num_cached_tokens == 12
@@ -407,11 +408,11 @@ def test_two_jobs_that_name_one_prefix_fetch_do_not_share_it() -> None:
     assert two.submit(replace(other, request=replace(other.request, cache_salt="other"))) == []
 
 
-def test_what_is_lent_to_one_is_not_told_to_another_who_asks_for_something_else_under_the_same_name() -> None:
-    """Two gateways that draw the same names, say: KV of another prompt must never have this one's name."""
+def test_a_fetch_is_not_announced_to_another_request_under_the_same_key() -> None:
+    """Two gateways may choose the same key: KV of another prompt must not be published under this prompt's hashes."""
     two = Two()
-    lent = two.ask(two.submit(consumer("b")))
-    lent += two.digest()
+    served = two.to_producer(two.submit(consumer("b")))
+    served += two.digest()
     third = Side()
     job = consumer("c")
     follow = follow_of(third.do(third.engine.submit(replace(job, request=request("c", PROMPT[2:])), 1.0)))
@@ -419,7 +420,7 @@ def test_what_is_lent_to_one_is_not_told_to_another_who_asks_for_something_else_
     assert isinstance(end, SendHandoffEnded)
     (end,) = two.producer.do(two.producer.engine.follow(KEY, PRODUCER, 1.0))
     assert isinstance(end, SendHandoffEnded), "nor to a Resume"
-    two.read(two.tell(lent))
+    two.read(two.to_consumer(served))
     two.finish("b", 12)
 
 
@@ -428,33 +429,33 @@ def test_choices_share_a_prefix_fetch_and_each_may_be_cancelled() -> None:
     effects = two.submit(consumer(num_choices=3))
     first, *_ = consumer(num_choices=3).keys
     assert two.consumer.do(two.consumer.engine.cancel(first, 1.0)) == [SendEvent(Cancelled(first))]
-    told = two.read(two.tell([*two.ask(effects), *two.digest()]))
-    (pulled,) = [x.event for x in told if isinstance(x, SendEvent)]
+    replies = two.read(two.to_consumer([*two.to_producer(effects), *two.digest()]))
+    (pulled,) = [x.event for x in replies if isinstance(x, SendEvent)]
     assert isinstance(pulled, KVReceived) and pulled.key.choice == 1
-    two.ask(told)
+    two.to_producer(replies)
     two.consumer.run(1.0)
     assert len(two.consumer.events("b", Finished)) == 2 and two.consumer.is_clean and two.producer.is_clean
 
 
-def test_a_prefix_fetch_that_is_followed_twice_is_told_twice_and_lent_once() -> None:
+def test_a_prefix_fetch_followed_twice_is_announced_twice_and_leased_once() -> None:
     two = Two()
     effects = two.submit(consumer())
-    told = [*two.ask(effects), *two.digest()]
-    again = two.ask(effects)
-    assert again == told and two.producer.engine.books().num_leases == 1
-    reads = two.tell([*told, *again])
+    replies = [*two.to_producer(effects), *two.digest()]
+    again = two.to_producer(effects)
+    assert again == replies and two.producer.engine.books().num_leases == 1
+    reads = two.to_consumer([*replies, *again])
     two.read(reads)
     assert len([x for x in reads if isinstance(x, StartRead)]) == 1
     # It comes once more after the release: then it is over.
-    two.ask([ReleaseHandoff(PRODUCER, KEY)])
-    (end,) = two.ask(effects)
-    assert isinstance(end, SendHandoffEnded) and two.tell([end]) == []
+    two.to_producer([ReleaseHandoff(PRODUCER, KEY)])
+    (end,) = two.to_producer(effects)
+    assert isinstance(end, SendHandoffEnded) and two.to_consumer([end]) == []
     two.finish("b", 12)
 
 
 def test_a_prefix_fetch_that_nobody_renews_lapses() -> None:
     two = Two()
-    two.ask(two.submit(consumer()))
+    two.to_producer(two.submit(consumer()))
     assert two.producer.engine.next_deadline() == 11.0
     effects = two.producer.do(two.producer.engine.tick(11.0))
     assert [type(x) for x in effects] == [SendHandoffEnded]
@@ -462,11 +463,11 @@ def test_a_prefix_fetch_that_nobody_renews_lapses() -> None:
     assert two.producer.is_clean, "nothing is digested any more"
 
 
-def test_a_prefix_fetch_under_the_name_of_a_hand_off_is_not_lent_and_harms_it_not() -> None:
+def test_a_prefix_fetch_under_the_key_of_a_hand_off_is_rejected() -> None:
     two = Two()
     prefill = PrefillJob(request=request("p", (7, 7, 7)), attempt=1, handoff=KEY.handoff)
     two.producer.do(two.producer.engine.submit(prefill, 1.0))
-    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool.names()))
+    prefix_request = RemotePrefixRequest(0, tuple(two.producer.pool.hashes()))
     effects = two.producer.do(two.producer.engine.follow(HandoffKey(KEY.handoff, 2), CONSUMER, 1.0, prefix_request))
     assert effects == [] and two.producer.engine.books().num_leases == 1
     two.producer.run(1.0)
@@ -475,9 +476,9 @@ def test_a_prefix_fetch_under_the_name_of_a_hand_off_is_not_lent_and_harms_it_no
 
 def test_a_prefix_fetch_is_renewed_like_any_pull() -> None:
     two = Two()
-    told = [*two.ask(two.submit(consumer())), *two.digest()]
+    replies = [*two.to_producer(two.submit(consumer())), *two.digest()]
     two.now = 2.9
-    reads = two.tell(told)
+    reads = two.to_consumer(replies)
     assert two.consumer.engine.tick(4.4) == [RenewLeases(PRODUCER, (KEY,))]
     two.read(reads)
     two.finish("b", 12)
@@ -485,9 +486,9 @@ def test_a_prefix_fetch_is_renewed_like_any_pull() -> None:
 
 def test_a_consumer_that_drains_gives_the_job_and_the_prefix_fetch_back() -> None:
     two = Two()
-    two.ask(two.submit(consumer()))
+    two.to_producer(two.submit(consumer()))
     effects = two.consumer.do(two.consumer.engine.start_drain(1.0))
     assert ReleaseHandoff(PRODUCER, KEY) in effects
-    two.ask(effects)
+    two.to_producer(effects)
     two.producer.run(1.0)
     assert two.consumer.is_clean and two.producer.is_clean

@@ -1,4 +1,4 @@
-"""Step logs come back as they were written, and what is none is refused with its line."""
+"""Test that step logs are decoded as they were encoded, and that anything else is rejected with its line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.engine.step_log import (
     decode_log,
     encode_head,
     encode_step,
-    shaping,
+    step_settings,
 )
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.sched.state.schedule_result import StepRecord
@@ -30,7 +30,7 @@ HEAD = StepLogHead(
     num_threads=2,
     num_blocks=100,
     layout=KVLayout(16, (KVGroup(30, 3, 64, "float32"),)),
-    settings=shaping(CONFIG),
+    settings=step_settings(CONFIG),
 )
 
 
@@ -52,7 +52,7 @@ def lines(*steps: LoggedStep) -> list[str]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(1, 10**9), st.booleans()), max_size=5))
-def test_it_comes_back(drawn: list[tuple[int, int, bool]]) -> None:
+def test_round_trip(samples: list[tuple[int, int, bool]]) -> None:
     steps = tuple(
         LoggedStep(
             number / 1e6,
@@ -67,7 +67,7 @@ def test_it_comes_back(drawn: list[tuple[int, int, bool]]) -> None:
                 has_failed=failed,
             ),
         )
-        for number, micro, failed in drawn
+        for number, micro, failed in samples
     )
     log = decode_log(lines(*steps), "steps")
     assert log.steps == steps

@@ -1,4 +1,4 @@
-"""When an engine says that its jobs came, started, drew and ended, on schedules that are written out."""
+"""Test the times that an engine reports for its jobs, on schedules that are written out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK_BYTES = 100
 
 
 class Line:
-    """An engine with blocks of two tokens and steps of four, and all that it has said of times."""
+    """An engine with blocks of two tokens and steps of four, and all times that it has reported."""
 
     def __init__(self, plan_depth: int = 1, num_blocks: int = 40, max_num_seqs: int = 4, budget: int = 4) -> None:
         limits = SchedulerLimits(
@@ -56,9 +56,9 @@ class Line:
 
     def finish(self, now: float, token: int = 50, error: str | None = None) -> list[Effect]:
         plan = self.plans.pop(0)
-        drawn = (SampledToken(token),)
+        sampled = (SampledToken(token),)
         results = tuple(
-            SliceResult(p.seq, drawn * p.sampling.num_choices if p.sampling and not error else (), error=error)
+            SliceResult(p.seq, sampled * p.sampling.num_choices if p.sampling and not error else (), error=error)
             for p in plan.slices
         )
         return self.take(self.engine.finish(StepResult(plan.number, results), now))
@@ -72,9 +72,9 @@ class Line:
 
     @property
     def num_kept(self) -> int:
-        """Of what has ended nothing is to be found any more."""
+        """Count the records that are kept; ended jobs must not leave any."""
         times = self.engine._times
-        return len(times._sheets) + len(times.undrawn)
+        return len(times._timers) + len(times.awaiting_first_token)
 
 
 def request(name: str = "r", num_prompt: int = 7, max_tokens: int = 3) -> Request:
@@ -127,7 +127,7 @@ def test_a_job_that_waits_computes_in_chunks_and_decodes() -> None:
 
 @pytest.mark.parametrize("num_prompt", [1, 5])
 def test_a_chunk_of_one_token_is_one(num_prompt: int) -> None:
-    """It is planned like a decode."""
+    """A chunk of one token is planned like a decode."""
     line = Line()
     line.submit(generate(num_prompt=num_prompt, max_tokens=2), 0.0)
     for now in range(num_prompt // 4 + 2):
@@ -145,7 +145,7 @@ def test_steps_that_have_room_for_one_token_compute_chunks_of_one() -> None:
     assert line.last.chunks == (PrefillChunk(0, 0.5, 1), PrefillChunk(1, 1.5, 1), PrefillChunk(2, 2.5, 1))
 
 
-def test_what_was_cached_is_told_and_not_computed() -> None:
+def test_cached_tokens_are_reported_and_not_computed() -> None:
     line = Line()
     for name in ("a", "b"):
         line.submit(generate(name, 7, 1), 0.0)
@@ -180,7 +180,8 @@ def test_a_prefill_hands_over() -> None:
 
 
 def taken(line: Line, job: ResumeJob | None = None) -> None:
-    """Read what OTHER offers: the first blocks while it computes the rest, the last one second after its last word."""
+    """Read what OTHER offers: the first blocks while it computes the rest, the last one a second after its last
+    announcement."""
     line.submit(job or resume(), 0.0)
     line.take(line.engine.announced(offer(0, 2), 1.0))
     line.engine.renewed((KEY,), 0.0, 10.0)
@@ -191,7 +192,7 @@ def taken(line: Line, job: ResumeJob | None = None) -> None:
         line.take(line.engine.read_done(read.read, 3.0))
 
 
-def test_a_resume_tells_what_of_the_transfer_showed_and_what_it_waited_for() -> None:
+def test_a_resume_reports_exposed_transfer_and_waiting() -> None:
     line = Line()
     taken(line)
     assert line.firsts == [], "what its source drew is no token of its own"
@@ -217,7 +218,7 @@ def test_a_resume_tells_what_of_the_transfer_showed_and_what_it_waited_for() -> 
 
 
 def test_a_resume_that_reads_nothing_has_no_transfer() -> None:
-    """The last announcement need not come at once, and nobody waits for a block."""
+    """The last announcement may be late, although no block is waited for."""
     line = Line()
     line.submit(generate("warm", 7, 4), 0.0)
     while line.engine.num_live:
@@ -237,7 +238,7 @@ def test_a_resume_that_reads_nothing_has_no_transfer() -> None:
     assert line.last.num_cached == 6 and line.last.pull is not None and line.last.pull.num_blocks == 1
 
 
-def test_each_choice_tells_its_own_first_token_and_all_are_one_job() -> None:
+def test_each_choice_reports_its_first_token_and_all_are_one_job() -> None:
     line = Line()
     line.submit(generate(max_tokens=2, num_choices=3), 0.0)
     line.step(1.0, 2.0)
@@ -264,7 +265,7 @@ def test_a_job_has_failed_if_one_of_its_choices_has() -> None:
     assert (line.last.outcome, line.last.error, line.last.num_output) == ("failed", "gone", 3)
 
 
-def test_a_choice_that_ended_before_the_first_token_draws_none() -> None:
+def test_a_choice_that_ended_before_its_first_token_samples_none() -> None:
     line = Line()
     line.submit(generate(max_tokens=1, num_choices=2), 0.0)
     line.take(line.engine.cancel(JobKey(RequestId("r"), 1, 0), 0.5))
@@ -327,13 +328,13 @@ def once_its_kv_is_here(line: Line) -> None:
     taken(line)
 
 
-def while_borrowing(line: Line) -> None:
-    prefix = RemotePrefix(handoff=HandoffId("loan"), source=OTHER, num_blocks=3)
+def while_fetching_a_prefix(line: Line) -> None:
+    prefix = RemotePrefix(handoff=HandoffId("fetch"), source=OTHER, num_blocks=3)
     line.submit(generate(prefix=prefix), 0.0)
 
 
 @pytest.mark.parametrize(
-    ("state", "started", "drawn", "pull"),
+    ("state", "started", "num_sampled", "pull"),
     [
         (while_waiting, False, 0, None),
         (while_its_first_chunk_runs, True, 0, None),
@@ -342,24 +343,24 @@ def while_borrowing(line: Line) -> None:
         (while_its_source_computes, False, 0, "cancelled"),
         (while_reading, False, 0, "cancelled"),
         (once_its_kv_is_here, False, 0, "done"),
-        (while_borrowing, False, 0, "cancelled"),
+        (while_fetching_a_prefix, False, 0, "cancelled"),
     ],
 )
-def test_a_job_that_is_cancelled_says_how_far_it_came(state: Cancel, started: bool, drawn: int, pull: str) -> None:
+def test_a_cancelled_job_reports_its_progress(state: Cancel, started: bool, num_sampled: int, pull: str) -> None:
     line = Line()
     state(line)
     line.take(line.engine.cancel(generate().key, 5.0))
     assert len(line.ended) == 1 and line.num_kept == 0
     times = line.last
     assert (times.outcome, times.ended_at, times.error_kind, times.error) == ("cancelled", 5.0, None, "")
-    assert (times.started_at is not None, times.num_output) == (started, drawn)
+    assert (times.started_at is not None, times.num_output) == (started, num_sampled)
     assert (None if times.pull is None else times.pull.outcome) == pull
     while line.plans:
         line.finish(6.0)
     assert line.take(line.engine.cancel(generate().key, 7.0)) == [] and len(line.ended) == 1
 
 
-def test_a_job_that_fails_says_why() -> None:
+def test_a_failed_job_reports_its_error() -> None:
     line = Line()
     line.submit(generate(), 0.0)
     line.step(1.0, 2.0, error="the KV is gone")
@@ -370,7 +371,7 @@ def test_a_job_that_fails_says_why() -> None:
     )
 
 
-def test_a_resume_whose_kv_is_lost_says_so() -> None:
+def test_a_resume_whose_kv_is_lost_reports_it() -> None:
     line = Line()
     while_reading(line)
     line.take(line.engine.handoff_ended(KEY, ErrorKind.KV_LOST, "gone", 4.0))
@@ -408,7 +409,7 @@ def test_a_job_that_is_refused_or_known_leaves_no_times() -> None:
     assert len(line.ended) == 1 and line.num_kept == 0
 
 
-def test_an_engine_that_ends_fails_what_is_live_and_keeps_what_was_drawn() -> None:
+def test_an_abandoned_engine_fails_live_jobs_and_reports_sampled_tokens() -> None:
     line = Line()
     while_decoding(line)
     line.submit(generate("two"), 4.0)

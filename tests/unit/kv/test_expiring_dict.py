@@ -1,11 +1,11 @@
-"""What is remembered, and for how long."""
+"""Test what an ExpiringDict keeps, and for how long."""
 
 from __future__ import annotations
 
 from tandem.kv.expiring_dict import ExpiringDict
 
 
-def test_it_is_forgotten_in_time_and_not_before() -> None:
+def test_entry_expires_on_time() -> None:
     memory: ExpiringDict[str, int] = ExpiringDict(10.0)
     memory.put("a", 1, 0.0)
     memory.put("b", 2, 5.0)
@@ -15,7 +15,7 @@ def test_it_is_forgotten_in_time_and_not_before() -> None:
     assert "a" not in memory and memory.get("a") is None and memory.pop("b") == 2 and memory.pop("b") is None
 
 
-def test_what_is_said_again_counts_from_then() -> None:
+def test_put_again_restarts_the_time() -> None:
     memory: ExpiringDict[str, int] = ExpiringDict(10.0)
     memory.put("a", 1, 0.0)
     memory.put("b", 1, 1.0)

@@ -1,4 +1,4 @@
-"""The order in which free blocks are reused, and what a list of them may grow to; never a pool."""
+"""Test the order in which free blocks are reused, and the size of the list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def free_list(number: int) -> FreeList:
     return FreeList(tuple(BlockId(i) for i in range(number)))
 
 
-def test_the_unnamed_go_first_then_the_unused_then_the_named_by_age() -> None:
+def test_unhashed_blocks_go_first_then_unused_then_hashed_by_age() -> None:
     one = free_list(6)
     for block in one.take(4):
         one.free(block, is_hashed=block < 2)
@@ -23,7 +23,7 @@ def test_the_unnamed_go_first_then_the_unused_then_the_named_by_age() -> None:
     assert list(one) == [1], "and none was taken"
 
 
-def test_what_was_taken_out_of_the_middle_comes_back_at_the_end() -> None:
+def test_removed_block_is_added_at_the_end_again() -> None:
     one = free_list(3)
     for block in one.take(3):
         one.free(block, is_hashed=True)
@@ -33,7 +33,7 @@ def test_what_was_taken_out_of_the_middle_comes_back_at_the_end() -> None:
     assert list(one) == [1, 2, 0] and one.take(3) == [1, 2, 0] and len(one) == 0
 
 
-def test_a_block_that_is_hit_again_and_again_leaves_no_trail() -> None:
+def test_repeated_hits_leave_few_stale_entries() -> None:
     one = free_list(4)
     for block in one.take(4):
         one.free(block, is_hashed=True)

@@ -1,4 +1,4 @@
-"""Both state tables of the hand-off, every pair of a state and an event."""
+"""Test both state tables of the hand-off for every pair of a state and an event."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tandem.kv.handoff import (
 )
 
 LEASES = {
-    "PROMISED STARTED": "OFFERED",
-    "PROMISED RELEASE": "RELEASED",
-    "PROMISED LAPSE": "EXPIRED",
+    "RESERVED STARTED": "OFFERED",
+    "RESERVED RELEASE": "RELEASED",
+    "RESERVED EXPIRE": "EXPIRED",
     "OFFERED WITHDRAW": "WITHDRAWN",
     "OFFERED RELEASE": "RELEASED",
-    "OFFERED LAPSE": "EXPIRED",
+    "OFFERED EXPIRE": "EXPIRED",
     "WITHDRAWN RELEASE": "RELEASED",
-    "WITHDRAWN LAPSE": "EXPIRED",
+    "WITHDRAWN EXPIRE": "EXPIRED",
 }
 PULLS = {
     "WAITING GRANTED": "READING",

@@ -1,4 +1,4 @@
-"""Block names: the same in every process and for ever, and shared only where the KV is the same."""
+"""Test that block hashes are equal in every process and release, and shared only where the KV is equal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tandem.kv.hashing import HASH_BYTES, chain_hashes, child_hash, root_hash
 TOKENS = list(range(10))
 
 
-def test_names_are_pinned() -> None:
-    """Workers and indexes of different releases must agree on them."""
+def test_hashes_are_pinned() -> None:
+    """Check fixed values, because workers and indexes of different releases must agree on them."""
     root = root_hash("fingerprint", 16, "")
     assert root.hex() == "4ff27603d7479840b3d2d4f38f8b74a1"
     assert child_hash(root, range(16)).hex() == "8f2dd0f739f63b61bffa854174c9f76a"
@@ -33,7 +33,7 @@ def test_the_parts_of_a_root_do_not_run_together() -> None:
     assert len(roots) == 4
 
 
-def test_one_name_stands_for_the_whole_prefix() -> None:
+def test_one_hash_identifies_the_whole_prefix() -> None:
     root = root_hash("m", 2, "")
     ours, theirs = chain_hashes(root, [1, 2, 3, 4, 5], 2), chain_hashes(root, [9, 2, 3, 4, 5], 2)
     assert len(ours) == len(theirs) == 2
@@ -43,7 +43,7 @@ def test_one_name_stands_for_the_whole_prefix() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 4, 5, 8])
-def test_only_full_blocks_have_names(num_tokens: int) -> None:
+def test_only_full_blocks_have_hashes(num_tokens: int) -> None:
     assert len(chain_hashes(root_hash("m", 4, ""), TOKENS[:num_tokens], 4)) == num_tokens // 4
 
 

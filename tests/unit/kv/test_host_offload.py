@@ -1,4 +1,4 @@
-"""What host memory keeps and in which order it loses it, with and without a pool before it; never a copied byte."""
+"""Test which blocks host memory keeps and in which order it evicts them, with and without a device pool."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ def block(number: int) -> BlockId:
 
 
 def hold(pool: HostBlockPool, *names: BlockHash) -> None:
-    """Names without parents, whose copies are made."""
+    """Keep hashes without parents in the pool, and finish their copies."""
     for i, name in enumerate(names):
         pool.keep(name, None, block(i))
     pool.end_copies(*pool.take_copies())
 
 
-def test_the_one_that_was_demoted_first_goes_first() -> None:
+def test_first_offloaded_block_is_evicted_first() -> None:
     pool = HostBlockPool(2)
     hold(pool, A, B)
     kept = pool.keep(C, None, block(7))
     assert kept.facts == [BlockEvicted(A), BlockOffloaded(C)] and kept.is_copied
     assert pool.take_copies() == (((7, 0),), ())
-    assert list(pool.names()) == [B, C]
+    assert list(pool.hashes()) == [B, C]
 
 
-def test_what_came_back_makes_room_before_anything_is_lost_and_else_needs_no_second_copy() -> None:
+def test_spare_slots_are_reused_first_and_need_no_second_copy() -> None:
     pool = HostBlockPool(2)
     hold(pool, A, B)
-    pool.end_copies(*_came_back(pool, B))
+    pool.end_copies(*_onloaded(pool, B))
     assert B not in pool and pool.num_held == 1
     assert pool.keep(B, None, block(3)).facts == [BlockOffloaded(B)] and pool.take_copies() == ((), ()), "it was here"
-    pool.end_copies(*_came_back(pool, B))
+    pool.end_copies(*_onloaded(pool, B))
     assert pool.keep(C, None, block(4)).facts == [BlockOffloaded(C)] and A in pool
     pool.check({B}, ())
 
 
-def _came_back(pool: HostBlockPool, name: BlockHash) -> tuple[tuple[Offload, ...], tuple[Onload, ...]]:
+def _onloaded(pool: HostBlockPool, name: BlockHash) -> tuple[tuple[Offload, ...], tuple[Onload, ...]]:
     pool.fill(pool.claim([name]), [block(5)])
     return pool.take_copies()
 
 
-def test_more_than_fits_at_once_leaves_what_was_used_last() -> None:
-    """Four blocks of one prompt go in one step, last block first; two slots keep its beginning."""
+def test_too_many_offloads_keep_the_beginning_of_a_prompt() -> None:
+    """Offload four blocks of one prompt in one step, last block first; two slots keep the beginning of the prompt."""
     pool = HostBlockPool(2)
     parents = {A: None, B: A, C: B, D: C}
     dropped = [kept.dropped for name in (D, C, B, A) for kept in [pool.keep(name, parents[name], block(ord(name[:1])))]]
-    assert list(pool.names()) == [B, A] and dropped == [(), (), (ord("d"),), (ord("c"),)]
+    assert list(pool.hashes()) == [B, A] and dropped == [(), (), (ord("d"),), (ord("c"),)]
     assert pool.take_copies() == (((ord("b"), 0), (ord("a"), 1)), ())
 
 
@@ -67,8 +67,8 @@ def test_a_slot_of_an_open_plan_is_not_written_again() -> None:
     assert pool.keep(B, None, block(1)).facts == [BlockEvicted(A), BlockOffloaded(B)]
 
 
-def test_what_finds_no_room_takes_along_what_comes_after_it() -> None:
-    """B comes after A, which is lost while B's copy is being made: its slot is free only when that is over."""
+def test_lost_block_takes_its_descendants_along() -> None:
+    """Lose A while the copy of its child B is being made: the slot of B is free only after that copy."""
     pool = HostBlockPool(1)
     pool.keep(B, A, block(1))
     copies = pool.take_copies()
@@ -86,7 +86,7 @@ def test_a_pool_without_slots_keeps_nothing_and_less_is_refused() -> None:
         HostBlockPool(-1)
 
 
-def test_a_prefix_comes_back_into_fresh_blocks() -> None:
+def test_prefix_is_onloaded_into_fresh_blocks() -> None:
     pool = BlockPool(3, 1, records_facts=True, num_host_slots=3)
     table, other = BlockTable(), BlockTable()
     pool.grow(table, 2)

@@ -1,4 +1,4 @@
-"""The consumer's side by hand: leases, deadlines, reads that do not end."""
+"""Test PullTable event by event: leases, deadlines, reads that do not end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def opened(lease_until: float | None = 10.0) -> PullTable:
 
 
 def reading(lease_until: float | None = 10.0) -> tuple[PullTable, StartRead]:
-    """A pull of three blocks, the first found in the own cache, all of it offered at 1 s."""
+    """Open a pull of three blocks, the first one a prefix hit, all of them announced at 1 s."""
     book = opened(lease_until)
     assert book.announced(announcement(0, 3, TOKEN), 1.0) == []
     (read,) = book.granted(JOB, LOCAL, 1, 3, 1.0)
@@ -77,7 +77,7 @@ def test_a_pull_reads_what_it_lacks_and_arrives() -> None:
     assert len(book) == 0 and book.find(KEY) is None and book.of_job(JOB) is None
 
 
-def test_chunks_are_read_as_they_come_and_replays_are_skipped() -> None:
+def test_chunks_are_read_as_announced_and_replays_are_skipped() -> None:
     book = opened()
     assert book.announced(announcement(0, 1), 1.0) == []
     assert kinds(book.granted(JOB, LOCAL, 0, 3, 1.0)) == ["StartRead"]
@@ -100,14 +100,14 @@ def test_a_lease_ends_at_the_moment_at_which_the_producer_ends_it(now: float, ar
     assert kinds(book.read_done(read.read, now)) == ["ReadEnded", *["KVComplete"] * arrives]
 
 
-def test_a_read_that_outlives_the_lease_waits_for_the_sources_word() -> None:
+def test_a_read_that_outlives_the_lease_waits_for_a_renewal() -> None:
     book, read = reading(10.0)
     assert kinds(book.read_done(read.read, 15.0)) == ["ReadEnded"]
     assert book.tick(29.9) == []
     assert lost_kind(book.tick(30.0)) is ErrorKind.KV_LOST
 
 
-def test_a_late_answer_vouches_for_the_time_before_it() -> None:
+def test_a_late_renewal_covers_the_time_before_it() -> None:
     book, read = reading(10.0)
     book.read_done(read.read, 15.0)
     book.renewed((KEY,), 9.0, 6.0)
@@ -116,7 +116,7 @@ def test_a_late_answer_vouches_for_the_time_before_it() -> None:
     assert kinds(book.tick(25.0)) == ["KVComplete"]
 
 
-def test_a_renewal_counts_from_its_question_and_never_shortens() -> None:
+def test_a_renewal_counts_from_its_request_and_does_not_shorten() -> None:
     book, read = reading(10.0)
     book.renewed((KEY,), 5.0, 10.0)
     book.renewed((KEY,), 4.0, 10.0)
@@ -219,10 +219,11 @@ def test_one_handoff_is_not_pulled_twice() -> None:
         book.open(KEY, JobKey(RequestId("r2"), 1), SOURCE, 0.0)
 
 
-def test_the_rest_of_what_moves_is_asked_for_once_one_block_is_missing() -> None:
+def test_remainder_of_a_migration_is_requested_once_one_block_is_missing() -> None:
     book = opened()
     moving = [
-        replace(announcement(first, stop), is_moving=True, num_computed=4) for first, stop in ((0, 0), (0, 2), (2, 4))
+        replace(announcement(first, stop), is_migrating=True, num_computed=4)
+        for first, stop in ((0, 0), (0, 2), (2, 4))
     ]
     assert book.announced(moving[0], 1.0) == [] and book.granted(JOB, LOCAL, 0, 1, 1.0) == []
     assert kinds(book.announced(moving[1], 1.5)) == ["StartRead"]
@@ -230,13 +231,13 @@ def test_the_rest_of_what_moves_is_asked_for_once_one_block_is_missing() -> None
     assert kinds(book.announced(moving[2], 2.5)) == ["StartRead"]
     assert kinds(book.read_done(2, 3.0)) == ["ReadEnded", "RequestRemainder"]
     assert book.tick(3.5) == [], "it is asked for once"
-    assert kinds(book.announced(moving[0], 4.0)) == ["RequestRemainder"], "all was told anew: the stream had broken"
-    last = replace(announcement(4, 4, TOKEN), is_moving=True, num_computed=4)
+    assert kinds(book.announced(moving[0], 4.0)) == ["RequestRemainder"], "a new stream repeats everything"
+    last = replace(announcement(4, 4, TOKEN), is_migrating=True, num_computed=4)
     assert kinds(book.announced(last, 5.0)) == ["KVComplete"]
 
 
 def test_an_offer_of_fewer_tokens_than_are_known_is_read_as_far_as_it_goes() -> None:
-    """Their KV is computed here then."""
+    """Read what is offered; the KV of the other tokens is computed on this worker."""
     book = opened()
     assert book.announced(announcement(0, 2, TOKEN), 1.0) == []
     (read,) = book.granted(JOB, LOCAL, 0, 3, 1.0)
@@ -245,7 +246,7 @@ def test_an_offer_of_fewer_tokens_than_are_known_is_read_as_far_as_it_goes() -> 
     assert isinstance(arrived, KVComplete) and arrived.num_computed == 2
 
 
-# ---- loans
+# ---- remote prefix fetches
 
 
 def prefix_server(timeout_s: float = 2.0, limit_s: float = 8.0) -> PullTable:
@@ -257,7 +258,7 @@ def prefix_server(timeout_s: float = 2.0, limit_s: float = 8.0) -> PullTable:
     return book
 
 
-def lent(first: int, stop: int, *, is_last: bool = False) -> Announcement:
+def served(first: int, stop: int, *, is_last: bool = False) -> Announcement:
     return replace(announcement(first, stop), is_last=is_last)
 
 
@@ -273,11 +274,11 @@ def read_of(outcomes: list[PullOutcome]) -> StartRead:
     return only
 
 
-def test_a_prefix_fetch_is_read_as_it_is_announced_and_ends_with_the_last_word() -> None:
+def test_a_prefix_fetch_is_read_as_announced_and_ends_with_the_last_announcement() -> None:
     book = prefix_server()
-    first = read_of(book.announced(lent(1, 2), 1.0))
+    first = read_of(book.announced(served(1, 2), 1.0))
     assert (first.first_index, first.offered, first.local) == (1, (BlockDigest(BlockId(1), (1,)),), LOCAL[1:2])
-    second = read_of(book.announced(lent(2, 4, is_last=True), 1.5))
+    second = read_of(book.announced(served(2, 4, is_last=True), 1.5))
     # Reads end in any order.
     assert kinds(book.read_done(second.read, 2.0)) == ["ReadEnded"]
     end = over(book.read_done(first.read, 2.5))
@@ -285,22 +286,22 @@ def test_a_prefix_fetch_is_read_as_it_is_announced_and_ends_with_the_last_word()
     assert end.stats.busy_s == pytest.approx(1.5) and len(book) == 0
 
 
-def test_a_source_that_has_less_says_so() -> None:
+def test_a_source_may_have_fewer_blocks_than_requested() -> None:
     book = prefix_server()
-    read = read_of(book.announced(lent(1, 3, is_last=True), 1.0))
+    read = read_of(book.announced(served(1, 3, is_last=True), 1.0))
     assert over(book.read_done(read.read, 2.0)).num_ready == 3
 
 
-def test_a_source_that_says_more_than_was_asked_for_is_read_no_further() -> None:
+def test_blocks_beyond_the_request_are_not_read() -> None:
     book = prefix_server()
-    read = read_of(book.announced(lent(1, 9, is_last=True), 1.0))
+    read = read_of(book.announced(served(1, 9, is_last=True), 1.0))
     assert len(read.offered) == len(read.local) == 3
     assert over(book.read_done(read.read, 2.0)).num_ready == 4
 
 
 def test_of_a_prefix_fetch_that_is_given_up_the_leading_blocks_stay() -> None:
     book = prefix_server()
-    first, second = (read_of(book.announced(lent(i, i + 1), 1.0)) for i in (1, 2))
+    first, second = (read_of(book.announced(served(i, i + 1), 1.0)) for i in (1, 2))
     book.read_done(first.read, 1.5)
     assert over(book.source_lost(SOURCE, "gone", 1.6)).num_ready == 2
     assert kinds(book.read_done(second.read, 3.0)) == ["ReadEnded"], "its blocks wait for it"
@@ -313,28 +314,28 @@ def test_of_a_prefix_fetch_without_a_lease_nothing_stays(lease_until: float | No
     book.granted(JOB, LOCAL, 0, 4, 0.0)
     if lease_until is not None:
         book.renewed((KEY,), lease_until - 1.0, 1.0)
-    read = read_of(book.announced(lent(0, 4, is_last=True), 1.0))
+    read = read_of(book.announced(served(0, 4, is_last=True), 1.0))
     assert kinds(book.read_done(read.read, 1.6)) == ["ReadEnded"]
     assert over(book.tick(4.0)).num_ready == 0
 
 
-def test_a_prefix_fetch_without_a_sign_is_given_up_and_so_is_one_that_takes_too_long() -> None:
+def test_a_prefix_fetch_without_progress_or_over_its_limit_is_given_up() -> None:
     book = prefix_server()
     assert book.next_deadline() == 2.0 and book.tick(1.9) == []
     assert over(book.tick(2.0)).num_ready == 1
     book = prefix_server()
     for i, at in ((1, 1.5), (2, 3.0), (3, 4.5)):
-        book.read_done(read_of(book.announced(lent(i, i + 1), at)).read, at)
+        book.read_done(read_of(book.announced(served(i, i + 1), at)).read, at)
     assert book.next_deadline() == 6.5
     book = prefix_server(timeout_s=20.0)
     assert book.next_deadline() == 8.0 and book.tick(7.9) == [] and over(book.tick(8.0)).num_ready == 1
 
 
-def test_a_prefix_fetch_told_anew_on_a_new_stream_is_read_once() -> None:
+def test_a_prefix_fetch_repeated_on_a_new_stream_is_read_once() -> None:
     book = prefix_server()
-    read = read_of(book.announced(lent(1, 3), 1.0))
-    assert book.announced(lent(1, 3), 1.1) == []
-    last = read_of(book.announced(lent(1, 4, is_last=True), 1.2))
+    read = read_of(book.announced(served(1, 3), 1.0))
+    assert book.announced(served(1, 3), 1.1) == []
+    last = read_of(book.announced(served(1, 4, is_last=True), 1.2))
     assert last.first_index == 3
     book.read_done(last.read, 1.3)
     assert over(book.read_done(read.read, 1.4)).num_ready == 4

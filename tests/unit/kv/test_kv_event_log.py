@@ -1,4 +1,4 @@
-"""What a worker tells of its blocks: numbered, in order, and never more of it waiting than may."""
+"""Test that KV events of a worker are numbered, in order, and bounded in number while they wait."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def stored(chain: list[BlockHash]) -> list[KVFact]:
     return [BlockStored(block, parent) for block, parent in zip(chain, [None, *chain], strict=False)]
 
 
-def test_facts_keep_their_numbers_whatever_was_told() -> None:
+def test_events_keep_their_numbers_after_acknowledgement() -> None:
     log = KVEventLog(1, 100, 100)
     log.add(stored(CHAIN[:5]))
     assert (log.waiting(2).first, list(log.waiting(2).words)) == (0, [short_hash(b) | DEVICE for b in CHAIN[:2]])
     assert log.waiting(2, after=4) == (4, log.waiting(9).words[4:])
-    log.told(3)
-    log.told(2)
+    log.acknowledge(3)
+    log.acknowledge(2)
     log.add([BlockOffloaded(CHAIN[4]), BlockEvicted(CHAIN[4])])
     assert log.waiting(9).first == 3 and log.waiting(9).end == log.end == 7
     assert list(log.waiting(9).words[2:]) == [short_hash(CHAIN[4]) | HOST, short_hash(CHAIN[4])]
     assert len(log.held) == 4
 
 
-def test_too_many_that_wait_are_dropped_and_only_what_they_come_to_is_left() -> None:
+def test_too_many_waiting_events_are_dropped_and_only_their_result_is_kept() -> None:
     log = KVEventLog(1, 100, 6)
     log.add(stored(CHAIN[:6]))
     assert log.num_waiting == 6 and not log.has_lost
@@ -59,8 +59,8 @@ def test_with_a_stride_only_each_stride_th_block_of_a_chain_counts(stride: int) 
 
 @effort(60)
 @given(st.lists(st.tuples(st.integers(0, 19), st.booleans()), max_size=60), st.integers(1, 12))
-def test_a_reader_who_hears_all_holds_the_same(steps: list[tuple[int, bool]], most: int) -> None:
-    log, heard, present = KVEventLog(1, 4, 1000), dict[int, int](), 0
+def test_a_reader_of_all_events_holds_the_same_blocks(steps: list[tuple[int, bool]], most: int) -> None:
+    log, received, present = KVEventLog(1, 4, 1000), dict[int, int](), 0
     for length, takes in steps:
         for place in range(present, length):
             log.add([BlockStored(CHAIN[place], CHAIN[place - 1] if place else None)])
@@ -69,10 +69,10 @@ def test_a_reader_who_hears_all_holds_the_same(steps: list[tuple[int, bool]], mo
         facts = log.waiting(most)
         assert facts.first == log.end - log.num_waiting
         if takes:
-            heard |= {word & ~3: word & 3 for word in facts.words}
-            log.told(facts.end)
-    heard |= {word & ~3: word & 3 for word in log.waiting(1000).words}
-    assert {name | tier for name, tier in heard.items() if tier} == set(log.held)
+            received |= {word & ~3: word & 3 for word in facts.words}
+            log.acknowledge(facts.end)
+    received |= {word & ~3: word & 3 for word in log.waiting(1000).words}
+    assert {name | tier for name, tier in received.items() if tier} == set(log.held)
     assert set(log.held) == {encode_event(fact) for fact in stored(CHAIN[:present])}
 
 

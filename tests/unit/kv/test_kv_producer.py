@@ -1,4 +1,4 @@
-"""The producer's side by hand: fences, late consumers, replays."""
+"""Test LeaseTable event by event: fences, late consumers, replays."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ def test_a_lease_starts_once() -> None:
     assert lease is not None and lease.state is LeaseState.OFFERED and lease.blocks == BLOCKS
 
 
-def test_a_lease_lapses_at_its_time_and_not_before() -> None:
+def test_a_lease_expires_on_time() -> None:
     book = opened()
     book.start(key(), BLOCKS)
-    assert book.renew(key(), 4.0) and [lease.until for lease in book] == [14.0]
+    assert book.renew(key(), 4.0) and [lease.expires_at for lease in book] == [14.0]
     assert book.expire(13.9) == []
     (ended,) = book.expire(14.0)
     assert (ended.key, ended.job, ended.blocks, ended.consumer) == (key(), job(), BLOCKS, None)
     assert not book.renew(key(), 14.1) and book.follow(key(), CONSUMER, 14.1) is None
-    assert book.why_over(key()) is ErrorKind.KV_LOST
+    assert book.end_reason(key()) is ErrorKind.KV_LOST
 
 
 def test_a_follow_renews() -> None:
@@ -94,7 +94,7 @@ def test_a_newer_attempt_ends_the_older_one() -> None:
     ended = book.open(key(3), job(3), 1.0)
     assert ended is not None and ended.key == key(2)
     assert book.release(key(2), 2.0) is None and book.find(key(3)) is not None
-    assert book.why_over(key(2)) is ErrorKind.CANCELLED and book.why_over(key(3)) is None
+    assert book.end_reason(key(2)) is ErrorKind.CANCELLED and book.end_reason(key(3)) is None
     assert not book.renew(key(2), 2.0) and book.follow(key(2), CONSUMER, 2.0) is None
 
 
@@ -111,13 +111,13 @@ def test_attempts_up_to_an_ended_one_are_refused(attempt: int) -> None:
     assert not refused(book, 4)
 
 
-def test_a_release_that_comes_first_refuses_the_prefill() -> None:
+def test_a_release_before_the_prefill_rejects_the_prefill() -> None:
     book = LeaseTable(10.0)
     assert book.release(key(2), 0.0) is None
     assert refused(book, 2) and refused(book, 1) and not refused(book, 3)
 
 
-def test_a_follow_that_comes_first_waits() -> None:
+def test_a_follow_before_the_prefill_waits() -> None:
     book = LeaseTable(10.0, memory_s=60.0)
     assert book.follow(key(), CONSUMER, 0.0) == [] and book.renew(key(), 1.0)
     book.open(key(), job(), 2.0)
@@ -133,7 +133,7 @@ def test_a_follow_of_a_fenced_attempt_does_not_wait() -> None:
 
 
 def offered(attempt: int = 1) -> LeaseTable:
-    """Two of three blocks may be read by a consumer that asked at 4.0."""
+    """Offer a lease whose consumer follows it at 4.0 and may read two of its three blocks."""
     book = opened(attempt)
     book.start(key(attempt), BLOCKS)
     book.announce(key(attempt), 2, [], 9, ())
@@ -141,11 +141,11 @@ def offered(attempt: int = 1) -> LeaseTable:
     return book
 
 
-def test_what_a_consumer_may_be_reading_is_held_until_it_lets_go() -> None:
+def test_blocks_that_may_be_read_are_held_until_released() -> None:
     book = offered()
-    told = book.withdraw(key(), 5.0, ErrorKind.CANCELLED)
-    assert told is not None and (told.job, told.blocks, told.consumer) == (job(), (), CONSUMER)
-    assert book.find(key()) is None and book.why_over(key()) is ErrorKind.CANCELLED
+    ended = book.withdraw(key(), 5.0, ErrorKind.CANCELLED)
+    assert ended is not None and (ended.job, ended.blocks, ended.consumer) == (job(), (), CONSUMER)
+    assert book.find(key()) is None and book.end_reason(key()) is ErrorKind.CANCELLED
     assert len(book) == 1 and tuple(book.blocks()) == BLOCKS
     assert book.withdraw(key(), 5.0) is None, "it holds on"
     freed = book.release(key(), 6.0)
@@ -153,18 +153,18 @@ def test_what_a_consumer_may_be_reading_is_held_until_it_lets_go() -> None:
     assert len(book) == 0 and book.release(key(), 6.0) is None
 
 
-def test_what_was_withdrawn_is_held_no_longer_than_its_consumer_was_granted() -> None:
+def test_a_withdrawn_lease_is_held_no_longer_than_granted() -> None:
     book = offered()
     book.withdraw(key(), 5.0)
     assert not book.renew(key(), 6.0) and book.follow(key(), CONSUMER, 6.0) is None
-    assert book.next_lapse() == 14.0 and book.expire(13.9) == []
+    assert book.next_expiry() == 14.0 and book.expire(13.9) == []
     (freed,) = book.expire(14.0)
     assert (freed.job, freed.blocks, freed.consumer) == (None, BLOCKS, None)
-    assert len(book) == 0 and book.why_over(key()) is ErrorKind.KV_LOST
+    assert len(book) == 0 and book.end_reason(key()) is ErrorKind.KV_LOST
 
 
 @pytest.mark.parametrize("what", ["nobody follows", "nothing may be read", "no blocks"])
-def test_what_nobody_can_be_reading_is_free_at_once(what: str) -> None:
+def test_blocks_that_cannot_be_read_are_free_at_once(what: str) -> None:
     book = opened()
     if what != "no blocks":
         book.start(key(), BLOCKS)
@@ -177,7 +177,7 @@ def test_what_nobody_can_be_reading_is_free_at_once(what: str) -> None:
     assert len(book) == 0
 
 
-def test_a_newer_attempt_leaves_the_older_one_what_is_being_read() -> None:
+def test_a_newer_attempt_keeps_blocks_that_are_being_read() -> None:
     book = offered(2)
     older = book.open(key(3), job(3), 5.0)
     assert older is not None and (older.key, older.blocks, older.consumer) == (key(2), (), CONSUMER)
@@ -192,23 +192,23 @@ def digests(first: int, stop: int) -> tuple[BlockDigest, ...]:
     return tuple(BlockDigest(BlockId(i), (i,)) for i in range(first, stop))
 
 
-def lent(attempt: int = 1) -> LeaseTable:
-    """A loan of five blocks, of which the consumer has two."""
+def served(attempt: int = 1) -> LeaseTable:
+    """Open a lease of a remote prefix fetch of five blocks, of which the consumer has two."""
     book = LeaseTable(10.0)
     assert book.can_serve_prefix(key(attempt)) and book.open(key(attempt), None, 0.0) is None
     book.start(key(attempt), tuple(BlockId(i) for i in range(5)), 2)
     return book
 
 
-def test_a_prefix_fetch_is_announced_from_what_the_consumer_lacks_on_and_says_when_it_is_all() -> None:
-    book = lent()
+def test_a_prefix_fetch_is_announced_from_its_first_missing_block_to_its_last() -> None:
+    book = served()
     parts = [book.announce_served(key(), digests(2, 4), 16), book.announce_served(key(), digests(4, 5), 20)]
     assert [(part.first_index, part.num_computed, part.is_last) for part in parts] == [(2, 16, False), (4, 20, True)]
     assert book.follow(key(), CONSUMER, 1.0) == parts
 
 
-def test_only_a_newer_attempt_at_a_prefix_fetch_is_lent() -> None:
-    book = lent(2)
+def test_only_a_newer_attempt_at_a_prefix_fetch_is_served() -> None:
+    book = served(2)
     assert [book.can_serve_prefix(key(attempt)) for attempt in (1, 2, 3)] == [False, False, True]
     ended = book.open(key(3), None, 1.0)
     assert ended is not None and ended.job is None and ended.blocks == tuple(range(5))
@@ -216,7 +216,7 @@ def test_only_a_newer_attempt_at_a_prefix_fetch_is_lent() -> None:
     assert not book.can_serve_prefix(key(3)) and book.can_serve_prefix(key(4))
 
 
-def test_what_a_job_computes_for_is_never_taken_for_a_prefix_fetch() -> None:
+def test_a_hand_off_of_a_job_is_not_taken_for_a_prefix_fetch() -> None:
     book = opened(1)
     assert not book.can_serve_prefix(key(1)) and not book.can_serve_prefix(key(2))
 
@@ -226,10 +226,10 @@ def test_memory_ends() -> None:
     book.release(key(2), 0.0)
     book.follow(HandoffKey(HandoffId("other"), 1), CONSUMER, 0.0)
     book.expire(60.0)
-    assert book.why_over(key(2)) is None and not book.renew(HandoffKey(HandoffId("other"), 1), 61.0)
+    assert book.end_reason(key(2)) is None and not book.renew(HandoffKey(HandoffId("other"), 1), 61.0)
 
 
 def test_the_reason_of_an_end_is_kept() -> None:
     book = opened()
     book.release(key(), 0.0, ErrorKind.CANCELLED)
-    assert book.why_over(key()) is ErrorKind.CANCELLED
+    assert book.end_reason(key()) is ErrorKind.CANCELLED

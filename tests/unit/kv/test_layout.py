@@ -1,4 +1,4 @@
-"""Block arithmetic and the fingerprint that decides who may exchange blocks."""
+"""Test block arithmetic and the fingerprint that decides which workers may exchange blocks."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from loadtest.client.records import Record
 from tandem.core.config import Config
 from tandem.core.step_cost import StepFeatures
-from tandem.engine.step_log import LoggedStep, StepLogHead, encode_head, encode_step, shaping
+from tandem.engine.step_log import LoggedStep, StepLogHead, encode_head, encode_step, step_settings
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.sched.state.schedule_result import StepRecord
 
@@ -42,7 +42,7 @@ HEAD = StepLogHead(
     num_threads=2,
     num_blocks=8,
     layout=KVLayout(16, (KVGroup(1, 1, 8, "float32"),)),
-    settings=shaping(Config()),
+    settings=step_settings(Config()),
 )
 
 

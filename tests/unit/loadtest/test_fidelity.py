@@ -15,7 +15,7 @@ from loadtest.fidelity.recorded_runs import MeasuredRun, RecordedLoad, RunConfig
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config, EngineConfig
 from tandem.core.step_cost import StepFeatures
-from tandem.engine.step_log import LoggedStep, StepLog, StepLogHead, shaping
+from tandem.engine.step_log import LoggedStep, StepLog, StepLogHead, step_settings
 from tandem.sched.state.schedule_result import StepRecord
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
@@ -66,7 +66,7 @@ def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> StoredRun:
         num_threads=2,
         num_blocks=spec.num_blocks,
         layout=spec.layout,
-        settings=shaping(CONFIG),
+        settings=step_settings(CONFIG),
     )
     records = tuple(_record(ask, trace) for ask, trace in zip(asks, traces, strict=True))
     run = MeasuredRun(

@@ -1,9 +1,9 @@
-"""An HTTP double of a Kubernetes API server: versions, conflicts, selectors, watches that expire, and faults on demand;
-never a cluster, and asserts nothing.
+"""Serve an HTTP double of a Kubernetes API server: versions, conflicts, selectors, watches that expire, faults on
+demand.
 
-What it enforces is the API's: a write on a version that is not the newest is a conflict, a JSON Patch is carried out
-whole or not at all, what is written must fit the CRD's schema where that is at hand, and a watch from a version that is
-too old is gone. It writes every call down.
+The double enforces the rules of the API: a write to a version that is not the newest is a conflict, a JSON Patch is
+applied as a whole or not at all, a written object must fit the CRD's schema if that is available, and a watch from a
+version that is too old gets Gone. Every call is recorded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`status` 0: no answer, the connection breaks. `is_late`: only after the call was carried out."""
+    """Fault of one call. `status` 0: the connection breaks without an answer. `is_late`: the call is carried out
+    first."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -55,8 +56,8 @@ class Refused(Exception):
 
 
 class KubeServer:
-    """`fault` is asked before each call; `wrote` hears of each write that is carried out: who, the object before and
-    after. Both run under the server's lock."""
+    """API server double. `fault` is called before each call; `wrote` is called with client, old and new object of each
+    write. Both run under the server's lock."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -72,7 +73,7 @@ class KubeServer:
     # ---- as the cluster's own parts
 
     def put(self, plural: str, name: str, content: Object) -> Object:
-        """Whatever the version is; as a controller that has just read it."""
+        """Write an object whatever its version, as a controller does that has just read it."""
         with self.lock:
             key = (plural, name)
             made = _copied(content)
@@ -80,14 +81,14 @@ class KubeServer:
             self._stamp(made)
             kind = "MODIFIED" if key in self._objects else "ADDED"
             self._objects[key] = made
-            self._tell(kind, made, plural)
+            self._notify(kind, made, plural)
             return made
 
     def delete(self, plural: str, name: str) -> None:
         with self.lock:
             gone = self._objects.pop((plural, name))
             self._stamp(gone)
-            self._tell("DELETED", gone, plural)
+            self._notify("DELETED", gone, plural)
 
     def get(self, plural: str, name: str) -> Object:
         with self.lock:
@@ -101,7 +102,7 @@ class KubeServer:
             return [name for kind, name in self._objects if kind == plural]
 
     def compact(self) -> None:
-        """Forget what has happened: watches from before are gone, also those that are open."""
+        """Forget the history: older watches are Gone, the open ones included."""
         with self.lock:
             self._events.clear()
             self._version += 1
@@ -149,7 +150,7 @@ class KubeServer:
             return self.put(plural, name, after)
 
     def watch(self, plural: str, query: dict[str, str]) -> Iterator[Object]:
-        """Until the time is over, or what is asked for is forgotten."""
+        """Yield events until the time is over or the requested version is compacted."""
         position = int(query["resourceVersion"])
         until = time.monotonic() + float(query.get("timeoutSeconds", 60))
         bookmark_at = time.monotonic()
@@ -176,19 +177,19 @@ class KubeServer:
         self._version += 1
         content["metadata"]["resourceVersion"] = str(self._version)
 
-    def _tell(self, kind: str, content: Object, plural: str) -> None:
+    def _notify(self, kind: str, content: Object, plural: str) -> None:
         self._events.append((self._version, kind, {**_copied(content), "kind": _KINDS[plural]}))
 
 
 def _copied(content: Any) -> Any:
-    """As over the network, which is quicker than `copy.deepcopy`."""
+    """Copy an object through JSON, as over the network; faster than `copy.deepcopy`."""
     return json.loads(json.dumps(content))
 
 
 def _selected(content: Object, query: dict[str, str]) -> bool:
     labels = content["metadata"].get("labels", {})
-    wanted = [part.partition("=") for part in query.get("labelSelector", "").split(",") if part]
-    return all(labels.get(key) == value for key, _, value in wanted)
+    required = [part.partition("=") for part in query.get("labelSelector", "").split(",") if part]
+    return all(labels.get(key) == value for key, _, value in required)
 
 
 def _require_version(before: Object, after: Object) -> None:
@@ -198,7 +199,7 @@ def _require_version(before: Object, after: Object) -> None:
 
 
 def _apply(content: Object, operation: Object) -> None:
-    """One operation of RFC 6902, of those that are spoken here."""
+    """Apply one JSON Patch operation (RFC 6902), of the subset that is implemented."""
     *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     place: Any = content
     try:
@@ -219,7 +220,7 @@ def _apply(content: Object, operation: Object) -> None:
 
 @cache
 def _validator(plural: str) -> Any:
-    """Closed for unknown keys; None where the CRDs are not at hand."""
+    """Return a validator that rejects unknown keys; None if the CRDs are not available."""
     path = _CRDS / f"ray.io_v1_{plural.removesuffix('s')}.json"
     return jsonschema.Draft202012Validator(_closed(json.loads(path.read_text()))) if path.exists() else None
 
@@ -275,18 +276,18 @@ class _Handler(BaseHTTPRequestHandler):
         if query.get("watch") in ("true", "True") and fault is None:
             self._stream(plural, query)
             return
-        status, told = (fault.status, {"message": "a fault"}) if fault is not None else (0, {})
+        status, reply = (fault.status, {"message": "a fault"}) if fault is not None else (0, {})
         if fault is None or fault.is_late:
             try:
                 done, content = act(who, plural, name, query, body)
             except Refused as refusal:
                 done, content = refusal.status, {"reason": refusal.reason, "message": str(refusal)}
-            status, told = (status, told) if fault is not None else (done, content)
+            status, reply = (status, reply) if fault is not None else (done, content)
             self._note(Call(who, self.command, plural, name, done, body))
         else:
             self._note(Call(who, self.command, plural, name, fault.status or 999, body))
         if status:
-            self._answer(status, told, fault.headers if fault is not None else {})
+            self._answer(status, reply, fault.headers if fault is not None else {})
         else:
             self.close_connection = True
 
@@ -294,8 +295,8 @@ class _Handler(BaseHTTPRequestHandler):
         with self.api.lock:
             self.api.calls.append(call)
 
-    def _answer(self, status: int, told: Object, headers: dict[str, str] | None = None) -> None:
-        text = json.dumps(told).encode()
+    def _answer(self, status: int, reply: Object, headers: dict[str, str] | None = None) -> None:
+        text = json.dumps(reply).encode()
         self.send_response(status)
         for key, value in {"Content-Type": "application/json", **(headers or {})}.items():
             self.send_header(key, value)
@@ -322,7 +323,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def kube_server() -> Iterator[tuple[KubeServer, str]]:
-    """A server, and its URL."""
+    """Run a server; yield it with its URL."""
     api = KubeServer()
     handler = type("Handler", (_Handler,), {"api": api})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -1,4 +1,4 @@
-"""One planner's RayCluster actuator on a world, with the real client of Kubernetes in it; asserts nothing."""
+"""Build one planner's RayCluster actuator on a simulated world, with the real Kubernetes client."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def kube_api(url: str, who: str, timeout_s: float = 5.0) -> KubeApi:
     return KubeApi(client.Configuration(host=url), "default", who, timeout_s)
 
 
-class Said:
-    """Targets that a test reads: who speaks is heard."""
+class PublishedTargets:
+    """Targets that a test reads; every planner's target is accepted."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     async def publish(self, record: TargetRecord) -> PlannerId:
-        self._world.said.append(dict(record.replicas))
+        self._world.published.append(dict(record.replicas))
         return record.planner
 
     async def read(self, model: str) -> None:
@@ -58,7 +58,7 @@ class Said:
 
 
 class Planner:
-    """`waits` are the seconds that it would have waited; `errors` the calls that failed."""
+    """Planner under test. `waits`: seconds that it would have waited; `errors`: calls that failed."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Planner:
         raycluster = "" if rayservice else CLUSTER
         self.watches: list[PodInformer] = []
         self.finder = ClusterFinder(self.api, rayservice, raycluster, groups, self._watch)
-        targets: Any = Said(world)
+        targets: Any = PublishedTargets(world)
         self.actuator = RayClusterActuator(
             groups,
             self.finder,
@@ -91,7 +91,7 @@ class Planner:
         self.on_wait: Callable[[], None] = lambda: None
 
     async def round(self, target: ReplicaTarget, changes: Sequence[RoleChange] = ()) -> ActuationResult | str:
-        """One decision for so many workers, as a program makes it; what failed as text."""
+        """Make one decision for the given numbers of workers, as the program does; return failures as text."""
         self.leadership.look()
         workers = self.world.states()
         try:
@@ -104,10 +104,10 @@ class Planner:
             return str(error)
 
     async def until_pods_are_known(self) -> None:
-        """The watch, where there is one, has caught up with the world."""
+        """Wait until the pod watch, if there is one, has caught up with the world."""
         if self.watches:
-            wanted = {(name, name in self.world.ending) for name in self.world.pods()}
-            await eventually(lambda: {(pod.name, pod.is_ending) for pod in self.watches[-1].pods() or ()} == wanted)
+            expected = {(name, name in self.world.ending) for name in self.world.pods()}
+            await eventually(lambda: {(pod.name, pod.is_ending) for pod in self.watches[-1].pods() or ()} == expected)
 
     async def close(self) -> None:
         await self.actuator.close()

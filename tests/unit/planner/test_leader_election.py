@@ -1,4 +1,4 @@
-"""Who leads, on clocks that a test moves."""
+"""Test leader election on clocks that a test moves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.planner.backoff import MOST_ASKED_S, Backoff
+from tandem.planner.backoff import MAX_RETRY_AFTER_S, Backoff
 from tandem.planner.leader_election import Election, LeaseView
 
 FREE = LeaseView(version="1")
@@ -62,13 +62,13 @@ def test_who_resigns_leaves_it_to_anybody() -> None:
     assert other.claim(50.0) is not None
 
 
-@pytest.mark.parametrize("drawn", [0.0, 0.999])
-def test_waits_double_to_a_limit_and_are_as_long_as_asked(drawn: float) -> None:
-    backoff = Backoff(lambda: drawn, first_s=1.0, most_s=10.0)
+@pytest.mark.parametrize("fraction", [0.0, 0.999])
+def test_waits_double_to_a_limit_and_respect_retry_after(fraction: float) -> None:
+    backoff = Backoff(lambda: fraction, first_s=1.0, most_s=10.0)
     waits = [backoff.failed() for _ in range(6)]
-    assert waits == [pytest.approx(base * (1 - drawn / 2)) for base in (1, 2, 4, 8, 10, 10)]
-    assert backoff.failed(30.0) == 30.0 and backoff.failed(1e9) == MOST_ASKED_S
+    assert waits == [pytest.approx(base * (1 - fraction / 2)) for base in (1, 2, 4, 8, 10, 10)]
+    assert backoff.failed(30.0) == 30.0 and backoff.failed(1e9) == MAX_RETRY_AFTER_S
     backoff.worked()
-    assert backoff.failed() == pytest.approx(1 - drawn / 2)
+    assert backoff.failed() == pytest.approx(1 - fraction / 2)
     for _ in range(2000):
         backoff.failed()

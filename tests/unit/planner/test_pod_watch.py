@@ -1,4 +1,4 @@
-"""The watch of pods over a source that misbehaves."""
+"""Test the pod watch on a source that misbehaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POD = Pod(name="a", group="g", ip="10.0.0.1", is_ending=False)
 
 
 class Ends:
-    """A stream that says nothing and ends at once."""
+    """Stream without events that ends at once."""
 
     def __iter__(self) -> Iterator[PodEvent]:
         return iter(())
@@ -30,7 +30,7 @@ class Ends:
 
 
 class Source:
-    """Each call does what `fault` does first."""
+    """Pod source that first runs `fault` in each call."""
 
     def __init__(self, fault: Callable[[str], None]) -> None:
         self._fault = fault
@@ -45,7 +45,7 @@ class Source:
 
 
 class Pauses:
-    """Draws of a backoff: one for each pause."""
+    """Random source of a backoff that counts its pauses."""
 
     def __init__(self) -> None:
         self.number = 0

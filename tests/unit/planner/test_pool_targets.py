@@ -1,4 +1,4 @@
-"""What a decision asks of two pools that are bounded, made again and again on what it has led to."""
+"""Test the targets of two bounded pools, also when decisions are repeated on their own results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.planner.demand_delta import DemandDeltaResult
 from tandem.planner.observe import build_observation
 from tandem.planner.policy import most_of, policy_of, targets_of
-from tandem.planner.pool_targets import wanted
+from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
@@ -50,13 +50,13 @@ def decision(prefill: int, decode: int, changes: tuple[RoleChange, ...] = ()) ->
 
 
 def decided(workers: Sequence[WorkerState], target: tuple[int, int]) -> Decision:
-    """As the scaler does it that has wanted so many for a while."""
+    """Return the decision of a scaler that has required these numbers for a while."""
     current = ReplicaTarget(*roles(workers))
     spare = ReplicaTarget(*(max(0, now - then) for now, then in zip(current, target, strict=True)))
     return decision(*target, role_changes(current, ReplicaTarget(*target), spare))
 
 
-LENT = [
+REASSIGNED = [
     worker("p1", "prefill", "prefill"),
     worker("d1", "decode", "decode"),
     worker("d2", "decode", "decode"),
@@ -65,28 +65,30 @@ LENT = [
 """One of the decode pool's serves as prefill."""
 
 
-def test_who_was_lent_goes_back_where_its_pool_is_full() -> None:
-    found = wanted(decision(2, 3), LENT, NONE, {"prefill": 4, "decode": 3})
-    assert found.replicas == {"prefill": 2, "decode": 3} and found.changed == {LENT[-1]: "decode"}
-    assert wanted(decision(2, 3), LENT, NONE, {"decode": 3}) == found, "a pool without a bound has room"
-    begun = wanted(decision(2, 3), LENT, {"prefill": 1}, {"prefill": 2, "decode": 3})
+def test_reassigned_workers_return_where_their_pool_is_full() -> None:
+    found = compute_targets(decision(2, 3), REASSIGNED, NONE, {"prefill": 4, "decode": 3})
+    assert found.replicas == {"prefill": 2, "decode": 3} and found.changed == {REASSIGNED[-1]: "decode"}
+    assert compute_targets(decision(2, 3), REASSIGNED, NONE, {"decode": 3}) == found, "a pool without a bound has room"
+    begun = compute_targets(decision(2, 3), REASSIGNED, {"prefill": 1}, {"prefill": 2, "decode": 3})
     assert begun == found, "who stands in is on the way already"
-    roomy = wanted(decision(2, 3), LENT, NONE, {"prefill": 4, "decode": 4})
+    roomy = compute_targets(decision(2, 3), REASSIGNED, NONE, {"prefill": 4, "decode": 4})
     assert roomy.replicas == {"prefill": 1, "decode": 4} and not roomy.changed
-    assert wanted(decision(2, 3), LENT, NONE, NONE) == roomy
+    assert compute_targets(decision(2, 3), REASSIGNED, NONE, NONE) == roomy
 
 
 def test_nobody_goes_back_who_cannot_or_whom_nobody_stands_in_for() -> None:
     most = {"prefill": 4, "decode": 3}
-    assert not wanted(decision(2, 3), LENT, NONE, {"prefill": 1, "decode": 3}).changed, "prefill would be one short"
-    silent = [*LENT[:-1], replace(LENT[-1], load=None)]
-    assert not wanted(decision(2, 3), silent, NONE, most).changed
-    assert not wanted(decision(1, 3), LENT[1:], NONE, most).changed, "nobody else serves as prefill"
+    assert not compute_targets(decision(2, 3), REASSIGNED, NONE, {"prefill": 1, "decode": 3}).changed, (
+        "prefill would be one short"
+    )
+    silent = [*REASSIGNED[:-1], replace(REASSIGNED[-1], load=None)]
+    assert not compute_targets(decision(2, 3), silent, NONE, most).changed
+    assert not compute_targets(decision(1, 3), REASSIGNED[1:], NONE, most).changed, "nobody else serves as prefill"
     busy, idle = worker("d4", "decode", "prefill", WorkerLoad(num_running=3)), worker("d5", "decode", "prefill")
-    lent = [LENT[0], LENT[1], busy, idle]
-    assert wanted(decision(3, 2), lent, NONE, most).changed == {idle: "decode"}, "no more than have to"
-    assert wanted(decision(3, 3), lent, NONE, most).changed == {idle: "decode", busy: "decode"}
-    assert wanted(decision(3, 3), lent[1:], NONE, most).changed == {idle: "decode"}, "one goes on"
+    reassigned = [REASSIGNED[0], REASSIGNED[1], busy, idle]
+    assert compute_targets(decision(3, 2), reassigned, NONE, most).changed == {idle: "decode"}, "no more than have to"
+    assert compute_targets(decision(3, 3), reassigned, NONE, most).changed == {idle: "decode", busy: "decode"}
+    assert compute_targets(decision(3, 3), reassigned[1:], NONE, most).changed == {idle: "decode"}, "one goes on"
 
 
 def test_pools_are_bounded_where_roles_may_change() -> None:
@@ -106,8 +108,8 @@ def roles(workers: Sequence[WorkerState]) -> tuple[int, int]:
 def carried_out(
     workers: Sequence[WorkerState], of: Decision, most: Mapping[str, int], *, oldest_go: bool
 ) -> list[WorkerState]:
-    """As Serve and the registry do it, at once; which workers end is Serve's choice."""
-    replicas, changed = wanted(of, workers, NONE, most)
+    """Apply a decision at once, as Serve and the registry do; Serve chooses which workers end."""
+    replicas, changed = compute_targets(of, workers, NONE, most)
     after: list[WorkerState] = []
     for pool, number in replicas.items():
         bounded = max(1, min(number, most[pool]))
@@ -120,38 +122,39 @@ def carried_out(
 
 
 def test_who_decides_nothing_has_nobody_go_back() -> None:
-    """As where a bound became smaller than its pool while no gateway speaks."""
-    fleet = [*LENT, worker("d4", "decode", "decode")]
+    """Without a decision no worker returns, even where a pool exceeds a bound that was lowered while no gateway
+    published."""
+    fleet = [*REASSIGNED, worker("d4", "decode", "decode")]
     blind = decided(fleet, (2, 3))
-    kept = wanted(replace(blind, held_back="no gateway speaks"), fleet, NONE, {"prefill": 4, "decode": 3})
+    kept = compute_targets(replace(blind, held_back="no gateway speaks"), fleet, NONE, {"prefill": 4, "decode": 3})
     assert kept.changed == {} and kept.replicas == {"prefill": 1, "decode": 4}
-    assert wanted(blind, fleet, NONE, {"prefill": 4, "decode": 3}).changed
+    assert compute_targets(blind, fleet, NONE, {"prefill": 4, "decode": 3}).changed
 
 
 @pytest.mark.parametrize("oldest_go", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_every_fleet_comes_to_enough_of_each_role_and_stays(oldest_go: bool) -> None:
-    """Whoever serves as what: all fleets of two pools of one to three, as Serve bounds them too."""
+def test_every_fleet_reaches_enough_of_each_role_and_stays(oldest_go: bool) -> None:
+    """Check all fleets of two pools of one to three workers in either role, bounded as Serve bounds them too."""
     most = {"prefill": 3, "decode": 3}
-    states = [(number, lent) for number in range(1, 4) for lent in range(number + 1)]
-    for (prefill, away), (decode, lent), target in itertools.product(
+    states = [(number, moved) for number in range(1, 4) for moved in range(number + 1)]
+    for (prefill, away), (decode, reassigned), target in itertools.product(
         states, states, itertools.product(range(1, 4), range(1, 4))
     ):
         fleet = [
             *(worker(f"prefill-{i}", "prefill", "decode" if i < away else "prefill") for i in range(prefill)),
-            *(worker(f"decode-{i}", "decode", "prefill" if i < lent else "decode") for i in range(decode)),
+            *(worker(f"decode-{i}", "decode", "prefill" if i < reassigned else "decode") for i in range(decode)),
         ]
-        told = f"{fleet} to {target}"
+        case = f"{fleet} to {target}"
         for _ in range(3):
             fleet = carried_out(fleet, decided(fleet, target), most, oldest_go=oldest_go)
         # One too many stays where Serve ends none: fewer are taken from a role's own pool first.
-        assert all(number >= least for number, least in zip(roles(fleet), target, strict=True)), told
-        assert carried_out(fleet, decided(fleet, target), most, oldest_go=oldest_go) == fleet, told
+        assert all(number >= least for number, least in zip(roles(fleet), target, strict=True)), case
+        assert carried_out(fleet, decided(fleet, target), most, oldest_go=oldest_go) == fleet, case
 
 
-def test_the_scaler_gets_what_it_asks_for_of_a_pool_that_is_full() -> None:
+def test_the_scaler_gets_its_target_from_a_full_pool() -> None:
     config = PlannerConfig(min_prefill=2, max_prefill=4, min_decode=3, max_decode=3)
     scaler = Scaler(policy_of(config, targets_of(SloConfig(ttft_ms=1500, itl_ms=50))))
-    fleet = list(LENT)
+    fleet = list(REASSIGNED)
     seen: list[tuple[int, int]] = []
     for number in range(1, 200):
         observed = build_observation(5.0 * number, DemandDeltaResult(DEMAND, "", num_gateways=1), fleet, NONE)

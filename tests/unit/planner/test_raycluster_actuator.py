@@ -1,4 +1,4 @@
-"""The RayCluster actuator and the real client of Kubernetes on a double of the API server, faults and all."""
+"""Test the RayCluster actuator and the real Kubernetes client on a double of the API server, faults included."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def rounds(planner: Planner, world: World, target: ReplicaTarget, number: 
     return done
 
 
-async def test_more_pods_are_asked_for_at_once(planner: Planner, world: World) -> None:
+async def test_more_pods_are_requested_at_once(planner: Planner, world: World) -> None:
     world.create(1, 2)
     done = await rounds(planner, world, ReplicaTarget(3, 4), 1)
     assert done.outcome == "carried_out" and done.replicas == {"prefill": 3, "decode": 4}
@@ -63,7 +63,7 @@ async def test_more_pods_are_asked_for_at_once(planner: Planner, world: World) -
     assert "group prefill-group grows from 1 to 3 pods" in done.notes
     (write,) = world.api.writes()
     assert write.who == "p1" and write.body[-1]["path"] == "/metadata/resourceVersion"
-    assert world.said == [{"prefill": 3, "decode": 4}]
+    assert world.published == [{"prefill": 3, "decode": 4}]
     await rounds(planner, world, ReplicaTarget(3, 4), 4)
     assert len(world.api.writes()) == 1, "what is as it should be is not written again"
 
@@ -72,18 +72,18 @@ async def test_fewer_go_only_when_nothing_is_left_on_them(planner: Planner, worl
     world.create(1, 4)
     await rounds(planner, world, ReplicaTarget(1, 2), 1)
     assert world.replicas() == (1, 4) and [w.is_draining for w in world.workers.values()].count(True) == 1
-    assert world.said[-1]["decode"] == 4, "Serve must not end one of its own choice"
+    assert world.published[-1]["decode"] == 4, "Serve must not end one of its own choice"
     done = await rounds(planner, world, ReplicaTarget(1, 2), 1)
     assert any("waits until nothing is left" in note for note in done.notes)
     await rounds(planner, world, ReplicaTarget(1, 2), 14)
     assert world.replicas() == (1, 2) and len(world.pods(GROUPS["decode"])) == 2
-    assert world.said[-1] == {"prefill": 1, "decode": 2}
+    assert world.published[-1] == {"prefill": 1, "decode": 2}
     lowered = [call.body[1]["value"] for call in world.api.writes()]
     assert lowered == [3, 2], "one after the other"
 
 
 async def test_a_pod_stays_named_while_it_ends(planner: Planner, world: World) -> None:
-    """Else KubeRay would count it, and delete another one in its place."""
+    """Otherwise KubeRay would count the pod, and delete another one in its place."""
     world.grace = 9
     world.create(1, 4)
     await rounds(planner, world, ReplicaTarget(1, 2), 12)
@@ -100,21 +100,21 @@ async def test_a_pod_that_has_no_worker_yet_goes_first(planner: Planner, world: 
     assert len({*young} & {*world.ending}) == 1
 
 
-async def test_who_was_asked_to_leave_is_replaced_when_more_are_needed_again(planner: Planner, world: World) -> None:
+async def test_draining_pods_are_replaced_when_more_are_needed_again(planner: Planner, world: World) -> None:
     world.create(1, 4)
     await rounds(planner, world, ReplicaTarget(1, 3), 1)
-    (leaver,) = [name for name, worker in world.workers.items() if worker.is_draining]
+    (drained_pod,) = [name for name, worker in world.workers.items() if worker.is_draining]
     await rounds(planner, world, ReplicaTarget(1, 4), 10)
-    assert world.replicas() == (1, 4) and leaver not in world.pods()
+    assert world.replicas() == (1, 4) and drained_pod not in world.pods()
     assert world.num_serving(GROUPS["decode"]) == 4
     assert [call.body[1]["value"] for call in world.api.writes()] == [5, 4], "not only when the leaver is empty"
-    assert max(said["decode"] for said in world.said) == 5 and world.said[-1]["decode"] == 4
+    assert max(published["decode"] for published in world.published) == 5 and world.published[-1]["decode"] == 4
 
 
-async def test_a_new_leader_takes_no_pod_for_unborn(
+async def test_a_new_leader_takes_no_pod_for_starting(
     served: tuple[KubeServer, str], world: World, closing: AsyncExitStack
 ) -> None:
-    """A worker that is cut off from Redis alone still serves."""
+    """A worker that only lost Redis still serves."""
     world.create(1, 2)
     hidden = world.pods(GROUPS["decode"])[1]
     world.hidden.add(hidden)
@@ -124,7 +124,7 @@ async def test_a_new_leader_takes_no_pod_for_unborn(
     assert not world.workers[hidden].is_draining and hidden not in world.ending
 
 
-async def test_a_worker_long_out_of_sight_is_asked_before_its_pod_goes(planner: Planner, world: World) -> None:
+async def test_a_worker_long_unregistered_is_drained_before_its_pod_is_deleted(planner: Planner, world: World) -> None:
     world.create(1, 2)
     await rounds(planner, world, ReplicaTarget(1, 2), 1)
     world.hidden |= {*world.pods(GROUPS["decode"])}
@@ -137,23 +137,25 @@ async def test_a_worker_long_out_of_sight_is_asked_before_its_pod_goes(planner: 
     assert world.replicas() == (1, 1)
 
 
-async def test_serve_is_told_no_fewer_than_the_pods_have_room_for(planner: Planner, world: World) -> None:
-    """Though a worker is out of sight for a while: Serve would end one that nobody asked to leave."""
+async def test_serve_gets_no_fewer_replicas_than_the_pods_have_room_for(planner: Planner, world: World) -> None:
+    """Let a worker be unregistered for a while: with fewer replicas Serve would end a worker that was not drained."""
     world.create(1, 4)
     await rounds(planner, world, ReplicaTarget(1, 2), 2)
     hidden = next(name for name in world.pods(GROUPS["decode"]) if not world.workers[name].is_draining)
     lost = world.workers.pop(hidden)
     assert isinstance(done := await planner.round(ReplicaTarget(1, 2)), ActuationResult), done
     world.workers[hidden] = lost
-    assert world.replicas() == (1, 4) and world.said[-1]["decode"] == 4
+    assert world.replicas() == (1, 4) and world.published[-1]["decode"] == 4
 
 
-async def test_serve_is_told_whole_pods(served: tuple[KubeServer, str], world: World, closing: AsyncExitStack) -> None:
+async def test_serve_gets_replicas_for_whole_pods(
+    served: tuple[KubeServer, str], world: World, closing: AsyncExitStack
+) -> None:
     pairs = Planner(world, served[1], "p1", groups=(WorkerGroup("prefill", GROUPS["prefill"]), PAIRS))
     closing.push_async_callback(pairs.close)
     world.create(1, 4)
     await pairs.round(ReplicaTarget(1, 5))
-    assert world.said == [{"prefill": 1, "decode": 6}], "a pod to spare, three of two workers each"
+    assert world.published == [{"prefill": 1, "decode": 6}], "a pod to spare, three of two workers each"
 
 
 async def test_a_conflict_is_read_again_and_decided_again(planner: Planner, world: World) -> None:
@@ -226,7 +228,7 @@ async def test_a_watch_that_expired_is_begun_again_with_a_list(planner: Planner,
     assert len(world.pods(GROUPS["decode"])) == 4
 
 
-async def test_pods_that_nobody_has_told_of_for_long_are_not_known(planner: Planner, world: World) -> None:
+async def test_pods_without_events_for_long_are_not_known(planner: Planner, world: World) -> None:
     world.create(1, 2)
     await rounds(planner, world, ReplicaTarget(1, 2), 1)
     world.api.fault = lambda method, plural, who: Fault(500) if plural == "pods" else None
@@ -237,17 +239,17 @@ async def test_pods_that_nobody_has_told_of_for_long_are_not_known(planner: Plan
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"enableInTreeAutoscaling": True}, "has Ray's autoscaler on"),
         ({"suspend": True}, "is suspended"),
     ],
 )
 async def test_a_cluster_that_is_somebody_else_s_is_left_alone(
-    planner: Planner, world: World, change: dict[str, bool], said: str
+    planner: Planner, world: World, change: dict[str, bool], message: str
 ) -> None:
     world.create(1, 2, **change)
-    assert said in str(await planner.round(ReplicaTarget(4, 4)))
+    assert message in str(await planner.round(ReplicaTarget(4, 4)))
     assert world.api.writes() == []
 
 
@@ -279,7 +281,7 @@ async def test_a_group_keeps_within_its_own_bounds(planner: Planner, world: Worl
     assert "group decode-group may have 1 to 20 pods, not 30" in done.notes
 
 
-async def test_pods_with_one_address_cannot_be_told_apart(planner: Planner, world: World) -> None:
+async def test_pods_with_one_address_are_rejected(planner: Planner, world: World) -> None:
     world.create(1, 2)
     one, other = world.pods(GROUPS["decode"])
     pod = world.api.get("pods", one)
@@ -290,7 +292,7 @@ async def test_pods_with_one_address_cannot_be_told_apart(planner: Planner, worl
 
 
 async def test_kuberay_is_waited_for_before_a_group_shrinks(planner: Planner, world: World) -> None:
-    """Else it would delete pods of its own choice."""
+    """Otherwise KubeRay would delete pods of its own choice."""
     world.create(1, 3)
     await planner.round(ReplicaTarget(1, 5))
     done = await planner.round(ReplicaTarget(1, 2))
@@ -299,7 +301,7 @@ async def test_kuberay_is_waited_for_before_a_group_shrinks(planner: Planner, wo
 
 
 async def test_a_pod_that_died_unseen_is_not_counted_on(planner: Planner, world: World) -> None:
-    """It was made anew: were it named, one more would have to go, and KubeRay would choose which."""
+    """The pod was replaced: if it were named, one more pod would have to go, and KubeRay would choose which."""
     world.create(1, 2)
     await rounds(planner, world, ReplicaTarget(1, 4), 1)
     planner.watches[-1].close()
@@ -355,7 +357,7 @@ async def test_of_two_planners_one_acts_and_the_other_takes_over(
 
 
 async def test_a_leader_that_is_stopped_leads_until_it_resigns(planner: Planner, world: World) -> None:
-    """Its loop may be in the midst of a decision."""
+    """Its loop may be in the middle of a decision."""
     world.create(1, 2)
     await planner.round(ReplicaTarget(1, 2))
     stopped = asyncio.Event()
@@ -393,12 +395,12 @@ async def test_whoever_lost_the_lease_while_it_waited_does_not_write(planner: Pl
 
 
 class Weather:
-    """Two planners in an API server that fails in all its ways, pods that die, and watches that expire."""
+    """Two planners on an API server that fails in all ways, with pods that die and watches that expire."""
 
     KINDS = tuple(Fault(status, is_late=late) for status in (0, 409, 429, 500, 503) for late in (False, True))
 
     def __init__(self, world: World, url: str, seed: int) -> None:
-        self.draw = Random(seed)
+        self.random = Random(seed)
         self.share = 0.25
         self.world = world
         self.planners = [Planner(world, url, name) for name in ("p1", "p2")]
@@ -411,15 +413,15 @@ class Weather:
 
     async def storm(self, target: ReplicaTarget) -> None:
         for planner in self.planners:
-            if self.draw.random() < 0.7:
+            if self.random.random() < 0.7:
                 await planner.until_pods_are_known()
-            if self.draw.random() < 0.8:
+            if self.random.random() < 0.8:
                 await planner.round(target)
-        if self.draw.random() < 0.2:
+        if self.random.random() < 0.2:
             self.world.api.compact()
-        if self.draw.random() < 0.15:
-            self.world.lose(self.draw.choice(self.world.pods()))
-        self.world.step(self.draw.choice((1.0, 5.0, 5.0, 20.0)))
+        if self.random.random() < 0.15:
+            self.world.lose(self.random.choice(self.world.pods()))
+        self.world.step(self.random.choice((1.0, 5.0, 5.0, 20.0)))
 
     async def calm(self, target: ReplicaTarget, number: int) -> None:
         self.share = 0.0
@@ -430,7 +432,7 @@ class Weather:
             self.world.step()
 
     def _fault(self, method: str, plural: str, who: str) -> Fault | None:
-        return self.draw.choice(self.KINDS) if self.draw.random() < self.share else None
+        return self.random.choice(self.KINDS) if self.random.random() < self.share else None
 
 
 SEEDS = [
@@ -451,9 +453,9 @@ async def weather(
 
 
 async def test_whatever_fails_it_is_safe_and_gets_there(weather: Weather, world: World) -> None:
-    """The world's books say that nobody wrote without the lease and that no pod went with work on it."""
+    """Check in the world's records that no planner wrote without the lease, and that no pod with jobs was deleted."""
     for number in range(24):
-        await weather.storm(ReplicaTarget(weather.draw.randint(1, 5), weather.draw.randint(1, 8)))
+        await weather.storm(ReplicaTarget(weather.random.randint(1, 5), weather.random.randint(1, 8)))
         assert world.violations == [], number
     for _ in range(40):
         await weather.calm(ReplicaTarget(2, 3), 1)

@@ -1,4 +1,4 @@
-"""What a planner concludes from what it sees: growth of demand, states of pools, and what each pool has to have."""
+"""Test what the planner derives from its observations: demand since the last look, pool states, and pool targets."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ def grown(*looks: tuple[float, list[DemandRecord]]) -> DemandDeltaResult:
     return [growth.look(records, now) for now, records in looks][-1]
 
 
-def test_demand_is_what_came_between_two_looks() -> None:
+def test_demand_is_the_difference_between_two_looks() -> None:
     first = grown((10.0, [word("a", 100)]))
     assert first.demand is None and "first look" in first.problem
-    told = grown((10.0, [word("a", 100)]), (14.0, [word("a", 130), word("b", 5, backlog=WAITING, lived_s=3.0)]))
-    assert told.demand is not None and (told.demand.seconds, told.demand.num_requests) == (4.0, 35)
-    assert told.demand.num_input_tokens == 350 and told.backlog == WAITING
-    assert told.num_gateways == 2 and told.problem == ""
+    delta = grown((10.0, [word("a", 100)]), (14.0, [word("a", 130), word("b", 5, backlog=WAITING, lived_s=3.0)]))
+    assert delta.demand is not None and (delta.demand.seconds, delta.demand.num_requests) == (4.0, 35)
+    assert delta.demand.num_input_tokens == 350 and delta.backlog == WAITING
+    assert delta.num_gateways == 2 and delta.problem == ""
 
 
 def test_a_gateway_that_ended_takes_nothing_back() -> None:
-    told = grown((0.0, [word("a", 100), word("b", 50)]), (5.0, [word("b", 60)]))
-    assert told.demand is not None and told.demand.num_requests == 10
+    delta = grown((0.0, [word("a", 100), word("b", 50)]), (5.0, [word("b", 60)]))
+    assert delta.demand is not None and delta.demand.num_requests == 10
     assert grown((0.0, [word("a", 100)]), (5.0, [word("a", 40)])).demand.num_requests == 0  # type: ignore[union-attr]
 
 
 def test_a_gateway_that_was_away_counts_from_its_next_word_on() -> None:
-    """What it was asked for in its whole life has not come in the last five seconds."""
+    """The totals of its whole life did not arise in the last five seconds."""
     looks = [
         (0.0, [word("a", 100), word("b", 1_000_000)]),
         (5.0, [word("a", 110)]),
@@ -77,28 +77,28 @@ def test_a_gateway_that_was_away_counts_from_its_next_word_on() -> None:
         (15.0, [word("a", 130), word("b", 1_000_080, lived_s=9e5)]),
     ]
     for number, expected in ((3, 10), (4, 40)):
-        told = grown(*looks[:number])
-        assert told.demand is not None and told.demand.num_requests == expected
+        delta = grown(*looks[:number])
+        assert delta.demand is not None and delta.demand.num_requests == expected
     older = grown((0.0, [word("a", 1)]), (5.0, [word("a", 1), word("c", 70, lived_s=4.8)]))
     assert older.demand is not None and older.demand.num_requests == 0, "it began before the last look"
 
 
-def test_how_many_were_served_is_known_where_all_gateways_say_it() -> None:
-    """A gateway of the version before counts pairs, but not whom they are of."""
+def test_number_served_is_known_if_all_gateways_report_it() -> None:
+    """A gateway of an older version counts pairs, but not served requests."""
     before, new = DemandTotals(num_prefill_pairs=9), DemandTotals(num_prefill_pairs=9, num_served=3)
     for first, second, expected in ((new, new, 6), (new, before, None), (new, DemandTotals(), 3)):
         begun = [
             DemandRecord(gateway=GatewayId(name), totals={"m": totals}, lived_s=3.0)
             for name, totals in (("a", first), ("b", second))
         ]
-        told = grown((0.0, [word("c", 0)]), (5.0, [word("c", 0), *begun])).demand
-        assert told is not None and told.num_served == expected
+        demand = grown((0.0, [word("c", 0)]), (5.0, [word("c", 0), *begun])).demand
+        assert demand is not None and demand.num_served == expected
 
 
 def test_a_silent_gateway_or_none_holds_and_nothing_is_lost() -> None:
     assert "no gateway" in grown((0.0, [])).problem
-    told = grown((0.0, [word("a", 100)]), (5.0, [word("a", 100, age_s=6.0)]))
-    assert told.demand is None and "gateway a has said nothing for 6 s" in told.problem
+    delta = grown((0.0, [word("a", 100)]), (5.0, [word("a", 100, age_s=6.0)]))
+    assert delta.demand is None and "gateway a has published nothing for 6 s" in delta.problem
     later = grown((0.0, [word("a", 1)]), (5.0, [word("a", 1, age_s=6.0)]), (10.0, [word("a", 9)]))
     assert later.demand is not None and (later.demand.seconds, later.demand.num_requests) == (10.0, 8)
 
@@ -112,13 +112,13 @@ def test_what_is_observed() -> None:
         silent("d4", "decode"),
         worker("m", "mixed", num_jobs=2),
     ]
-    told = grown((0.0, [word("a", 1)]), (2.0, [word("a", 3, backlog=WAITING)]))
-    seen = build_observation(2.0, told, workers, {"decode": 2})
+    delta = grown((0.0, [word("a", 1)]), (2.0, [word("a", 3, backlog=WAITING)]))
+    seen = build_observation(2.0, delta, workers, {"decode": 2})
     assert (seen.prefill, seen.mixed) == (PoolState(1), PoolState(1))
     assert seen.decode == PoolState(num_serving=3, num_starting=2, num_draining=1)
     assert (seen.num_queued_tokens, seen.num_queued_requests, seen.num_running_seqs) == (40 + 5 * 7, 2, 4 + 5 + 2)
     assert seen.prefill_worker == seen.decode_worker == able(1.0)
-    alone = build_observation(2.0, told, [silent("p", "prefill"), worker("m", "mixed")], {})
+    alone = build_observation(2.0, delta, [silent("p", "prefill"), worker("m", "mixed")], {})
     assert alone.prefill_worker == able(1.0), "a mixed one does both"
 
 
@@ -156,7 +156,7 @@ def test_the_policy_is_the_settings() -> None:
 
 
 def test_records_survive_json() -> None:
-    said: Any = word("a", 3, 0.0, WAITING)
-    assert DemandRecord.from_json("a", said.to_json().encode(), 0.0) == said
+    record: Any = word("a", 3, 0.0, WAITING)
+    assert DemandRecord.from_json("a", record.to_json().encode(), 0.0) == record
     younger: Any = word("a", 3, 0.0, lived_s=2.5)
     assert DemandRecord.from_json("a", younger.to_json().encode(), 0.0) == younger

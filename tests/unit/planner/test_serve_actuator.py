@@ -1,4 +1,4 @@
-"""What Serve runs and means to run, as its actuator knows it."""
+"""Test what the Serve actuator knows about replicas that Serve runs and intends to run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ME = PlannerId("p1")
 
 
 @dataclass
-class Told:
-    """Targets in a Redis that may forget them, and what one Serve means to have, or more."""
+class StoredTargets:
+    """Targets in a Redis that may lose them, and the replicas that one or more Serves intend to run."""
 
-    said: TargetRecord | None = None
+    published: TargetRecord | None = None
     meant: dict[str, int] = field(default_factory=dict)
     others: dict[str, dict[str, int]] = field(default_factory=dict)
 
     async def read(self, model: str) -> TargetRecord | None:
-        return self.said
+        return self.published
 
     async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
         found = {"head-1": self.meant, **self.others}
@@ -42,7 +42,7 @@ def worker(number: int, role: str) -> WorkerState:
     )
 
 
-def actuator(targets: Told) -> ServeActuator:
+def actuator(targets: StoredTargets) -> ServeActuator:
     unused: Any = None
     return ServeActuator(ME, targets, unused, {})  # type: ignore[arg-type]
 
@@ -52,15 +52,15 @@ async def starting(of: ServeActuator, num_decode: int) -> dict[str, int]:
     return await of.starting("m", [worker(1, "prefill"), worker(2, "prefill"), *decoding])
 
 
-async def test_what_serve_means_to_have_goes_before_what_it_was_told() -> None:
-    said = TargetRecord(model="m", planner=ME, replicas={"prefill": 2, "decode": 5}, reasons=())
-    assert await starting(actuator(Told(said, {"decode": 8})), 3) == {"prefill": 0, "decode": 5}
-    assert await starting(actuator(Told(said)), 3) == {"prefill": 0, "decode": 2}
+async def test_deployed_replicas_override_the_published_target() -> None:
+    published = TargetRecord(model="m", planner=ME, replicas={"prefill": 2, "decode": 5}, reasons=())
+    assert await starting(actuator(StoredTargets(published, {"decode": 8})), 3) == {"prefill": 0, "decode": 5}
+    assert await starting(actuator(StoredTargets(published)), 3) == {"prefill": 0, "decode": 2}
 
 
 async def test_a_redis_that_has_forgotten_all_is_no_fleet_of_those_who_are_back() -> None:
-    """Of eight three have registered anew; Serve told three is Serve told to end five."""
-    targets = Told(meant={"prefill": 2, "decode": 8})
+    """Of eight workers three have registered again; a target of three would make Serve end five."""
+    targets = StoredTargets(meant={"prefill": 2, "decode": 8})
     mine = actuator(targets)
     assert await starting(mine, 8) == {"prefill": 0, "decode": 0}
     targets.meant = {"prefill": 2}
@@ -70,8 +70,8 @@ async def test_a_redis_that_has_forgotten_all_is_no_fleet_of_those_who_are_back(
 
 
 async def test_a_fleet_of_two_serves_is_held() -> None:
-    """Each would take the sum for its own number."""
-    targets = Told(meant={"prefill": 2, "decode": 3}, others={"head-2": {"decode": 2}})
+    """Each Serve would take the sum for its own number."""
+    targets = StoredTargets(meant={"prefill": 2, "decode": 3}, others={"head-2": {"decode": 2}})
     mine = actuator(targets)
     with pytest.raises(ActuatorFailed, match=r"2 Serves have decode workers of m.* \(head-1, head-2\)"):
         await starting(mine, 5)

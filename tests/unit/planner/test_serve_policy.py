@@ -1,4 +1,4 @@
-"""The policy that Serve's controller asks: what it answers, how it is copied there, and that it never waits."""
+"""Test the policy that Serve's controller calls: its answers, how Serve copies it, and that it does not block."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def settings(directory: Path, url: str, namespace: str) -> str:
     return str(path)
 
 
-def say(url: str, namespace: str, **numbers: int) -> None:
-    async def tell() -> None:
+def publish(url: str, namespace: str, **numbers: int) -> None:
+    async def store() -> None:
         targets = ReplicaTargets(url, namespace)
         await targets.publish(TargetRecord(model=MODEL, planner=PlannerId("p"), replicas=numbers))
         await targets.close()
 
-    asyncio.run(tell())
+    asyncio.run(store())
 
 
 @pytest.fixture
@@ -61,20 +61,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.redis
-def test_it_answers_what_the_planner_said_within_bounds(redis_url: str, tmp_path: Path, quick: None) -> None:
+def test_it_returns_the_published_target_within_bounds(redis_url: str, tmp_path: Path, quick: None) -> None:
     policy = replicas(role="decode", config=settings(tmp_path, redis_url, "policy"))
     assert policy(context(3)) == (3, {}), "nothing is known yet"
-    say(redis_url, "policy", prefill=1, decode=6)
+    publish(redis_url, "policy", prefill=1, decode=6)
     until(lambda: policy(context(3)) == (6, {}), "the target")
     assert policy(context(3, most=4)) == (4, {}) and policy(context(3, least=8)) == (8, {})
-    say(redis_url, "policy", prefill=2)
+    publish(redis_url, "policy", prefill=2)
     until(lambda: policy(context(3)) == (3, {}), "a target without this role leaves the number as it is")
 
 
 @pytest.mark.redis
 def test_settings_that_change_are_followed(redis_url: str, tmp_path: Path, quick: None) -> None:
-    say(redis_url, "before", decode=6)
-    say(redis_url, "after", decode=7)
+    publish(redis_url, "before", decode=6)
+    publish(redis_url, "after", decode=7)
     policy = replicas(role="decode", config=settings(tmp_path, redis_url, "before"))
     until(lambda: policy(context(3)) == (6, {}), "the target of the first settings")
     settings(tmp_path, redis_url, "after")
@@ -82,7 +82,7 @@ def test_settings_that_change_are_followed(redis_url: str, tmp_path: Path, quick
 
 
 @pytest.mark.redis
-def test_it_tells_what_serve_means_to_have(redis_url: str, tmp_path: Path, quick: None) -> None:
+def test_it_publishes_what_serve_intends_to_run(redis_url: str, tmp_path: Path, quick: None) -> None:
     policy = replicas(role="prefill", config=settings(tmp_path, redis_url, "deployed"), model="other")
     policy(context(5))
 
@@ -103,15 +103,15 @@ def test_it_tells_what_serve_means_to_have(redis_url: str, tmp_path: Path, quick
 @pytest.mark.redis
 def test_beside_another_serve_the_number_stays(redis_url: str, tmp_path: Path, quick: None) -> None:
     def another(role: str) -> None:
-        async def tell() -> None:
+        async def store() -> None:
             targets = ReplicaTargets(redis_url, "beside")
             await targets.publish_deployed(MODEL, role, ServeId("head-2"), 2)
             await targets.close()
 
-        asyncio.run(tell())
+        asyncio.run(store())
 
     policy = replicas(role="decode", config=settings(tmp_path, redis_url, "beside"))
-    say(redis_url, "beside", decode=6)
+    publish(redis_url, "beside", decode=6)
     another("prefill")
     until(lambda: policy(context(3)) == (6, {}), "the target, beside a Serve of another role")
     another("decode")
@@ -153,7 +153,7 @@ def test_another_role_is_refused() -> None:
 
 @pytest.mark.slow
 def test_serve_takes_it_as_it_is_copied_and_made() -> None:
-    """In a process of its own: importing Serve takes its time, and reads the environment."""
+    """Run in a process of its own, because importing Serve takes long and reads the environment."""
     code = """
 import sys
 from types import SimpleNamespace as N
@@ -178,7 +178,7 @@ again = AutoscalingPolicy.from_serialized_policy_def(
     {"policy_function": named.policy_function, "policy_kwargs": named.policy_kwargs}, named.get_serialized_policy_def()
 )
 # Copied by value, with the name left where it is: one for each process.
-names = {type(made).__call__.__globals__["_ask"].__globals__["serve_name"] for made in
+names = {type(made).__call__.__globals__["_exchange_target"].__globals__["serve_name"] for made in
          (policy, _resolve_policy_callable(again))}
 from tandem.planner.serve_name import serve_name
 assert names == {serve_name}, names
@@ -188,7 +188,7 @@ assert names == {serve_name}, names
 
 
 @pytest.mark.slow
-def test_the_planner_is_asked_without_ray_or_torch() -> None:
+def test_the_policy_imports_neither_ray_nor_torch() -> None:
     heavy = {"torch", "ray", "numpy", "kubernetes"}
     code = f"import sys, tandem.planner.serve_policy, tandem.planner.main; print(*({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

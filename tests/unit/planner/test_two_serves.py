@@ -1,5 +1,7 @@
-"""A cluster that is upgraded by a second one: planner and policies as they are, around clusters that do as Serve does;
-the size of the fleet is nobody's feedback."""
+"""Test the upgrade of a cluster by a second one: real planner and policies, around simulated Serve clusters.
+
+The size of the fleet must not feed back into itself.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +43,18 @@ ABLE = WorkerCapacity(cost=COST, num_blocks=20_000, block_size=64, max_num_seqs=
 
 @dataclass
 class Board:
-    """Targets, in a Redis whose time is `now`."""
+    """Targets in a Redis whose time is `now`."""
 
     now: float = 0.0
-    said: tuple[float, TargetRecord] | None = None
+    published: tuple[float, TargetRecord] | None = None
     serves: dict[tuple[str, ServeId], tuple[float, int]] = field(default_factory=dict)
 
     async def publish(self, record: TargetRecord) -> PlannerId:
-        self.said = self.now, record
+        self.published = self.now, record
         return record.planner
 
     async def read(self, model: str) -> TargetRecord | None:
-        return self.said[1] if self.said is not None and self.now - self.said[0] < TTL_S else None
+        return self.published[1] if self.published is not None and self.now - self.published[0] < TTL_S else None
 
     async def publish_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
         self.serves[role, serve] = self.now, number
@@ -66,7 +68,7 @@ class Board:
 
 
 class Cluster:
-    """Serve in a RayCluster: `means` so many, and has as many workers some steps later."""
+    """Serve in a RayCluster: it intends to run `means` workers, and has as many some steps later."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = ServeId(name)
@@ -83,7 +85,7 @@ class Cluster:
         self._past = [*self._past[1:], dict(self.means)]
         for role, policy in self._policies.items():
             known = policy._known
-            number = await serve_policy._ask(board, "m", role, known.deployed)
+            number = await serve_policy._exchange_target(board, "m", role, known.deployed)
             known.found = serve_policy._Found(number, policy._clock.now())
             context = SimpleNamespace(
                 target_num_replicas=self.means[role],
@@ -119,7 +121,7 @@ class Fleet:
         self._scaler = Scaler(policy_of(CONFIG, targets_of(SloConfig(ttft_ms=1500, itl_ms=50))))
 
     async def run(self, seconds: float) -> list[list[int]]:
-        """How many each cluster meant to have, step by step."""
+        """Run some steps; return how many workers each cluster intended to run at each step."""
         sizes: list[list[int]] = []
         for _ in range(round(seconds / STEP_S)):
             self.board.now += STEP_S
@@ -147,7 +149,7 @@ class Fleet:
 async def test_an_upgrade_to_a_second_cluster_leaves_both_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demand of the whole hour is one prefill worker's and one decode worker's."""
+    """The demand of the whole hour needs one prefill worker and one decode worker."""
     old, new = (Cluster(name, tmp_path) for name in ("old-head", "new-head"))
     fleet = Fleet([old], monkeypatch)
     assert (await fleet.run(900))[-1] == [3] and not fleet.held

@@ -1,4 +1,4 @@
-"""One step of a worker group, over plain values."""
+"""Test single steps of a worker group on plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def busy(name: str, num_jobs: int = 1) -> PodView:
 
 
 def leaving(name: str, *, is_empty: bool) -> PodView:
-    return PodView(name=name, num_jobs=0, is_leaving=True, is_empty=is_empty)
+    return PodView(name=name, num_jobs=0, is_draining=True, is_empty=is_empty)
 
 
 def test_it_grows_at_once_and_within_its_bounds() -> None:
@@ -29,26 +29,26 @@ def test_it_grows_at_once_and_within_its_bounds() -> None:
     assert not next_step(group(2), [busy("a"), busy("b")], 2).changes(group(2))
 
 
-def test_who_still_drains_comes_on_top_within_the_bounds() -> None:
+def test_draining_pods_are_added_within_the_bounds() -> None:
     pods = [busy("a"), busy("b"), busy("c"), leaving("d", is_empty=False)]
     assert next_step(group(4), pods, 5).replicas == 6
     assert next_step(group(4), pods, 9).replicas == 9
     pods += [busy("e"), busy("f")]
     pods[3] = leaving("d", is_empty=True)
     step = next_step(group(6), pods, 5)
-    assert (step.replicas, step.listed, step.leave) == (5, ("d",), ())
+    assert (step.replicas, step.listed, step.drain) == (5, ("d",), ())
 
 
-def test_who_has_least_to_do_is_asked_first() -> None:
+def test_pods_with_the_fewest_jobs_drain_first() -> None:
     step = next_step(group(3), [busy("a", 5), busy("b", 1), busy("c", 3)], 2)
-    assert step.leave == ("b",) and step.replicas == 3 and not step.changes(group(3))
+    assert step.drain == ("b",) and step.replicas == 3 and not step.changes(group(3))
 
 
 def test_at_most_a_quarter_leaves_at_once() -> None:
     pods = [busy(name) for name in "abcdefgh"]
-    assert next_step(group(8), pods, 1).leave == ("a", "b")
+    assert next_step(group(8), pods, 1).drain == ("a", "b")
     pods[0] = leaving("a", is_empty=False)
-    assert next_step(group(8), pods, 1).leave == ("b",)
+    assert next_step(group(8), pods, 1).drain == ("b",)
 
 
 def test_what_is_empty_goes_by_name_and_the_number_falls_with_it() -> None:
@@ -68,24 +68,24 @@ def test_who_is_to_be_deleted_stays_named_until_it_is_gone() -> None:
 def test_it_does_not_shrink_while_kuberay_is_behind() -> None:
     for pods in ([busy("a"), leaving("b", is_empty=True)], [busy("a"), busy("b"), busy("c"), busy("d")]):
         step = next_step(group(3), pods, 1)
-        assert step.replicas == 3 and not step.leave and not step.changes(group(3))
+        assert step.replicas == 3 and not step.drain and not step.changes(group(3))
 
 
 def test_pods_without_workers_go_first_but_for_the_spare_ones() -> None:
-    young = [PodView(name=name, num_jobs=None, is_unborn=True) for name in "yz"]
-    assert next_step(group(4), [busy("a"), busy("b"), *young], 3).leave == ("y",)
-    assert next_step(group(4), [busy("a"), busy("b"), *young], 3, num_spare=1).leave == ("z",)
-    assert next_step(group(4), [busy("a"), busy("b"), *young], 3, num_spare=2).leave == ("a",)
+    young = [PodView(name=name, num_jobs=None, is_starting=True) for name in "yz"]
+    assert next_step(group(4), [busy("a"), busy("b"), *young], 3).drain == ("y",)
+    assert next_step(group(4), [busy("a"), busy("b"), *young], 3, num_spare=1).drain == ("z",)
+    assert next_step(group(4), [busy("a"), busy("b"), *young], 3, num_spare=2).drain == ("a",)
 
 
 def test_one_whose_worker_is_out_of_sight_stays() -> None:
     hidden = PodView(name="a", num_jobs=None)
-    assert next_step(group(2), [hidden, busy("b", 9)], 1).leave == ("b",)
-    assert next_step(group(2), [replace(hidden, is_leaving=True), busy("b")], 1).listed == ()
+    assert next_step(group(2), [hidden, busy("b", 9)], 1).drain == ("b",)
+    assert next_step(group(2), [replace(hidden, is_draining=True), busy("b")], 1).listed == ()
     lost = replace(hidden, is_lost=True)
-    assert next_step(group(2), [lost, busy("b", 9)], 1).leave == ("b",), "last of all"
-    assert next_step(group(2), [lost, hidden], 1).leave == ("a",)
-    assert next_step(group(2), [replace(lost, is_leaving=True), busy("b")], 1).listed == ("a",)
+    assert next_step(group(2), [lost, busy("b", 9)], 1).drain == ("b",), "last of all"
+    assert next_step(group(2), [lost, hidden], 1).drain == ("a",)
+    assert next_step(group(2), [replace(lost, is_draining=True), busy("b")], 1).listed == ("a",)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What workers say of themselves is what a planner reckons with, and who does not answer is still known to be there."""
+"""Test that the planner uses what workers report, and still knows workers that do not answer."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ COST = StepCost(0.01, 1e-5, 1e-4, 1e-7, 1e-9)
 
 
 class Worker(WorkerServicer):
-    """Says what it was made with."""
+    """Worker double that answers Describe with a given reply."""
 
-    def __init__(self, said: worker_pb2.DescribeReply) -> None:
-        self.said = said
+    def __init__(self, replies: worker_pb2.DescribeReply) -> None:
+        self.replies = replies
 
     async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeReply:
-        return self.said
+        return self.replies
 
     async def Drain(self, request: Any, context: Any) -> worker_pb2.DrainReply:
         return worker_pb2.DrainReply(num_left=3)
 
 
-def told(**more: int) -> worker_pb2.DescribeReply:
+def reply(**more: int) -> worker_pb2.DescribeReply:
     load = WorkerLoad(num_blocks=64, num_free_blocks=64, num_horizon_tokens=HORIZON_STEPS * 96)
     transport = kv_pb2.TransportPeer(layout=kv_pb2.KVLayout(block_size=16))
     return worker_pb2.DescribeReply(
@@ -47,14 +47,15 @@ def told(**more: int) -> worker_pb2.DescribeReply:
 
 @pytest.fixture
 async def look(redis_url: str) -> AsyncIterator[Callable[..., Any]]:
-    """`look(config, said...)`: the census, and what it sees of workers that say this; None: one that has ended."""
+    """Return `look(config, replies...)`, which returns the inventory and what it reads from workers with these replies;
+    None stands for a worker that has ended."""
     async with AsyncExitStack() as stack:
 
         async def look(
-            config: Config, *said: worker_pb2.DescribeReply | None
+            config: Config, *replies: worker_pb2.DescribeReply | None
         ) -> tuple[WorkerInventory, tuple[WorkerState, ...]]:
-            registry = WorkerRegistry(redis_url, f"census-{len(said)}", ttl_s=60.0)
-            for number, one in enumerate(said):
+            registry = WorkerRegistry(redis_url, f"census-{len(replies)}", ttl_s=60.0)
+            for number, one in enumerate(replies):
                 ref = WorkerRef(WorkerId(f"w{number}"), Incarnation(1), "127.0.0.1:0")
                 server = PeerAuth("w").server(ref.incarnation)
                 add_WorkerServicer_to_server(Worker(one or worker_pb2.DescribeReply()), server)
@@ -76,24 +77,24 @@ async def look(redis_url: str) -> AsyncIterator[Callable[..., Any]]:
         yield look
 
 
-async def test_workers_say_how_much_they_can_do(look: Callable[..., Any]) -> None:
-    """One that does not say it has as many places as the planner was told of."""
+async def test_workers_report_their_capacity(look: Callable[..., Any]) -> None:
+    """A worker that does not report its number of seats has as many as the planner's settings have."""
     config = Config(engine=EngineConfig(max_num_seqs=9))
-    _, (one, older) = await look(config, told(max_num_seqs=5), told())
+    _, (one, older) = await look(config, reply(max_num_seqs=5), reply())
     for seen, num_seqs in ((one, 5), (older, 9)):
         assert seen.problem == "" and seen.capability is not None
         assert (seen.capability.cost, seen.capability.block_size, seen.capability.num_blocks) == (COST, 16, 64)
         assert (seen.capability.max_num_seqs, seen.capability.max_num_batched_tokens) == (num_seqs, 96)
 
 
-async def test_a_horizon_of_its_own_says_nothing_of_steps(look: Callable[..., Any]) -> None:
+async def test_an_explicit_horizon_does_not_change_the_step_budget(look: Callable[..., Any]) -> None:
     config = Config(engine=EngineConfig(max_num_batched_tokens=321), worker=WorkerConfig(queue_horizon_ms=50))
-    _, (one,) = await look(config, told())
+    _, (one,) = await look(config, reply())
     assert one.capability is not None and one.capability.max_num_batched_tokens == 321
 
 
-async def test_one_that_does_not_answer_is_there_and_says_why(look: Callable[..., Any]) -> None:
-    census, (gone, here, blank) = await look(Config(), None, told(), worker_pb2.DescribeReply())
+async def test_a_worker_that_does_not_answer_is_listed_with_the_reason(look: Callable[..., Any]) -> None:
+    census, (gone, here, blank) = await look(Config(), None, reply(), worker_pb2.DescribeReply())
     assert "unavailable" in gone.problem and gone.capability is None and gone.role == "mixed"
     assert here.capability is not None and blank.problem == "" and blank.capability is None
     assert await census.drain([gone, here]) == {gone.ref: None, here.ref: 3}

@@ -1,5 +1,5 @@
-"""A cluster around the double of an API server: KubeRay makes and deletes pods, workers come and go in them, and books
-are kept of what was done to whom; decides nothing about its size."""
+"""Simulate a cluster around the API server double: KubeRay creates and deletes pods, workers start and end in them, and
+every action on a worker is recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS = {"prefill": "prefill-group", "decode": "decode-group"}
 
 
 class Tick:
-    """A Clock that a test moves."""
+    """Clock that a test moves."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -29,7 +29,7 @@ class Tick:
 
 @dataclass
 class Worker:
-    """`num_jobs` run on it, one of which ends at each step."""
+    """Simulated worker. `num_jobs` run on it, one of which ends at each step."""
 
     state: WorkerState
     num_jobs: int
@@ -38,8 +38,8 @@ class Worker:
 
 @dataclass
 class World:
-    """`violations` is what must stay empty. A pod has its worker `start` steps after it was made, and is there for
-    `grace` steps after it was deleted."""
+    """Simulated cluster. `violations` must stay empty. A pod has its worker `start` steps after it was created, and is
+    present for `grace` steps after it was deleted."""
 
     api: KubeServer
     clock: Tick = field(default_factory=Tick)
@@ -48,7 +48,7 @@ class World:
     grace: int = 2
     violations: list[str] = field(default_factory=list)
     workers: dict[str, Worker] = field(default_factory=dict)
-    said: list[dict[str, int]] = field(default_factory=list)
+    published: list[dict[str, int]] = field(default_factory=list)
     roles: list[tuple[str, str]] = field(default_factory=list)
     holder: str = ""
     number: int = 0
@@ -80,7 +80,7 @@ class World:
     # ---- what goes on by itself
 
     def step(self, seconds: float = 5.0) -> None:
-        """KubeRay catches up, workers start, jobs end."""
+        """Let KubeRay reconcile, workers start and jobs end."""
         self.clock.at += seconds
         for worker in self.workers.values():
             worker.num_jobs = max(0, worker.num_jobs - 1) if worker.is_draining else self.jobs
@@ -94,8 +94,8 @@ class World:
                 self.workers[name] = self._worker(name)
 
     def reconcile(self) -> None:
-        """As KubeRay's operator after a restart: first who is named, then too few are made, or too many deleted at
-        random. A pod that ends counts unless it is named."""
+        """Act as KubeRay's operator does after a restart: delete the named pods first, then create missing pods or
+        delete excess ones at random. A terminating pod counts unless it is named."""
         with self.api.lock:
             for spec in self.api.get("rayclusters", CLUSTER)["spec"]["workerGroupSpecs"]:
                 named = spec.get("scaleStrategy", {}).get("workersToDelete", ())
@@ -117,11 +117,11 @@ class World:
         ]
 
     def states(self) -> list[WorkerState]:
-        """Of those that are registered."""
+        """Return the states of the registered workers."""
         return [self._state(worker) for name, worker in self.workers.items() if name not in self.hidden]
 
     def replicas(self) -> tuple[int, int]:
-        """Of the prefill and of the decode group."""
+        """Return the replicas of the prefill and of the decode group."""
         specs = self.api.get("rayclusters", CLUSTER)["spec"]["workerGroupSpecs"]
         return specs[0]["replicas"], specs[1]["replicas"]
 
@@ -161,7 +161,7 @@ class World:
         self.api.put("pods", name, {"metadata": {"labels": labels}, "status": status})
 
     def end(self, name: str) -> None:
-        """A pod is deleted, and ends in its own time."""
+        """Delete a pod, which ends after its grace time."""
         if name not in self.ending:
             self.ending[name] = self.grace
             pod = self.api.get("pods", name)
@@ -169,7 +169,7 @@ class World:
             self.api.put("pods", name, pod)
 
     def lose(self, name: str) -> None:
-        """A pod, and what is in it."""
+        """Remove a pod at once, with what is in it."""
         self.api.delete("pods", name)
         self.ending.pop(name, None)
         self.workers.pop(name, None)

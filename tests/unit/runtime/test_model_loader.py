@@ -178,7 +178,7 @@ def test_what_is_composed_for_a_gpu_computes(model_dir: Path, monkeypatch: pytes
     assert executor.layout.block_size == 64 and executor.model.dtype is torch.bfloat16
     settings = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
     room = int(0.2 * total) - (1 << 20) - CONTEXT_BYTES - step_bytes(executor.model.config, settings, 2)
-    assert executor.num_blocks == (room - executor.layout.trial_bytes) // executor.layout.block_bytes > 0
+    assert executor.num_blocks == (room - executor.layout.probe_bytes) // executor.layout.block_bytes > 0
     said = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(1 << 20), **engine)
     assert said.num_blocks == (1 << 20) // said.layout.block_bytes, "a size wins over a share"
     draw = Sampling(SamplingParams(max_tokens=2, temperature=0), 0, 0)

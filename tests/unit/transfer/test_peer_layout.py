@@ -132,7 +132,7 @@ def test_what_ranks_say_of_themselves_is_one_peer() -> None:
 
 def with_trials(peer: TransportPeer, *numbers: int) -> TransportPeer:
     ranks = [
-        replace(rank, region=replace(rank.region, num_trial_blocks=number))
+        replace(rank, region=replace(rank.region, num_probe_blocks=number))
         for rank, number in zip(peer.ranks, numbers, strict=True)
     ]
     return replace(peer, ranks=tuple(ranks))
@@ -146,7 +146,7 @@ def test_ranks_have_equally_many_trial_blocks() -> None:
 
 @pytest.mark.parametrize(("remote", "local", "is_there"), [(15, 13, True), (16, 0, False), (0, 14, False)])
 def test_trials_reach_the_blocks_behind_the_others_and_no_further(remote: int, local: int, is_there: bool) -> None:
-    peer, pool = with_trials(FOUR, 3, 3, 3, 3), replace(POOL, num_trial_blocks=2)
+    peer, pool = with_trials(FOUR, 3, 3, 3, 3), replace(POOL, num_probe_blocks=2)
     copies = [BlockCopy(BlockId(remote), BlockId(local))]
     assert pool.num_bytes == 14 * pool.block_bytes
     if is_there:

@@ -103,7 +103,7 @@ def fake_model(num_blocks: int = 64, fingerprint: str = "f00d") -> tuple[WorkerM
         name=MODEL,
         executor=executor,
         pool=MemoryPool(
-            address, num_blocks, executor.layout, keepalive=executor.memory, num_trial_blocks=NUM_TRIAL_BLOCKS
+            address, num_blocks, executor.layout, keepalive=executor.memory, num_probe_blocks=NUM_TRIAL_BLOCKS
         ),
         trial_digests=tuple(
             executor.digest([BlockId(num_blocks + number)], [number])[0] for number in range(NUM_TRIAL_BLOCKS)

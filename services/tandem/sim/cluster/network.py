@@ -204,5 +204,5 @@ class Network:
 
 
 def _take(engine: Engine, key: HandoffKey, num_known: int) -> Sequence[Effect]:
-    engine.take(key, num_known)
+    engine.request_remainder(key, num_known)
     return ()

@@ -28,7 +28,7 @@ class SimIndex:
         """Facts of all steps that have ended."""
         for worker in workers:
             worker.settle()
-            facts = worker.engine.take_facts()
+            facts = worker.engine.take_events()
             if facts:
                 self._coming.append((self._agenda.now + self._delay_s, worker.ref, facts))
 

@@ -44,13 +44,13 @@ Command = Callable[[Engine, float], list[Effect]]
 class EngineSnapshot:
     """State of the engine between two steps.
 
-    `is_moving`: KV is offered or being read. `step_cost` is None until measured. `num_generated` counts the tokens
+    `is_transferring`: KV is offered or being read. `step_cost` is None until measured. `num_generated` counts the tokens
     sampled since the start.
     """
 
     load: WorkerLoad = WorkerLoad()
     num_live: int = 0
-    is_moving: bool = False
+    is_transferring: bool = False
     step_cost: StepCost | None = None
     num_generated: int = 0
 
@@ -319,13 +319,13 @@ class EngineDriver:
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:
         engine = self._engine
-        facts = engine.take_facts()
+        facts = engine.take_events()
         if facts:
             self._sink.on_kv_events(facts)
         load, before = engine.load(), self._snapshot.load
         load = before if load == before else replace(load, number=before.number + 1)
         step_cost = engine.pacer.model.published
-        snapshot = EngineSnapshot(load, engine.num_live, engine.is_moving, step_cost, engine.num_generated)
+        snapshot = EngineSnapshot(load, engine.num_live, engine.is_transferring, step_cost, engine.num_generated)
         if effects or snapshot != self._snapshot:
             self._snapshot = snapshot
             self._sink.dispatch(effects, snapshot)

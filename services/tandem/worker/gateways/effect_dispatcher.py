@@ -85,9 +85,9 @@ class EffectDispatcher:
     # ---- on the engine's thread
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
-        if snapshot.is_moving != self._was_moving:
-            self._was_moving = snapshot.is_moving
-            self._on_moving(snapshot.is_moving)
+        if snapshot.is_transferring != self._was_moving:
+            self._was_moving = snapshot.is_transferring
+            self._on_moving(snapshot.is_transferring)
         others: list[Effect] = []
         for effect in effects:
             if isinstance(effect, StartRead):

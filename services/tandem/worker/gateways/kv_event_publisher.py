@@ -97,7 +97,7 @@ class KVEventPublisher:
         while self._facts.num_waiting:
             entries = self._entries()
             await self._writer.append(entries)
-            self._facts.told(entries[-1].facts.end)
+            self._facts.acknowledge(entries[-1].facts.end)
         if self._clock.now() >= self._beacon_at:
             await self._writer.append([self._entry(self._facts.waiting(0))])
             self._beacon_at = self._clock.now() + BEACON_S

@@ -187,7 +187,7 @@ class WorkerService(WorkerServicer):
     ) -> worker_pb2.DrainReply:
         done = await self.drain(request.timeout_ms / 1e3)
         return worker_pb2.DrainReply(
-            num_left=done.num_left, num_moved=done.num_moved, num_given_back=done.num_given_back
+            num_left=done.num_left, num_moved=done.num_migrated, num_given_back=done.num_requeued
         )
 
     async def drain(self, timeout_s: float) -> DrainResult:
@@ -202,8 +202,8 @@ class WorkerService(WorkerServicer):
             return DrainResult(0)
         _log.info(
             "drain finished: %d migrated, %d requeued, %d unfinished",
-            done.num_moved,
-            done.num_given_back,
+            done.num_migrated,
+            done.num_requeued,
             done.num_left,
         )
         return done

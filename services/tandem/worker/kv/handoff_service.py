@@ -151,7 +151,7 @@ def _command(
             effects += engine.follow(key, consumer, now, prefix_request)
         effects += engine.renew(renew, consumer, now)
         for key, num_output_tokens in take:
-            engine.take(key, num_output_tokens)
+            engine.request_remainder(key, num_output_tokens)
         for key in release:
             effects += engine.release(key, now)
         for key in taken:

@@ -150,7 +150,7 @@ class _ProbePasses:
         self._context = context
         self._peer = peer
         theirs, ours = peer.ranks[0].region, context.pool
-        num = min(theirs.num_trial_blocks, ours.num_trial_blocks)
+        num = min(theirs.num_probe_blocks, ours.num_probe_blocks)
         if num < 1:
             message = f"cannot measure {peer.worker}: it or this worker has no trial blocks and is of another version"
             raise TandemError(ErrorKind.UNSUPPORTED, message)
@@ -205,7 +205,7 @@ class _ProbePasses:
 
     def _trial(self, shift: int, *, checked: bool) -> ProbeRead:
         theirs, ours = self._peer.ranks[0].region, self._context.pool
-        first_target = ours.num_blocks + ours.num_trial_blocks
+        first_target = ours.num_blocks + ours.num_probe_blocks
         sources = [(place + shift) % self._num_sources for place in range(self._num_blocks)]
         copies = (
             BlockCopy(BlockId(theirs.num_blocks + source), BlockId(first_target + place))
