@@ -166,7 +166,7 @@ class PlacementQueue:
     def on_prefix_fetch(self, link: Pair, has_come: bool, now: float) -> None:
         """Whether anything came of a prefix fetch that was to be read from one worker by another."""
         if has_come:
-            self._prefix_fetches.came(link)
+            self._prefix_fetches.on_success(link)
         else:
             self._prefix_fetches.failed(link, now)
 
@@ -197,7 +197,7 @@ class PlacementQueue:
             return True
         # What waits for a worker that computes prompts is helped by no other, nor by one that still has enough.
         want, mode = blocked
-        num_lent = want.num_lendable(view.block_size) if self._routing.remote_prefix else 0
+        num_lent = want.max_remote_tokens(view.block_size) if self._routing.remote_prefix else 0
         return (view.prefills or mode in ("off", "auto")) and want.fits(view, num_lent)
 
     # ---- inside

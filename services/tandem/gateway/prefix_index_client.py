@@ -100,12 +100,12 @@ class PrefixIndexClient:
         """How many tokens of a prompt were not computed, against those that were predicted."""
         if self.false_hits.reported(predicted, num_cached):
             _log.warning("%s holds less than the prefix index says; its entries are loaded again", predicted.worker)
-            self._mirror.doubt(predicted.worker)
+            self._mirror.suspect(predicted.worker)
 
     @property
     def num_wanted(self) -> int:
         """Workers whose blocks are to be loaded again."""
-        return len(self._mirror.wanted())
+        return len(self._mirror.missing_snapshots())
 
     # ---- the task
 
@@ -126,14 +126,14 @@ class PrefixIndexClient:
         return has_more
 
     async def _follow(self) -> bool:
-        for gone in self._mirror.expect(self._fleet.workers()):
+        for gone in self._mirror.set_workers(self._fleet.workers()):
             self.false_hits.forget(gone)
         entries, has_more = await self._reader.read()
         await self._take(entries)
         now = self._clock.now()
         if now >= self._load_at:
             self._load_at = now + RETRY_S
-            for worker, least in self._mirror.wanted():
+            for worker, least in self._mirror.missing_snapshots():
                 await self._load(worker, least)
         return has_more
 

@@ -158,7 +158,7 @@ class WorkerPool:
         alone = policy != "strict" and any(v.pool == "mixed" for v in views)
         pairs = self.pairs
         # What falls back because of the links between workers is served.
-        if alone or policy == "off" or pairs.linked or (policy == "prefer" and (pairs.doubted or pairs.refused)):
+        if alone or policy == "off" or pairs.linked or (policy == "prefer" and (pairs.suspected or pairs.refused)):
             return None
         missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
         if missing:
@@ -167,7 +167,7 @@ class WorkerPool:
 
     def suspect(self, workers: Set[WorkerRef]) -> None:
         """KV may have been lost between two of these: their pairs are to move a block again before they are used."""
-        for pair in self.pairs.doubt(workers, self._clock.now()):
+        for pair in self.pairs.suspect(workers, self._clock.now()):
             log.warning("%s lost KV of %s: the link between them is tested again", pair[1].id, pair[0].id)
         self._probe_pairs()
 
@@ -356,7 +356,7 @@ class WorkerPool:
     def _on_link_reports(self, consumer: WorkerRef, reports: Sequence[LinkReport]) -> None:
         """A worker says over what links it reads others. Of who is not live nothing is kept, because nothing would take
         it away again: `_seen` repeats it when that one comes."""
-        changed = [link for link in reports if link.source in self._live and self.pairs.reported(consumer, link)]
+        changed = [link for link in reports if link.source in self._live and self.pairs.on_link_report(consumer, link)]
         for report in changed:
             what = f"not used: {report.problem}" if report.refused else "used again"
             log.warning("the way from %s to %s is %s", report.source.id, consumer.id, what)
