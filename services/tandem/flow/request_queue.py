@@ -107,7 +107,7 @@ class PlacementQueue:
         """Take a place in the line. `timeout_s`: what the client's deadline leaves; `hashes`: of the prompt's full
         blocks, none where nobody knows them; `session`: what belongs together. Raises TandemError(SLO_MISS), and keeps
         nothing, for what by prediction comes too late."""
-        ticket = self.line.ticket(request, weight)
+        ticket = self.line.item_for(request, weight)
         claim = _QueuedRequest(_want(request, session), hashes, policy, is_scored=request.prompt_logprobs is not None)
         target_s = self._targets.lane(request.lane).ttft_s
         expected = None

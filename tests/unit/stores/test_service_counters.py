@@ -88,13 +88,13 @@ async def test_two_lines_know_of_each_other(redis_url: str) -> None:
             await share.stop()
     for name, tenant in (("first", "acme"), ("second", "globex")):
         request = _request(name, tenant, 10)
-        assert lines[1].enter(request, lines[1].ticket(request, 1.0)) is None
+        assert lines[1].enter(request, lines[1].item_for(request, 1.0)) is None
     assert lines[1].first("m") == "second"
 
 
 def _serve(line: RequestQueue) -> ModelFlow:
     request = _request(f"r{next(_numbers)}", "acme", 1000)
-    line.enter(request, line.ticket(request, 1.0))
+    line.enter(request, line.item_for(request, 1.0))
     line.send(request.id)
     line.leave(request.id)
     return ModelFlow("m", FlowKey(request.lane, request.tenant))
