@@ -1,1 +1,1 @@
-"""Floor 3, one request's life as a table; never does I/O."""
+"""Floor 3: the state machine of one request, without I/O."""

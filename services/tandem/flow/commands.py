@@ -1,4 +1,4 @@
-"""What a request's life wants done, as frozen values; never a callback."""
+"""Define the commands of a request's state machine, as frozen values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from tandem.core.request import Job
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Find workers for the request; `excluded` refused it since it was placed last. `has_failed`: they had taken it,
-    so it goes to others if there are any. `is_undivided`: its KV did not reach whoever was to have it, time and again,
-    so one worker does all of it where that is allowed."""
+    """Find workers for the request; the `excluded` workers refused or lost it since it was placed last.
+
+    `has_failed`: they had accepted it, so other workers are preferred. `is_undivided`: its KV transfer failed
+    repeatedly, so one worker should do all of it where that is allowed.
+    """
 
     excluded: frozenset[WorkerRef]
     has_failed: bool = False
@@ -23,8 +25,11 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class FindConsumer:
-    """Find a worker that goes on with what `source` offers of `choice` and of those that go with it; `excluded`
-    refused a moment ago, `unfit` are not to be asked. It waits in no line."""
+    """Find a worker that continues, without queueing, from what `source` offers of `choice` and of the other choices of
+    its job group.
+
+    `excluded` workers refused a moment ago, `unfit` workers are not to be tried.
+    """
 
     choice: int
     source: WorkerRef
@@ -34,7 +39,7 @@ class FindConsumer:
 
 @dataclass(frozen=True, slots=True)
 class ReportWorkerFailure:
-    """A job failed for which one of these workers, or each, may be the cause."""
+    """Report a failed job to the circuit breakers of these workers, each of which may be the cause."""
 
     workers: frozenset[WorkerRef]
 
@@ -61,28 +66,28 @@ class ReleaseLease:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand a token to the client."""
+    """Send a token to the client."""
 
     token: Token
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverPromptLogprobs:
-    """Hand scores of its prompt to the client."""
+    """Send prompt log probabilities to the client."""
 
     scores: PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class EndChoice:
-    """The end of one choice, while others go on."""
+    """End one choice while others go on."""
 
     outcome: Finished
 
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """The one end of the request; a Finished is that of its last choice."""
+    """End the request, exactly once; a Finished is that of its last choice."""
 
     outcome: Finished | TandemError
 

@@ -1,5 +1,4 @@
-"""What a request must expect before any worker has heard of it, from what the line and the workers' reports say; never
-admits one."""
+"""Predict the time to first token of a new request from the request queue and the workers' reports."""
 
 from __future__ import annotations
 
@@ -11,13 +10,14 @@ from tandem.admission.ttft_predictor import PrefillWorkerLoad, TtftForecast, for
 from tandem.routing.worker_view import WorkerView
 
 
-def expect(line: RequestQueue, model: str, ticket: QueueItem, workers: Iterable[WorkerView]) -> TtftForecast | None:
-    """Of one that comes now. `workers` compute prompts; None: none of them has told what its steps cost."""
-    found = [each for view in workers if (each := _prefiller(view, ticket)) is not None]
-    return forecast(found, line.num_ahead(model, ticket), ticket.num_tokens)
+def expect(line: RequestQueue, model: str, item: QueueItem, workers: Iterable[WorkerView]) -> TtftForecast | None:
+    """Return the forecast for a request that arrives now; None while no worker has reported its step costs. `workers`
+    are the prefill workers."""
+    loads = [load for view in workers if (load := _prefiller(view, item)) is not None]
+    return forecast(loads, line.num_ahead(model, item), item.num_tokens)
 
 
-def _prefiller(view: WorkerView, ticket: QueueItem) -> PrefillWorkerLoad | None:
+def _prefiller(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None:
     if view.step_cost is None or view.load.draining:
         return None
-    return PrefillWorkerLoad(view.step_cost, view.num_step_tokens, view.num_ahead(ticket.num_tokens, ticket.lane))
+    return PrefillWorkerLoad(view.step_cost, view.num_step_tokens, view.num_ahead(item.num_tokens, item.lane))

@@ -1,4 +1,4 @@
-"""When a request that waits has waited too long; never ends one and never reads a clock."""
+"""Decide when a waiting request has timed out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from tandem.core.errors import ErrorKind, TandemError
 def queue_timeout_error(
     config: GatewayConfig, since: float, hopeless_since: float | None, now: float, why: Callable[[], str]
 ) -> TandemError | None:
-    """The end of a request that has waited `since` it came or its client had the last token of it. `hopeless_since`:
-    when the last worker was gone that could serve it; None: there is one. Seconds of one clock."""
+    """Return the error of a request that has waited too long, else None. Seconds of one clock.
+
+    `since`: when it arrived or its client got its last token. `hopeless_since`: when the last suitable worker was gone;
+    None: there is one.
+    """
     if now - since >= config.queue_timeout_s:
         waited_s = config.queue_timeout_s
     elif hopeless_since is not None and now - max(since, hopeless_since) >= config.no_worker_wait_s:
