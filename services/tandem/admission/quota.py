@@ -147,7 +147,8 @@ class TenantQuota:
             self._at_ms = now_ms
             for reservation in self.open.values():
                 reservation.expires_ms = min(reservation.expires_ms, now_ms + ttl_ms)
-        elapsed, self._at_ms = max(0, now_ms - self._at_ms), max(now_ms, self._at_ms)
+        elapsed = max(0, now_ms - self._at_ms)
+        self._at_ms = max(now_ms, self._at_ms)
         self._limits = limits
         self.levels = Levels(
             _level(self.levels.requests, limits.requests_per_minute, elapsed),

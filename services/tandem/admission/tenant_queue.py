@@ -84,7 +84,8 @@ class TenantQueue:
 
     def take(self, key: RequestId) -> int:
         """Remove a request that is sent. Returns the change of the oldest's credit, for `restore_credit`."""
-        before, oldest = self.credit, self._oldest()
+        before = self.credit
+        oldest = self._oldest()
         num_tokens = self.waiting[key].item.num_tokens
         if key != oldest:
             self.credit += num_tokens

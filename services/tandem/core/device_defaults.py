@@ -21,7 +21,8 @@ def with_device_defaults(config: Config) -> Config:
 
     The size of a GPU's KV pool stays 0, because it is known only after the weights are loaded.
     """
-    model, engine = config.model, config.engine
+    model = config.model
+    engine = config.engine
     is_cuda = model.device == "cuda"
     # Drafting starts from the last token, which is unknown while the step that samples it runs.
     may_overlap = is_cuda and config.speculative.method == "off"

@@ -57,12 +57,15 @@ class QuantileSketch:
         added = array("d", values)
         if not added:
             return
-        low, high, total = min(added), max(added), math.fsum(added)
+        low = min(added)
+        high = max(added)
+        total = math.fsum(added)
         if not (low >= 0 and math.isfinite(total)):
             raise ValueError(f"a sketch holds finite values of 0 and more, got {low} to {high}")
         self.count += len(added)
         self.sum += total
-        self.min, self.max = min(self.min, low), max(self.max, high)
+        self.min = min(self.min, low)
+        self.max = max(self.max, high)
         if self._values is None:
             self._fold(added)
         else:
@@ -84,7 +87,8 @@ class QuantileSketch:
         self._num_zero += other._num_zero
         self.count += other.count
         self.sum += other.sum
-        self.min, self.max = min(self.min, other.min), max(self.max, other.max)
+        self.min = min(self.min, other.min)
+        self.max = max(self.max, other.max)
 
     def percentile(self, share: float) -> float:
         """Return the value at the fraction `share` in [0, 1]. Raises ValueError when the sketch is empty."""
@@ -104,7 +108,8 @@ class QuantileSketch:
         for share in shares:
             position = share * (self.count - 1)
             low = int(position)
-            first, second = at(low), at(min(low + 1, self.count - 1))
+            first = at(low)
+            second = at(min(low + 1, self.count - 1))
             results.append(first + (second - first) * (position - low))
         return results
 
@@ -148,7 +153,8 @@ class QuantileSketch:
     def _ends(self) -> list[tuple[int, float]]:
         """Return (number of values up to and including a bucket, representative value of the bucket), in ascending
         order."""
-        ends, seen = [(self._num_zero, 0.0)], self._num_zero
+        ends = [(self._num_zero, 0.0)]
+        seen = self._num_zero
         for index in sorted(self._buckets):
             seen += self._buckets[index]
             ends.append((seen, 2 * _GAMMA**index / (_GAMMA + 1)))

@@ -155,7 +155,8 @@ class Shortlist:
         """Return workers that may both prefill and decode; a prefill worker only where no worker that decodes is
         left."""
         found: dict[WorkerRef, PrefillSite] = {}
-        num_ready, has_decoder = 0, False
+        num_ready = 0
+        has_decoder = False
         with closing(self._without(self._candidates.mixed_workers(self._request.model))) as workers:
             for worker in workers:
                 if has_decoder and not worker.decodes:
@@ -176,7 +177,8 @@ class Shortlist:
     # ---- selection
 
     def _find_holders(self) -> list[WorkerView]:
-        hits, request = self._request.hits, self._request
+        hits = self._request.hits
+        request = self._request
         if not hits:
             return []
         best = heapq.nsmallest(NUM_BY_HITS, hits.items(), key=lambda item: (-item[1].num_blocks, item[0].id))
@@ -206,7 +208,8 @@ class Shortlist:
     def _can_serve_prefix(self, producer: WorkerView, consumer: WorkerView) -> bool:
         """Return whether `consumer` may fetch a prefix from `producer`. A link that failed for hand-offs in either
         direction is not used."""
-        link, back = (producer.ref, consumer.ref), (consumer.ref, producer.ref)
+        link = (producer.ref, consumer.ref)
+        back = (consumer.ref, producer.ref)
         failed = self._candidates.unlinked
         return (
             can_serve_prefix(producer, consumer)

@@ -102,7 +102,8 @@ class PairCost:
 def prefill_cost(
     speed: WorkerSpeed, request: RoutingRequest, prefix_fetch: RemotePrefixPlan | None = None
 ) -> PrefillCost:
-    worker, cost = speed.worker, speed.cost
+    worker = speed.worker
+    cost = speed.cost
     num_uncached = (
         request.num_uncached(worker) if prefix_fetch is None else request.num_context - prefix_fetch.num_tokens
     )
@@ -124,8 +125,10 @@ def prefill_cost(
 
 
 def decode_cost(speed: WorkerSpeed, request: RoutingRequest) -> DecodeCost:
-    worker, cost = speed.worker, speed.cost
-    num_others, num_context = worker.num_to_decode, request.num_context
+    worker = speed.worker
+    cost = speed.cost
+    num_others = worker.num_to_decode
+    num_context = request.num_context
     step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=worker.num_held_tokens + num_context)
     itl_s = cost.predict(step)
     slower_s = num_others * (cost.decode_seq_s + cost.decode_context_s * num_context)

@@ -114,8 +114,10 @@ class KVIndexer:
         if stream is None or stream.ref != worker or number < self._least_number(stream):
             return False
         self.table.load(worker, held)
-        stream.next, waiting = number, stream.waiting
-        stream.waiting, stream.num_waiting = [], 0
+        stream.next = number
+        waiting = stream.waiting
+        stream.waiting = []
+        stream.num_waiting = 0
         for facts in waiting:
             self.take(WorkerKVEvents(worker.id, worker.incarnation, facts))
         return True

@@ -53,7 +53,8 @@ class LinkBandwidth:
     def bandwidth(self, producer: WorkerView, consumer: WorkerView) -> float:
         """Return the estimate in bytes per second."""
         distance = producer.topology.distance(consumer.topology)
-        common, pair = self._distances.get(distance), self._pairs.get((producer.ref, consumer.ref))
+        common = self._distances.get(distance)
+        pair = self._pairs.get((producer.ref, consumer.ref))
         prior = PRIOR_BANDWIDTH[distance]
         if common is not None:
             prior = common.bandwidth(prior)

@@ -50,7 +50,8 @@ def pick(offers: Sequence[PairCost], request: RoutingRequest) -> PickResult:
             max(near, key=lambda offer: stable_hash(request.session, *_name(offer))), "session", len(near)
         )
     sample = stable_hash(request.key)
-    first, step = sample % len(near), 1 + (sample >> 32) % (len(near) - 1)
+    first = sample % len(near)
+    step = 1 + (sample >> 32) % (len(near) - 1)
     two = near[first], near[(first + step) % len(near)]
     return PickResult(min(two, key=lambda offer: offer.total_s), "two_choices", len(near))
 

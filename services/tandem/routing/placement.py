@@ -61,7 +61,8 @@ class Placement:
                 "cost_ms": _cost_as_json(self.picked.cost),
             }
         if self.other is not None:
-            prefill, decode = self.other.prefill.worker.ref.id, self.other.decode.worker.ref.id
+            prefill = self.other.prefill.worker.ref.id
+            decode = self.other.decode.worker.ref.id
             reasons["other"] = {"prefill": prefill, "decode": decode, "cost_ms": _cost_as_json(self.other)}
         return reasons
 

@@ -40,7 +40,8 @@ class PrefixTable:
         chain = PrefixChain(hashes, self.stride)
         if not (most := len(chain)):
             return hits
-        first, ends = chain.name(1), [most]
+        first = chain.name(1)
+        ends = [most]
         for worker, held in self._held.items():
             if not held.tier(first):
                 continue

@@ -77,7 +77,9 @@ class CostModel:
 
         Variants that the worker would reject are compared only where it rejects all of them.
         """
-        worker, request, speed = site.worker, self.request, self._speed(site.worker)
+        worker = site.worker
+        request = self.request
+        speed = self._speed(site.worker)
         alone = prefill_cost(speed, request)
         if not site.producers:
             return alone, worker.takes(alone.num_uncached, request.lane)

@@ -40,7 +40,8 @@ def plan_remote_prefix(
     Workers handle messages only between their steps: the source when it gets the request; the reader when it gets the
     response and when the data is complete, each at the end of a further step while it has prompts to compute.
     """
-    producer, consumer = source.worker, reader.worker
+    producer = source.worker
+    consumer = reader.worker
     num_tokens = request.held(producer).num_device_tokens
     num_read = num_tokens - request.held(consumer).num_tokens
     request_s = MESSAGES_S + source.rest_s

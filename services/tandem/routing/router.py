@@ -122,7 +122,8 @@ class _PlacementSearch:
             return _fallback(self.local(), problem or self._why_no_pair())
         workers = self._shortlist.mixed_workers()
         cost_model = self._cost_model(producers, workers)
-        pairs, local_placements = cost_model.pairs(producers), cost_model.mixed_workers(workers)
+        pairs = cost_model.pairs(producers)
+        local_placements = cost_model.mixed_workers(workers)
         placed = _finalize(pairs + local_placements, self._request)
         if isinstance(placed, NoPlacement) or placed.picked is None:
             return placed

@@ -29,7 +29,9 @@ class WorkerSpeed:
     def __init__(self, worker: WorkerView, *, has_step_costs: bool) -> None:
         self.worker = worker
         self.cost = cost = worker.step_cost if has_step_costs and worker.step_cost is not None else NOMINAL
-        load, queued, num_decoding = worker.load, worker.queued_tokens, worker.num_decoding
+        load = worker.load
+        queued = worker.queued_tokens
+        num_decoding = worker.num_decoding
         context = worker.num_held_tokens if num_decoding else 0
         self.base_s = cost.predict(StepFeatures(num_decode_seqs=num_decoding, decode_context=context))
         longest = max((*load.lane_longest, *worker.unreported), default=0)
@@ -66,7 +68,8 @@ class WorkerSpeed:
         """
         if not self.num_left:
             return self.rest_s
-        full, queued = self.worker.num_step_tokens, self.worker.queued_tokens
+        full = self.worker.num_step_tokens
+        queued = self.worker.queued_tokens
         ahead = max(0, self.worker.num_ahead(num_tokens, lane) - (queued - self.num_left))
         num_steps = self.num_steps(min(self.num_left, ahead) + num_tokens)
         beside = min(num_steps * full - num_tokens, self.num_left)

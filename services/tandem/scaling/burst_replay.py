@@ -21,7 +21,8 @@ def shape(samples: Sequence[Sample], around_s: float) -> list[tuple[float, float
     amounts = [0.0, *accumulate(sample.amount for sample in samples)]
     out: list[tuple[float, float]] = []
     for sample in samples:
-        first, last = bisect_left(ends, sample.at - around_s), bisect_right(ends, sample.at + around_s)
+        first = bisect_left(ends, sample.at - around_s)
+        last = bisect_right(ends, sample.at + around_s)
         level = (amounts[last] - amounts[first]) / (seconds[last] - seconds[first])
         out.append((sample.seconds, sample.rate / level if level > 0 else 0.0))
     return out
@@ -33,7 +34,9 @@ def late_share(bursts: Sequence[tuple[float, float]], load: float, num_workers: 
     Work arrives in these bursts, `load` seconds of it per second on average.
     """
     max_backlog = slack_s * num_workers
-    backlog = late = total = 0.0
+    backlog = 0.0
+    late = 0.0
+    total = 0.0
     for seconds, ratio in bursts:
         arrived = seconds * ratio * load
         after = backlog + arrived - seconds * num_workers
@@ -53,7 +56,8 @@ def least_workers(bursts: Sequence[tuple[float, float]], load: float, slack_s: f
 
 def _share_above(begin: float, end: float, limit: float) -> float:
     """Return the fraction of the segment from `begin` to `end` that lies above `limit`."""
-    low, high = min(begin, end), max(begin, end)
+    low = min(begin, end)
+    high = max(begin, end)
     if low >= limit:
         return 1.0
     return (high - limit) / (high - low) if high > limit else 0.0

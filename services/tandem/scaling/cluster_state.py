@@ -40,7 +40,8 @@ class Demand:
         """Return the counts of two consecutive intervals; a field that is None in one of them is None in the sum."""
         sums: dict[str, Any] = {}
         for member in fields(Demand):
-            own, theirs = getattr(self, member.name), getattr(other, member.name)
+            own = getattr(self, member.name)
+            theirs = getattr(other, member.name)
             sums[member.name] = None if own is None or theirs is None else own + theirs
         return Demand(**sums)
 

@@ -50,11 +50,16 @@ def trend(samples: Sequence[Sample], ahead_s: float) -> float:
 def busiest(samples: Sequence[Sample], stretch_s: float) -> float:
     """Return the highest rate over any run of consecutive samples that lasts `stretch_s` or a little longer; the mean
     where all last less."""
-    best, first, seconds, amount = 0.0, 0, 0.0, 0.0
+    best = 0.0
+    first = 0
+    seconds = 0.0
+    amount = 0.0
     for sample in samples:
-        seconds, amount = seconds + sample.seconds, amount + sample.amount
+        seconds = seconds + sample.seconds
+        amount = amount + sample.amount
         while seconds - samples[first].seconds >= stretch_s:
-            seconds, amount = seconds - samples[first].seconds, amount - samples[first].amount
+            seconds = seconds - samples[first].seconds
+            amount = amount - samples[first].amount
             first += 1
         if seconds >= stretch_s:
             best = max(best, amount / seconds)

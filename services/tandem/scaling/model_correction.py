@@ -24,7 +24,8 @@ class Correction:
         self._span_s = span_s
         self._tolerated = tolerated
         self._began: float | None = None
-        self._num_late = self._num_all = 0
+        self._num_late = 0
+        self._num_all = 0
         self._share_before: float | None = None
         self._num_rests = 0
         self.factor = 1.0
@@ -34,14 +35,16 @@ class Correction:
         if self._began is None or not had_enough:
             self._begin(at)
             return
-        self._num_late, self._num_all = self._num_late + num_late, self._num_all + num_all
+        self._num_late = self._num_late + num_late
+        self._num_all = self._num_all + num_all
         if at - self._began >= self._span_s:
             self._evaluate()
             self._begin(at)
 
     def _begin(self, at: float) -> None:
         self._began = at
-        self._num_late = self._num_all = 0
+        self._num_late = 0
+        self._num_all = 0
 
     def _evaluate(self) -> None:
         expected = self._tolerated * self._num_all
@@ -56,7 +59,8 @@ class Correction:
     def _step(self, share: float) -> None:
         if self._share_before is not None and share > HELPS * self._share_before:
             self.factor = max(1.0, self.factor / STEP)
-            self._share_before, self._num_rests = None, REST_SPANS
+            self._share_before = None
+            self._num_rests = REST_SPANS
         else:
             self.factor = min(MOST, self.factor * STEP)
             self._share_before = share

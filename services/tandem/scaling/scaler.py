@@ -83,7 +83,8 @@ class Scaler:
         return ""
 
     def _hold(self, state: ClusterState, reason: str) -> Decision:
-        current, policy = _current(state), self._policy
+        current = _current(state)
+        policy = self._policy
         target = ReplicaTarget(policy.prefill.clamped(current.prefill), policy.decode.clamped(current.decode))
         return Decision(target=target, needed=current, forecast=None, reasons=(reason,), held_back=reason)
 
@@ -92,7 +93,8 @@ class Scaler:
     def _correct(self, state: ClusterState, demand: Demand) -> None:
         pools = (state.prefill, state.decode)
         had_enough = all(pool.num_serving >= expected for pool, expected in zip(pools, self._last_bounded, strict=True))
-        num_served, num_late_itl = demand.num_served, demand.num_late_itl
+        num_served = demand.num_served
+        num_late_itl = demand.num_late_itl
         counts = (
             (demand.num_late_ttft, demand.num_requests if num_served is None else num_served),
             (demand.num_late_gaps, demand.num_gaps)
@@ -103,7 +105,8 @@ class Scaler:
             correction.add(state.at, num_late, num_all, had_enough=had_enough)
 
     def _needed(self, state: ClusterState, workers: _Workers) -> tuple[DemandForecast, ReplicaTarget]:
-        policy, profile = self._policy, RequestProfile.of(self._history.total)
+        policy = self._policy
+        profile = RequestProfile.of(self._history.total)
         arrivals = self._history.samples(lambda demand: demand.num_requests)
         burstiness = dispersion(arrivals)
         rate = expected_level(arrivals, policy.start_s)
@@ -149,7 +152,8 @@ class Scaler:
     # ---- the target
 
     def _settle(self, state: ClusterState, forecast: DemandForecast, needed: ReplicaTarget) -> Decision:
-        policy, current = self._policy, _current(state)
+        policy = self._policy
+        current = _current(state)
         rest = needed_beside_mixed(needed, state.mixed.num_serving)
         bounded = ReplicaTarget(policy.prefill.clamped(rest.prefill), policy.decode.clamped(rest.decode))
         for role, number in enumerate(bounded):
@@ -170,7 +174,8 @@ class Scaler:
         return Decision(target=target, changes=changes, needed=needed, forecast=forecast, reasons=reasons)
 
     def _why_late(self, forecast: DemandForecast) -> tuple[str, ...]:
-        itl_s, context = self._policy.slo.itl_s, forecast.mean_context
+        itl_s = self._policy.slo.itl_s
+        context = forecast.mean_context
         worker = self._workers.decode if self._workers is not None else None
         if itl_s is None or worker is None or is_in_reach(worker, context, itl_s):
             return ()
@@ -213,7 +218,8 @@ def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTa
     prefill, decode = current
     for change in changes:
         sign = 1 if change.to == "prefill" else -1
-        prefill, decode = prefill + sign * change.number, decode - sign * change.number
+        prefill = prefill + sign * change.number
+        decode = decode - sign * change.number
     return ReplicaTarget(prefill, decode)
 
 

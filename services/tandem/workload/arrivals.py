@@ -86,7 +86,9 @@ def _bursts(bursts: Bursts, rate: float, names: tuple[seeded_random.Name, ...]) 
     inside = rate * cycle_s / (bursts.on_s + bursts.outside * bursts.off_s)
     is_first_on = seeded_random.uniform(*names, "first phase") < bursts.on_s / cycle_s
     due = _poisson(1.0, names)
-    next_due, passed, began_s = next(due), 0.0, 0.0
+    next_due = next(due)
+    passed = 0.0
+    began_s = 0.0
     for number in count():
         is_on = (number % 2 == 0) == is_first_on
         seconds = seeded_random.exponential(bursts.on_s if is_on else bursts.off_s, *names, "phase", number)

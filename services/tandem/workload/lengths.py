@@ -44,7 +44,8 @@ class Quantiles:
     points: tuple[tuple[float, int], ...]
 
     def __post_init__(self) -> None:
-        shares, lengths = [share for share, _ in self.points], [length for _, length in self.points]
+        shares = [share for share, _ in self.points]
+        lengths = [length for _, length in self.points]
         if len(shares) < 2 or shares[0] != 0 or shares[-1] != 1:
             raise ValueError(f"quantiles go from 0 to 1, got {shares}")
         if any(later <= earlier for earlier, later in pairwise(shares)):

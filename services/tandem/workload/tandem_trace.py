@@ -52,7 +52,8 @@ def block_ids(tokens: Sequence[int], block_size: int, key: bytes) -> Iterator[in
     """Yield an id for each block that covers all blocks before it too, so that equal ids are equal prefixes."""
     if not 16 <= len(key) <= 64:
         raise ValueError(f"a key has 16 to 64 bytes, got {len(key)}")
-    words, previous_digest = array("I", tokens), b""
+    words = array("I", tokens)
+    previous_digest = b""
     for start in range(0, len(words), block_size):
         block = words[start : start + block_size].tobytes()
         previous_digest = hashlib.blake2b(previous_digest + block, key=key, digest_size=16).digest()
@@ -119,7 +120,8 @@ def _prompt(line: Field, found: dict[str, Field], block_size: int) -> Prompt:
         case ["num_prompt_tokens"]:
             return found["num_prompt_tokens"].whole(1, MAX_TOKENS)
         case ["num_prompt_tokens", "blocks"]:
-            num_tokens, ids = found["num_prompt_tokens"].whole(1, MAX_TOKENS), found["blocks"].wholes(0, 2**64 - 1)
+            num_tokens = found["num_prompt_tokens"].whole(1, MAX_TOKENS)
+            ids = found["blocks"].wholes(0, 2**64 - 1)
             return found["blocks"].made(lambda: PromptBlocks(num_tokens, ids, block_size))
         case found_keys:
             raise refused(
