@@ -248,7 +248,7 @@ def why_no_pair(candidates: Candidates, model: str, excluded: Set[WorkerRef]) ->
     if not pairs:
         return "no worker of the same model build", False
     if all(pair in candidates.refused for pair in pairs):
-        return "no link between the workers is as promised", False
+        return "no link between the workers meets the requirements", False
     return "no link between the workers", any(pair not in candidates.unlinked for pair in pairs)
 
 

@@ -96,7 +96,7 @@ class CircuitBreakers:
     def why(self, now: float) -> str:
         """Return for people which workers are excluded and for how long; empty when none is."""
         out = [(worker.id, record.until - now) for worker, record in self._records.items() if record.until > now]
-        return ", ".join(f"{name} left out for {left_s:.1f} s after failures" for name, left_s in sorted(out))
+        return ", ".join(f"{name} excluded for {left_s:.1f} s after failures" for name, left_s in sorted(out))
 
 
 def _count(record: _Record, now: float) -> None:

@@ -144,4 +144,4 @@ class KVIndexer:
             del self._positions[next(iter(self._positions))]
 
     def __repr__(self) -> str:
-        return f"<mirror of {len(self._streams)} workers, {len(self.missing_snapshots())} stale, {self.table!r}>"
+        return f"<KV indexer of {len(self._streams)} workers, {len(self.missing_snapshots())} stale, {self.table!r}>"

@@ -113,7 +113,7 @@ class PairRegistry:
             return None
         (producer, consumer), report = min(bad, key=lambda item: item[0])
         more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        use = "is not used" if report.refused else "is not as promised"
+        use = "is not used" if report.refused else "misses its requirements"
         return f"the link from {producer.id} to {consumer.id} {use}: {report.problem}{more}"
 
     def drop(self, worker: WorkerRef) -> None:

@@ -34,9 +34,9 @@ class Routing:
     remote_prefix: bool = True
 
 
-BUSY = NoPlacement("every worker has as much of prompts as it takes on", may_pass=True)
+BUSY = NoPlacement("every worker has as many queued prompt tokens as it accepts", may_pass=True)
 """Only a report of a worker that computes prompts can change this result."""
-WORTH_WAITING = NoPlacement("a worker that has enough of prompts now is worth waiting for", may_pass=True)
+WORTH_WAITING = NoPlacement("waiting for a busy worker costs less than using a free one", may_pass=True)
 BY_COST = Routing()
 
 

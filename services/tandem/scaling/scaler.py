@@ -231,7 +231,7 @@ def _moves(current: ReplicaTarget, target: ReplicaTarget) -> list[tuple[str, int
 
 def _why(forecast: DemandForecast, needed: ReplicaTarget) -> tuple[str, ...]:
     return (
-        f"{forecast.request_rate:.2f} requests/s with {forecast.input_rate:,.0f} prompt tokens/s to compute will come "
+        f"{forecast.request_rate:.2f} requests/s with {forecast.input_rate:,.0f} uncached prompt tokens/s are expected "
         f"({forecast.cached_share:.0%} of prompts cached): they keep {forecast.prefill_load:.2f} prefill workers busy, "
         f"and {needed.prefill} are needed",
         f"{forecast.output_rate:,.0f} output tokens/s are expected: {forecast.num_decoding:.1f} sequences decode at "

@@ -88,7 +88,7 @@ def _json(place: str, text: str) -> Field:
     try:
         return Field(place, "", json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise refused(place, f"is no JSON: {error}") from error
+        raise refused(place, f"is not JSON: {error}") from error
 
 
 def _opened(path: Path) -> AbstractContextManager[Iterable[bytes]]:
@@ -107,7 +107,7 @@ def _lines(path: Path) -> Generator[_TraceLine, None, None]:
                 if text:
                     yield _TraceLine(f"{path}:{number}", text)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise refused(f"{path}:{number}", f"cannot be read on: {error}") from error
+        raise refused(f"{path}:{number}", f"cannot be read further: {error}") from error
 
 
 def _in_order(

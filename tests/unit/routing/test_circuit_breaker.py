@@ -36,7 +36,7 @@ def test_consecutive_failures_open_the_breaker_of_that_worker_only() -> None:
     breaker.on_success(B)
     breaker.failed([A, B], 10.0)
     assert breaker.excluded(10.0) == {A} and breaker.states(10.0)[WorkerId("a")] is BreakerState.OPEN
-    assert breaker.why(10.25) == "a left out for 0.8 s after failures"
+    assert breaker.why(10.25) == "a excluded for 0.8 s after failures"
 
 
 def test_simultaneous_failures_of_one_cause_count_once() -> None:
@@ -81,7 +81,7 @@ def test_without_another_worker_trials_continue_now_and_then() -> None:
     breaker.on_attempt([A], 101.0)
     breaker.failed([A], 101.5)
     assert breaker.excluded(102.6) == {A} and breaker.resting(102.4) == {A}
-    assert breaker.resting(102.5) == set(), "it is left out for longer than it rests"
+    assert breaker.resting(102.5) == set(), "it is excluded for longer than it rests"
     breaker.on_attempt([A], 102.6)
     assert breaker.resting(102.7) == {A} and breaker.states(102.7)[WorkerId("a")] is BreakerState.TRIAL
     assert breaker.excluded(103.49) == {A} and breaker.excluded(103.5) == set(), "its back-off is as long as before"

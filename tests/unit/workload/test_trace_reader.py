@@ -149,7 +149,7 @@ def test_a_trace_is_read_lazily(tmp_path: Path) -> None:
     """A bad line has no effect before it is reached."""
     requests = replayed(tmp_path, MOONCAKE + "nonsense\n")
     assert len(list(islice(requests, 4))) == 4
-    with pytest.raises(TandemError, match=r"some.trace:5: is no JSON"):
+    with pytest.raises(TandemError, match=r"some.trace:5: is not JSON"):
         next(requests)
 
 
@@ -166,13 +166,13 @@ def test_a_file_that_is_no_trace_is_refused_at_once(tmp_path: Path) -> None:
         "": "some.trace: is empty",
         "due,tokens\n1,2": "some.trace: is none of the traces that can be read: Mooncake's JSON lines, TIMESTAMP,",
         '{"model": "a"}': "some.trace: is none of the traces",
-        "{": "some.trace:1: is no JSON",
+        "{": "some.trace:1: is not JSON",
         '{"timestamp": 0, "input_length": 5}': "some.trace:1: 'output_length' is missing",
         AZURE.splitlines()[0]: "some.trace: holds 0 requests, 1 are requested",
         '{"format": "tandem-requests", "version": 2, "block_size": 1}': "some.trace:1: version: must be 1, got 2",
     }.items():
         assert refusal(tmp_path, text).startswith(message), message
-    with pytest.raises(TandemError, match="cannot be read on"):
+    with pytest.raises(TandemError, match="cannot be read further"):
         open_workload(str(tmp_path), seed=1, count=None, rate=None)
 
 
@@ -213,8 +213,8 @@ OWN = RECORDED.splitlines()[0] + "\n" + '{"due_s": 1, "num_prompt_tokens": 9, "n
         (LINE.replace(": 1,", ": NaN,", 1), ":1: timestamp: must be a number, got nan"),
         (LINE.replace(": 1,", ": 1e400,", 1), ":1: timestamp: must be a number, got inf"),
         (LINE.replace(": 1,", ": " + "9" * 400 + ",", 1), ":1: timestamp: must be a number, got 999"),
-        (LINE.replace(": 1,", ": " + "9" * 5000 + ",", 1), ":1: is no JSON"),
-        (LINE + "\n" + "[" * 200_000, ":2: is no JSON"),
+        (LINE.replace(": 1,", ": " + "9" * 5000 + ",", 1), ":1: is not JSON"),
+        (LINE + "\n" + "[" * 200_000, ":2: is not JSON"),
         (LINE + "\n" + LINE.replace(": 1,", ": 0.5,", 1), ":2: is due 0.0005 s before the line above it; sort the"),
         (AZURE + "\nnever,1,1", ":5: 'never' is no time such as"),
         (AZURE + "\n2023-11-17 00:00:09,1", ":5: must be TIMESTAMP,ContextTokens,GeneratedTokens, got"),
