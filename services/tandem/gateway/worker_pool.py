@@ -287,7 +287,9 @@ class WorkerPool:
         if link.ref not in self._live:
             self._live.add(link.ref)
             for other in self._links.values():
-                self._on_link_reports(other.ref, [report for report in other.links.values() if report.source == link.ref])
+                self._on_link_reports(
+                    other.ref, [report for report in other.links.values() if report.source == link.ref]
+                )
             self._probe_pairs()
 
     def _miss(self, link: WorkerLink) -> None:
