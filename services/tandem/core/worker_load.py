@@ -77,9 +77,9 @@ class WorkerLoad:
         `inflight`."""
         if not self.num_horizon_tokens or not self.lane_tokens:
             return True
-        return self.beside(num_tokens, lane, inflight) <= self.num_horizon_tokens
+        return self.competing_tokens(num_tokens, lane, inflight) <= self.num_horizon_tokens
 
-    def beside(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> int:
+    def competing_tokens(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> int:
         """Return the tokens that the worker would compute beside its longest prompt: those of the new prompt, of the
         `inflight` prompts and of the queue in this lane and above, without prompts of a larger size class."""
         inflight = [size for size in inflight if prompt_size(size) <= prompt_size(num_tokens)]

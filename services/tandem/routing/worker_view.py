@@ -86,7 +86,7 @@ class WorkerView:
         if not load.lane_tokens:
             return self.queued_tokens
         is_idle = not load.lane_tokens[lane] and not self.unreported
-        ahead = 0 if is_idle else load.beside(num_tokens, lane, self.unreported)
+        ahead = 0 if is_idle else load.competing_tokens(num_tokens, lane, self.unreported)
         return ahead + num_tokens if prompt_size(load.lane_longest[lane]) > prompt_size(num_tokens) else ahead
 
     def takes(self, num_tokens: int, lane: Lane) -> bool:

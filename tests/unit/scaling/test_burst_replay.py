@@ -26,9 +26,9 @@ def test_a_shape_is_independent_of_level_and_slow_changes() -> None:
 
 
 def test_work_that_arrives_in_a_burst_waits() -> None:
-    """Two workers are behind by 3 s of work for each second of the burst, so by 6 s of it they are after 2 s, and the
-    other 8 of its 10 s come too late; what comes after it finds 30 s of work less 1.5 a second, which takes 18.7 s to
-    fall below 2, so 16 of 90 s of the rest too."""
+    """Two workers fall behind by 3 s of work per second of the burst, so by 6 s of it after 2 s, and the work of the
+    other 8 of its 10 s is late. The work after it finds a backlog of 30 s that shrinks by 1.5 s per second and takes
+    18.7 s to fall below 2, so 16 of 90 s of the rest are late too."""
     share = late_share(BURST[9:] + BURST[:9] * 2, 1.0, 2, 1.0)
     expected = (50 * (1 - 2 / 30) + 0.5 * (30 - 2) / 1.5) / (10 * 5.0 + 0.5 * 135)
     assert share == pytest.approx(expected, rel=0.05)
