@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tandem.workload import seeded_random
 from tandem.workload.ask import ScheduledRequest
 from tandem.workload.trace_entry import TraceEntry
-from tandem.workload.trace_reader import ask_of
+from tandem.workload.trace_reader import scheduled_request_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def requests(day: Day, entries: Sequence[TraceEntry]) -> Iterator[ScheduledReque
     """In the order of their times; prompts are made one by one."""
     for number, due in enumerate(_schedule(day, entries)):
         # A copy names blocks by its own salt, so that no copy finds another's prefixes.
-        yield ask_of(entries[due.index], number, due.at_s, day.seed, f"copy {due.copy}")
+        yield scheduled_request_of(entries[due.index], number, due.at_s, day.seed, f"copy {due.copy}")
 
 
 def _schedule(day: Day, entries: Sequence[TraceEntry]) -> list[_Due]:

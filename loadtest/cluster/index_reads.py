@@ -132,7 +132,7 @@ async def blocking_all(url: str) -> AsyncGenerator[PrefixTable, None]:
 
 def _mirror() -> KVIndexer:
     mirror = KVIndexer(PrefixTable())
-    mirror.expect(IndexedWorkers().workers())
+    mirror.set_workers(IndexedWorkers().workers())
     return mirror
 
 

@@ -18,7 +18,7 @@ from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
 from tandem.sim.cluster.quotas import Terms
 from tandem.sim.cluster.worker import WorkerSpec
-from tandem.workload.mix import Mix, asks
+from tandem.workload.mix import Mix, scheduled_requests
 from tandem.workload.request_class import RequestClass
 from tests.simulation.clusters import gpu_spec, slow_spec, traces_of
 
@@ -38,7 +38,7 @@ def pair(budget: int) -> tuple[tuple[WorkerSpec, int], ...]:
 
 def run(groups: list[RequestClass], rate: float, count: int, spec: ClusterSpec, seed: int = 1) -> list[ClientTrace]:
     one = SimCluster(spec)
-    traces = traces_of(one, asks(Mix(tuple(groups)), seed, count, rate))
+    traces = traces_of(one, scheduled_requests(Mix(tuple(groups)), seed, count, rate))
     one.check()
     return traces
 

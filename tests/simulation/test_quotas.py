@@ -17,7 +17,7 @@ from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
 from tandem.sim.cluster.quotas import Terms
 from tandem.sim.simulate import simulate
-from tandem.workload.mix import Mix, asks
+from tandem.workload.mix import Mix, scheduled_requests
 from tandem.workload.request_class import RequestClass
 from tests.simulation.clusters import slow_spec, traces_of
 
@@ -32,7 +32,7 @@ def spec_of(**terms: object) -> ClusterSpec:
 
 def run(spec: ClusterSpec, rate: float, count: int, group: RequestClass = GROUP) -> list[ClientTrace]:
     one = SimCluster(spec)
-    traces = traces_of(one, asks(Mix((group,)), 1, count, rate))
+    traces = traces_of(one, scheduled_requests(Mix((group,)), 1, count, rate))
     one.check()
     return traces
 
@@ -82,12 +82,12 @@ def test_a_tenant_gets_no_better_lane_than_its_own() -> None:
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), terms=Terms(tenants=tenants))
     one = SimCluster(spec)
     groups = tuple(RequestClass(name, 0.5, (200, 200), (2, 2), tenant=name) for name in "ab")
-    traces = traces_of(one, asks(Mix(groups), 1, 60, 0.0))
+    traces = traces_of(one, scheduled_requests(Mix(groups), 1, 60, 0.0))
     one.check()
     first = {name: sorted(t.token_times[0] for t in traces if t.tenant == name) for name in "ab"}
     assert first["b"][-1] < first["a"][8]
 
 
 def test_the_report_counts_refusals_by_reason() -> None:
-    report, _ = simulate(spec_of(tokens_per_minute=540), asks(Mix((GROUP,)), 1, 30, 0.0), Slo())
+    report, _ = simulate(spec_of(tokens_per_minute=540), scheduled_requests(Mix((GROUP,)), 1, 30, 0.0), Slo())
     assert report.errors == {"quota_exceeded (tokens_per_minute)": 20}

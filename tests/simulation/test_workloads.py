@@ -6,17 +6,17 @@ import pytest
 
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.workload.ask import ScheduledRequest
-from tandem.workload.mix import Mix, asks
+from tandem.workload.mix import Mix, scheduled_requests
 from tandem.workload.request_class import Prefix, RequestClass
 from tandem.workload.source import built_in_names, open_workload
 from tests.simulation.clusters import cluster, gpu_spec, slow_spec
 
 
-def ended(asked: list[ScheduledRequest], *workers: tuple[object, int]) -> tuple[list[ClientTrace], int]:
+def ended(requests: list[ScheduledRequest], *workers: tuple[object, int]) -> tuple[list[ClientTrace], int]:
     """All traces, and how many prompt tokens were computed."""
     one = cluster(*workers)  # type: ignore[arg-type]
     traces: list[ClientTrace] = []
-    one.run(asked, traces.append)
+    one.run(requests, traces.append)
     one.check()
     assert all(trace.is_complete for trace in traces)
     return traces, sum(worker.num_prefill_tokens for worker in one.workers)
@@ -25,16 +25,16 @@ def ended(asked: list[ScheduledRequest], *workers: tuple[object, int]) -> tuple[
 @pytest.mark.parametrize("name", built_in_names())
 def test_every_built_in_mix_ends_well(name: str) -> None:
     # Each of the conversations of `agent` has many turns.
-    asked = list(open_workload(name, seed=1, count=3 if name == "agent" else 15, rate=None))
-    traces, _ = ended(asked, (gpu_spec("prefill"), 2), (gpu_spec("decode"), 2))
-    assert {ask.request.id for ask in asked} <= {trace.id for trace in traces}
+    requests = list(open_workload(name, seed=1, count=3 if name == "agent" else 15, rate=None))
+    traces, _ = ended(requests, (gpu_spec("prefill"), 2), (gpu_spec("decode"), 2))
+    assert {ask.request.id for ask in requests} <= {trace.id for trace in traces}
     assert len({trace.id for trace in traces}) == len(traces)
 
 
 def test_a_conversation_goes_on_with_its_answers_and_finds_its_prefix() -> None:
     group = RequestClass("agent", 1.0, (20, 40), (10, 20), prefix=Prefix((200, 200)), turns=(5, 5), think_s=1.0)
-    asked = list(asks(Mix((group,)), seed=1, count=4, rate=0.05))
-    traces, num_computed = ended(asked, (slow_spec(), 1))
+    requests = list(scheduled_requests(Mix((group,)), seed=1, count=4, rate=0.05))
+    traces, num_computed = ended(requests, (slow_spec(), 1))
     ids = {f"r{conversation}.{turn}" for conversation in range(4) for turn in range(1, 6)}
     assert {trace.id for trace in traces} == ids
     # 200 shared tokens once, 30 of each turn, and of each turn what fills no block: at most 15 and an answer's last.

@@ -1,1 +1,1 @@
-"""Floor 2, who may have how much and whose turn it is; never reads a clock or asks a store."""
+"""Floor 2: decide quotas and the order of waiting requests; the clock and the stores are the caller's."""

@@ -1,7 +1,7 @@
-"""API keys and their hashes as text; never keeps a key and never draws one.
+"""Format API keys and their hashes as text, and parse hashes.
 
-A key is 256 random bits, so its hash needs neither salt nor many rounds: there is no list of likely keys to try, and a
-stolen file of hashes opens nothing.
+A key is 256 random bits, so its hash needs neither salt nor many rounds: there is no list of likely keys to try, and
+stolen hashes do not reveal keys.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def key_text(secret: bytes) -> str:
-    """The key that a client shows. `secret` is KEY_BYTES random bytes."""
+    """Return the API key for `secret`, which must be KEY_BYTES random bytes."""
     if len(secret) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(secret)}")
     return KEY_PREFIX + base64.urlsafe_b64encode(secret).rstrip(b"=").decode("ascii")
 
 
 def key_digest(key: str) -> bytes:
-    """Of any text that a client shows as its key."""
+    """Return the SHA-256 digest of any text that a client sends as its key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -33,8 +33,10 @@ def hash_text(digest: bytes) -> str:
 
 
 def parse_hash(text: str) -> bytes:
-    """The digest in `sha256:<64 hexadecimal digits>`. Raises ValueError, which does not repeat a key that was written
-    in place of its hash."""
+    """Return the digest in `sha256:<64 hexadecimal digits>`.
+
+    Raises ValueError, whose message does not repeat the text, in case a key was written in place of its hash.
+    """
     if not _HASH.fullmatch(text):
         raise ValueError("must be sha256: and 64 hexadecimal digits, as `tandem key` prints it")
     return bytes.fromhex(text.removeprefix(HASH_PREFIX))

@@ -1,21 +1,22 @@
-"""Whose turn it is among requests that wait for one model: lane, then tenants by the tokens they got, then within one
-tenant as its `TenantQueue` says; never sends one and never reads a clock.
+"""Order the requests that wait for one model: by lane, then among tenants by the tokens they were served, then within
+one tenant as its `TenantQueue` decides; reads no clock.
 
 Fair queueing over tenants in tokens. As in the virtual token counter (Sheng et al., OSDI 2024) each tenant has a
-counter of what it was served divided by its weight, charged with the prompt when a request is sent and with output as
-it comes, and one that comes back from having had nothing to wait is lifted to the others' present: what it did not use
-is gone. Next is the tenant whose first request would *end* soonest by the counters (counter + tokens / weight; Demers
-et al., SIGCOMM 1989), not the one with the least counter as there: between equals the short request goes first, and a
-long one that has to wait for room does not hold up who asks for little.
+counter of the tokens it was served divided by its weight, charged with the prompt when a request is sent and with
+output as it is sampled. A tenant without waiting requests whose next request arrives is lifted to the current counter
+of the others: capacity that it did not use is lost. Next is the tenant whose first request would *end* soonest by the
+counters (counter + tokens / weight; Demers et al., SIGCOMM 1989), not the one with the smallest counter as in the
+paper: between equal tenants the short request goes first, and a long request that waits for capacity does not block
+tenants with small requests.
 
 Bounds, inside a lane, with L the most tokens that one request is charged:
 
-- Of two tenants that always have something to wait, served tokens / weight differ by at most 2 L / (least weight).
+- Of two tenants that always have a waiting request, served tokens / weight differ by at most 2 L / (least weight).
 - With G gateways that exchange counters every T seconds, each of which serves R tokens per second, and D seconds of
-  delay, by at most G * R * (T + D) / (least weight) more: what the others have served and this one has not heard of.
+  delay, by at most G * R * (T + D) / (least weight) more: tokens that other gateways have served and not reported yet.
 
-Lanes are strict: a lane waits while a more urgent one does, for ever if that never ends. Who may use which is the
-tenants' `lane`, so a starving lane is somebody's decision.
+Lanes are strict: a lane waits while a more urgent lane has waiting requests, without limit. The tenants' `lane` setting
+decides who may use which, so starvation of a lane is a matter of configuration.
 """
 
 from __future__ import annotations
@@ -30,50 +31,54 @@ from tandem.core.lane import Lane
 
 
 class FairQueue:
-    """`push`, `pop` and `remove` cost the logarithm of what waits, `first` too, spread over calls; `charge` is O(1)."""
+    """Own the waiting requests of one model and the tenants' counters.
+
+    `push`, `pop`, `remove` and (amortized) `first` cost the logarithm of the number of waiting requests; `charge` is
+    O(1).
+    """
 
     def __init__(self) -> None:
         self._flows: dict[FlowKey, TenantQueue] = {}
         self._active: dict[Lane, list[tuple[float, int, TenantQueue]]] = {lane: [] for lane in Lane}
         self._virtual = dict.fromkeys(Lane, 0.0)
-        self._account_of: dict[RequestId, FlowKey] = {}
+        self._flow_key_of: dict[RequestId, FlowKey] = {}
         self._served: dict[FlowKey, int] = {}
         self._num_pushed = 0
         self._num_stamps = 0
 
     def __len__(self) -> int:
-        return len(self._account_of)
+        return len(self._flow_key_of)
 
     def __contains__(self, key: RequestId) -> bool:
-        return key in self._account_of
+        return key in self._flow_key_of
 
-    # ---- requests come and go
+    # ---- requests
 
-    def push(self, key: RequestId, ticket: QueueItem) -> int:
-        """Wait. Returns its number, for `put_back`."""
-        flow = self._flow(ticket.account)
+    def push(self, key: RequestId, item: QueueItem) -> int:
+        """Add a request and return its number, for `put_back`."""
+        flow = self._flow(item.flow_key)
         if not flow.waiting:
-            flow.counter = max(flow.counter, self._virtual[ticket.lane])
+            flow.counter = max(flow.counter, self._virtual[item.lane])
         self._num_pushed += 1
-        self._enter(key, ticket, self._num_pushed)
+        self._enter(key, item, self._num_pushed)
         return self._num_pushed
 
-    def put_back(self, key: RequestId, ticket: QueueItem, number: int, credit: int) -> None:
-        """A request that was popped, which returned `credit`, is not served after all: it waits at its old place and
-        its charge is taken back."""
-        self._flow(ticket.account).give_back(credit)
-        self.charge(ticket.account, -ticket.num_tokens)
-        self._enter(key, ticket, number)
+    def put_back(self, key: RequestId, item: QueueItem, number: int, credit: int) -> None:
+        """Return a request that was popped, with the `credit` that `pop` returned, to its old position, and undo its
+        charge."""
+        self._flow(item.flow_key).restore_credit(credit)
+        self.charge(item.flow_key, -item.num_tokens)
+        self._enter(key, item, number)
 
     def remove(self, key: RequestId) -> None:
-        """It waits no longer; nothing when it does not wait."""
-        account = self._account_of.pop(key, None)
-        if account is not None:
-            self._flows[account].remove(key)
-            self._rank(self._flows[account])
+        """Remove a request; does nothing when it does not wait."""
+        flow_key = self._flow_key_of.pop(key, None)
+        if flow_key is not None:
+            self._flows[flow_key].remove(key)
+            self._rank(self._flows[flow_key])
 
     def first(self) -> RequestId | None:
-        """Whose turn it is; None when nobody waits."""
+        """Return the next request; None when none waits."""
         for lane in Lane:
             heap = self._active[lane]
             while heap:
@@ -81,110 +86,117 @@ class FairQueue:
                 key = flow.first()
                 if stamp != flow.stamp or key is None:
                     heapq.heappop(heap)
-                elif end < (now := flow.end(key)):  # it was charged since
+                elif end < (now := flow.end(key)):  # charged since it was ranked
                     heapq.heapreplace(heap, (now, stamp, flow))
                 else:
                     return key
         return None
 
     def pop(self, key: RequestId) -> int:
-        """It is served now, and its tenant charged. Returns what `put_back` needs to undo it."""
-        account = self._account_of.pop(key)
-        flow = self._flows[account]
-        num_tokens = flow.waiting[key].ticket.num_tokens
-        self._virtual[account.lane] = max(self._virtual[account.lane], flow.counter)
+        """Remove a request that is sent now and charge its tenant. Returns the credit that `put_back` needs to undo
+        it."""
+        flow_key = self._flow_key_of.pop(key)
+        flow = self._flows[flow_key]
+        num_tokens = flow.waiting[key].item.num_tokens
+        self._virtual[flow_key.lane] = max(self._virtual[flow_key.lane], flow.counter)
         credit = flow.take(key)
         self._rank(flow)
-        self.charge(account, num_tokens)
+        self.charge(flow_key, num_tokens)
         return credit
 
     # ---- counters
 
-    def charge(self, account: FlowKey, num_tokens: int) -> None:
-        """It was served so many tokens here; negative ones were not, after all."""
-        self._served[account] = self._served.get(account, 0) + num_tokens
-        self.absorb(account, num_tokens)
+    def charge(self, flow_key: FlowKey, num_tokens: int) -> None:
+        """Add tokens served by this gateway to a counter; negative tokens undo an earlier charge."""
+        self._served[flow_key] = self._served.get(flow_key, 0) + num_tokens
+        self.add_to_counter(flow_key, num_tokens)
 
     def served(self) -> Mapping[FlowKey, int]:
-        """Tokens served here since the beginning, for other gateways."""
+        """Return the tokens that this gateway has served since it started, for other gateways."""
         return self._served
 
-    def absorb(self, account: FlowKey, num_tokens: int) -> None:
-        """Other gateways have served so many more."""
-        flow = self._flow(account)
+    def add_to_counter(self, flow_key: FlowKey, num_tokens: int) -> None:
+        """Add tokens that other gateways have served to a counter."""
+        flow = self._flow(flow_key)
         flow.counter += num_tokens / flow.weight
         if num_tokens < 0:
             self._rank(flow)
 
-    def counter(self, account: FlowKey) -> float:
-        """Tokens / weight; only differences mean something."""
-        return self._flow(account).counter
+    def counter(self, flow_key: FlowKey) -> float:
+        """Return served tokens / weight; only differences between counters are meaningful."""
+        return self._flow(flow_key).counter
 
-    # ---- what a newcomer must expect
+    # ---- prediction and overflow
 
-    def num_ahead(self, ticket: QueueItem) -> int:
-        """Tokens that are served before a request that comes now, if nothing else does. Costs a look at each tenant and
-        at each size of its own."""
-        mine = self._flows.get(ticket.account)
-        counter = self._virtual[ticket.lane] if mine is None or not mine.waiting else mine.counter
-        if mine is not None:
-            counter = max(counter, mine.counter)
-        own = 0 if mine is None else mine.num_ahead(ticket)
-        end = counter + (own + ticket.num_tokens) / ticket.weight
+    def num_ahead(self, item: QueueItem) -> int:
+        """Return the tokens that would be served before a request that arrives now, if no other arrives. Looks at each
+        tenant and at each size class of the request's own tenant."""
+        own_flow = self._flows.get(item.flow_key)
+        counter = self._virtual[item.lane] if own_flow is None or not own_flow.waiting else own_flow.counter
+        if own_flow is not None:
+            counter = max(counter, own_flow.counter)
+        num_own_ahead = 0 if own_flow is None else own_flow.num_ahead(item)
+        end = counter + (num_own_ahead + item.num_tokens) / item.weight
         num_ahead = 0.0
         for flow in self._flows.values():
-            if flow is mine:
-                num_ahead += own
-            elif flow.account.lane < ticket.lane:
+            if flow is own_flow:
+                num_ahead += num_own_ahead
+            elif flow.flow_key.lane < item.lane:
                 num_ahead += flow.num_tokens
-            elif flow.account.lane is ticket.lane:
+            elif flow.flow_key.lane is item.lane:
                 num_ahead += min(flow.num_tokens, max(0.0, (end - flow.counter) * flow.weight))
         return int(num_ahead)
 
     def fullest(self) -> RequestId | None:
-        """The newest request of whoever has most of them waiting, by its weight, least urgent lane first: who is to go
-        when all cannot stay. Of equals the tenant that comes last by name."""
+        """Return the request to drop when too many wait; None when none waits.
+
+        That is the newest request, in its least urgent lane, of the tenant with the most waiting requests / weight; of
+        equals the tenant that is last by name.
+        """
         flows = [flow for flow in self._flows.values() if flow.waiting]
         if not flows:
             return None
         totals: dict[TenantId, float] = {}
         for flow in flows:
-            tenant = flow.account.tenant
+            tenant = flow.flow_key.tenant
             totals[tenant] = totals.get(tenant, 0.0) + len(flow.waiting) / flow.weight
         worst = max(totals, key=lambda tenant: (totals[tenant], tenant))
-        flow = max((f for f in flows if f.account.tenant == worst), key=lambda f: f.account.lane)
+        flow = max(
+            (candidate for candidate in flows if candidate.flow_key.tenant == worst),
+            key=lambda candidate: candidate.flow_key.lane,
+        )
         return flow.newest()
 
     def check(self) -> None:
-        """Re-add the books. Raises AssertionError naming what is off."""
-        for account, flow in self._flows.items():
+        """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""
+        for flow_key, flow in self._flows.items():
             flow.check()
-            assert all(self._account_of.get(key) == account for key in flow.waiting), f"{account}: requests"
-        assert sum(len(flow.waiting) for flow in self._flows.values()) == len(self._account_of), "requests in no flow"
+            assert all(self._flow_key_of.get(key) == flow_key for key in flow.waiting), f"{flow_key}: requests"
+        assert sum(len(flow.waiting) for flow in self._flows.values()) == len(self._flow_key_of), "requests in no flow"
 
     def __repr__(self) -> str:
         waiting = sum(1 for flow in self._flows.values() if flow.waiting)
         return f"<fair queue {len(self)} requests of {waiting} tenants>"
 
-    # ---- inside
+    # ---- ranking
 
-    def _enter(self, key: RequestId, ticket: QueueItem, number: int) -> None:
-        assert key not in self._account_of, f"{key} waits already"
-        flow = self._flow(ticket.account)
-        flow.enter(key, ticket, number)
-        self._account_of[key] = ticket.account
+    def _enter(self, key: RequestId, item: QueueItem, number: int) -> None:
+        assert key not in self._flow_key_of, f"{key} waits already"
+        flow = self._flow(item.flow_key)
+        flow.enter(key, item, number)
+        self._flow_key_of[key] = item.flow_key
         self._rank(flow)
 
-    def _flow(self, account: FlowKey) -> TenantQueue:
-        flow = self._flows.get(account)
+    def _flow(self, flow_key: FlowKey) -> TenantQueue:
+        flow = self._flows.get(flow_key)
         if flow is None:
-            flow = self._flows[account] = TenantQueue(account)
+            flow = self._flows[flow_key] = TenantQueue(flow_key)
         return flow
 
     def _rank(self, flow: TenantQueue) -> None:
-        """Enter a flow anew under where its first request would end; its older entry is void."""
+        """Rank a flow by where its first request would end; its older heap entry becomes void."""
         self._num_stamps += 1
         flow.stamp = self._num_stamps
         key = flow.first()
         if key is not None:
-            heapq.heappush(self._active[flow.account.lane], (flow.end(key), flow.stamp, flow))
+            heapq.heappush(self._active[flow.flow_key.lane], (flow.end(key), flow.stamp, flow))

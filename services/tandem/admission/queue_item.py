@@ -1,4 +1,4 @@
-"""What a queue needs to know of one request, as values; never the request itself."""
+"""Define the properties of a request by which queues order it, as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.core.lane import Lane
 
 
 class FlowKey(NamedTuple):
-    """What counters are kept by."""
+    """Key of a fairness counter: one tenant in one lane."""
 
     lane: Lane
     tenant: TenantId
@@ -18,7 +18,8 @@ class FlowKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueItem:
-    """Of one request: `num_tokens` that it is charged when it is sent; the least `priority` is the most urgent."""
+    """The queueing properties of one request: `num_tokens` are charged when it is sent; a lower `priority` is more
+    urgent."""
 
     lane: Lane
     tenant: TenantId
@@ -27,5 +28,5 @@ class QueueItem:
     priority: int = 0
 
     @property
-    def account(self) -> FlowKey:
+    def flow_key(self) -> FlowKey:
         return FlowKey(self.lane, self.tenant)

@@ -1,4 +1,4 @@
-"""What a request that its tenant's quotas do not let in is told; never asks a quota."""
+"""Make the errors of requests that their tenant's quotas refuse."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ _WORDS = {
 
 
 def exceeds_limit_error(limits: QuotaLimits, num_tokens: int) -> TandemError:
-    """Of a prompt beyond any minute's worth. No 429: clients repeat those, and this one would never be let in."""
+    """Return the error for a prompt longer than a minute's tokens. Not a 429: clients would retry, and the prompt can
+    never be admitted."""
     message = f"the prompt has {num_tokens} tokens, and this key may use {limits.tokens_per_minute} per minute"
     return TandemError(ErrorKind.INVALID_REQUEST, message, param="prompt", reason=TOKENS)
 
 
 def batch_exceeds_limit_error(limits: QuotaLimits, charges: Sequence[int]) -> TandemError | None:
-    """Of the prompts of one body, which are let in all or none; `charges` are the tokens that each would reserve. None
-    where a key that has used nothing is let in with them. Waiting does not help; fewer prompts do, and against a limit
-    of tokens a smaller `max_tokens`."""
+    """Return the error for the prompts of one body, which are admitted all or none; None where an unused quota admits
+    them.
+
+    `charges` are the tokens that each would reserve. Waiting does not help; fewer prompts do, and against a token limit
+    also a smaller `max_tokens`.
+    """
     for name, limit in ((REQUESTS, limits.requests_per_minute), (CONCURRENCY, limits.max_concurrency)):
         if 0 < limit < len(charges):
             message = f"the {len(charges)} prompts are as many requests, and this key may have {limit} {_WORDS[name]}"
@@ -37,12 +41,12 @@ def batch_exceeds_limit_error(limits: QuotaLimits, charges: Sequence[int]) -> Ta
     return None
 
 
-def rate_limited_error(verdict: ReservationResult, limits: QuotaLimits) -> TandemError:
+def rate_limited_error(result: ReservationResult, limits: QuotaLimits) -> TandemError:
     limit = {
         REQUESTS: limits.requests_per_minute,
         TOKENS: limits.tokens_per_minute,
         CONCURRENCY: limits.max_concurrency,
-    }[verdict.refused]
-    message = f"this key's limit of {limit} {_WORDS[verdict.refused]} is reached"
-    wait_s = verdict.wait_ms / 1000 or 1.0
-    return TandemError(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=verdict.refused)
+    }[result.refused]
+    message = f"this key's limit of {limit} {_WORDS[result.refused]} is reached"
+    wait_s = result.wait_ms / 1000 or 1.0
+    return TandemError(ErrorKind.QUOTA, message, retry_after_s=wait_s, reason=result.refused)

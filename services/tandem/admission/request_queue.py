@@ -1,4 +1,4 @@
-"""The requests that wait at one gateway, a fair queue for each model, and what each was charged; never places one."""
+"""Own the requests of one gateway from admission to end, in a fair queue for each model, and their charges."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from tandem.core.lane import Lane
 from tandem.core.request import Request
 
 LEARNING = 0.1
-"""How much the last request says of a tenant's next one's cached share."""
+"""Weight of the last request in the moving average of a tenant's uncached prompt fraction."""
 
 
 class ModelFlow(NamedTuple):
-    """What gateways tell each other tokens of."""
+    """The key by which gateways exchange served tokens: a flow of one model."""
 
     model: str
-    account: FlowKey
+    flow_key: FlowKey
 
 
 @dataclass(slots=True)
 class _QueueEntry:
-    """`num_expected` tokens of its prompt will probably be computed, as it was when it came; `num_charged` by now."""
+    """State of one request. `num_expected` prompt tokens were expected to be computed when it arrived; `num_charged`
+    are charged now."""
 
     model: str
-    ticket: QueueItem
+    item: QueueItem
     number: int
     num_prompt: int
     num_expected: int
@@ -39,94 +40,99 @@ class _QueueEntry:
 
 
 class RequestQueue:
-    """Every request that was admitted and has not ended has a standing here; it waits or was sent.
+    """Own an entry for every request that was admitted and has not ended, waiting or sent.
 
-    A prompt is charged as what it will probably have to compute, by what of its tenant's prompts was cached of late,
-    and settled when it has ended.
+    A prompt is charged with the tokens that it probably has to compute, estimated from the cached fractions of its
+    tenant's recent prompts, and the charge is corrected when the request has ended.
     """
 
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
         self._queues: dict[str, FairQueue] = {}
-        self._standings: dict[RequestId, _QueueEntry] = {}
+        self._entries: dict[RequestId, _QueueEntry] = {}
         self._num_waiting = 0
         self._uncached: dict[FlowKey, float] = {}
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return self._num_waiting
 
     def __contains__(self, request: RequestId) -> bool:
-        """It was admitted and has not ended."""
-        return request in self._standings
+        """Return whether the request was admitted and has not ended."""
+        return request in self._entries
 
-    # ---- one request, in the order of its life
+    # ---- one request, from arrival to end
 
-    def ticket(self, request: Request, weight: float) -> QueueItem:
-        """What it would be charged if it came now."""
-        account = FlowKey(request.lane, request.tenant)
-        num_tokens = max(1, round(len(request.prompt_tokens) * self._uncached.get(account, 1.0)))
+    def item_for(self, request: Request, weight: float) -> QueueItem:
+        """Return the queue item of a request that arrives now, with the tokens that it would be charged."""
+        flow_key = FlowKey(request.lane, request.tenant)
+        num_tokens = max(1, round(len(request.prompt_tokens) * self._uncached.get(flow_key, 1.0)))
         return QueueItem(
             lane=request.lane, tenant=request.tenant, num_tokens=num_tokens, weight=weight, priority=request.priority
         )
 
-    def enter(self, request: Request, ticket: QueueItem) -> RequestId | None:
-        """Wait. Returns who must leave because more wait than may; that may be the request itself."""
+    def enter(self, request: Request, item: QueueItem) -> RequestId | None:
+        """Add a request. Returns the request to drop when too many wait, possibly the new one itself, else None."""
         queue = self._queues.setdefault(request.model, FairQueue())
-        number = queue.push(request.id, ticket)
-        self._standings[request.id] = _QueueEntry(
-            request.model, ticket, number, len(request.prompt_tokens), ticket.num_tokens, ticket.num_tokens
+        number = queue.push(request.id, item)
+        self._entries[request.id] = _QueueEntry(
+            request.model, item, number, len(request.prompt_tokens), item.num_tokens, item.num_tokens
         )
         self._num_waiting += 1
         return queue.fullest() if self._num_waiting > self._max_queued else None
 
     def send(self, request: RequestId, num_tokens: int | None = None) -> None:
-        """One that waits is given to workers, where `num_tokens` of its prompt will probably be computed; None: nothing
-        better is known than before."""
-        standing = self._standings[request]
-        queue = self._queues[standing.model]
-        standing.credit = queue.pop(request)
+        """Move a waiting request to the sent state and charge `num_tokens`, the prompt tokens that its workers will
+        probably compute; None keeps the earlier estimate."""
+        entry = self._entries[request]
+        queue = self._queues[entry.model]
+        entry.credit = queue.pop(request)
         if num_tokens is not None:
-            self._recharge(standing, num_tokens)
-        standing.is_sent = True
+            self._recharge(entry, num_tokens)
+        entry.is_sent = True
         self._num_waiting -= 1
 
     def put_back(self, request: RequestId) -> None:
-        """They did not take it, or it was lost: back to its place; nothing when it waits or has no standing. One whose
-        client has begun to read counts as the shortest of all for as long as it waits; what it costs is charged when it
-        is sent."""
-        standing = self._standings.get(request)
-        if standing is not None and standing.is_sent:
-            if standing.has_sampled:
-                standing.ticket = replace(standing.ticket, num_tokens=1)
-            self._recharge(standing, standing.ticket.num_tokens)
-            self._queues[standing.model].put_back(request, standing.ticket, standing.number, standing.credit)
-            standing.is_sent = False
+        """Return a sent request to its old position, after its workers rejected or lost it; does nothing when it waits
+        or is unknown.
+
+        A request whose client has received output counts as the shortest of all while it waits; its real cost is
+        charged when it is sent.
+        """
+        entry = self._entries.get(request)
+        if entry is not None and entry.is_sent:
+            if entry.has_sampled:
+                entry.item = replace(entry.item, num_tokens=1)
+            self._recharge(entry, entry.item.num_tokens)
+            self._queues[entry.model].put_back(request, entry.item, entry.number, entry.credit)
+            entry.is_sent = False
             self._num_waiting += 1
 
     def charge_output(self, request: RequestId, num_tokens: int) -> None:
-        """It got so many more output tokens; nothing when it has no standing."""
-        standing = self._standings.get(request)
-        if standing is not None:
-            standing.has_sampled = True
-            self._queues[standing.model].charge(standing.ticket.account, num_tokens)
+        """Charge further output tokens of a request; does nothing when it is unknown."""
+        entry = self._entries.get(request)
+        if entry is not None:
+            entry.has_sampled = True
+            self._queues[entry.model].charge(entry.item.flow_key, num_tokens)
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
-        """It has ended. `num_cached` prompt tokens were in a prefix cache; None: nobody knows. Nothing when it has no
-        standing."""
-        standing = self._standings.pop(request, None)
-        if standing is None:
+        """Remove a request that has ended; does nothing when it is unknown.
+
+        `num_cached` prompt tokens were in a prefix cache; None when unknown, which leaves the charge as it is.
+        """
+        entry = self._entries.pop(request, None)
+        if entry is None:
             return
-        if not standing.is_sent:
-            self._queues[standing.model].remove(request)
+        if not entry.is_sent:
+            self._queues[entry.model].remove(request)
             self._num_waiting -= 1
         elif num_cached is not None:
-            self._settle(standing, standing.num_prompt - num_cached)
+            self._settle(entry, entry.num_prompt - num_cached)
 
-    # ---- whose turn it is
+    # ---- order
 
     def models(self) -> list[str]:
-        """Those that something waits for."""
+        """Return the models with waiting requests."""
         return [model for model, queue in self._queues.items() if len(queue)]
 
     def first(self, model: str) -> RequestId | None:
@@ -134,53 +140,53 @@ class RequestQueue:
         return None if queue is None else queue.first()
 
     def lane(self, request: RequestId) -> Lane:
-        return self._standings[request].ticket.lane
+        return self._entries[request].item.lane
 
     def charged(self, request: RequestId) -> int:
-        """Tokens of its prompt that will probably be computed."""
-        standing = self._standings[request]
-        return standing.num_charged if standing.is_sent else standing.num_expected
+        """Return the prompt tokens of the request that will probably be computed."""
+        entry = self._entries[request]
+        return entry.num_charged if entry.is_sent else entry.num_expected
 
-    def num_ahead(self, model: str, ticket: QueueItem) -> int:
-        """Tokens of prompts that would be sent before one that comes now."""
+    def num_ahead(self, model: str, item: QueueItem) -> int:
+        """Return the prompt tokens that would be sent before a request that arrives now."""
         queue = self._queues.get(model)
-        return 0 if queue is None else queue.num_ahead(ticket)
+        return 0 if queue is None else queue.num_ahead(item)
 
     # ---- other gateways
 
     def served(self) -> Iterator[tuple[ModelFlow, int]]:
-        """Tokens served by this gateway since it began."""
+        """Yield the tokens served by this gateway since it started, by flow."""
         for model, queue in self._queues.items():
-            for account, num_tokens in queue.served().items():
-                yield ModelFlow(model, account), num_tokens
+            for flow_key, num_tokens in queue.served().items():
+                yield ModelFlow(model, flow_key), num_tokens
 
-    def add_remote_usage(self, service: ModelFlow, num_tokens: int) -> None:
-        """Other gateways have served so many more."""
-        self._queues.setdefault(service.model, FairQueue()).absorb(service.account, num_tokens)
+    def add_remote_usage(self, model_flow: ModelFlow, num_tokens: int) -> None:
+        """Add tokens that other gateways have served."""
+        self._queues.setdefault(model_flow.model, FairQueue()).add_to_counter(model_flow.flow_key, num_tokens)
 
-    def counter(self, service: ModelFlow) -> float:
-        """As `FairQueue.counter`; 0 where nothing was ever served."""
-        queue = self._queues.get(service.model)
-        return 0.0 if queue is None else queue.counter(service.account)
+    def counter(self, model_flow: ModelFlow) -> float:
+        """Return `FairQueue.counter` of a flow; 0 where nothing was served."""
+        queue = self._queues.get(model_flow.model)
+        return 0.0 if queue is None else queue.counter(model_flow.flow_key)
 
     def check(self) -> None:
-        """Re-add the books. Raises AssertionError naming what is off."""
+        """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""
         for queue in self._queues.values():
             queue.check()
-        waiting = [request for request, standing in self._standings.items() if not standing.is_sent]
+        waiting = [request for request, entry in self._entries.items() if not entry.is_sent]
         assert len(waiting) == self._num_waiting == sum(map(len, self._queues.values())), f"{self!r} miscounts"
 
     def __repr__(self) -> str:
-        return f"<line {self._num_waiting} waiting, {len(self._standings) - self._num_waiting} sent>"
+        return f"<request queue {self._num_waiting} waiting, {len(self._entries) - self._num_waiting} sent>"
 
-    # ---- inside
+    # ---- charges
 
-    def _recharge(self, standing: _QueueEntry, num_tokens: int) -> None:
-        self._queues[standing.model].charge(standing.ticket.account, num_tokens - standing.num_charged)
-        standing.num_charged = num_tokens
+    def _recharge(self, entry: _QueueEntry, num_tokens: int) -> None:
+        self._queues[entry.model].charge(entry.item.flow_key, num_tokens - entry.num_charged)
+        entry.num_charged = num_tokens
 
-    def _settle(self, standing: _QueueEntry, num_computed: int) -> None:
-        account = standing.ticket.account
-        self._recharge(standing, num_computed)
-        before = self._uncached.get(account, 1.0)
-        self._uncached[account] = before + LEARNING * (num_computed / standing.num_prompt - before)
+    def _settle(self, entry: _QueueEntry, num_computed: int) -> None:
+        flow_key = entry.item.flow_key
+        self._recharge(entry, num_computed)
+        before = self._uncached.get(flow_key, 1.0)
+        self._uncached[flow_key] = before + LEARNING * (num_computed / entry.num_prompt - before)

@@ -1,4 +1,4 @@
-"""A tenant's terms as a value; never counts what it has used."""
+"""Define a tenant's limits and rights as a value."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ DisaggregationPolicy = Literal["off", "auto", "prefer", "strict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """0 is no limit. `models`: None allows all. `lane` is the best one that it may ask for, and the one of requests
-    that ask for none; `weight` is its share against other tenants in a lane. Tokens are those of prompts that were
-    not in the prefix cache, and all output. `cache_sharing` "public" puts its prefixes where every public tenant finds
-    them. `disaggregation`: None follows the gateway. An `operator` sees in the console what others do."""
+    """A tenant and what it may use; 0 is no limit. `models`: None allows all.
+
+    `lane` is the most urgent lane that it may request, and the default of its requests; `weight` is its share against
+    other tenants in a lane. Token limits count prompt tokens that were not in the prefix cache, and all output.
+    `cache_sharing` "public" lets all public tenants share its prefixes. `disaggregation`: None follows the gateway. An
+    `operator` sees the requests of other tenants in the console.
+    """
 
     id: TenantId
     models: frozenset[str] | None = None
@@ -36,10 +39,12 @@ class Tenant:
         return QuotaLimits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrency)
 
     def may_use(self, *names: str) -> bool:
-        """A model that clients may call by any of these names. One that it may not use is, for this tenant, not there:
-        a refusal of another kind would tell it what there is."""
+        """Return whether the tenant may use a model that clients may call by any of these names.
+
+        Callers report a forbidden model as not found: another error would reveal that the model exists.
+        """
         return self.models is None or not self.models.isdisjoint(names)
 
 
 OPEN = Tenant(id=OPEN_TENANT, cache_sharing="public", operator=True)
-"""Everybody, where no key is asked for."""
+"""The tenant of all requests where no API key is required."""

@@ -1,10 +1,10 @@
-"""Holds a request against its tenant's terms, all but quotas and models; never changes what will be computed.
+"""Apply a tenant's limits to a request: prompt length, lane and cache salt. Quotas and models are checked elsewhere.
 
-A prefix cache tells who uses it what others have asked: a prompt that was seen before answers sooner. So the names of
-blocks begin with a salt per tenant (`kv.hashing`), and one tenant's prompts never hit another's blocks. The salt is no
-secret and need not be one: it is made from the tenant whose key was shown, and what a client chooses itself is only
-hashed in beneath that. Nothing that a client can send makes the salt of somebody else, and no client ever names a
-block. It is the same in every gateway, so that they share what a tenant has cached.
+Response times reveal which prompts are in a shared prefix cache. So block hashes begin with a salt per tenant
+(`kv.hashing`), and one tenant's prompts never hit another's blocks. The salt is not secret and need not be: it derives
+from the tenant whose API key was sent, and the part that a client chooses is only hashed into it. No client input
+yields the salt of another tenant, and clients cannot name blocks directly. The salt is the same in every gateway, so
+that gateways share a tenant's cached prefixes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _SALT_BYTES = 16
 
 
 def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
-    """The request as this tenant may have it: in its lane, and within its own part of the prefix caches. Raises
-    INVALID_REQUEST for a prompt that is too long.
+    """Return the request with the tenant's id, an allowed lane and the tenant's cache salt. Raises INVALID_REQUEST for
+    a prompt that is too long.
 
-    A better lane than its own becomes its own, as OpenAI's service tiers do; the answer says which it was.
+    A more urgent lane than the tenant's is lowered to the tenant's, as OpenAI does with service tiers; the response
+    reports the lane used.
     """
     num_tokens = len(request.prompt_tokens)
     if 0 < tenant.max_prompt_tokens < num_tokens:
@@ -34,12 +35,12 @@ def apply_tenant_policy(request: Request, tenant: Tenant) -> Request:
 
 
 def cache_salt(tenant: Tenant, chosen: str = "") -> str:
-    """What the names of its blocks begin with. `chosen`, by the client, parts its own prefixes further; nothing is
-    without a salt but what is public and not parted."""
+    """Return the salt of the request's block hashes. `chosen`, by the client, separates its prefixes further; the salt
+    is empty only for public prefixes without such a choice."""
     is_public = tenant.cache_sharing == "public"
     if is_public and not chosen:
         return ""
     owner = "public" if is_public else f"tenant {tenant.id}"
-    # The length keeps an owner and a choice from being read as another owner and another choice.
+    # The length keeps the concatenation of owner and choice unambiguous.
     text = f"{len(owner)} {owner} {chosen}"
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_SALT_BYTES).hexdigest()

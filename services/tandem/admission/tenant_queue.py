@@ -1,11 +1,12 @@
-"""One tenant's requests that wait in one lane, and which of them is next; never compares tenants.
+"""Order the waiting requests of one tenant in one lane.
 
-Priorities are strict. Among equals it is the rule by which a worker divides its steps (`sched.share`), said of what is
-sent: half of the tokens go to the oldest request, half to the shortest. Each token that is sent with the shortest, past
-an older one, is credit of the oldest; when that covers the oldest's own tokens, the oldest is next and spends it.
+Priorities are strict. Requests of equal priority follow the rule by which a worker divides its steps
+(`sched.prefill_sharing`), applied to sent tokens: half of the tokens go to the oldest request, half to the shortest.
+Each token that is sent with the shortest request, ahead of an older one, is credit of the oldest; when the credit
+covers the oldest's own tokens, the oldest is next and spends it.
 
-Bound, with L the most tokens of a request: one of n tokens behind m tokens of older ones is next after at most
-2 m + n + L tokens of its priority are sent, whatever arrives later; and after 2 s + L where s are the tokens of those
+Bound, with L the most tokens of a request: a request of n tokens behind m tokens of older ones is next after at most 2
+m + n + L tokens of its priority are sent, whatever arrives later; and after 2 s + L where s are the tokens of requests
 not longer than it, later ones included.
 """
 
@@ -21,13 +22,13 @@ from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.core.ids import RequestId
 
 _SIZE_BITS = 4
-"""Of a number of tokens that tell its size: sizes are a sixteenth to an eighth apart."""
+"""Significant bits of a token count that define its size class: classes are a sixteenth to an eighth apart."""
 _SPARE = 64
-"""Entries of requests that are gone, beyond as many as wait, before a heap is built anew."""
+"""Heap entries of removed requests, beyond as many as wait, before the heap is rebuilt."""
 
 
-class _Place(NamedTuple):
-    """The less is first; `size` is 0 where age alone decides."""
+class _SortKey(NamedTuple):
+    """Sort key of a request, smallest first; `size` is 0 where only age counts."""
 
     priority: int
     size: int
@@ -41,31 +42,32 @@ class _Size(NamedTuple):
 
 @dataclass(slots=True)
 class _QueuedRequest:
-    ticket: QueueItem
+    item: QueueItem
     number: int
 
 
 @dataclass(eq=False, slots=True)
 class TenantQueue:
-    """`counter` is in tokens / weight, `credit` in tokens; the caller keeps `counter` and `stamp`, and nothing else."""
+    """Own the waiting requests of one tenant in one lane. `counter` is in tokens / weight, `credit` in tokens; the
+    caller maintains `counter` and `stamp` only."""
 
-    account: FlowKey
+    flow_key: FlowKey
     weight: float = 1.0
     counter: float = 0.0
     num_tokens: int = 0
     credit: int = 0
     stamp: int = 0
     waiting: dict[RequestId, _QueuedRequest] = field(default_factory=dict)
-    _by_age: list[tuple[_Place, RequestId]] = field(default_factory=list)
-    _by_size: list[tuple[_Place, RequestId]] = field(default_factory=list)
+    _by_age: list[tuple[_SortKey, RequestId]] = field(default_factory=list)
+    _by_size: list[tuple[_SortKey, RequestId]] = field(default_factory=list)
     _sizes: Counter[_Size] = field(default_factory=Counter)
 
-    def enter(self, key: RequestId, ticket: QueueItem, number: int) -> None:
-        """`number` is its age: the less is older."""
-        self.weight = ticket.weight
-        self.waiting[key] = _QueuedRequest(ticket, number)
-        self.num_tokens += ticket.num_tokens
-        self._sizes[_size(ticket)] += ticket.num_tokens
+    def enter(self, key: RequestId, item: QueueItem, number: int) -> None:
+        """Add a request. `number` is its age: a smaller number is older."""
+        self.weight = item.weight
+        self.waiting[key] = _QueuedRequest(item, number)
+        self.num_tokens += item.num_tokens
+        self._sizes[_size(item)] += item.num_tokens
         heapq.heappush(self._by_age, (_age(self.waiting[key]), key))
         heapq.heappush(self._by_size, (_shortness(self.waiting[key]), key))
         if len(self._by_age) > 2 * len(self.waiting) + _SPARE:
@@ -74,16 +76,17 @@ class TenantQueue:
             self._by_size = self._heap(_shortness)
 
     def first(self) -> RequestId | None:
-        """Who is next; None when nobody waits."""
+        """Return the next request; None when none waits."""
         oldest = self._oldest()
-        if oldest is None or self.credit >= self.waiting[oldest].ticket.num_tokens:
+        if oldest is None or self.credit >= self.waiting[oldest].item.num_tokens:
             return oldest
         return self._shortest()
 
     def take(self, key: RequestId) -> int:
-        """One that waits is sent. Returns the credit that this gave the oldest, or took from it, for `give_back`."""
-        before, oldest = self.credit, self._oldest()
-        num_tokens = self.waiting[key].ticket.num_tokens
+        """Remove a request that is sent. Returns the change of the oldest's credit, for `restore_credit`."""
+        before = self.credit
+        oldest = self._oldest()
+        num_tokens = self.waiting[key].item.num_tokens
         if key != oldest:
             self.credit += num_tokens
         elif key != self._shortest():
@@ -91,49 +94,54 @@ class TenantQueue:
         self.remove(key)
         return self.credit - before
 
-    def give_back(self, credit: int) -> None:
-        """What was taken comes back: so does its credit."""
+    def restore_credit(self, credit: int) -> None:
+        """Undo the change of credit of a request that was sent and returned."""
         self.credit = max(0, self.credit - credit)
 
     def remove(self, key: RequestId) -> None:
-        """It waits no longer."""
-        ticket = self.waiting.pop(key).ticket
-        self.num_tokens -= ticket.num_tokens
-        size = _size(ticket)
-        self._sizes[size] -= ticket.num_tokens
+        """Remove a request."""
+        item = self.waiting.pop(key).item
+        self.num_tokens -= item.num_tokens
+        size = _size(item)
+        self._sizes[size] -= item.num_tokens
         if not self._sizes[size]:
             del self._sizes[size]
         if not self.waiting:
             self.credit = 0
 
     def end(self, key: RequestId) -> float:
-        """Where the counter would be after one of its requests."""
-        return self.counter + self.waiting[key].ticket.num_tokens / self.weight
+        """Return the value that the counter would have after this request."""
+        return self.counter + self.waiting[key].item.num_tokens / self.weight
 
-    def num_ahead(self, ticket: QueueItem) -> int:
-        """Tokens that are sent before one that comes now, if nothing else does, by sizes: those not longer, and of the
-        longer ones what is sent for their age meanwhile. Costs a look at each size and priority."""
-        mine = _size(ticket)
-        not_longer = sum(tokens for size, tokens in self._sizes.items() if size <= mine)
-        longer = sum(tokens for size, tokens in self._sizes.items() if size.priority == mine.priority and size > mine)
+    def num_ahead(self, item: QueueItem) -> int:
+        """Return the tokens that would be sent before a request that arrives now, if no other arrives.
+
+        Computed by size class: all that are not longer, and the longer ones that are sent for their age meanwhile.
+        Looks at each size class and priority.
+        """
+        own_size = _size(item)
+        not_longer = sum(tokens for size, tokens in self._sizes.items() if size <= own_size)
+        longer = sum(
+            tokens for size, tokens in self._sizes.items() if size.priority == own_size.priority and size > own_size
+        )
         return not_longer + min(longer, not_longer + self.credit)
 
     def newest(self) -> RequestId:
-        """The last one to be sent by age; somebody must wait."""
+        """Return the newest request of the least urgent priority; at least one must wait."""
         return max(self.waiting, key=lambda key: _age(self.waiting[key]))
 
     def check(self) -> None:
-        """Re-add the books. Raises AssertionError naming what is off."""
+        """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""
         sizes: Counter[_Size] = Counter()
-        for waiter in self.waiting.values():
-            sizes[_size(waiter.ticket)] += waiter.ticket.num_tokens
-        assert self.num_tokens == sum(sizes.values()), f"{self.account}: tokens"
-        assert self._sizes == sizes, f"{self.account}: sizes"
-        assert self.credit >= 0 and (self.waiting or not self.credit), f"{self.account}: credit {self.credit}"
+        for queued in self.waiting.values():
+            sizes[_size(queued.item)] += queued.item.num_tokens
+        assert self.num_tokens == sum(sizes.values()), f"{self.flow_key}: tokens"
+        assert self._sizes == sizes, f"{self.flow_key}: sizes"
+        assert self.credit >= 0 and (self.waiting or not self.credit), f"{self.flow_key}: credit {self.credit}"
         for heap in (self._by_age, self._by_size):
-            assert self.waiting.keys() <= {key for _, key in heap}, f"{self.account}: a heap lacks one that waits"
+            assert self.waiting.keys() <= {key for _, key in heap}, f"{self.flow_key}: a heap lacks one that waits"
 
-    # ---- inside
+    # ---- heaps
 
     def _oldest(self) -> RequestId | None:
         return self._top(self._by_age)
@@ -141,30 +149,30 @@ class TenantQueue:
     def _shortest(self) -> RequestId | None:
         return self._top(self._by_size)
 
-    def _top(self, heap: list[tuple[_Place, RequestId]]) -> RequestId | None:
-        """Those that are gone are dropped here and not where they go."""
+    def _top(self, heap: list[tuple[_SortKey, RequestId]]) -> RequestId | None:
+        """Return the first request of a heap; entries of removed requests are dropped here, not at removal."""
         while heap:
-            place, key = heap[0]
-            waiter = self.waiting.get(key)
-            if waiter is not None and waiter.number == place.number:
+            sort_key, key = heap[0]
+            queued = self.waiting.get(key)
+            if queued is not None and queued.number == sort_key.number:
                 return key
             heapq.heappop(heap)
         return None
 
-    def _heap(self, place: Callable[[_QueuedRequest], _Place]) -> list[tuple[_Place, RequestId]]:
-        found = [(place(waiter), key) for key, waiter in self.waiting.items()]
-        heapq.heapify(found)
-        return found
+    def _heap(self, sort_key: Callable[[_QueuedRequest], _SortKey]) -> list[tuple[_SortKey, RequestId]]:
+        entries = [(sort_key(queued), key) for key, queued in self.waiting.items()]
+        heapq.heapify(entries)
+        return entries
 
 
-def _age(waiter: _QueuedRequest) -> _Place:
-    return _Place(waiter.ticket.priority, 0, waiter.number)
+def _age(queued: _QueuedRequest) -> _SortKey:
+    return _SortKey(queued.item.priority, 0, queued.number)
 
 
-def _shortness(waiter: _QueuedRequest) -> _Place:
-    return _Place(waiter.ticket.priority, waiter.ticket.num_tokens, waiter.number)
+def _shortness(queued: _QueuedRequest) -> _SortKey:
+    return _SortKey(queued.item.priority, queued.item.num_tokens, queued.number)
 
 
-def _size(ticket: QueueItem) -> _Size:
-    shift = max(0, ticket.num_tokens.bit_length() - _SIZE_BITS)
-    return _Size(ticket.priority, ticket.num_tokens >> shift << shift)
+def _size(item: QueueItem) -> _Size:
+    shift = max(0, item.num_tokens.bit_length() - _SIZE_BITS)
+    return _Size(item.priority, item.num_tokens >> shift << shift)

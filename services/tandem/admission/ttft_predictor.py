@@ -1,4 +1,4 @@
-"""When a prompt's first token would come if it were admitted now, and whether that is too late; never admits one."""
+"""Predict the time to first token of a prompt that is admitted now, and make the error when it is too long."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.step_cost import StepCost
 
 SLACK = 1.5
-"""A lane's target is no promise to this one request, and a prediction may be off: only what misses it by half is sent
-away. A client's own deadline has none, because its first token is only the beginning of what it waits for."""
+"""Factor on a lane's target before a request is rejected: the target is no guarantee for a single request, and
+predictions are inexact. A client's own deadline has no such factor, because the client waits for more than the first
+token."""
 LEAST_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillWorkerLoad:
-    """A worker that prefills: `num_queued` tokens of prompts are before a newcomer there, a full step has
+    """Load of a prefill worker: `num_queued` prompt tokens are ahead of a new prompt there, a full step has
     `num_step_tokens`."""
 
     cost: StepCost
@@ -25,19 +26,19 @@ class PrefillWorkerLoad:
     num_queued: int
 
     def seconds(self, num_tokens: int) -> float:
-        """Of a prompt of so many tokens in full steps, alone."""
+        """Return the seconds of a prompt of `num_tokens` in full steps, alone."""
         return self.cost.base_s * num_tokens / self.num_step_tokens + self.cost.chunk_s(0, num_tokens)
 
     @property
     def rate(self) -> float:
-        """Tokens per second in full steps of prompts' beginnings."""
+        """Return the tokens per second of full steps at the beginning of prompts."""
         step_s = self.seconds(self.num_step_tokens)
         return self.num_step_tokens / step_s if step_s > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class TtftForecast:
-    """Seconds: in the gateway's queue and the worker's, and of the prompt's own computation."""
+    """Predicted seconds in the gateway's and the worker's queue, and of the prompt's own computation."""
 
     wait_s: float
     prefill_s: float
@@ -48,11 +49,11 @@ class TtftForecast:
 
 
 def forecast(prefillers: Sequence[PrefillWorkerLoad], num_ahead: int, num_tokens: int) -> TtftForecast | None:
-    """Of a prompt with `num_tokens` to compute and `num_ahead` before it in the gateway's queue; None while no worker
-    has told what its steps cost.
+    """Predict for a prompt with `num_tokens` to compute and `num_ahead` tokens before it in the gateway's queue; None
+    while no worker has reported its step costs.
 
-    What comes later and goes ahead of it, room for decoding, and how attention grows with length in prompts ahead are
-    not in it, so it errs on the side of admitting.
+    Ignores requests that arrive later and overtake it, capacity for decoding, and the growth of attention with length
+    in the prompts ahead, so it errs on the side of admitting.
     """
     if not prefillers:
         return None
@@ -63,8 +64,11 @@ def forecast(prefillers: Sequence[PrefillWorkerLoad], num_ahead: int, num_tokens
 
 
 def ttft_error(expected: TtftForecast, target_s: float, deadline_s: float | None) -> TandemError | None:
-    """SLO_MISS for what would come too late. `target_s` is its lane's, 0: none; `deadline_s` what the client's own
-    deadline leaves, None: it has none."""
+    """Return SLO_MISS for a prompt that would be too late, else None.
+
+    `target_s` is its lane's target, 0: none; `deadline_s` is the time left until the client's own deadline, None: no
+    deadline.
+    """
     if deadline_s is not None and expected.ttft_s > deadline_s:
         return _slo_miss_error("deadline", "the client's deadline", expected, deadline_s)
     if 0 < SLACK * target_s < expected.ttft_s:
@@ -73,14 +77,15 @@ def ttft_error(expected: TtftForecast, target_s: float, deadline_s: float | None
 
 
 def queue_full(num_waiting: int, expected: TtftForecast | None) -> TandemError:
-    """More wait than may."""
+    """Return the error for a request that exceeds the number that may wait."""
     retry_s = LEAST_RETRY_S if expected is None else max(LEAST_RETRY_S, expected.wait_s)
     text = f"{num_waiting} requests are waiting already"
     return TandemError(ErrorKind.OVERLOADED, text, retry_after_s=retry_s, reason="queue_full")
 
 
 def _slo_miss_error(reason: str, limit: str, expected: TtftForecast, limit_s: float) -> TandemError:
-    """By when it would make it, if nobody else came in the meantime."""
+    """Return the error with the time after which a retry would meet the limit, if no other request arrived in the
+    meantime."""
     return TandemError(
         ErrorKind.SLO_MISS,
         f"the first token is expected in {expected.ttft_s:.3g} s, {limit} is {limit_s:.3g} s",

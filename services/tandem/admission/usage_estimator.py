@@ -1,17 +1,17 @@
-"""What a request will use of a quota, before and after; never takes it."""
+"""Estimate the tokens that a request will use of a quota."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 FIRST_GUESS = 256
-"""Output tokens of a tenant of whom nothing is known."""
+"""Estimated output tokens for a tenant without history."""
 _HISTORY = 8
-"""Requests, about, whose outputs make the guess."""
+"""Approximate number of requests in the moving average."""
 
 
 class TokenUsage(NamedTuple):
-    """Tokens that count: of the prompt those that no prefix cache had, and all output."""
+    """Tokens that count against a quota: prompt tokens not found in a prefix cache, and all output."""
 
     prompt: int
     output: int
@@ -22,8 +22,8 @@ class TokenUsage(NamedTuple):
 
 
 class OutputLengthEstimator:
-    """A moving mean of the outputs of one tenant: most clients leave `max_tokens` far above what they get, and a
-    reservation of all of it would keep others of the same tenant out."""
+    """Moving average of one tenant's output lengths: most clients set `max_tokens` far above what they receive, and
+    reserving all of it would block other requests of the same tenant."""
 
     __slots__ = ("_mean",)
 
@@ -31,7 +31,7 @@ class OutputLengthEstimator:
         self._mean = FIRST_GUESS * _HISTORY
 
     def estimate(self, num_prompt_tokens: int, max_output_tokens: int, tokens_per_minute: int) -> int:
-        """Tokens to reserve, never more than a whole bucket."""
+        """Return the tokens to reserve, at most a full bucket."""
         tokens = num_prompt_tokens + min(max_output_tokens, self._mean // _HISTORY)
         return min(tokens, tokens_per_minute) if tokens_per_minute else tokens
 

@@ -1,1 +1,1 @@
-"""Floor 0, values, errors, configuration and clock; imports nothing else of Tandem."""
+"""Floor 0: values, errors, configuration and the clock; imports nothing else of Tandem."""

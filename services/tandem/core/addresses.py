@@ -1,4 +1,4 @@
-"""What an address to listen at says of who can reach it; never resolves a name."""
+"""Classify listen addresses as loopback or wildcard, without resolving names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """A name that is not `localhost` could be anything."""
+    """Return whether `host` is `localhost` or a loopback IP address; any other name counts as not loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -14,7 +14,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Every address of a machine, and none that others could be told."""
+    """Return whether `host` is an unspecified IP address (0.0.0.0 or ::): fit to listen at, but not to advertise."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

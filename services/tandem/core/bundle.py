@@ -1,4 +1,4 @@
-"""What turns a model's text into tokens and back, as a worker hands it to gateways; never parses any of it."""
+"""Hold the tokenizer and chat files of a model, which workers serve to gateways; does not parse their contents."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True)
 class TokenizerBundle:
-    """The files of a model that its text needs.
+    """The files of a model that convert between text and token ids.
 
-    `chat_template` is jinja source, empty when the model has none; the last two are JSON objects.
-    `special_tokens_json`: `eos_token_ids` and `bos_token_id`; every special token by its name in transformers
-    (`bos_token`, ...); and `add_bos_token` / `add_eos_token`, which are absent or null unless the model's own
-    tokenizer configuration sets them, for then the post-processor of tokenizer.json has the word.
+    `chat_template` is jinja source, empty when the model has none; `generation_config_json` and `special_tokens_json`
+    are JSON objects. `special_tokens_json` holds `eos_token_ids` and `bos_token_id`; every special token by its name in
+    transformers (`bos_token`, ...); and `add_bos_token` / `add_eos_token`, which are absent or null unless the model's
+    own tokenizer configuration sets them: where absent, the post-processor of tokenizer.json decides.
     """
 
     tokenizer_json: bytes
@@ -23,7 +23,7 @@ class TokenizerBundle:
 
     @property
     def digest(self) -> str:
-        """BLAKE2b over the four parts, each behind its length in 8 bytes, hexadecimal."""
+        """Return the hexadecimal BLAKE2b digest over the four parts, each preceded by its length in 8 bytes."""
         state = blake2b(digest_size=16)
         texts = (self.chat_template, self.generation_config_json, self.special_tokens_json)
         for part in (self.tokenizer_json, *(text.encode() for text in texts)):
@@ -32,5 +32,6 @@ class TokenizerBundle:
 
     @property
     def tokenizer_digest(self) -> str:
-        """BLAKE2b of what decides which ids a text becomes; part of the model's fingerprint."""
+        """Return the BLAKE2b digest of tokenizer.json, which decides the ids of a text; part of the model's
+        fingerprint."""
         return blake2b(self.tokenizer_json, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The only file that reads time; below the drivers time is an argument, never read."""
+"""Read the time; the only file that does so, because code below the drivers takes time as an argument."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds from an arbitrary origin, never going back."""
+    """Source of monotonic time in seconds from an arbitrary origin."""
 
     def now(self) -> float: ...
 
 
 class SystemClock:
-    """The machine's monotonic clock."""
+    """Read the machine's monotonic clock."""
 
-    now = staticmethod(time.monotonic)  # no call around the call: it is read for every token
+    now = staticmethod(time.monotonic)  # no wrapper function, because every token reads the clock
 
 
 def wall_ns() -> int:
-    """Nanoseconds since the epoch; for identities and log stamps, never for durations."""
+    """Return nanoseconds since the epoch; for identities and log stamps, not for durations."""
     return time.time_ns()

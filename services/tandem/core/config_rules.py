@@ -1,4 +1,4 @@
-"""The rules that the values of the tree of settings keep; never holds a value or merges layers."""
+"""Define the validity rules of settings and list the violations of a tree."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tandem.core.ray_worker_groups import read_groups
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A value that breaks a rule. `key` is `section.name`; `rule` completes the sentence "the value ..."."""
+    """A setting whose value breaks a rule. `key` is `section.name`; `rule` completes the sentence "the value ..."."""
 
     key: str
     rule: str
 
 
 def violations(config: Config) -> tuple[Violation, ...]:
-    """What is wrong with a tree whose values have the right types; empty when nothing is."""
+    """Return the broken rules of a tree whose values have the right types; empty when the tree is valid."""
     return tuple(Violation(key, rule) for key, rule, holds in _RULES if not holds(config))
 
 
@@ -39,12 +39,13 @@ def _one(key: str, rule: str, test: Callable[[Any], bool]) -> _Rule:
 
 
 def _is_plain(name: str) -> bool:
-    """Safe inside a Redis key, where braces and colons have a meaning."""
+    """Return whether `name` is safe inside a Redis key, where braces and colons have a meaning."""
     return bool(name) and all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in name)
 
 
 def _names_redis(url: str) -> bool:
-    """As many servers as its kind has, and only numbers as their ports."""
+    """Return whether the URL has valid ports and as many hosts as its scheme allows: one, or any number for a
+    cluster."""
     try:
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2].split(",")
@@ -161,7 +162,7 @@ _RULES: tuple[_Rule, ...] = (
     *_each("must not be negative", lambda v: v >= 0, "gateway.no_worker_wait_s", "gateway.max_retries"),
     *_each("must be more than 0", lambda v: v > 0, "gateway.request_timeout_s", "gateway.stalled_client_s"),
     _one("gateway.max_connections", "must be at least 1", lambda v: v >= 1),
-    _one("gateway.worker_timeout_s", "must be at least 3, because workers speak once per second", lambda v: v >= 3),
+    _one("gateway.worker_timeout_s", "must be at least 3, because workers report once per second", lambda v: v >= 3),
     _one("gateway.max_queued", "must be at least 1, because every request begins in the queue", lambda v: v >= 1),
     _one("engine.plan_depth", "must be 0 (by device), 1 or 2", (0, 1, 2).__contains__),
     *_each("must not be negative", lambda v: v >= 0, "engine.num_threads", "engine.host_cache_memory"),

@@ -1,6 +1,6 @@
-"""What settings come to that leave a value to the device; never looks at the device itself.
+"""Fill in settings whose default depends on the device, without inspecting the device.
 
-A function of the tree alone, so that every process that is given the same settings reads the same numbers in them.
+The result is a function of the tree alone, so every process with the same settings computes the same values.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from dataclasses import replace
 from tandem.core.config import Bytes, Config
 
 CPU_BLOCK_SIZE, CUDA_BLOCK_SIZE = 16, 64
-"""Tokens. On a GPU 64 until one has been measured: a block is one descriptor of a transfer, and those of small models
-are to have 64 KiB at least."""
+"""Tokens. 64 on a GPU is not measured yet: a block is one transfer descriptor, which should hold at least 64 KiB even
+for small models."""
 CPU_KV_BYTES = 1 << 30
 CPU_PLANS, CUDA_PLANS = 1, 2
 
 
 def with_device_defaults(config: Config) -> Config:
-    """The same tree with values in place of what stands for one; a second time it changes nothing. The size of a GPU's
-    KV pool stays 0: only who has loaded the weights knows it."""
-    model, engine = config.model, config.engine
+    """Return the tree with device-dependent placeholders replaced by values; applying it twice changes nothing.
+
+    The size of a GPU's KV pool stays 0, because it is known only after the weights are loaded.
+    """
+    model = config.model
+    engine = config.engine
     is_cuda = model.device == "cuda"
-    # Guesses begin with the last token, which nobody knows while the step that draws it runs.
+    # Drafting starts from the last token, which is unknown while the step that samples it runs.
     may_overlap = is_cuda and config.speculative.method == "off"
     dtype = ("bfloat16" if is_cuda else "float32") if model.dtype == "auto" else model.dtype
     engine = replace(

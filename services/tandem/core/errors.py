@@ -1,4 +1,4 @@
-"""Every way a request can go wrong, and one table of what each means to a client; never raises by itself."""
+"""Define the kinds of request failure and their HTTP, gRPC and OpenAI representations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class ErrorKind(Enum):
-    """The value is the machine-readable reason, stable across versions."""
+    """Kinds of failure; each value is the machine-readable reason, stable across versions."""
 
     INVALID_REQUEST = "invalid_request"
     CONTEXT_LENGTH = "context_length_exceeded"
@@ -34,7 +34,8 @@ class ErrorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """`openai_type` is the `type` of OpenAI's error body; `grpc` the name of a gRPC status code."""
+    """How clients see an error kind: the HTTP status `http`, the gRPC status code name `grpc` and the `type` of
+    OpenAI's error body."""
 
     http: int
     grpc: str
@@ -67,8 +68,8 @@ ERROR_TABLE: dict[ErrorKind, ErrorFacts] = {
 
 
 class TandemError(Exception):
-    """A failure with a kind. `param` names the offending field; `retry_after_s` is in seconds; `reason`, for machines,
-    says of a refused request which limit it met (`requests_per_minute`, `queue_full`, ...)."""
+    """A failure with a kind. `param` names the offending field; `retry_after_s` is in seconds; `reason` is the
+    machine-readable limit that refused a request (`requests_per_minute`, `queue_full`, ...)."""
 
     def __init__(
         self,

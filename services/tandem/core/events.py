@@ -1,4 +1,4 @@
-"""What a worker tells a gateway about a job, as frozen values; never says how it is carried."""
+"""Define the events that a worker reports to a gateway about a job, as frozen values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tandem.core.request_stages import JobStages
 
 
 class FinishReason(Enum):
-    """The values are OpenAI's. A worker knows the first two; TOOL_CALLS is a STOP in whose text there are calls."""
+    """Why an output ended; the values are OpenAI's. Workers report STOP and LENGTH; the gateway turns a STOP whose text
+    holds calls into TOOL_CALLS."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -21,10 +22,10 @@ class FinishReason(Enum):
 
 
 class SampledToken(NamedTuple):
-    """One drawn token. Log probabilities are natural, of the distribution that the model gives at temperature 1, before
+    """One sampled token. Log probabilities are natural logarithms, of the model's distribution at temperature 1 before
     penalties, biases, grammars and filters.
 
-    `top` holds (token id, log probability) of the most likely tokens, best first; empty unless asked for.
+    `top` holds (token id, log probability) of the most likely tokens, best first; empty unless requested.
     """
 
     id: int
@@ -34,9 +35,12 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The `index`-th output token of a choice, counted from 0 over all attempts. The first one that a job draws tells
-    how many of the prompt's tokens were in the prefix cache where that was computed, and where its time went; one that
-    another worker drew and this one only repeats tells no stages."""
+    """The `index`-th output token of a choice, counted from 0 over all attempts.
+
+    The first token that a job samples carries `num_cached_tokens`, the prompt tokens found in the prefix cache of the
+    worker that computed the prompt, and `stages`, the times of the job until then. A token that another worker sampled
+    and this one repeats has no stages.
+    """
 
     key: JobKey
     index: int
@@ -47,8 +51,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """The prompt's tokens from the `first_index`-th on, each with its log probability after those before it. The first
-    token of a prompt has none, so the first score is of index 1. An index may come again, with the same score."""
+    """Log probabilities of the prompt tokens from index `first_index` on, each given the tokens before it.
+
+    The first prompt token has none, so the first index is 1. An index may be reported again, with the same value.
+    """
 
     key: JobKey
     first_index: int
@@ -57,8 +63,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """Consecutive output tokens of a choice from the `first_index`-th on, as bare ids, drawn one step after another;
-    none of them is the last."""
+    """Consecutive output tokens of a choice from index `first_index` on, as bare ids of consecutive steps; none is the
+    final token."""
 
     key: JobKey
     first_index: int
@@ -67,8 +73,8 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job ended well. With `reason=None` its part is done and another job's end is the request's: a `Prefill` that
-    handed over its KV, or a `Resume` whose source drew the last token already."""
+    """A job ended successfully. With `reason=None` only this job's part is done and another job ends the request: a
+    `PrefillJob` that handed over its KV, or a `ResumeJob` whose source already sampled the last token."""
 
     key: JobKey
     reason: FinishReason | None
@@ -78,7 +84,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A job ended badly; nothing of it is left on the worker that says so."""
+    """A job ended with an error; the reporting worker holds no state of the job any more."""
 
     key: JobKey
     kind: ErrorKind
@@ -87,17 +93,19 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A job ended because somebody cancelled it or a newer attempt fenced it."""
+    """A job ended because it was cancelled or fenced by a newer attempt."""
 
     key: JobKey
 
 
 @dataclass(frozen=True, slots=True)
 class KVReceived:
-    """The KV of a `Resume` has arrived, or as much of a prefix as could be read from the cache of `source`. Not an end.
+    """The KV of a `ResumeJob` was received, or as much of a remote prefix as could be read from the cache of `source`.
+    Not terminal.
 
-    `num_exposed_bytes` were unread when the last announcement came. Seconds: from the first and from the last
-    announcement to the last checked block, and those in which at least one read was under way.
+    `num_exposed_bytes` were unread when the last announcement was received. `total_s` and `exposed_s` are seconds from
+    the first and from the last announcement to the last checked block; `busy_s` are the seconds with at least one read
+    in flight.
     """
 
     key: JobKey
@@ -113,8 +121,8 @@ class KVReceived:
 
 @dataclass(frozen=True, slots=True)
 class MigrationOffered:
-    """A worker that drains wants a running choice to go on elsewhere, and offers its KV under `offer` while it goes on
-    drawing tokens itself. Not an end."""
+    """A draining worker offers the KV of a running choice under `offer`, so that another worker continues the choice.
+    Not terminal: the worker keeps sampling tokens meanwhile."""
 
     key: JobKey
     offer: HandoffKey
@@ -126,7 +134,7 @@ TerminalEvent = Finished | Failed | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block became findable by its hash; its parent (None at the root) was findable before it."""
+    """A block can be found by its hash; its parent (None at the root) was stored before it."""
 
     hash: BlockHash
     parent: BlockHash | None
@@ -134,14 +142,15 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockEvicted:
-    """The last copy of a block is gone."""
+    """The last copy of a block was evicted."""
 
     hash: BlockHash
 
 
 @dataclass(frozen=True, slots=True)
 class BlockOffloaded:
-    """The last copy of a block in device memory is gone, one in host memory is left. Stored again, it is back."""
+    """The last copy of a block in device memory was evicted and a copy in host memory remains. A later `BlockStored`
+    reports that the block is in device memory again."""
 
     hash: BlockHash
 

@@ -1,4 +1,4 @@
-"""Puts values together that are alike; never changes or orders them."""
+"""Group values by a key."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-def group_by(given: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """By what `key` tells of each, in the order in which they came."""
-    found: dict[K, list[T]] = {}
-    for one in given:
-        found.setdefault(key(one), []).append(one)
-    return found
+def group_by(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the values of each key, both in order of first appearance."""
+    groups: dict[K, list[T]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups

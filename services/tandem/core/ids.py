@@ -1,4 +1,4 @@
-"""The identities that cross rooms; owns their types and never their meaning."""
+"""Define the types of the identities that rooms exchange."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import NamedTuple, NewType
 
 RequestId = NewType("RequestId", str)
 SeqId = NewType("SeqId", int)
-"""A sequence inside one engine; never leaves the worker, never reused within an incarnation."""
+"""Identifies a sequence inside one engine; not sent to other processes, not reused within an incarnation."""
 BlockId = NewType("BlockId", int)
 """Index of a physical KV block in one worker's pool."""
 HostSlot = NewType("HostSlot", int)
-"""Index of a place for one block in one worker's host memory."""
+"""Index of a block's slot in one worker's host memory."""
 BlockHash = NewType("BlockHash", bytes)
-"""16 bytes naming a block's tokens and all tokens before them; equal in every process."""
+"""16 bytes that identify a block's tokens and all tokens before them; equal in every process."""
 WorkerId = NewType("WorkerId", str)
 Incarnation = NewType("Incarnation", int)
-"""One life of a worker process: nanoseconds of its start, so a later life compares greater."""
+"""Identifies one run of a worker process by the nanoseconds of its start, so a later run compares greater."""
 HandoffId = NewType("HandoffId", str)
 GatewayId = NewType("GatewayId", str)
 PlannerId = NewType("PlannerId", str)
-"""One life of a planner."""
+"""Identifies one run of a planner process."""
 ServeId = NewType("ServeId", str)
-"""One life of a Serve's controller."""
+"""Identifies one run of a Serve controller."""
 TenantId = NewType("TenantId", str)
 OPEN_TENANT = TenantId("open")
-"""Everybody's, where no key is asked for."""
+"""The tenant of all requests where no API key is required."""
 
 
 class JobKey(NamedTuple):
-    """Names one attempt at one choice of a request; a greater `attempt` fences the smaller ones.
+    """Identifies one attempt at one choice of a request; a greater `attempt` fences the smaller ones.
 
     A tuple, because it is hashed several times for every token.
     """
@@ -44,7 +44,7 @@ class JobKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerRef:
-    """One life of one worker, with the gRPC address (host:port) at which that life answers."""
+    """Identifies one incarnation of a worker, with the gRPC address (host:port) at which it answers."""
 
     id: WorkerId
     incarnation: Incarnation
@@ -56,7 +56,7 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True, order=True)
 class HandoffKey:
-    """One grant of a hand-off; a greater attempt fences the smaller ones."""
+    """Identifies one grant of a hand-off; a greater attempt fences the smaller ones."""
 
     handoff: HandoffId
     attempt: int

@@ -1,4 +1,4 @@
-"""The lanes that requests travel in, in their order; never decides who may use which."""
+"""Define the priority lanes of requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Lane(IntEnum):
-    """A lower lane is served before all higher ones, at the gateway and at a worker."""
+    """Priority of a request: a lower lane is served before all higher ones, at the gateway and at a worker."""
 
     INTERACTIVE = 0
     STANDARD = 1
@@ -14,5 +14,5 @@ class Lane(IntEnum):
 
     @property
     def label(self) -> str:
-        """As clients, files and metrics write it."""
+        """Return the lower-case name, as written by clients, files and metrics."""
         return self.name.lower()

@@ -1,4 +1,4 @@
-"""What is known of the way by which one worker reads another's memory, as all programs tell it; never measures one."""
+"""Define the report on a link: the path by which one worker reads another's memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ LINK_TYPES: tuple[LinkType, ...] = get_args(LinkType)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """Of one direction: `num_bytes` of `source` were read, which takes `seconds` at the best pace seen. `evidence` says
-    for people what `link_type` was concluded from. `problem`: why it is not what was promised, empty where it is;
-    `refused`: so the pair is not to be used."""
+    """Measurement of a link in one direction, from `source` to the reporting worker.
+
+    `num_bytes` were read from `source` in `seconds` at the best bandwidth seen. `evidence` explains to people how
+    `link_type` was determined. `problem` says which requirement the link misses, empty where it misses none; `refused`
+    excludes the pair from hand-offs.
+    """
 
     source: WorkerRef
     link_type: LinkType
@@ -27,5 +30,5 @@ class LinkReport:
 
     @property
     def gbps(self) -> float:
-        """Gigabytes (10 to the 9th) per second; 0 where nothing was read."""
+        """Return gigabytes (10^9 bytes) per second; 0 where nothing was read."""
         return self.num_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0

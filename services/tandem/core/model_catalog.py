@@ -1,6 +1,6 @@
-"""The sizes of published models under the field names of their config.json; never a weight or a tokenizer.
+"""List the shapes of published models under the field names of their config.json, without weights or tokenizers.
 
-One table for all who need shapes without files: the simulator's roofline and models of random weights.
+Serves code that needs shapes without files: the simulator's roofline and models of random weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """`config` has what a config.json must say of a model's mathematics. `provenance`: where the sizes come from."""
+    """A published model. `config` holds the config.json fields that define its mathematics; `provenance` names the
+    source of the sizes."""
 
     config: Mapping[str, Any]
     provenance: str
@@ -21,7 +22,8 @@ class ModelSpec:
 def _decoder(
     model_type: str, sizes: tuple[int, ...], max_length: int, eps: float, is_tied: bool, rope: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`sizes`: layers, hidden, heads, KV heads, head, feed-forward, vocabulary."""
+    """Return the config of a decoder. `sizes`: layers, hidden, heads, KV heads, head dimension, feed-forward,
+    vocabulary."""
     layers, hidden, heads, kv_heads, head_dim, feed_forward, vocabulary = sizes
     return {
         "model_type": model_type,
@@ -40,7 +42,7 @@ def _decoder(
 
 
 def _llama(sizes: tuple[int, ...], is_tied: bool, rope_factor: float) -> dict[str, Any]:
-    """Of Llama 3.1 and 3.2, whose positions are stretched from 8,192."""
+    """Return the config of a Llama 3.1 or 3.2, whose RoPE is scaled from 8,192 positions."""
     rope = {
         "rope_type": "llama3",
         "rope_theta": 500_000.0,
@@ -78,4 +80,4 @@ PUBLISHED: Mapping[str, ModelSpec] = {
         "config.json of HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
 }
-"""By name."""
+"""Published models by name."""

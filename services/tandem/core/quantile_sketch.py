@@ -1,5 +1,4 @@
-"""How many values lie where, in bounded memory: exact while they are few, then to within 0.5 %; never keeps the order
-in which they came."""
+"""Summarize a distribution in bounded memory: exact for few values, then as a DDSketch within 0.5 %."""
 
 from __future__ import annotations
 
@@ -10,16 +9,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 ERROR = 0.005
-"""The most that a percentile may be off, relative to itself; count, sum, least and greatest are exact."""
+"""Largest relative error of a percentile; count, sum, minimum and maximum are exact."""
 _GAMMA = (1 + ERROR) / (1 - ERROR)
 _PER_LOG = 1 / math.log(_GAMMA)
 _LEAST = 1e-9
-"""What is smaller counts as 0: a nanosecond."""
+"""Smaller values count as 0: a nanosecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Seconds; `count` values. Percentiles lie linearly between the two nearest ranks."""
+    """Summary of `count` latencies in seconds. Percentiles interpolate linearly between the two nearest ranks."""
 
     count: int
     mean: float
@@ -32,11 +31,14 @@ class LatencySummary:
 
 
 class QuantileSketch:
-    """Keeps up to `exact` values as they are. Beyond, value x counts in bucket i where GAMMA^(i-1) < x <= GAMMA^i, of
-    which there are some 3,000 between a nanosecond and three hours."""
+    """Keep up to `exact` values as they are, and bucket counts beyond that.
+
+    Value x counts in bucket i where GAMMA^(i-1) < x <= GAMMA^i; there are some 3,000 buckets between a nanosecond and
+    three hours.
+    """
 
     def __init__(self, values: Iterable[float] = (), *, exact: int = 4096) -> None:
-        """As `extend`."""
+        """Create a sketch of `values`; raises ValueError as `extend` does."""
         self.count = 0
         self.sum = 0.0
         self.min = math.inf
@@ -51,16 +53,19 @@ class QuantileSketch:
         self.extend((value,))
 
     def extend(self, values: Iterable[float]) -> None:
-        """Raises ValueError for a value below 0 or one that is not finite."""
+        """Add values. Raises ValueError for a value that is negative or not finite."""
         added = array("d", values)
         if not added:
             return
-        low, high, total = min(added), max(added), math.fsum(added)
+        low = min(added)
+        high = max(added)
+        total = math.fsum(added)
         if not (low >= 0 and math.isfinite(total)):
-            raise ValueError(f"a histogram holds finite values from 0 on, got {low} to {high}")
+            raise ValueError(f"a sketch holds finite values of 0 and more, got {low} to {high}")
         self.count += len(added)
         self.sum += total
-        self.min, self.max = min(self.min, low), max(self.max, high)
+        self.min = min(self.min, low)
+        self.max = max(self.max, high)
         if self._values is None:
             self._fold(added)
         else:
@@ -70,7 +75,7 @@ class QuantileSketch:
                 self._values = None
 
     def merge(self, other: QuantileSketch) -> None:
-        """Take in what the other counted."""
+        """Add all values that `other` has counted."""
         if other._values is not None:
             self.extend(other._values)
             return
@@ -82,14 +87,15 @@ class QuantileSketch:
         self._num_zero += other._num_zero
         self.count += other.count
         self.sum += other.sum
-        self.min, self.max = min(self.min, other.min), max(self.max, other.max)
+        self.min = min(self.min, other.min)
+        self.max = max(self.max, other.max)
 
     def percentile(self, share: float) -> float:
-        """`share` in [0, 1]. Raises ValueError without values."""
+        """Return the value at the fraction `share` in [0, 1]. Raises ValueError when the sketch is empty."""
         return self.percentiles((share,))[0]
 
     def percentiles(self, shares: Iterable[float]) -> list[float]:
-        """Of several shares, in one pass. Raises ValueError without values."""
+        """Return the values at several fractions in [0, 1], in one pass. Raises ValueError when the sketch is empty."""
         if not self.count:
             raise ValueError("no values")
         ranked = sorted(self._values) if self._values is not None else None
@@ -98,24 +104,25 @@ class QuantileSketch:
         def at(rank: int) -> float:
             return ranked[rank] if ranked is not None else self._at(ends, rank)
 
-        found: list[float] = []
+        results: list[float] = []
         for share in shares:
-            place = share * (self.count - 1)
-            low = int(place)
-            first, second = at(low), at(min(low + 1, self.count - 1))
-            found.append(first + (second - first) * (place - low))
-        return found
+            position = share * (self.count - 1)
+            low = int(position)
+            first = at(low)
+            second = at(min(low + 1, self.count - 1))
+            results.append(first + (second - first) * (position - low))
+        return results
 
     def spread(self) -> LatencySummary | None:
-        """None of no values."""
+        """Return mean, extremes and percentiles; None when the sketch is empty."""
         if not self.count:
             return None
         p50, p95, p99, p999 = self.percentiles((0.5, 0.95, 0.99, 0.999))
         return LatencySummary(self.count, self.sum / self.count, self.min, p50, p95, p99, p999, self.max)
 
     def buckets(self) -> list[tuple[float, int]]:
-        """What stands for the values of a bucket and how many it holds, ascending: a few hundred pairs, whether values
-        are still kept as they are or not."""
+        """Return (representative value, count) of each bucket, ascending: a few hundred pairs, also while values are
+        still kept exactly."""
         if not self.count:
             return []
         if self._values is not None:
@@ -125,13 +132,14 @@ class QuantileSketch:
         return [(self._inside(value), number) for (_, value), number in zip(ends, counts, strict=True) if number]
 
     def curve(self, points: int = 200) -> list[tuple[float, float]]:
-        """(value, share of values up to it), for a chart; empty of no values."""
+        """Return (value, fraction of values up to it) at `points` + 1 equal steps, for a chart; empty when the sketch
+        is empty."""
         if not self.count:
             return []
         shares = [index / points for index in range(points + 1)]
         return list(zip(self.percentiles(shares), shares, strict=True))
 
-    # ---- inside
+    # ---- buckets
 
     def _fold(self, values: Iterable[float]) -> None:
         buckets = self._buckets
@@ -143,8 +151,10 @@ class QuantileSketch:
                 buckets[index] = buckets.get(index, 0) + 1
 
     def _ends(self) -> list[tuple[int, float]]:
-        """(how many values lie up to and in a bucket, what stands for those in it), in order."""
-        ends, seen = [(self._num_zero, 0.0)], self._num_zero
+        """Return (number of values up to and including a bucket, representative value of the bucket), in ascending
+        order."""
+        ends = [(self._num_zero, 0.0)]
+        seen = self._num_zero
         for index in sorted(self._buckets):
             seen += self._buckets[index]
             ends.append((seen, 2 * _GAMMA**index / (_GAMMA + 1)))

@@ -1,4 +1,4 @@
-"""Which worker group of a RayCluster has the pods of which role, read from a setting; never looks at a cluster."""
+"""Parse the setting that maps worker groups of a RayCluster to roles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ ROLES = ("prefill", "decode")
 
 
 class WorkerGroup(NamedTuple):
-    """`num_workers`: of one pod. `num_spare`: pods that stay without any, for workers that are replaced."""
+    """A worker group and its role. `num_workers`: workers in one pod. `num_spare`: idle pods kept for workers that are
+    replaced."""
 
     role: str
     name: str
@@ -18,8 +19,10 @@ class WorkerGroup(NamedTuple):
 
 
 def read_groups(text: str) -> tuple[WorkerGroup, ...] | None:
-    """Of `prefill=GROUP,decode=GROUP:2+1`: two workers in a pod, and one pod to spare. None where that is not what it
-    says; no role and no group comes twice."""
+    """Parse `prefill=GROUP,decode=GROUP:2+1` (two workers in a pod, one spare pod) into groups.
+
+    Returns None for a malformed text or one that repeats a role or a group.
+    """
     groups = [_read(part.strip()) for part in text.split(",")]
     found = tuple(group for group in groups if group is not None)
     is_whole = len(found) == len(groups)

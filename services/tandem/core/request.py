@@ -1,4 +1,4 @@
-"""A request and the jobs it becomes, all frozen; validates their ranges once and never mutates."""
+"""Define a request and the jobs made from it, as frozen values whose ranges are validated once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from tandem.core.lane import Lane
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_COUNT = 2**31 - 1
-"""Fits every integer type that a count passes on its way to a kernel."""
+"""Fits every integer type that stores a count on its way to a kernel."""
 MAX_BIAS = 100.0
-"""As OpenAI's: enough to forbid or to force a token."""
+"""OpenAI's bound: enough to forbid or to force a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. The draw is a function of (seed, choice, position, known tokens, logits) alone.
+    """How tokens are sampled. A sample is a function of (seed, choice, position, known tokens, logits) alone.
 
-    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` switch a filter off.
-    `stop_token_ids` is complete: the end-of-sequence set is already in it unless it is ignored.
-    `logprobs` is the number of alternatives to report per token; None reports nothing. They are of the model's own
-    distribution, before all that follows here.
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` switch a filter off. `stop_token_ids` is
+    complete: the end-of-sequence set is already in it unless it is ignored. `logprobs` is the number of alternatives to
+    report per token; None reports nothing. Log probabilities are of the model's own distribution, before the penalties,
+    biases, grammar and filters below.
 
-    Before the filters, in this order: `repetition_penalty` divides positive logits and multiplies negative ones of all
-    tokens of prompt and output (CTRL, arXiv 1909.05858; 1 is off); `presence_penalty` and, for each time,
-    `frequency_penalty` are subtracted from those of the output (OpenAI; 0 is off); `logit_bias` adds to single tokens,
-    (id, bias) by rising id; no token of `stop_token_ids` is drawn before `min_tokens` are; `grammar` leaves only what
-    may come next, and ends where nothing else may, `min_tokens` or not. Greedy takes the best of what this leaves.
-    `max_tokens == 0` computes the prompt and draws nothing.
+    Applied before the filters, in this order:
+    - `repetition_penalty` divides positive logits and multiplies negative ones of all tokens of prompt and output
+      (CTRL, arXiv 1909.05858; 1 is off);
+    - `presence_penalty` once, and `frequency_penalty` for each occurrence, are subtracted from the logits of output
+      tokens (OpenAI; 0 is off);
+    - `logit_bias` adds to single tokens, as (id, bias) by rising id;
+    - no token of `stop_token_ids` is sampled before `min_tokens` tokens are;
+    - `grammar` leaves only the tokens that may follow, and ends the output where nothing else may follow, even before
+      `min_tokens`.
+
+    Greedy sampling takes the most likely of the remaining tokens. `max_tokens == 0` computes the prompt and samples
+    nothing.
     """
 
     max_tokens: int
@@ -52,13 +58,13 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """A draw depends on the tokens before it by more than their logits."""
+        """Return whether sampling depends on previous tokens beyond their effect on the logits."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
         return any(penalties) or self.grammar is not None
 
     def is_plain_at(self, index: int) -> bool:
-        """Whether the output token at `index` is drawn from its logits by the filters alone, and nothing is told of it
-        but the token: such a draw a device makes by itself."""
+        """Return whether the output token at `index` is sampled from its logits by the filters alone and without log
+        probabilities, so that the device can sample it without the host."""
         has_bias = bool(self.logit_bias) or index < self.min_tokens
         return not (self.needs_history or has_bias or self.logprobs is not None)
 
@@ -90,13 +96,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asked, as token ids. `priority`: lower runs first within its `lane`. `cache_salt` separates prefix
-    caches. `num_choices` answers to one prompt are drawn, choice i with randomness of its own. `prompt_logprobs`: as
-    `SamplingParams.logprobs`, for each token of the prompt but the first. `traceparent`: its W3C trace context, by
-    which nothing is decided; empty: nobody traces it.
+    """A client's request as token ids.
 
-    `block_names` remembers, by root and block size, what the prompt's blocks are called: a function of the rest that
-    is dear to work out, so that a process with several workers hashes a prompt once."""
+    `priority`: lower runs first within its `lane`. `cache_salt` separates prefix caches. `num_choices` outputs are
+    sampled for one prompt, each with its own random numbers. `prompt_logprobs`: as `SamplingParams.logprobs`, for each
+    prompt token but the first. `traceparent`: the W3C trace context, which influences no decision; empty when not
+    traced.
+
+    `block_names` caches the hashes of the prompt's blocks by root hash and block size. They are a function of the other
+    fields but expensive to compute, so a process with several workers hashes a prompt only once.
+    """
 
     id: RequestId
     model: str
@@ -129,9 +138,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """`output_tokens` were already sent to the client by earlier attempts; they count against
-    `max_tokens` and are never folded into the prompt. A job covers choices `[choice, choice + num_choices)`; one of
-    several choices has no output yet, as that is what makes them differ."""
+    """A part of a request for one worker: choices `[choice, choice + num_choices)` of one attempt.
+
+    `output_tokens` were already sent to the client by earlier attempts; they count against `max_tokens` and are not
+    folded into the prompt. A job of several choices has none yet, because the choices differ only in their output.
+    """
 
     request: Request
     attempt: int
@@ -143,24 +154,24 @@ class _Job:
         stop = self.choice + self.num_choices
         ok = self.choice >= 0 and self.num_choices >= 1 and stop <= MAX_CHOICES
         _require(ok, "num_choices", f"must be choices within [0, {MAX_CHOICES})", (self.choice, self.num_choices))
-        alone = self.num_choices == 1 or not self.output_tokens
-        _require(alone, "num_choices", "must be 1 where tokens were drawn already", self.num_choices)
+        is_single = self.num_choices == 1 or not self.output_tokens
+        _require(is_single, "num_choices", "must be 1 where tokens were sampled already", self.num_choices)
 
     @property
     def key(self) -> JobKey:
-        """Of its first choice: the name of the job."""
+        """Return the key of the first choice, which names the job."""
         return JobKey(self.request.id, self.attempt, self.choice)
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
-        """Of all its choices."""
+        """Return the keys of all choices."""
         if self.num_choices == 1:
             return (self.key,)
         choices = range(self.choice, self.choice + self.num_choices)
         return tuple(JobKey(self.request.id, self.attempt, choice) for choice in choices)
 
     def for_choice(self, choice: int) -> Self:
-        """The part of one of its choices, as a job of its own."""
+        """Return the part of this job for one choice, as a job of its own."""
         return self if self.num_choices == 1 else replace(self, choice=choice, num_choices=1)
 
     @property
@@ -170,8 +181,11 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePrefix:
-    """`num_blocks` leading blocks of a job's known tokens that `source` probably has in its prefix cache, to be lent
-    under `handoff`: reading them costs less than computing them. Where that fails they are computed."""
+    """Cached KV of another worker that a job may read instead of computing.
+
+    `source` probably holds the first `num_blocks` blocks of the job's known tokens in its prefix cache and serves them
+    under `handoff`. Blocks that cannot be read are computed.
+    """
 
     handoff: HandoffId
     source: WorkerRef
@@ -183,15 +197,16 @@ class RemotePrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateJob(_Job):
-    """All of it here: prefill, then decode to the end. `prefix`: what need not be computed."""
+    """Prefill and decode to the end on one worker. `prefix`: cached KV of another worker to read instead of
+    computing."""
 
     prefix: RemotePrefix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillJob(_Job):
-    """Compute the known tokens, draw one, offer the KV under `offer` for as long as its lease lives. `prefix`: what
-    need not be computed."""
+    """Compute the known tokens, sample one token, and offer the KV under `offer` until its lease ends. `prefix`: cached
+    KV of another worker to read instead of computing."""
 
     handoff: HandoffId
     prefix: RemotePrefix | None = None
@@ -203,9 +218,9 @@ class PrefillJob(_Job):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeJob(_Job):
-    """Take the KV that `source` offers under `offer`, then decode to the end.
+    """Pull the KV that `source` offers under `offer`, then decode to the end.
 
-    `offer_attempt`: of the attempt that computes or has computed that KV; 0: this one's own Prefill does.
+    `offer_attempt`: the attempt that computes or has computed that KV; 0: the `PrefillJob` of this attempt.
     """
 
     handoff: HandoffId

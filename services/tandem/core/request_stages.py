@@ -1,4 +1,4 @@
-"""The stages that a request's time goes to, and what a worker tells of its own; never adds them up."""
+"""Define the stages of a request's time, and the part that a worker reports."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import NamedTuple
 
 
 class Stage(Enum):
-    """Nine; at any moment a request is in one of them, so their times add up to its own.
+    """The nine stages of a request. At any moment a request is in exactly one, so their times add up to its total.
 
-    RECEIVE: its body is read, its tenant known, its prompt tokenized, its quota taken. QUEUE: it waits in the gateway's
-    line. ROUTE: its workers are asked and accept. PREFILL_QUEUE: it waits for its first step where its prompt is
-    computed; PREFILL: from there to its first token. TRANSFER: what of the KV's way comes after that, and so is not
-    hidden behind the prefill; DECODE_QUEUE: the KV is there and no step has taken it. DECODE: until the last token.
-    DELIVER: tokens on their way to the client, where nothing else is waited for.
+    - RECEIVE: its body is read, its tenant identified, its prompt tokenized, its quota reserved.
+    - QUEUE: waits in the gateway's request queue.
+    - ROUTE: jobs are submitted to its workers and accepted.
+    - PREFILL_QUEUE: waits for the first step of the worker that computes its prompt.
+    - PREFILL: from that first step to the first token.
+    - TRANSFER: the part of the KV transfer after the first token, which the prefill does not hide.
+    - DECODE_QUEUE: the KV is complete and no step has scheduled it.
+    - DECODE: until the last token.
+    - DELIVER: tokens are on their way to the client, and nothing else is waited for.
 
-    A request that lives through a failure is in some of them more than once.
+    A request that survives a failure passes through some stages more than once.
     """
 
     RECEIVE = "receive"
@@ -30,8 +34,8 @@ class Stage(Enum):
 
 
 class JobStages(NamedTuple):
-    """What a job waited for before it drew its first token, in seconds by its worker's clock. A job that takes KV over
-    has no prefill of its own: `decode_s` is that of its first step."""
+    """Time of a job before its first sampled token, in seconds by its worker's clock. A job that pulls its KV has no
+    prefill of its own: `decode_s` is the time of its first step."""
 
     prefill_queue_s: float = 0.0
     prefill_s: float = 0.0

@@ -1,5 +1,7 @@
-"""Layers of settings merged into one checked `Config`, and the names of each setting; never reads a file or the
-environment, both come in as mappings."""
+"""Merge layers of settings into one checked `Config`, and derive the flag and environment names of each setting.
+
+Files and the environment are passed in as mappings.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ DEFAULT_LAYER = "default"
 ENV_PREFIX = "TANDEM_"
 ENV_SEPARATOR = "__"
 
-# Flags whose names are shorter, or better known, than what the rule of `flags_of` gives.
+# Flags that are shorter or better known than those that `flags_of` derives.
 _FLAG_NAMES = {
     "model.id": "--model",
     "model.served_name": "--served-model-name",
@@ -42,7 +44,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One leaf of the tree. `type` is int, float, bool, str, Bytes or a Literal of strings."""
+    """One leaf of the tree of settings. `type` is int, float, bool, str, Bytes or a Literal of strings."""
 
     section: str
     name: str
@@ -60,13 +62,13 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All that a Literal allows; empty for other types."""
+        """Return the values that a Literal allows; empty for other types."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """`origins` maps every `section.name` to the name of the layer that its value came from."""
+    """A checked tree. `origins` maps every `section.name` to the name of the layer that set its value."""
 
     config: Config
     origins: Mapping[str, str]
@@ -74,23 +76,23 @@ class Resolved:
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Every leaf in the order of the tree. Read from the types once: a command line asks for each of its programs."""
+    """Return every leaf in the order of the tree; cached, because a command line needs them once per program."""
     sections = get_type_hints(Config)
-    found: list[Setting] = []
+    changes: list[Setting] = []
     for section in fields(Config):
         hints = get_type_hints(sections[section.name])
         for leaf in fields(sections[section.name]):
             assert leaf.default is not MISSING
             doc = leaf.metadata.get("doc", "")
-            found.append(Setting(section.name, leaf.name, hints[leaf.name], leaf.default, doc))
-    return tuple(found)
+            changes.append(Setting(section.name, leaf.name, hints[leaf.name], leaf.default, doc))
+    return tuple(changes)
 
 
 def flags_of() -> dict[str, tuple[str, ...]]:
-    """`section.name` -> its command line flags, shortest first; every flag names one setting.
+    """Return the command line flags of each `section.name`, shortest first; every flag names one setting.
 
-    `--name` where no other section has that name, or a well-known one (`--model`, `--port`), and `--section-name`.
-    A switch also has `--no-` before each.
+    A setting has the flag `--section-name`, and `--name` where no other section has that name or a well-known short
+    flag (`--model`, `--port`). A switch also has a `--no-` form of each.
     """
     leaves = settings()
     names = [leaf.name for leaf in leaves]
@@ -104,8 +106,10 @@ def flags_of() -> dict[str, tuple[str, ...]]:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The layer in `TANDEM_SECTION__NAME` variables. Other variables with the prefix are somebody else's, but one
-    that spells a setting with a single underscore is refused."""
+    """Return the layer in `TANDEM_SECTION__NAME` variables.
+
+    Other variables with the prefix are ignored, but one that spells a setting with a single underscore is refused.
+    """
     misspelt = {leaf.env.replace(ENV_SEPARATOR, "_"): leaf.env for leaf in settings()}
     layer: dict[str, str] = {}
     for name, value in environ.items():
@@ -117,15 +121,15 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def build(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Config:
-    """The checked tree of `layers`; see `resolve`."""
+    """Return the checked tree of `layers`; see `resolve`."""
     return resolve(layers).config
 
 
 def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved:
-    """Merge named layers over the defaults, later ones winning, and check the result.
+    """Merge named layers over the defaults, later layers winning, and check the result.
 
     A layer is nested (`{"engine": {"block_size": 16}}`) or flat (`{"engine.block_size": "16"}`); values may be text.
-    Raises TandemError(INVALID_REQUEST) naming key, layer, value and what is allowed.
+    Raises TandemError(INVALID_REQUEST) with key, layer, value and what is allowed.
     """
     leaves = {leaf.key: leaf for leaf in settings()}
     origins = dict.fromkeys(leaves, DEFAULT_LAYER)
@@ -138,7 +142,7 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved:
             values.setdefault(leaf.section, {})[leaf.name] = _coerce(leaf, layer, raw)
             origins[key] = layer
     base = Config()
-    changed = {section: replace(getattr(base, section), **found) for section, found in values.items()}
+    changed = {section: replace(getattr(base, section), **changes) for section, changes in values.items()}
     config = replace(base, **changed)
     _check(config, origins)
     return Resolved(config, origins)
@@ -174,7 +178,7 @@ def _coerce(leaf: Setting, layer: str, raw: Any) -> Any:
 
 
 def _reader(leaf: Setting) -> tuple[Callable[[Any], Any], str]:
-    """How a value of this setting is read, and in words what is allowed."""
+    """Return the function that reads a value of this setting, and a description of the allowed values."""
     if leaf.choices:
         return (lambda raw: _read_choice(raw, leaf.choices)), f"one of {', '.join(leaf.choices)}"
     readers: dict[Any, tuple[Callable[[Any], Any], str]] = {
@@ -233,18 +237,18 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
     broken = violations(config)
     if not broken:
         return
-    told = [f"{v.key} = {value_of(config, v.key)} (from {origins[v.key]}) {v.rule}" for v in broken]
-    raise _refuse(broken[0].key, "; ".join(told))
+    messages = [f"{v.key} = {value_of(config, v.key)} (from {origins[v.key]}) {v.rule}" for v in broken]
+    raise _refuse(broken[0].key, "; ".join(messages))
 
 
 def _unknown(layer: str, key: str, known: Sequence[str]) -> TandemError:
     names = {name: name for name in known}
-    # A leaf in the wrong section, or without one, is nearest to the leaf of that name.
+    # A leaf in the wrong section, or without a section, matches the leaf of the same name.
     names.update({name.rpartition(".")[2]: name for name in known})
-    near = difflib.get_close_matches(key, known, n=1) or [
+    closest = difflib.get_close_matches(key, known, n=1) or [
         names[n] for n in difflib.get_close_matches(key.rpartition(".")[2], list(names), n=1)
     ]
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {closest[0]}?" if closest else ""
     return _refuse(key, f"unknown setting {key} (from {layer}){hint}")
 
 

@@ -1,5 +1,4 @@
-"""What clients were promised: targets of latency and what meeting them means, of a simulated request as of a measured
-one; never measures."""
+"""Define latency targets and whether a request meets them, for simulated and measured requests alike."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from tandem.core.errors import ErrorKind, TandemError
 
 TOLERATED = 0.05
-"""The share of a request's gaps that may exceed the target and the request still counts as good."""
+"""The fraction of a request's gaps that may exceed the target while the request still counts as good."""
 _UNITS = {"ms": 1e-3, "s": 1.0}
 
 
@@ -17,49 +16,54 @@ _UNITS = {"ms": 1e-3, "s": 1.0}
 class Slo:
     """Targets in seconds; None is no target.
 
-    A request is good when its first token comes inside `ttft_s` and 95 % of its gaps are inside `itl_s`; a failed one
-    never is. A set-up *holds* the targets at percentile p when in every class at most (100 - p) % of the requests
-    failed or got their first token late, and at most as many of all gaps are late: the percentiles lie inside.
+    A request is good when its first token arrives within `ttft_s` and 95 % of its gaps are within `itl_s`; a failed
+    request is not good. A deployment *holds* the targets at percentile p when in every class at most (100 - p) % of the
+    requests failed or got their first token late, and at most as many of all gaps are late: the percentiles are within
+    the targets.
     """
 
     ttft_s: float | None = None
     itl_s: float | None = None
 
     def __str__(self) -> str:
-        told = [f"{name} {_told(s)}" for name, s in (("TTFT", self.ttft_s), ("ITL", self.itl_s)) if s is not None]
-        return ", ".join(told) or "no targets"
+        targets = [
+            f"{name} {_format_time(s)}" for name, s in (("TTFT", self.ttft_s), ("ITL", self.itl_s)) if s is not None
+        ]
+        return ", ".join(targets) or "no targets"
 
     @classmethod
     def of_ms(cls, ttft_ms: float | None, itl_ms: float | None) -> Slo:
         return cls(*(None if target is None else target / 1e3 for target in (ttft_ms, itl_ms)))
 
     def violates_ttft(self, ttft_s: float | None) -> bool:
-        """The first token came after the target, or the request failed: None."""
+        """Return whether the first token was late, or the request failed (`ttft_s` is None)."""
         return ttft_s is None or (self.ttft_s is not None and ttft_s > self.ttft_s)
 
     def num_late(self, gaps_s: Sequence[float]) -> int:
-        """How many gaps exceed the target."""
+        """Return the number of gaps that exceed the target."""
         limit = self.itl_s
         return 0 if limit is None else sum(gap > limit for gap in gaps_s)
 
     def is_met(self, ttft_s: float | None, num_late: int, num_gaps: int) -> bool:
-        """By a request with so many late ones of so many gaps; a `ttft_s` of None: it failed."""
+        """Return whether a request with `num_late` late gaps of `num_gaps` is good; a `ttft_s` of None means that it
+        failed."""
         return not self.violates_ttft(ttft_s) and num_late <= TOLERATED * num_gaps
 
 
 def parse_slo(text: str) -> Slo:
-    """Of `ttft=500ms,itl=40ms`; either may be left out. Raises TandemError(INVALID_REQUEST)."""
-    found: dict[str, float] = {}
+    """Parse `ttft=500ms,itl=40ms`; either may be left out. Raises TandemError(INVALID_REQUEST)."""
+    targets_s: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
-        if name not in ("ttft", "itl") or name in found:
+        if name not in ("ttft", "itl") or name in targets_s:
             raise _refuse(f"--slo {text}: {part!r} is neither ttft=TIME nor itl=TIME, each once")
-        found[name] = parse_time(value, f"--slo {text}")
-    return Slo(found.get("ttft"), found.get("itl"))
+        targets_s[name] = parse_time(value, f"--slo {text}")
+    return Slo(targets_s.get("ttft"), targets_s.get("itl"))
 
 
 def parse_time(text: str, where: str) -> float:
-    """Seconds of `500ms` or `1.5s`. Raises TandemError(INVALID_REQUEST) that begins with `where`."""
+    """Parse `500ms` or `1.5s` into seconds. Raises TandemError(INVALID_REQUEST) with a message that begins with
+    `where`."""
     unit = "ms" if text.endswith("ms") else "s"
     try:
         seconds = float(text.removesuffix(unit)) * _UNITS[unit] if text.endswith(unit) else -1.0
@@ -70,7 +74,7 @@ def parse_time(text: str, where: str) -> float:
     return seconds
 
 
-def _told(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1 else f"{1e3 * seconds:g} ms"
 
 

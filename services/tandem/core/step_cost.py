@@ -1,4 +1,4 @@
-"""How long a step takes as a function of what it computes, as plain numbers; never measures and never fits them."""
+"""Predict the time of a step from what it computes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepFeatures:
-    """What of a step costs time. A slice of one token is a decode, a longer one is a chunk of a prompt; guesses behind
-    a decode count as a chunk, because they are computed as one.
+    """The quantities of a step that determine its time. A slice of one token is a decode, a longer slice is a prefill
+    chunk; draft tokens behind a decode count as a chunk, because they are computed as one.
 
     `decode_context` adds up the tokens that each decode attends to, itself included. `num_prefill_pairs` counts the
     (token, token it attends to) pairs of all chunks: n tokens from position s on have `n * s + n * (n + 1) / 2`.
@@ -22,7 +22,7 @@ class StepFeatures:
 
     @property
     def vector(self) -> tuple[float, ...]:
-        """In the order of the coefficients of `StepCost`."""
+        """Return the features in the order of the coefficients of `StepCost`."""
         return (1.0, self.num_prefill_tokens, self.num_decode_seqs, self.decode_context, self.num_prefill_pairs)
 
 
@@ -52,7 +52,7 @@ class StepCost:
         )
 
     def predict(self, features: StepFeatures) -> float:
-        """Seconds of one step."""
+        """Return the seconds of one step."""
         return (
             self.base_s
             + self.prefill_token_s * features.num_prefill_tokens
@@ -62,12 +62,13 @@ class StepCost:
         )
 
     def chunk_s(self, start: int, num_tokens: int) -> float:
-        """Seconds that a chunk of a prompt from position `start` on adds to a step."""
+        """Return the seconds that a prefill chunk from position `start` on adds to a step."""
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) / 2
         return self.prefill_token_s * num_tokens + self.prefill_pair_s * pairs
 
     def chunk_tokens(self, start: int, seconds: float) -> float:
-        """The longest chunk from position `start` on that adds at most `seconds`, in tokens: `chunk_s` inverted."""
+        """Return the longest prefill chunk from position `start` on that adds at most `seconds`, in tokens; inverts
+        `chunk_s`."""
         if seconds <= 0:
             return 0.0
         half = self.prefill_pair_s / 2
@@ -77,5 +78,5 @@ class StepCost:
         return 2 * seconds / divisor if divisor > 0 else math.inf
 
     def scaled(self, factor: float) -> StepCost:
-        """All coefficients multiplied."""
+        """Return a copy with all coefficients multiplied by `factor`."""
         return StepCost(*(factor * value for value in self.vector))

@@ -1,4 +1,4 @@
-"""Where a worker stands, as its operator labels it, and how far two of them are apart; never measures a link."""
+"""Define the location labels of a worker and the distance between two locations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Distance(IntEnum):
-    """The less is the nearer."""
+    """Distance between two workers; smaller is nearer."""
 
     HOST = 0
     RACK = 1
@@ -17,14 +17,14 @@ class Distance(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Labels, empty where nobody set them; what has no label is near nothing by it."""
+    """Location labels set by the operator; an empty label matches nothing."""
 
     host: str = ""
     rack: str = ""
     zone: str = ""
 
     def distance(self, other: Topology) -> Distance:
-        """Of the narrowest label that both have alike."""
+        """Return the distance implied by the narrowest label that both share."""
         if self.host and self.host == other.host:
             return Distance.HOST
         if self.rack and self.rack == other.rack:

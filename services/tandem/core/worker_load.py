@@ -1,4 +1,4 @@
-"""What a worker says of how full it is; never computed here."""
+"""Define what a worker reports about its load, and what a prompt would wait for there."""
 
 from __future__ import annotations
 
@@ -9,41 +9,46 @@ from dataclasses import dataclass, field
 from tandem.core.lane import Lane
 
 PROMPT_SIZES = (256, 1024, 4096, 16384)
-"""Tokens to compute of the largest prompt of each size but the last, which has no bound. Shorter prompts go ahead
-(`sched.share`), so what a prompt waits for are those of its size and below."""
+"""Upper bounds of the prompt size classes, in tokens to compute; the last class has none. Shorter prompts are computed
+first (`sched.prefill_sharing`), so a prompt waits only for prompts of its class and below."""
 
 
 def prompt_size(num_tokens: int) -> int:
+    """Return the index of the size class of a prompt."""
     return bisect_left(PROMPT_SIZES, num_tokens)
 
 
 def no_larger(num_tokens: int, lane: Lane, by_lane: Sequence[int], by_size: Sequence[int]) -> int:
-    """Return what counts for a prompt of this size and lane, of `WorkerLoad.lane_tokens` and `size_tokens` or of
-    `lane_longest` and `size_longest`."""
+    """Return the entry of `by_size` for this lane and size class, or that of `by_lane` where there is none.
+
+    Takes `WorkerLoad.lane_tokens` with `size_tokens`, or `lane_longest` with `size_longest`.
+    """
     size = prompt_size(num_tokens)
     return by_size[lane * len(PROMPT_SIZES) + size] if by_size and size < len(PROMPT_SIZES) else by_lane[lane]
 
 
 HORIZON_STEPS = 2
-"""While one step runs the next is filled from what is here, and the gateways have that long to send more."""
+"""Steps of prompt tokens that a worker accepts ahead: while one step runs the next is filled from the queue, and
+gateways have that long to send more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What a router needs. `num_free_blocks` counts blocks without a holder, cached ones included.
+    """Load report of a worker, for routers. `num_free_blocks` counts blocks without a holder, cached blocks included.
 
-    `num_queued_tokens`: known tokens accepted and not computed yet. `num_drafted_tokens` were guessed and
-    `num_accepted_tokens` of them guessed right, since the start. `num_steps_over_target`: steps since the start that
-    could not be planned to end within the latency target of those they decode for. `num_remote_hit_tokens`: whose KV
-    was read from other workers' prefix caches, since the start. `num_prefill_tokens` and `num_decode_tokens` are what
-    its steps were made of since the start; that alone is no news to anybody, so it rides on what is.
+    `num_queued_tokens`: known tokens accepted and not computed yet. Counters since the start of the worker:
+    `num_drafted_tokens` drafted and `num_accepted_tokens` of them accepted; `num_steps_over_target`, steps that could
+    not be planned to end within the latency target of the sequences they decode; `num_remote_hit_tokens`, tokens whose
+    KV was read from other workers' prefix caches; `num_prefill_tokens` and `num_decode_tokens`, tokens of its steps,
+    whose change alone does not cause a report.
 
-    `lane_tokens`: of the queued tokens those of each lane and all more urgent ones, `lane_longest` as many of them as
-    the longest prompt has. `size_tokens` and `size_longest` say the same of prompts of at most PROMPT_SIZES[0] tokens,
-    [1], and so on, lane by lane; empty: not told. Beside the longest of its size a worker takes on `num_horizon_tokens`
-    of prompts no larger; 0: any number.
+    `lane_tokens`: the queued tokens of each lane and all more urgent lanes; `lane_longest`: the tokens of the longest
+    prompt among them. `size_tokens` and `size_longest` are the same for prompts of at most PROMPT_SIZES[0] tokens, [1],
+    and so on, lane by lane; empty: not reported. Beside the longest prompt of a size class a worker accepts
+    `num_horizon_tokens` of prompts no larger; 0: any number.
 
-    `number` rises with every change in a worker's life: reports come by several ways, and the greatest is the newest.
+    `number` rises with every change in a worker's life: reports arrive over several streams, and the greatest number is
+    the newest.
     """
 
     num_running: int = 0
@@ -67,22 +72,23 @@ class WorkerLoad:
     num_decode_tokens: int = field(default=0, compare=False)
     number: int = field(default=0, compare=False)
 
-    def takes(self, num_tokens: int, lane: Lane, coming: Sequence[int] = ()) -> bool:
-        """Whether a prompt of so many tokens to compute may be accepted now, after those `coming`."""
+    def takes(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> bool:
+        """Return whether the worker accepts a prompt of `num_tokens` tokens to compute now, after the in-flight prompts
+        `inflight`."""
         if not self.num_horizon_tokens or not self.lane_tokens:
             return True
-        return self.beside(num_tokens, lane, coming) <= self.num_horizon_tokens
+        return self.competing_tokens(num_tokens, lane, inflight) <= self.num_horizon_tokens
 
-    def beside(self, num_tokens: int, lane: Lane, coming: Sequence[int] = ()) -> int:
-        """Tokens that it would have to compute beside the longest, of the newcomer, those `coming` and what it has
-        queued in this lane and above, without prompts of a larger size."""
-        coming = [each for each in coming if prompt_size(each) <= prompt_size(num_tokens)]
-        num_queued = no_larger(num_tokens, lane, self.lane_tokens, self.size_tokens) + sum(coming)
-        longest = max(no_larger(num_tokens, lane, self.lane_longest, self.size_longest), *coming, 0)
+    def competing_tokens(self, num_tokens: int, lane: Lane, inflight: Sequence[int] = ()) -> int:
+        """Return the tokens that the worker would compute beside its longest prompt: those of the new prompt, of the
+        `inflight` prompts and of the queue in this lane and above, without prompts of a larger size class."""
+        inflight = [size for size in inflight if prompt_size(size) <= prompt_size(num_tokens)]
+        num_queued = no_larger(num_tokens, lane, self.lane_tokens, self.size_tokens) + sum(inflight)
+        longest = max(no_larger(num_tokens, lane, self.lane_longest, self.size_longest), *inflight, 0)
         return num_competing_tokens(num_tokens, num_queued, longest)
 
     def may_take_more_than(self, before: WorkerLoad) -> bool:
-        """Whether there may be room for what had none before."""
+        """Return whether the worker may accept a prompt that it rejected under the load `before`."""
         return (
             self.num_running < before.num_running
             or self.num_waiting < before.num_waiting
@@ -97,8 +103,11 @@ class WorkerLoad:
 
 
 def num_competing_tokens(num_tokens: int, num_queued: int, num_longest: int) -> int:
-    """What a worker would have to compute beside its longest prompt, with one of `num_tokens` beside the queued. One
-    long prompt must not keep shorter ones of its size out; so one alone is always taken."""
+    """Return the tokens that a worker would compute beside its longest prompt after accepting a prompt of `num_tokens`.
+
+    The longest does not count, so that a single long prompt neither keeps shorter prompts of its class out nor is
+    itself refused.
+    """
     return num_queued + num_tokens - max(num_longest, num_tokens)
 
 
@@ -117,8 +126,8 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Every count of a worker's books; when idle all are zero but the first three and `num_host_blocks`, which only
-    host memory holds and a prefix hit brings back."""
+    """Counts of everything a worker's engine holds; when idle all are zero except the first three and
+    `num_host_blocks`, blocks held only in host memory, which a prefix hit loads again."""
 
     num_blocks: int = 0
     num_free_blocks: int = 0

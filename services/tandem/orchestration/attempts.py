@@ -1,7 +1,8 @@
-"""Who works on a request: its job groups, their jobs and hand-offs; never hears an event and never tells the client.
+"""Track which workers work on a request: its job groups, their jobs and hand-offs. Events and the client are the
+caller's.
 
-Attempt numbers are drawn from one counter, so a job that is placed anew has one that no job before it had, and a
-message counts when the worker's open job has that very attempt.
+Attempt numbers are taken from one counter, so a job that is placed again has a new number, and a worker's message
+counts only when the worker's open job has that attempt.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from tandem.routing.placement import Placement
 
 
 class Attempts:
-    """`choices` are those that have not ended, in the hands of their owner. `num_moves`: how often at most one of them
-    went on elsewhere."""
+    """Own the job groups of one request. `choices` are those that have not ended, and belong to the caller.
+    `num_moves`: the most retries and migrations of any choice."""
 
     def __init__(self, request: Request, handoff: HandoffId, choices: Mapping[int, Choice]) -> None:
         self.num_moves = 0
-        whole = JobGroup(choices)
-        self.job_groups = [whole]
+        all_choices = JobGroup(choices)
+        self.job_groups = [all_choices]
         self._request = request
         self._handoff = handoff
         self._choices = choices
-        self._job_group_of = dict.fromkeys(choices, whole)
+        self._job_group_of = dict.fromkeys(choices, all_choices)
         self._attempt = 0
 
     @property
     def phase(self) -> JobGroupPhase:
-        """The earliest of its job groups', of which there mostly is one."""
+        """Return the earliest phase of the job groups; mostly there is one group."""
         if len(self.job_groups) == 1:
             return self.job_groups[0].phase
         return min((job_group.phase for job_group in self.job_groups), key=lambda phase: phase.value)
 
     @property
     def ledger_phase(self) -> LedgerPhase:
-        """Where its time goes: the request decodes for as long as one of its choices does."""
+        """Return the phase that the request's time counts for: it decodes as long as one of its choices does."""
         if len(self.job_groups) == 1:
             return self.job_groups[0].ledger_phase
         return max((job_group.ledger_phase for job_group in self.job_groups), default=LedgerPhase.DELIVER)
 
     @property
     def key(self) -> JobKey:
-        """Of the first job that is open, for people."""
+        """Return the key of the first open job, for people."""
         works = [work for job_group in self.job_groups for work in job_group.works]
         return works[0].job.key if works else JobKey(self._request.id, self._attempt, min(self._choices, default=0))
 
@@ -58,31 +59,31 @@ class Attempts:
         return tuple(dict.fromkeys(work.worker for job_group in self.job_groups for work in job_group.works))
 
     def keys(self, worker: WorkerRef) -> list[JobKey]:
-        """What is open at a worker."""
+        """Return the keys of the choices that are open at a worker."""
         return [key for job_group in self.job_groups for work in job_group.at(worker) for key in work.keys]
 
     def seeks(self) -> list[FindConsumer]:
         return [_seek(job_group) for job_group in self.job_groups if job_group.phase is JobGroupPhase.FINDING_CONSUMER]
 
     def of(self, choice: int) -> JobGroup | None:
-        """The job group of a choice that has not ended."""
+        """Return the job group of a choice; None when the choice has ended."""
         return self._job_group_of.get(choice)
 
     def is_open(self, worker: WorkerRef, attempt: int) -> bool:
-        """A job of this attempt is open at a worker, whatever choices of it have ended."""
+        """Return whether a job of this attempt is open at a worker, even if some of its choices have ended."""
         return any(job_group.find(worker, attempt) is not None for job_group in self.job_groups)
 
     def awaiting_reply(self, worker: WorkerRef, key: JobKey) -> JobGroup | None:
-        """The job group that waits for this worker's answer to this job."""
+        """Return the job group that waits for this worker's reply to this job; None when there is none."""
         for job_group in self.job_groups:
             if job_group.asked is not None and job_group.asked.worker == worker and job_group.asked.job.key == key:
                 return job_group
         return None
 
-    # ---- to workers
+    # ---- commands to workers
 
     def begin(self, job_group: JobGroup, placement: Placement) -> list[StateCommand]:
-        """From the tokens that the client has."""
+        """Submit a queued job group as placed, continuing after the tokens that the client has."""
         job_group.move(JobGroupStep.PLACED)
         job_group.drawn = LedgerPhase.FIRST
         first = min(job_group.choices)
@@ -94,11 +95,11 @@ class Attempts:
             output_tokens=tuple(self._choices[first].tokens),
             prefix=self._prefix(placement, first),
         )
-        # That a prompt was computed says nothing of whether its KV can be handed over.
+        # On a remote placement the prefill's own token is no progress: it does not show that the KV can be handed over.
         job_group.progress_at = len(job.output_tokens) + placement.is_remote
         job_group.prefix = job.prefix
         if placement.is_remote:
-            # Job groups may be at one worker, where a newer attempt at a hand-off ends the older ones.
+            # Job groups have different hand-off ids: at one worker a newer attempt at a hand-off ends the older ones.
             handoff = HandoffId(f"{self._handoff}/{first}")
             return self._submit(
                 job_group, placement.decode, ResumeJob(**_facts(job), handoff=handoff, source=placement.prefill)
@@ -106,20 +107,20 @@ class Attempts:
         return self._submit(job_group, placement.decode, job)
 
     def take_over(self, job_group: JobGroup, source: KVOffer, worker: WorkerRef) -> list[StateCommand]:
-        """A worker is to go on with what is offered: with what was prefilled just as that was asked for."""
+        """Submit a job that continues from offered KV; from prefilled KV with the same tokens as the prefill job."""
         job_group.move(JobGroupStep.PLACED)
         first = min(job_group.choices)
         known = GenerateJob(
             request=self._request, attempt=1, choice=first, output_tokens=tuple(self._choices[first].tokens)
         )
-        facts = _facts(known if source.prefill is None else source.prefill)
-        facts["attempt"] = self._next_attempt()
+        fields = _facts(known if source.prefill is None else source.prefill)
+        fields["attempt"] = self._next_attempt()
         offer = source.offer
-        job = ResumeJob(**facts, handoff=offer.handoff, source=source.worker, offer_attempt=offer.attempt)
+        job = ResumeJob(**fields, handoff=offer.handoff, source=source.worker, offer_attempt=offer.attempt)
         return self._submit(job_group, worker, job)
 
     def accepted(self, job_group: JobGroup) -> list[StateCommand]:
-        """The job that was asked for was taken."""
+        """Handle the acceptance of the submitted job: submit the prefill next, or start."""
         assert job_group.asked is not None
         job, job_group.asked = job_group.asked.job, None
         if isinstance(job, ResumeJob) and not job.offer_attempt:
@@ -131,38 +132,38 @@ class Attempts:
         return []
 
     def done(self, job_group: JobGroup, work: WorkerJob, choice: int) -> list[StateCommand]:
-        """A job has nothing more to say on a choice: the last that was asked for had been taken, whenever the answer to
-        its SubmitJob comes."""
+        """Record that a job has ended for a choice. The end implies acceptance, even if the reply to its Submit arrives
+        later."""
         out = self.accepted(job_group) if job_group.asked is work and job_group.phase is JobGroupPhase.STARTING else []
         job_group.leave(work, choice)
         return out
 
     def undo(self, job_group: JobGroup) -> list[StateCommand]:
-        """End what is still open at workers; a lease outlives its prefill job, so it is released by name."""
+        """Cancel what is open at workers; a lease outlives its prefill job, so it is released explicitly."""
         out: list[StateCommand] = [CancelJob(work.worker, work.keys) for work in job_group.works]
         if job_group.source is not None:
             out.append(ReleaseLease(job_group.source.worker, job_group.source.offer))
         job_group.clear()
         return out
 
-    # ---- what becomes of job groups
+    # ---- transitions of job groups
 
-    def requeue(self, job_group: JobGroup, place: Requeue) -> list[StateCommand]:
-        """Back to the line. Tokens that the client has stay its own: the next attempt draws those that follow."""
+    def requeue(self, job_group: JobGroup, requeue: Requeue) -> list[StateCommand]:
+        """Return a job group to the queue. The client keeps its tokens: the next attempt samples those that follow."""
         out = self.undo(job_group)
         job_group.move(JobGroupStep.NO_ROOM)
         self._replace(
             job_group, job_group.divide({index: choice.next_index for index, choice in self._choices.items()})
         )
-        return [*out, place]
+        return [*out, requeue]
 
     def offered(self, job_group: JobGroup, choice: int, work: WorkerJob, offer: HandoffKey) -> list[StateCommand]:
-        """A worker that drains draws on while one choice is sought another, by itself."""
+        """Handle the offer of a draining worker, which keeps sampling: look for a consumer for this choice alone."""
         source = KVOffer(work.worker, offer)
         if work.is_handed_off or job_group.source == source:
             return []
         if job_group.asked is not None and (job_group.asked is work or job_group.phase is JobGroupPhase.STARTING):
-            # Who offers has begun: it has taken its job, and so has who computed for it, whatever they answer later.
+            # A worker that offers KV runs its job, so it and its prefill worker accepted, whatever their later replies.
             self.accepted(job_group)
         if len(job_group.choices) > 1:
             part = job_group.split(choice)
@@ -174,19 +175,19 @@ class Attempts:
         return [_seek(job_group)] if job_group.phase is JobGroupPhase.FINDING_CONSUMER else []
 
     def pulled(self, worker: WorkerRef, attempt: int) -> bool:
-        """A worker has what it was to take. False: it has no such job."""
+        """Record that a worker has pulled the KV of its job; return False when it has no such job."""
         has_pulled = False
         for job_group in self.job_groups:
             work = job_group.find(worker, attempt)
             if work is not None and isinstance(work.job, ResumeJob):
-                # The word of it may come before the answer that the job was taken.
+                # The report may arrive before the reply that the job was accepted.
                 if job_group.take(work.job.offer, work):
                     self.count_move(job_group)
                 has_pulled = True
         return has_pulled
 
     def retry_consumer(self, job_group: JobGroup, worker: WorkerRef, why: ErrorKind) -> list[StateCommand]:
-        """Who was to take does not, and what is offered is there still. Only one that was full is asked again."""
+        """Look for another consumer of KV that is still offered. The worker is tried again only if it was full."""
         if why not in CAPACITY_ERRORS or why is ErrorKind.WORKER_LOST:
             job_group.unfit.add(worker)
         job_group.asked = None
@@ -194,7 +195,7 @@ class Attempts:
         return [_seek(job_group, {worker})]
 
     def note_scores(self) -> None:
-        """The client has scores of the prompt that it had not."""
+        """Reset the failure counts: prompt log probabilities are progress."""
         for job_group in self.job_groups:
             job_group.num_fruitless = 0
 
@@ -203,7 +204,7 @@ class Attempts:
         self.num_moves = max(self.num_moves, job_group.num_moves)
 
     def close(self, choice: int) -> list[StateCommand]:
-        """One choice has ended: nobody is to work on it."""
+        """End the work on one choice."""
         job_group = self._job_group_of.pop(choice)
         job_group.choices.discard(choice)
         if not job_group.choices:
@@ -216,16 +217,17 @@ class Attempts:
         return [CancelJob(work.worker, (work.key_of(choice),)) for work in works]
 
     def end(self) -> list[StateCommand]:
-        """All of it, for good."""
+        """End all work for good."""
         out = [command for job_group in self.job_groups for command in self.undo(job_group)]
         for job_group in self.job_groups:
             job_group.move(JobGroupStep.END)
         return out
 
-    # ---- inside
+    # ---- jobs
 
     def _prefix(self, placement: Placement, first: int) -> RemotePrefix | None:
-        """A prefix fetch has a name of its own: who computes offers the KV under another."""
+        """Return the remote prefix of a placement. It has a hand-off id of its own, because the prefill offers its KV
+        under another."""
         if placement.prefix is None:
             return None
         handoff = HandoffId(f"{self._handoff}/{first}/prefix")
@@ -236,14 +238,14 @@ class Attempts:
         return self._attempt
 
     def _submit(self, job_group: JobGroup, worker: WorkerRef, job: Job) -> list[StateCommand]:
-        """A job covers neighbours; those of them that have ended are cancelled, whichever of the two comes first."""
+        """Submit a job. A job covers consecutive choices; those of them that have ended are cancelled at once."""
         job_group.asked = WorkerJob(worker, job, set(job_group.choices))
         job_group.works.append(job_group.asked)
         ended = tuple(key for key in job.keys if key.choice not in job_group.choices)
         return [SubmitJob(worker, job), *([CancelJob(worker, ended)] if ended else [])]
 
     def _replace(self, job_group: JobGroup, parts: Iterable[JobGroup]) -> None:
-        """A job group becomes several, which may be none."""
+        """Replace a job group by its parts, of which there may be none."""
         parts = tuple(parts)
         where = self.job_groups.index(job_group)
         self.job_groups[where : where + 1] = parts
@@ -259,7 +261,7 @@ class _Facts(TypedDict):
 
 
 def _facts(job: Job) -> _Facts:
-    """What the jobs of one attempt have in common."""
+    """Return the fields that the jobs of one attempt have in common."""
     return _Facts(
         request=job.request,
         attempt=job.attempt,

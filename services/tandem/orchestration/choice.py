@@ -1,4 +1,4 @@
-"""One choice of a request as its client sees it: tokens in order, each once, and one end; never knows who draws."""
+"""Order the tokens of one choice as its client sees them: each once, then one end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from tandem.core.request import SamplingParams
 
 
 class Choice:
-    """`tokens`: ids that the client has, which is all that another worker needs to go on. Tokens that come ahead of
-    their turn wait, as an end does that counts more than have come."""
+    """Tokens and end of one choice. `tokens`: the ids that the client has, from which any worker can continue.
+
+    Tokens ahead of the next index wait, and so does an end that counts more tokens than have arrived.
+    """
 
     __slots__ = ("_early", "_finished", "tokens")
 
@@ -25,12 +27,13 @@ class Choice:
         return len(self.tokens)
 
     def take(self, token: Token) -> None:
-        """Both sides of a hand-off report the first token, and both sides of a move several; each counts once."""
+        """Add a token. Both sides of a hand-off report the first token, and both sides of a migration several; each
+        counts once."""
         if token.index >= len(self.tokens):
             self._early[token.index] = token
 
     def due(self) -> list[Token]:
-        """Those whose turn has come."""
+        """Return and count the tokens that are next in order."""
         out: list[Token] = []
         while (token := self._early.pop(len(self.tokens), None)) is not None:
             out.append(token)
@@ -38,7 +41,7 @@ class Choice:
         return out
 
     def skip(self, first_index: int, ids: Iterable[int]) -> bool:
-        """Count consecutive ones whose turn it is. False, and nothing has changed, where something else is due."""
+        """Count consecutive ids if `first_index` is next. Returns False, and changes nothing, otherwise."""
         if self._early or self._finished is not None or first_index != len(self.tokens):
             return False
         self.tokens.extend(iter(ids))
@@ -49,18 +52,20 @@ class Choice:
 
     @property
     def end(self) -> Finished | None:
-        """Set once all the tokens that it counts have been taken."""
+        """Return the end once all the tokens that it counts have been taken."""
         finished = self._finished
         return finished if finished is not None and len(self.tokens) >= finished.num_output_tokens else None
 
     def last_word(self, sampling: SamplingParams) -> FinishReason | None:
-        """Why nothing may follow the tokens that the client has; None: something may. It is for a choice whose worker
-        is lost after its last token and before its end: nobody may be asked to draw one more."""
+        """Return why nothing may follow the tokens that the client has; None when something may.
+
+        For a choice whose worker was lost between its last token and its end: no worker may sample one more.
+        """
         if self.tokens and self.tokens[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if 0 < sampling.max_tokens <= len(self.tokens) else None
 
     def restart(self) -> None:
-        """Another attempt draws what the client has not seen: the same tokens as this one would have."""
+        """Drop what the client has not seen; another attempt samples the same tokens."""
         self._early.clear()
         self._finished = None

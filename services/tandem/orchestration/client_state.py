@@ -1,4 +1,4 @@
-"""What the client of one request has: scores of its prompt, tokens and ends of its choices; never knows who sent it."""
+"""Track what the client of one request has received: prompt log probabilities, tokens and ends of its choices."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from tandem.orchestration.choice import Choice
 
 
 class ClientState:
-    """`choices` are those that have not ended. `num_cached`: prompt tokens that were in a cache, as the first attempt
-    told that drew a token; None: nobody has said."""
+    """`choices` are those that have not ended. `num_cached`: cached prompt tokens, as reported by the first attempt
+    that sampled a token; None before."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self.choices = {index: Choice() for index in range(request.num_choices)}
         self.num_cached: int | None = None
         self._num_ended_tokens = 0
-        # Of the prompt's tokens from the second on.
+        # Prompt tokens from the second on.
         self._num_scored = 0
         self._num_to_score = 0 if request.prompt_logprobs is None else len(request.prompt_tokens) - 1
 
     @property
     def num_tokens(self) -> int:
-        """Of all choices."""
+        """Return the tokens of all choices."""
         return self._num_ended_tokens + sum(choice.next_index for choice in self.choices.values())
 
     @property
     def is_scored(self) -> bool:
-        """All scores of the prompt that are wanted are here."""
+        """Return whether all requested prompt log probabilities have arrived."""
         return self._num_scored >= self._num_to_score
 
     def take_scores(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """They come in order; what comes again is not told again. Raises TandemError at a gap."""
+        """Return the new part of the event; None when nothing is new. Raises TandemError at a gap."""
         num_known = self._num_scored + 1 - event.first_index
         if num_known < 0:
             raise TandemError(ErrorKind.INTERNAL, f"{-num_known} scores of the prompt are missing")
@@ -47,8 +47,11 @@ class ClientState:
         return PromptLogprobs(event.key, self._num_scored + 1 - len(fresh), fresh)
 
     def due(self, index: int) -> tuple[list[Token], Finished | None]:
-        """A choice's tokens in order of index, and its end after the last. None comes before the prompt's scores, which
-        may come later where another worker has them than the one that decodes."""
+        """Return a choice's next tokens in order of index, and its end after the last.
+
+        Nothing is due before the prompt log probabilities, which may arrive later when another worker than the decode
+        worker has them.
+        """
         if not self.is_scored:
             return [], None
         choice = self.choices[index]
@@ -63,8 +66,8 @@ class ClientState:
         return due, replace(end, num_cached_tokens=self.num_cached)
 
     def restart(self, choices: Collection[int], attempt: int) -> list[int]:
-        """Others are to draw what the client has not seen of these. Returns those of which it has seen the last token,
-        and only their ends were lost: they have one now, as of `attempt`."""
+        """Prepare another attempt for these choices. Returns those that already have their last token and only lost
+        their ends: they get an end of `attempt` now."""
         ended: list[int] = []
         for index in sorted(choices):
             choice = self.choices[index]
@@ -77,5 +80,5 @@ class ClientState:
         return ended
 
     def close(self, index: int) -> None:
-        """The client has all of a choice that it wants."""
+        """Forget a choice of which the client needs no more."""
         self._num_ended_tokens += self.choices.pop(index).next_index

@@ -1,17 +1,17 @@
-"""Choices of one request that go on together as one job, and who works on them; never says what a worker is told.
+"""Track the choices of one request that run together as one job, and the workers that run them.
 
-    QUEUED  --placed-->  BOOKING  --accepted-->  STARTING  --accepted-->  RUNNING  <---+
-       ^                    |  (local: straight to RUNNING)  |                |  |     | accepted
-       +----- no room ------+------------- no room ----------+---- failed ----+  |  BOOKING
-       |                                                                offered  |     ^ placed
-       +-------------------- failed, or no consumer --------------------------- SEEKING --+
+    QUEUED  --placed-->  RESERVING  --accepted-->  STARTING  --accepted-->  RUNNING  <---+
+       ^                    |  (local: straight to RUNNING)    |                |  |     | accepted
+       +----- no room ------+------------- no room ------------+---- failed ----+  |  RESERVING
+       |                                                                  offered  |     ^ placed
+       +-------------------- failed, or no consumer ------------------ FINDING_CONSUMER --+
 
-The decode worker books first: it alone knows whether it has room, and only then does a prefill worker begin. A job
-group seeks while somebody offers its KV and nobody takes it yet: a prefill worker whose decode worker was lost, or a
-worker that drains and decodes on until another has taken over.
+The decode worker reserves first: it alone knows its free capacity, and only then does a prefill worker begin. A job
+group is FINDING_CONSUMER while a worker offers its KV and no worker pulls it yet: a prefill worker whose decode worker
+was lost, or a draining worker, which keeps decoding until another has taken over.
 
-A request begins as one job group. When its workers are lost, each choice that has tokens goes on as a job group of its
-own, and those without stay together: a job of several choices has no tokens yet.
+A request begins as one job group. When its workers are lost, each choice that has tokens continues as a job group of
+its own, and those without tokens stay together, because a job of several choices has no tokens yet.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class JobGroupPhase(Enum):
 
 
 class JobGroupStep(Enum):
-    """What moves a job group from phase to phase."""
+    """Events that move a job group from phase to phase."""
 
     PLACED = auto()
     BOOKED = auto()
@@ -67,8 +67,8 @@ PHASE_TABLE: dict[tuple[JobGroupPhase, JobGroupStep], JobGroupPhase] = {
 
 @dataclass(eq=False, slots=True)
 class WorkerJob:
-    """A job at a worker. `choices` are those of which it may still have something to say. `is_handed_off`: another
-    worker has its KV, so it is not missed."""
+    """A job at a worker. `choices` are those that it may still report on. `is_handed_off`: another worker has its KV,
+    so its loss has no effect."""
 
     worker: WorkerRef
     job: Job
@@ -80,14 +80,14 @@ class WorkerJob:
 
     @property
     def keys(self) -> tuple[JobKey, ...]:
-        """Of the choices that are open here."""
+        """Return the keys of the choices that are open here."""
         return tuple(map(self.key_of, sorted(self.choices)))
 
 
 @dataclass(frozen=True, slots=True)
 class KVOffer:
-    """Who offers a job group's KV, which nobody has taken yet: the `prefill` that computes it, or, None, a worker that
-    drains and goes on meanwhile."""
+    """An offer of a job group's KV that no worker has pulled yet, by the `prefill` job that computes it or, None, by a
+    draining worker that keeps decoding."""
 
     worker: WorkerRef
     offer: HandoffKey
@@ -95,11 +95,17 @@ class KVOffer:
 
 
 class JobGroup:
-    """`asked` is the job of which it is not known whether its worker takes it. `num_fruitless`: attempts that failed
-    since the last progress, which is a token with the index `progress_at` or a later one; `num_moves`: times that it
-    went on elsewhere. `prefix`: what who computes its prompt is to read, as it was placed last. `unfit` workers have
-    failed to take over. `drawn`: what came of its last placement: FIRST before any token, HANDOVER while only who
-    computes its prompt for another has drawn one, DECODE from then on."""
+    """Choices that run as one job, and the jobs of their workers.
+
+    - `asked`: the submitted job whose acceptance is not known yet.
+    - `num_fruitless`: attempts that failed since the last progress, which is a token with the index `progress_at` or a
+      later one.
+    - `num_moves`: retries and migrations so far.
+    - `prefix`: the remote prefix of the last placement.
+    - `unfit`: workers that failed to take over.
+    - `drawn`: progress of the last placement: FIRST before any token, HANDOVER while only the prefill worker has
+      sampled a token for another worker, DECODE from then on.
+    """
 
     __slots__ = (
         "asked", "choices", "drawn", "num_fruitless", "num_moves", "phase", "prefix", "progress_at", "source", "unfit",
@@ -121,7 +127,8 @@ class JobGroup:
 
     @property
     def ledger_phase(self) -> LedgerPhase:
-        """Where its time goes. One that has drawn does so while others are asked to take over."""
+        """Return the phase that its time counts for. A group that has sampled tokens decodes while other workers are
+        asked to take over."""
         match self.phase:
             case JobGroupPhase.ENDED:
                 return LedgerPhase.DELIVER
@@ -132,24 +139,25 @@ class JobGroup:
         return self.drawn
 
     def move(self, step: JobGroupStep) -> None:
-        """Raises RuntimeError for what the table does not list, and changes nothing."""
+        """Take a step of PHASE_TABLE. Raises RuntimeError, and changes nothing, for a step that the table does not
+        list."""
         if (self.phase, step) not in PHASE_TABLE:
             raise RuntimeError(f"{self!r} cannot take {step.name}")
         self.phase = PHASE_TABLE[self.phase, step]
 
     def find(self, worker: WorkerRef, attempt: int) -> WorkerJob | None:
-        """Its open job of this very attempt at a worker."""
+        """Return the open job of this attempt at a worker."""
         for work in self.works:
             if work.job.attempt == attempt and work.worker == worker:
                 return work
         return None
 
     def at(self, worker: WorkerRef) -> list[WorkerJob]:
-        """What is open at a worker."""
+        """Return the open jobs at a worker."""
         return [work for work in self.works if work.worker == worker]
 
     def leave(self, work: WorkerJob, choice: int) -> None:
-        """A job has nothing more to say on a choice."""
+        """Record that a job will report no more on a choice."""
         work.choices.discard(choice)
         if not work.choices:
             self.drop(work)
@@ -160,26 +168,26 @@ class JobGroup:
             self.asked = None
 
     def is_worked_on(self, choice: int) -> bool:
-        """Somebody may still say something on a choice, or offers its KV."""
+        """Return whether a worker may still report on a choice or offers its KV, or the group is queued."""
         offered = (
             self.phase is JobGroupPhase.FINDING_CONSUMER and self.source is not None and self.source.prefill is not None
         )
         return offered or self.phase is JobGroupPhase.QUEUED or any(choice in work.choices for work in self.works)
 
     def note_token(self, index: int) -> None:
-        """The client has a token that it had not."""
+        """Record that the client has a new token."""
         if index >= self.progress_at:
             self.num_fruitless = 0
 
     def streamed(self, work: WorkerJob, index: int) -> None:
-        """Both `drew` and `note_token`, for what happens most."""
+        """Combine `drew` and `note_token` for the most frequent case."""
         if self.drawn is not LedgerPhase.DECODE:
             self.drew(work, index)
         if index >= self.progress_at:
             self.num_fruitless = 0
 
     def drew(self, work: WorkerJob, index: int) -> None:
-        """A token came of a job. Who takes over repeats the one that was drawn elsewhere."""
+        """Record a token of a job. The first token of a job that takes over repeats the last one sampled elsewhere."""
         job = work.job
         if isinstance(job, GenerateJob) or (isinstance(job, ResumeJob) and index > len(job.output_tokens)):
             self.drawn = LedgerPhase.DECODE
@@ -188,11 +196,11 @@ class JobGroup:
 
     @property
     def is_source_open(self) -> bool:
-        """Somebody offers its KV who draws its tokens meanwhile."""
+        """Return whether a worker offers its KV and samples its tokens meanwhile."""
         return self.source is not None and self.source.prefill is None and bool(self.at(self.source.worker))
 
     def split(self, choice: int) -> JobGroup:
-        """A choice goes its own way: another job group gets its part of every job."""
+        """Move a choice to a new job group, with its part of every job."""
         part = JobGroup((choice,), self.num_fruitless, self.num_moves)
         part.phase, part.progress_at = self.phase, self.progress_at
         part.prefix, part.drawn = self.prefix, self.drawn
@@ -203,37 +211,42 @@ class JobGroup:
         return part
 
     def divide(self, num_tokens: Mapping[int, int]) -> list[JobGroup]:
-        """What it goes on as, with nobody at work: each choice that has tokens alone, and the others together as far as
-        no choice lies between them that goes otherwise, because a job covers neighbours. `num_tokens`: of each choice
-        of the request that has not ended."""
+        """Return the job groups as which the choices continue without workers.
+
+        Each choice that has tokens continues alone. The others stay together as far as no other choice lies between
+        them, because a job covers consecutive choices. `num_tokens`: tokens of each choice of the request that has not
+        ended.
+        """
         groups: list[list[int]] = []
-        before: int | None = None
+        previous: int | None = None
         for index in sorted(num_tokens):
             is_free = index in self.choices and not num_tokens[index]
             if index in self.choices:
-                if is_free and before is not None:
+                if is_free and previous is not None:
                     groups[-1].append(index)
                 else:
                     groups.append([index])
-            before = index if is_free else None
+            previous = index if is_free else None
         if len(groups) == 1:
             return [self]
         return [JobGroup(group, self.num_fruitless, self.num_moves) for group in groups]
 
-    def take(self, offer: HandoffKey, by: WorkerJob) -> bool:
-        """A job has all that was offered: whoever else works on it is not missed. True: from one that drains. Nothing
-        where something else is offered now."""
+    def take(self, offer: HandoffKey, consumer: WorkerJob) -> bool:
+        """Record that `consumer` has pulled all that was offered, which makes the other jobs dispensable.
+
+        Returns whether it came from a draining worker. Does nothing where another offer is current.
+        """
         if self.source is None or self.source.offer != offer:
             return False
         has_moved = self.source.prefill is None
         for other in self.works:
-            other.is_handed_off = other is not by
+            other.is_handed_off = other is not consumer
         self.source = None
         self.unfit.clear()
         return has_moved
 
     def clear(self) -> None:
-        """Nobody works on it."""
+        """Forget all jobs."""
         self.works.clear()
         self.asked = self.source = None
         self.unfit.clear()

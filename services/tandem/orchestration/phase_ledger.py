@@ -1,9 +1,9 @@
-"""Where one request's time goes, stage by stage; never reads a clock and never decides anything.
+"""Account for one request's time, stage by stage; the clock is the caller's.
 
-The gateway's clock says how long the request was in each of seven phases that follow each other, so that they add up to
-its time whatever happens. Two of them are spent at workers, whose own word divides them further. What a worker's word
-leaves of such a phase was spent between worker and gateway. Workers' words come in any order, also after the phase is
-over, because two workers speak over two streams.
+By the gateway's clock the request is in one of seven consecutive phases, whose times add up to its total whatever
+happens. Two of the phases are spent at workers, whose reports divide them further. What the reports leave of such a
+phase was spent between worker and gateway. Reports arrive in any order, also after the phase has ended, because two
+workers report over two streams.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import NamedTuple
 from tandem.core.request_stages import JobStages, Stage
 
 MAX_MOVES = 64
-"""Of one request, that are remembered one by one. All of them count."""
+"""Phase changes of one request that are remembered individually. All of them count."""
 
 
 class LedgerPhase(IntEnum):
-    """FIRST: workers have it, and the first token is waited for. HANDOVER: the first token is here, and its KV is on
-    its way to whoever draws the second. OVER: nothing counts any more. The values are places in a list."""
+    """Phases of a request; the values are list indices.
+
+    FIRST: workers have the request, and the first token is awaited. HANDOVER: the first token has arrived, and the KV
+    is on its way to the worker that samples the second. OVER: time no longer counts.
+    """
 
     RECEIVE = 0
     QUEUE = 1
@@ -32,7 +35,7 @@ class LedgerPhase(IntEnum):
 
 
 class StageSeconds(NamedTuple):
-    """Of one request, by stage; in the order of `Stage`."""
+    """Seconds of one request by stage, in the order of `Stage`."""
 
     receive: float = 0.0
     queue: float = 0.0
@@ -54,9 +57,11 @@ class StageSeconds(NamedTuple):
 
 
 class PhaseLedger:
-    """Times are seconds of the gateway's clock; `began_at`: when the request arrived. `phase` is to be read only: a
-    property would cost too much where it is looked at for every token. `moves` are the first phases that it moved to,
-    each with when, likewise."""
+    """Times of one request. Times are seconds of the gateway's clock; `began_at`: when the request arrived.
+
+    `phase` is read-only for callers, and no property because it is read for every token. `moves` are the first phase
+    changes, each with its time; also read-only.
+    """
 
     __slots__ = ("_lost", "_seconds", "_since", "_told", "began_at", "moves", "phase")
 
@@ -70,8 +75,10 @@ class PhaseLedger:
         self.moves: list[tuple[LedgerPhase, float]] = []
 
     def move(self, phase: LedgerPhase, now: float) -> None:
-        """The time since the last move was spent in the phase that ends. What an attempt had begun when the request
-        goes back to the line is lost: no worker will tell of it."""
+        """Count the time since the last move for the phase that ends, and enter `phase`.
+
+        When the request returns to the queue, the time of the attempt is lost: no worker will report on it.
+        """
         if self.phase is LedgerPhase.OVER:
             return
         spent = max(0.0, now - self._since)
@@ -84,27 +91,29 @@ class PhaseLedger:
             self.moves.append((phase, self._since))
 
     def told(self, attempt: int, stages: JobStages) -> None:
-        """What a job of an attempt tells with the first token that it draws. Its choices wait side by side, and of two
-        jobs each tells its own part."""
+        """Record the stages that a job of an attempt reports with its first sampled token.
+
+        Its choices wait in parallel, and each of two jobs reports its own part, so the maximum of each stage counts.
+        """
         known = self._told.get(attempt, JobStages())
         self._told[attempt] = JobStages(*map(max, known, stages))
 
     def seconds(self, now: float) -> StageSeconds:
-        """Up to now; they add up to the time since `began_at`, or to what that was when it was over."""
+        """Return the stages up to now; they add up to the time from `began_at` until now or until the end."""
         spent = self._seconds.copy()
         if self.phase is not LedgerPhase.OVER:
             spent[self.phase] += max(0.0, now - self._since)
         receive, queue, route, first, handover, decode, deliver, _ = spent
-        told = JobStages(*map(sum, zip(*self._told.values(), strict=True))) if self._told else None
-        if told is not None:
-            # A worker begins with what it has accepted, also while its word that it has is on its way.
-            begun = min(route, max(0.0, told.prefill_queue_s + told.prefill_s - first))
+        reported = JobStages(*map(sum, zip(*self._told.values(), strict=True))) if self._told else None
+        if reported is not None:
+            # A worker begins an accepted job while its acceptance is still on the way.
+            begun = min(route, max(0.0, reported.prefill_queue_s + reported.prefill_s - first))
             route, first = route - begun, first + begun
-        parts = [0.0, first] if told is None else _clipped(first, told.prefill_queue_s, told.prefill_s)
+        parts = [0.0, first] if reported is None else _clipped(first, reported.prefill_queue_s, reported.prefill_s)
         pulled = (
             [handover, 0.0, 0.0]
-            if told is None or not any(told[2:])
-            else _clipped(handover, told.transfer_s, told.decode_queue_s, told.decode_s)
+            if reported is None or not any(reported[2:])
+            else _clipped(handover, reported.transfer_s, reported.decode_queue_s, reported.decode_s)
         )
         between = first + handover - sum(parts) - sum(pulled)
         return StageSeconds(
@@ -124,7 +133,7 @@ class PhaseLedger:
 
 
 def _clipped(room: float, *parts: float) -> list[float]:
-    """As much of each, in order, as there is room for."""
+    """Return each part limited to what the parts before it leave of `room`."""
     clipped = []
     for part in parts:
         clipped.append(min(part, room))

@@ -1,8 +1,8 @@
-"""The requests that wait at a gateway: who may come in, whose turn it is and where it goes; never sends one, reads a
-clock or hears of a worker but through the roster.
+"""Admit, order and place the requests that wait at a gateway. The clock is the caller's; workers are known through
+their ranking.
 
-Only the first of each model is ever tried, so what finds no room costs one placement when something changes, however
-many wait behind it. It stays first: nobody overtakes it but those whose turn comes before its own.
+Only the first request of each model is tried, so a request without a placement costs one search per change, however
+many wait behind it. It stays first: only requests that precede it in the queue's order overtake it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 KV_LOST = "kv_lost"
-"""Why a request that might be split is not: its KV did not arrive, more than once."""
+"""Fallback reason of a request that is not split because its KV transfer failed more than once."""
 REFUSAL_BACKOFF_S = 0.1
-"""A worker that refused is asked again after so long, or when it says that it may take more."""
+"""Seconds until a worker that refused is tried again, unless it reports more capacity before."""
 
 
 class Prefixes(Protocol):
@@ -78,9 +78,10 @@ NO_TERMS = RequestTerms()
 
 @dataclass(frozen=True, slots=True)
 class _QueuedRequest:
-    """What is asked for one that waits or was sent. `is_scored`: every token of its prompt is computed."""
+    """Routing data of a request that waits or was sent. `is_scored`: every token of its prompt is computed, for prompt
+    log probabilities."""
 
-    want: RoutingRequest
+    routing_request: RoutingRequest
     hashes: Sequence[BlockHash]
     mode: Disaggregation | None
     is_scored: bool
@@ -88,8 +89,8 @@ class _QueuedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    """`leaves` must end because more wait than may, with `error`; it may be the request itself. `prefill_s`: the least
-    that its own prompt takes, 0 where nobody knows."""
+    """Result of an admission. `leaves` must end with `error` because too many wait; it may be the request itself.
+    `prefill_s`: predicted minimum time of its own prompt, 0 where unknown."""
 
     leaves: RequestId | None = None
     error: TandemError | None = None
@@ -97,8 +98,7 @@ class AdmissionResult:
 
 
 class PlacementQueue:
-    """`line` has a standing for each request from `admit` until `line.leave`. `prefixes`: None where nobody keeps
-    them."""
+    """Own the requests of a gateway from `admit` until `line.leave`. `prefixes`: None where no prefix index is kept."""
 
     def __init__(
         self, roster: WorkerRanking, config: GatewayConfig, targets: LatencyTargets = NO_TARGETS,
@@ -122,30 +122,35 @@ class PlacementQueue:
         self._num_turns = 0
 
     def admit(self, request: Request, terms: RequestTerms = NO_TERMS) -> AdmissionResult:
-        """Give a request a place in the queue. Raises TandemError(SLO_MISS), and keeps nothing, where by prediction its
-        first token would come too late."""
-        ticket = self.line.ticket(request, terms.weight)
-        claim = _QueuedRequest(
-            _want(request, terms.session), terms.hashes, terms.policy, is_scored=request.prompt_logprobs is not None
+        """Queue a request. Raises TandemError(SLO_MISS), without queueing it, when its first token is predicted to be
+        too late."""
+        item = self.line.item_for(request, terms.weight)
+        queued = _QueuedRequest(
+            _routing_request(request, terms.session),
+            terms.hashes,
+            terms.policy,
+            is_scored=request.prompt_logprobs is not None,
         )
         target_s = self._targets.lane(request.lane).ttft_s
-        expected = None
+        predicted = None
         if terms.timeout_s is not None or target_s > 0:
-            expected = self._expect(ticket, claim)
-        if expected is not None and self._config.early_rejection == "on":
-            error = ttft_error(expected, target_s, terms.timeout_s)
+            predicted = self._expect(item, queued)
+        if predicted is not None and self._config.early_rejection == "on":
+            error = ttft_error(predicted, target_s, terms.timeout_s)
             if error is not None:
                 raise error
-        leaves = self.line.enter(request, ticket)
-        self._claims[request.id] = claim
-        prefill_s = 0.0 if expected is None else expected.prefill_s
+        leaves = self.line.enter(request, item)
+        self._claims[request.id] = queued
+        prefill_s = 0.0 if predicted is None else predicted.prefill_s
         if leaves is None:
             return AdmissionResult(prefill_s=prefill_s)
-        return AdmissionResult(leaves, queue_full(self._config.max_queued, self._expect(ticket, claim)), prefill_s)
+        return AdmissionResult(leaves, queue_full(self._config.max_queued, self._expect(item, queued)), prefill_s)
 
     def next(self, now: float) -> Dispatchable | None:
-        """The request that is sent now and where to; None when the first of every model must wait. It has left its
-        place, so this is called until there is none."""
+        """Return the request to send now and its placement; None when the first of every model must wait.
+
+        The request leaves the queue, so call this until it returns None.
+        """
         for model in self.line.models():
             turn = self._next(model, now)
             if turn is not None:
@@ -153,7 +158,7 @@ class PlacementQueue:
         return None
 
     def leave(self, request: RequestId, num_cached: int | None = None) -> None:
-        """It has ended; `num_cached` as `RequestQueue.leave`."""
+        """Remove a request that has ended; `num_cached` as in `RequestQueue.leave`."""
         self.line.leave(request, num_cached)
         self._claims.pop(request, None)
         self._avoided.pop(request, None)
@@ -164,53 +169,53 @@ class PlacementQueue:
         return self._claims.keys()
 
     def why(self, model: str, now: float) -> str:
-        """What the first in line waits for, for people."""
+        """Return what the first request of the model waits for, for people."""
         outcome, excluded = self._why.get(model), self.breaker.why(now)
         return "; ".join(filter(None, ("its turn" if outcome is None else outcome.reason, excluded)))
 
     def hopeless_since(self, model: str) -> float | None:
-        """Since when there has been no worker at all for the first in line; None: there is one, if perhaps a full
-        one."""
+        """Return since when no worker, not even a full one, exists for the model's first request; None when one
+        does."""
         return self._hopeless_since.get(model)
 
-    def pick_consumer(self, model: str, seek: FindConsumer, now: float) -> WorkerRef | None:
-        """Who goes on with what another worker offers, in no line; None: nobody can now."""
-        self.refused(seek.excluded, now)
-        unfit, ill = seek.unfit | self._full(now), self.breaker.excluded(now)
-        consumer = pick_migration_target(self._roster, model, seek.source, unfit | ill)
-        if consumer is None and ill:
-            consumer = pick_migration_target(self._roster, model, seek.source, unfit | self.breaker.resting(now))
+    def pick_consumer(self, model: str, search: FindConsumer, now: float) -> WorkerRef | None:
+        """Return a worker that continues from an offer, without queueing; None when there is none now."""
+        self.refused(search.excluded, now)
+        unfit, failing = search.unfit | self._full(now), self.breaker.excluded(now)
+        consumer = pick_migration_target(self._roster, model, search.source, unfit | failing)
+        if consumer is None and failing:
+            consumer = pick_migration_target(self._roster, model, search.source, unfit | self.breaker.resting(now))
         if consumer is not None:
             self.breaker.on_attempt((consumer,), now)
         return consumer
 
-    # ---- what is heard of workers
+    # ---- reports on workers
 
-    def on_prefix_fetch(self, link: Pair, has_come: bool, now: float) -> None:
-        """Whether anything came of a prefix fetch that was to be read from one worker by another."""
-        if has_come:
-            self._prefix_fetches.came(link)
+    def on_prefix_fetch(self, link: Pair, has_succeeded: bool, now: float) -> None:
+        """Record whether a prefix fetch over a link succeeded."""
+        if has_succeeded:
+            self._prefix_fetches.on_success(link)
         else:
             self._prefix_fetches.failed(link, now)
 
     def forget(self, worker: WorkerRef) -> None:
-        """It is gone."""
+        """Forget a worker that is gone."""
         self.breaker.forget(worker)
         self._prefix_fetches.forget(worker)
 
     def refused(self, workers: Iterable[WorkerRef], now: float) -> None:
         self._full_until.update(dict.fromkeys(workers, now + REFUSAL_BACKOFF_S))
 
-    def failed(self, request: RequestId, place: Requeue) -> None:
-        """Workers had taken a request that goes to others from now on, where there are any; nothing when it has
+    def failed(self, request: RequestId, requeue: Requeue) -> None:
+        """Record that workers failed a request, so that it prefers others from now on; does nothing when it has
         ended."""
         if request in self.line:
-            self._avoided[request] = self._avoided.get(request, frozenset()) | place.excluded
-        if request in self.line and place.is_undivided:
+            self._avoided[request] = self._avoided.get(request, frozenset()) | requeue.excluded
+        if request in self.line and requeue.is_undivided:
             self._undivided.add(request)
 
     def may_go_on(self, view: WorkerView) -> bool:
-        """A worker says that it may take more: whether one that waits may now be sent."""
+        """Return whether a worker that reports more capacity may let a waiting request be sent."""
         if not len(self.line):
             return False
         if self._full_until.pop(view.ref, None) is not None:
@@ -218,116 +223,121 @@ class PlacementQueue:
         blocked = self._blocked.get(view.model)
         if blocked is None:
             return True
-        # What waits for a worker that computes prompts is helped by no other, nor by one that still has enough.
-        want, mode = blocked
-        num_lent = want.num_lendable(view.block_size) if self._routing.remote_prefix else 0
-        return (view.prefills or mode in ("off", "auto")) and want.fits(view, num_lent)
+        # A request that waits for prefill capacity needs a prefill worker, and one that can accept the request now.
+        routing_request, mode = blocked
+        num_remote = routing_request.max_remote_tokens(view.block_size) if self._routing.remote_prefix else 0
+        return (view.prefills or mode in ("off", "auto")) and routing_request.fits(view, num_remote)
 
-    # ---- inside
+    # ---- placement
 
     def _next(self, model: str, now: float) -> Dispatchable | None:
         request = self.line.first(model)
         if request is None:
             return None
-        claim = self._claims[request]
-        want = self._looked_up(claim, self.line.charged(request))
-        if shut := self._prefix_fetches.links(now):
-            want = replace(want, blocked_links=shut)
-        mode = claim.mode or self._config.disaggregation
-        outcome = self._place(request, want, mode, now)
+        queued = self._claims[request]
+        routing_request = self._looked_up(queued, self.line.charged(request))
+        if blocked_links := self._prefix_fetches.links(now):
+            routing_request = replace(routing_request, blocked_links=blocked_links)
+        mode = queued.mode or self._config.disaggregation
+        outcome = self._place(request, routing_request, mode, now)
         if isinstance(outcome, Placement):
-            return self._sent(request, want, outcome, now)
+            return self._sent(request, routing_request, outcome, now)
         self._why[model] = outcome
         if outcome.may_pass:
             self._hopeless_since.pop(model, None)
         else:
             self._hopeless_since.setdefault(model, now)
         if outcome is BUSY:
-            self._blocked[model] = want, mode
+            self._blocked[model] = routing_request, mode
         else:
             self._blocked.pop(model, None)
         return None
 
-    def _looked_up(self, claim: _QueuedRequest, num_charged: int) -> RoutingRequest:
-        """With what workers hold of the prompt now. Where nobody knows, `num_charged` tokens are to compute."""
-        want = replace(claim.want, num_tokens=num_charged, turn=self._num_turns)
-        if claim.is_scored:
-            return replace(want, hits={})
-        if self._prefixes is None or not claim.hashes:
-            return want
-        return replace(want, hits=self._prefixes.match(claim.hashes))
+    def _looked_up(self, queued: _QueuedRequest, num_charged: int) -> RoutingRequest:
+        """Return the routing request with the workers' current prefix hits; without an index `num_charged` tokens are
+        to compute."""
+        routing_request = replace(queued.routing_request, num_tokens=num_charged, turn=self._num_turns)
+        if queued.is_scored:
+            return replace(routing_request, hits={})
+        if self._prefixes is None or not queued.hashes:
+            return routing_request
+        return replace(routing_request, hits=self._prefixes.match(queued.hashes))
 
-    def _sent(self, request: RequestId, want: RoutingRequest, placement: Placement, now: float) -> Dispatchable:
-        self._blocked.pop(want.model, None)
-        self._hopeless_since.pop(want.model, None)
+    def _sent(
+        self, request: RequestId, routing_request: RoutingRequest, placement: Placement, now: float
+    ) -> Dispatchable:
+        self._blocked.pop(routing_request.model, None)
+        self._hopeless_since.pop(routing_request.model, None)
         self.breaker.on_attempt((placement.prefill, placement.decode), now)
         self._num_turns += 1
-        worker = self._roster.find(want.model, placement.prefill)
+        worker = self._roster.find(routing_request.model, placement.prefill)
         assert worker is not None, f"{placement.prefill} was chosen"
         picked = placement.picked
-        self.line.send(request, want.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached)
-        return Dispatchable(request, placement, _predictions(want, placement, worker))
+        self.line.send(
+            request, routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
+        )
+        return Dispatchable(request, placement, _predictions(routing_request, placement, worker))
 
     def _place(
-        self, request: RequestId, want: RoutingRequest, mode: Disaggregation, now: float
+        self, request: RequestId, routing_request: RoutingRequest, mode: Disaggregation, now: float
     ) -> Placement | NoPlacement:
-        """Who is ill counts as absent, unless nobody else is there: then it is tried, once in a while."""
-        full, ill, avoided = self._full(now), self.breaker.excluded(now), self._avoided.get(request)
-        among = ExcludingCandidates(self._roster, ill) if ill else self._roster
-        choose = partial(self._choose, request, want, mode)
+        """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
+        then."""
+        full, failing, avoided = self._full(now), self.breaker.excluded(now), self._avoided.get(request)
+        candidates = ExcludingCandidates(self._roster, failing) if failing else self._roster
+        choose = partial(self._choose, request, routing_request, mode)
         if avoided:
-            outcome = choose(among, full | avoided)
-            # Otherwise others are there, and soon have room.
+            outcome = choose(candidates, full | avoided)
+            # BUSY or WORTH_WAITING: other workers exist, and will have capacity soon.
             if isinstance(outcome, Placement) or outcome is BUSY or outcome is WORTH_WAITING:
                 return outcome
-        outcome = choose(among, full)
-        if not ill or not _is_hopeless(outcome) or (full and not _is_hopeless(choose(among, frozenset()))):
+        outcome = choose(candidates, full)
+        if not failing or not _is_hopeless(outcome) or (full and not _is_hopeless(choose(candidates, frozenset()))):
             return outcome
         return choose(self._roster, full | self.breaker.resting(now))
 
     def _choose(
         self,
         request: RequestId,
-        want: RoutingRequest,
+        routing_request: RoutingRequest,
         mode: Disaggregation,
-        among: Candidates,
+        candidates: Candidates,
         excluded: Set[WorkerRef],
     ) -> Placement | NoPlacement:
         if request in self._undivided and mode != "strict":
-            return place_undivided(among, want, KV_LOST, excluded, self._routing)
-        return place(among, want, mode, excluded, self._routing)
+            return place_undivided(candidates, routing_request, KV_LOST, excluded, self._routing)
+        return place(candidates, routing_request, mode, excluded, self._routing)
 
     def _full(self, now: float) -> Set[WorkerRef]:
         self._full_until = {worker: until for worker, until in self._full_until.items() if until > now}
         return self._full_until.keys()
 
-    def _expect(self, ticket: QueueItem, claim: _QueuedRequest) -> TtftForecast | None:
-        """With the longest prefix that any worker holds."""
-        workers = self._roster.prefillers(claim.want.model)
-        want = self._looked_up(claim, ticket.num_tokens)
-        best = min(map(want.num_uncached, workers), default=ticket.num_tokens)
-        ticket = replace(ticket, num_tokens=max(1, best))
-        loads = [load for view in workers if (load := _prefill_load(view, ticket)) is not None]
-        return forecast(loads, self.line.num_ahead(claim.want.model, ticket), ticket.num_tokens)
+    def _expect(self, item: QueueItem, queued: _QueuedRequest) -> TtftForecast | None:
+        """Predict with the longest prefix that any worker holds."""
+        workers = self._roster.prefillers(queued.routing_request.model)
+        routing_request = self._looked_up(queued, item.num_tokens)
+        best = min(map(routing_request.num_uncached, workers), default=item.num_tokens)
+        item = replace(item, num_tokens=max(1, best))
+        loads = [load for view in workers if (load := _prefill_load(view, item)) is not None]
+        return forecast(loads, self.line.num_ahead(queued.routing_request.model, item), item.num_tokens)
 
 
-def _prefill_load(view: WorkerView, ticket: QueueItem) -> PrefillWorkerLoad | None:
+def _prefill_load(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None:
     """Return what a request waits for at a worker; None where the worker drains or has not reported its step cost."""
     if view.step_cost is None or view.load.draining:
         return None
-    return PrefillWorkerLoad(view.step_cost, view.num_step_tokens, view.num_ahead(ticket.num_tokens, ticket.lane))
+    return PrefillWorkerLoad(view.step_cost, view.num_step_tokens, view.num_ahead(item.num_tokens, item.lane))
 
 
-def _predictions(want: RoutingRequest, placement: Placement, worker: WorkerView) -> list[Prediction]:
-    """Return what of the prompt `worker`, which computes it, holds, and what it reads from another worker beyond
-    that."""
-    hit = None if want.hits is None else want.hits.get(worker.ref)
+def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerView) -> list[Prediction]:
+    """Return what of a prompt `worker`, which computes it, holds, and what it reads from another worker beyond that."""
+    hit = None if request.hits is None else request.hits.get(worker.ref)
     num_hit = 0 if hit is None or not worker.block_size else hit.num_blocks
     found = [(worker.ref, num_hit, 0)]
     if placement.prefix is not None and worker.block_size:
         found.append((placement.prefix.worker, placement.prefix.num_blocks, num_hit))
     return [
-        predict(ref, num_blocks, want.num_prompt, worker.block_size, num_before)
+        predict(ref, num_blocks, request.num_prompt, worker.block_size, num_before)
         for ref, num_blocks, num_before in found
         if num_blocks
     ]
@@ -337,7 +347,7 @@ def _is_hopeless(outcome: Placement | NoPlacement) -> bool:
     return isinstance(outcome, NoPlacement) and not outcome.may_pass
 
 
-def _want(request: Request, session: str) -> RoutingRequest:
+def _routing_request(request: Request, session: str) -> RoutingRequest:
     num_prompt, num_output = len(request.prompt_tokens), min(request.sampling.max_tokens, EXPECTED_OUTPUT)
     return RoutingRequest(
         request.model,

@@ -1,8 +1,8 @@
-"""One request's life from its admission to its one end; never does I/O and never reads a clock.
+"""Implement the state machine of one request from its admission to its one end, without I/O or clock.
 
-Its choices go as one job or as several, each with its own phase (`flow.job_group`). Every choice has its own tokens and
-its own end, and the client may have enough of one before the others; the request ends with the last. What its workers
-lose goes on elsewhere from the tokens that the client has, for as long as something comes of it.
+The choices run as one job or as several, each with its own phase (`flow.job_group`). Every choice has its own tokens
+and its own end, and the client may end one before the others; the request ends with the last. When workers are lost,
+their choices are retried elsewhere from the tokens that the client has, as long as there is progress.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ from tandem.routing.placement import Placement
 
 
 class RequestState:
-    """Every method returns what is to be done, in order; after the end, nothing. As many attempts as `max_retries` may
-    fail in a row without a new token or score for the client; of one that is split, more than its prefill's token.
-    `attempts`, who works on it, is to be read only."""
+    """State of one request. Every method returns the commands to carry out, in order; after the end, none.
+
+    Up to `max_retries` attempts may fail in a row without progress, which is a new token or prompt log probability for
+    the client; for a split request, a token beyond the prefill's. `attempts` is read-only for callers.
+    """
 
     def __init__(self, request: Request, handoff: HandoffId, max_retries: int = 4) -> None:
         self.request = request
@@ -54,51 +56,51 @@ class RequestState:
 
     @property
     def phase(self) -> JobGroupPhase:
-        """The earliest of its job groups'."""
+        """Return the earliest phase of its job groups."""
         return JobGroupPhase.ENDED if self._has_ended else self.attempts.phase
 
     @property
     def key(self) -> JobKey:
-        """Of the first job that is open, for people."""
+        """Return the key of the first open job, for people."""
         return self.attempts.key
 
     @property
     def num_moves(self) -> int:
-        """How often it went on elsewhere."""
+        """Return the number of retries and migrations."""
         return self.attempts.num_moves
 
     @property
     def path(self) -> str:
-        """How it went, as the client is told."""
+        """Return the path as reported to the client."""
         path = "" if self.placement is None else self.placement.path
         return f"{path};moves={self.num_moves}" if self.num_moves else path
 
     @property
     def num_delivered(self) -> int:
-        """Tokens the client has, of all choices."""
+        """Return the tokens that the client has, of all choices."""
         return self._client_state.num_tokens
 
     @property
     def num_cached(self) -> int | None:
-        """As `ClientState.num_cached`."""
+        """Return `ClientState.num_cached`."""
         return self._client_state.num_cached
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
-        """The choices that a worker is to report on, and the index of each one's next token."""
+        """Return the choices that a worker is to report on, each with the index of its next token."""
         return [(key, self._choices[key.choice].next_index) for key in self.attempts.keys(worker)]
 
     def workers(self) -> tuple[WorkerRef, ...]:
-        """Who works on it."""
+        """Return the workers with open jobs."""
         return self.attempts.workers()
 
     def seeks(self) -> list[FindConsumer]:
-        """What waits for a worker that takes over."""
+        """Return the searches for a worker that takes over."""
         return self.attempts.seeks()
 
     # ---- placing
 
     def placed(self, placement: Placement) -> list[StateCommand]:
-        """Its turn in the line has come: all that waits goes to the same workers."""
+        """Submit all queued job groups to the workers of a placement."""
         queued = [job_group for job_group in self.attempts.job_groups if job_group.phase is JobGroupPhase.QUEUED]
         if not queued:
             raise RuntimeError(f"{self!r} cannot take PLACED")
@@ -106,8 +108,8 @@ class RequestState:
         return [command for job_group in queued for command in self.attempts.begin(job_group, placement)]
 
     def consumer_found(self, choice: int, worker: WorkerRef | None) -> list[StateCommand]:
-        """The answer to a Seek; None: nobody can take over now. What drains goes on meanwhile, and is sought for
-        again; what was only prefilled is computed anew."""
+        """Handle the result of a FindConsumer; None: no worker can take over now. A draining worker keeps decoding and
+        the search is repeated; KV that was only prefilled is recomputed."""
         job_group = self.attempts.of(choice)
         if job_group is None or job_group.phase is not JobGroupPhase.FINDING_CONSUMER or job_group.source is None:
             return []
@@ -116,7 +118,7 @@ class RequestState:
         return [] if job_group.source.prefill is None else self._requeue(job_group, Requeue(frozenset()))
 
     def accepted(self, worker: WorkerRef, key: JobKey) -> list[StateCommand]:
-        """A worker took the job that `key` names."""
+        """Handle a worker's acceptance of the job `key`."""
         return (
             self.attempts.accepted(job_group)
             if (job_group := self.attempts.awaiting_reply(worker, key)) is not None
@@ -124,13 +126,16 @@ class RequestState:
         )
 
     def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[StateCommand]:
-        """A worker did not take it, or cannot be reached: back to the queue. What waiting does not cure ends the
-        request, but one that drains only asks another."""
+        """Handle a worker's refusal, or failure to reply: requeue the request, or look for another consumer of a
+        draining worker's offer.
+
+        An error that waiting does not cure ends the request.
+        """
         job_group = self.attempts.awaiting_reply(worker, key)
         if job_group is None or job_group.asked is None:
             return []
         work, out = job_group.asked, list[StateCommand]()
-        # Who could not be reached may have the job all the same: it is cancelled there.
+        # An unreachable worker may have the job all the same, so the job is cancelled there.
         if error.kind is ErrorKind.WORKER_LOST:
             out.append(ReportWorkerFailure(frozenset({worker})))
         else:
@@ -150,8 +155,8 @@ class RequestState:
     # ---- what workers report
 
     def reported(self, worker: WorkerRef, event: JobEvent) -> list[StateCommand]:
-        """A worker's word on a choice of this request. One that has no open job of it here has nothing to say; the
-        prompt, and its KV, is that of the other choices too."""
+        """Handle a worker's event. Events of a job that is not open here are ignored; the prompt's log probabilities
+        and KV belong to all choices."""
         if isinstance(event, PromptLogprobs):
             return self._take_scores(event) if self.attempts.is_open(worker, event.key.attempt) else []
         if isinstance(event, KVReceived):
@@ -177,8 +182,8 @@ class RequestState:
                 return self._take_cancel(job_group, work, choice)
 
     def streamed(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int]) -> bool:
-        """Tokens with neighbouring indices, as `reported` takes one. True: the client gets them all at once, as it
-        nearly always does. Otherwise nothing has changed, and they are to be reported one by one."""
+        """Count consecutive tokens at once, as `reported` would one by one. Returns whether the client gets them all
+        now, as it nearly always does; otherwise nothing has changed, and the tokens are to be reported one by one."""
         job_group = self.attempts.of(key.choice)
         work = None if job_group is None or not self._client_state.is_scored else job_group.find(worker, key.attempt)
         if job_group is None or work is None or key.choice not in work.choices:
@@ -188,15 +193,15 @@ class RequestState:
         return has_them
 
     def worker_lost(self, worker: WorkerRef, reason: str) -> list[StateCommand]:
-        """A worker is gone. One that has handed everything over is not missed; before all workers have taken their
-        jobs, nothing is lost but the place."""
+        """Handle the loss of a worker. A worker that has handed everything over has no effect; before all workers have
+        accepted their jobs, only the placement is lost."""
         error = TandemError(ErrorKind.WORKER_LOST, f"worker {worker.id} was lost: {reason}")
         return [
             command for job_group in list(self.attempts.job_groups) for command in self._lose(job_group, worker, error)
         ]
 
     def stalled(self, reason: str) -> list[StateCommand]:
-        """Its workers live and nothing comes of it: whoever works on it is taken for lost."""
+        """Fail the attempts of job groups whose workers are alive but make no progress."""
         out: list[StateCommand] = []
         for job_group in list(self.attempts.job_groups):
             workers = frozenset(work.worker for work in job_group.works)
@@ -207,26 +212,26 @@ class RequestState:
                 ]
         return out
 
-    # ---- what ends it from this side
+    # ---- ends by this side
 
     def cancelled(self) -> list[StateCommand]:
-        """The client is gone or has enough."""
+        """End the request because the client has disconnected or needs no more."""
         return self._end(TandemError(ErrorKind.CANCELLED, "cancelled by the client"))
 
     def finished(self, index: int) -> list[StateCommand]:
-        """The client has enough of one choice; nothing if that has ended."""
+        """End one choice of which the client needs no more; does nothing if it has ended."""
         if index not in self._choices:
             return []
         return self._close(index) if len(self._choices) > 1 else self.cancelled()
 
     def failed(self, error: TandemError) -> list[StateCommand]:
-        """A deadline, or an end of this side's own making."""
+        """End the request by a deadline or an error of this side."""
         return self._end(error)
 
     def __repr__(self) -> str:
         return f"<life {self.key} {self.phase.name} {self.num_delivered} tokens, {self.attempts.job_groups}>"
 
-    # ---- inside: what workers say
+    # ---- worker events
 
     def _take_scores(self, event: PromptLogprobs) -> list[StateCommand]:
         try:
@@ -260,7 +265,8 @@ class RequestState:
         return [*blame, *self._replace_consumer(job_group, work.worker, TandemError(event.kind, event.message))]
 
     def _take_cancel(self, job_group: JobGroup, work: WorkerJob, index: int) -> list[StateCommand]:
-        """Nobody on this side asked for it. Who gives may have been released by who takes, whose word is to come."""
+        """Handle a cancellation that this side did not request. A producer may have been released by its consumer,
+        whose report is yet to arrive."""
         out = self.attempts.done(job_group, work, index)
         if not self._is_missed(work):
             return out
@@ -270,7 +276,7 @@ class RequestState:
         return [*out, *self._replace_consumer(job_group, work.worker, error)]
 
     def _if_forgotten(self, job_group: JobGroup, index: int) -> list[StateCommand]:
-        """Whoever worked on a choice has done its part, and the choice has no end."""
+        """Fail a choice whose workers are all done although it has no end."""
         if self._has_ended or index not in self._choices or job_group.is_worked_on(index):
             return []
         lost = TandemError(ErrorKind.KV_LOST, f"all workers of choice {index} are done and it has no end")
@@ -279,7 +285,7 @@ class RequestState:
     def _is_missed(self, work: WorkerJob) -> bool:
         return not work.is_handed_off or not self._client_state.is_scored
 
-    # ---- inside: what goes on elsewhere
+    # ---- retries
 
     def _lose(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[StateCommand]:
         works = job_group.at(worker)
@@ -295,7 +301,7 @@ class RequestState:
             and job_group.source is not None
             and job_group.phase in (JobGroupPhase.RUNNING, JobGroupPhase.RESERVING)
         ):
-            # Of a move the source goes on, so it has cost nothing yet.
+            # In a migration the source keeps decoding, so the loss of the consumer is no failed attempt.
             end = [] if job_group.source.prefill is None else self._count_failure(job_group, error)
             return end or self.attempts.retry_consumer(job_group, worker, error.kind)
         if job_group.phase in (JobGroupPhase.RESERVING, JobGroupPhase.STARTING):
@@ -303,7 +309,8 @@ class RequestState:
         return self._fail(job_group, frozenset({worker}), error)
 
     def _replace_consumer(self, job_group: JobGroup, worker: WorkerRef, error: TandemError) -> list[StateCommand]:
-        """A worker gave up: of a move only the consumer, if its source draws on. One that drains has not failed."""
+        """Handle a worker's giving up: retry only the consumer of a migration while its source decodes. A draining
+        worker has not failed."""
         if job_group.is_source_open:
             return self.attempts.retry_consumer(job_group, worker, error.kind)
         return self._go_on(job_group, worker, error, is_attempt=error.kind is not ErrorKind.DRAINING)
@@ -317,29 +324,29 @@ class RequestState:
         return self._fail(job_group, without, error) if is_attempt else self._requeue(job_group, Requeue(without))
 
     def _fail(self, job_group: JobGroup, workers: frozenset[WorkerRef], error: TandemError) -> list[StateCommand]:
-        """An attempt of which something may have come. Where KV is lost twice in a row, nobody hands it over again."""
+        """Count a failed attempt and requeue, undivided where the KV transfer failed twice in a row."""
         end, is_lost = self._count_failure(job_group, error), error.kind is ErrorKind.KV_LOST
         return end or self._requeue(
             job_group, Requeue(workers, True, is_undivided=is_lost and job_group.num_fruitless > 1)
         )
 
     def _count_failure(self, job_group: JobGroup, error: TandemError) -> list[StateCommand]:
-        """Empty unless it was the last that a request has."""
+        """Count a failed attempt; return the end of the request when retries are exhausted, else nothing."""
         job_group.num_fruitless += 1
         if job_group.num_fruitless > self._max_retries:
             return self._end(retries_exhausted_error(error, job_group.num_fruitless))
         self.attempts.count_move(job_group)
         return []
 
-    def _requeue(self, job_group: JobGroup, place: Requeue) -> list[StateCommand]:
-        """A choice that has all its tokens ends here: nobody may draw one more."""
+    def _requeue(self, job_group: JobGroup, requeue: Requeue) -> list[StateCommand]:
+        """Requeue a job group. A choice that has all its tokens ends here: no worker may sample one more."""
         ended = self._client_state.restart(job_group.choices, self.key.attempt)
         out = [command for index in ended for command in self._deliver(index)]
         if self._has_ended or not job_group.choices:
             return out
-        return [*out, *self.attempts.requeue(job_group, place)]
+        return [*out, *self.attempts.requeue(job_group, requeue)]
 
-    # ---- inside: to the client
+    # ---- delivery to the client
 
     def _deliver(self, index: int) -> list[StateCommand]:
         due, end = self._client_state.due(index)

@@ -1,1 +1,1 @@
-"""Floor 2, which workers a request goes to; never asks one."""
+"""Floor 2: choose the workers of a request from reports, without calling workers."""

@@ -1,8 +1,8 @@
-"""Which workers get no new work because what they take keeps failing; never asks a worker and never reads a clock.
+"""Exclude workers whose jobs keep failing, with one circuit breaker per worker; the clock is the caller's.
 
-A circuit breaker per worker (Nygard, Release It!): after `NUM_FAILURES` in a row it is left out for a back-off; then
-one request is its trial, which closes the breaker or opens it for twice as long. Where nobody else is left, trials go
-on all the while, one each `FIRST_BACKOFF_S`: an ill worker is worth a try where the alternative is none.
+A circuit breaker per worker (Nygard, Release It!): after `NUM_FAILURES` in a row the worker is excluded for a back-off;
+then one request is its trial, which closes the breaker or opens it for twice as long. Where no other worker is left,
+trials continue during the back-off, one each `FIRST_BACKOFF_S`, because an unhealthy worker is better than none.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from tandem.core.ids import WorkerId, WorkerRef
 
 NUM_FAILURES = 3
 BURST_S = 0.5
-"""Failures within so long of the last that counted have one cause: a partner's death fails all that it works on."""
+"""Seconds after a counted failure within which further failures have the same cause: a partner's death fails all jobs
+that it shares."""
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 60.0
 
 
 class BreakerState(Enum):
-    """The values are those of the metric."""
+    """State of a breaker; the values are those of the metric."""
 
     CLOSED = 0
     TRIAL = 1
@@ -30,8 +31,8 @@ class BreakerState(Enum):
 
 @dataclass(slots=True)
 class _Record:
-    """`until`: it is left out before, `rests_until`: even where nobody else is left; `backoff_s`: 0 while it has never
-    been; `is_on_trial`: for the last time it was tried nobody knows yet."""
+    """Failures of one worker. `until`: the worker is excluded before this time; `rests_until`: also where no other is
+    left; `backoff_s`: 0 before the first exclusion; `is_on_trial`: the outcome of the last trial is not known yet."""
 
     num_failures: int
     failed_at: float
@@ -42,13 +43,13 @@ class _Record:
 
 
 class CircuitBreakers:
-    """Of all workers that one gateway knows; those that never failed cost nothing."""
+    """Hold the breakers of all workers that one gateway knows; workers without a failure use no memory."""
 
     def __init__(self) -> None:
         self._records: dict[WorkerRef, _Record] = {}
 
     def failed(self, workers: Iterable[WorkerRef], now: float) -> None:
-        """A job of these came to nothing, perhaps for a reason of theirs."""
+        """Count a job that failed on these workers, perhaps through their fault."""
         for worker in workers:
             record = self._records.get(worker)
             if record is None:
@@ -57,12 +58,15 @@ class CircuitBreakers:
                 _count(record, now)
 
     def on_success(self, worker: WorkerRef) -> None:
-        """A job of it ended well."""
+        """Close the breaker of a worker whose job ended well."""
         self._records.pop(worker, None)
 
     def on_attempt(self, workers: Iterable[WorkerRef], now: float) -> None:
-        """A request goes there: the trial of one whose back-off is over, or that is tried anyway. No other follows for
-        as long again."""
+        """Record that a request is sent to these workers: the trial of a worker whose back-off is over, or that is
+        tried during it.
+
+        No other trial follows for as long again.
+        """
         for worker in workers:
             record = self._records.get(worker)
             if record is not None and record.backoff_s and now >= record.rests_until:
@@ -72,27 +76,27 @@ class CircuitBreakers:
                 record.is_on_trial = True
 
     def forget(self, worker: WorkerRef) -> None:
-        """It is gone."""
+        """Drop the record of a worker that is gone."""
         self._records.pop(worker, None)
 
     def excluded(self, now: float) -> Set[WorkerRef]:
-        """Those that get no new work now."""
+        """Return the workers that get no new work now."""
         if not self._records:
             return frozenset()
         return {worker for worker, record in self._records.items() if record.until > now}
 
     def resting(self, now: float) -> Set[WorkerRef]:
-        """Those that get none even where nobody else is left."""
+        """Return the workers that get no new work even where no other is left."""
         return {worker for worker, record in self._records.items() if record.rests_until > now}
 
     def states(self, now: float) -> dict[WorkerId, BreakerState]:
-        """Of the workers that have failed since they last did well."""
+        """Return the states of the workers that have failed since their last success."""
         return {worker.id: _state(record, now) for worker, record in self._records.copy().items()}
 
     def why(self, now: float) -> str:
-        """Who is left out and for how long, for people; empty when nobody is."""
+        """Return for people which workers are excluded and for how long; empty when none is."""
         out = [(worker.id, record.until - now) for worker, record in self._records.items() if record.until > now]
-        return ", ".join(f"{name} left out for {left_s:.1f} s after failures" for name, left_s in sorted(out))
+        return ", ".join(f"{name} excluded for {left_s:.1f} s after failures" for name, left_s in sorted(out))
 
 
 def _count(record: _Record, now: float) -> None:

@@ -1,7 +1,7 @@
-"""What a placement costs in predicted seconds, part by part; never chooses one.
+"""Predict the cost of a placement in seconds, part by part.
 
-A second until the first token counts as one. Seconds of decoding, its own and those by which it holds up others, are
-paid token by token while the client reads, and count `DECODE_WEIGHT`.
+A second until the first token counts as one. Seconds of decoding, the request's own and the delay of other sequences,
+are spread over the tokens while the client reads, and are weighted by `DECODE_WEIGHT`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from tandem.routing.worker_view import WorkerView, token_bytes
 
 DECODE_WEIGHT = 0.2
 COMPUTE_WEIGHT = 1.0
-"""Of the prompt's computation once more: those that come next wait for it, wherever it is placed. Without this a
-request leaves its prefix for a queue that is a little shorter, and all queues grow."""
+"""Weight of the prompt's computation as a delay of the next prompts, wherever it is placed. Without it a request leaves
+its cached prefix for a slightly shorter queue, and all queues grow."""
 OVERLAPPED_WEIGHT = 0.1
-"""Of reads while the prompt is still being computed: nobody waits for them, but they share the links with others."""
+"""Weight of transfers while the prompt is still being computed: they delay nothing of this request but use shared
+bandwidth."""
 NO_ROOM_S = 10.0
-"""For a decode worker without blocks for the prompt and its answer, which would wait for others to end."""
+"""Cost of a decode worker without blocks for the prompt and its output, which would wait for others to end."""
 HOST_BANDWIDTH = 10e9
-"""Bytes per second at which blocks come back from host memory."""
+"""Bytes per second at which blocks are loaded from host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Where the prompt is computed: seconds in its queue, of the computation, and weighted of those that decode there
-    beside it. With a `prefix_fetch` the rest is computed once that is read: `read_s` is what its queue does not hide of
-    it."""
+    """Cost of computing the prompt on `worker`: seconds in its queue, of the computation, and weighted seconds by which
+    it stalls the sequences decoding there.
+
+    With a `prefix_fetch` the other tokens are computed once the prefix is read: `read_s` is the part of the read that
+    the queue does not hide.
+    """
 
     worker: WorkerView
     num_uncached: int
@@ -43,12 +47,12 @@ class PrefillCost:
 
     @property
     def first_s(self) -> float:
-        """Until all of it is computed."""
+        """Return the seconds until the whole prompt is computed."""
         return self.wait_s + self.read_s + self.compute_s
 
     @property
     def num_lacking(self) -> int:
-        """Tokens that it computes or reads."""
+        """Return the prompt tokens that the worker computes or reads."""
         return self.num_uncached + (0 if self.prefix_fetch is None else self.prefix_fetch.num_read)
 
     @property
@@ -58,9 +62,11 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """Where the answer is drawn, by a worker that lacks `num_lacking` tokens of the prompt: seconds between tokens,
-    weighted seconds of all of them and of what they slow others by; `prompts_s`, weighted: of prompts there that it
-    would wait behind; `room_s` where there is no room."""
+    """Cost of decoding on `worker`, which lacks the KV of `num_lacking` prompt tokens.
+
+    `itl_s`: seconds between tokens. `decode_s`: weighted seconds of all output tokens, including the delay of other
+    sequences. `prompts_s`: weighted seconds of queued prompts ahead of it. `room_s`: the penalty for missing blocks.
+    """
 
     worker: WorkerView
     num_lacking: int
@@ -72,7 +78,7 @@ class DecodeCost:
 
 @dataclass(frozen=True, slots=True)
 class PairCost:
-    """Of one placement. `transfer_s` is 0 in one place."""
+    """Cost of one placement. `transfer_s` is 0 when one worker does both parts."""
 
     prefill: PrefillCost
     decode: DecodeCost
@@ -84,7 +90,7 @@ class PairCost:
 
     @property
     def first_s(self) -> float:
-        """Until the first token, and what holds up the second."""
+        """Return the seconds until the first token plus those that delay the second."""
         return self.prefill.first_s + self.transfer_s
 
     @property
@@ -93,18 +99,23 @@ class PairCost:
         return self.prefill.total_s + self.transfer_s + self.decode.decode_s + self.decode.room_s + prompts_s
 
 
-def prefill_cost(pace: WorkerSpeed, want: RoutingRequest, prefix_fetch: RemotePrefixPlan | None = None) -> PrefillCost:
-    worker, cost = pace.worker, pace.cost
-    num_uncached = want.num_uncached(worker) if prefix_fetch is None else want.num_context - prefix_fetch.num_tokens
-    chunk_s = cost.chunk_s(want.num_context - num_uncached, num_uncached)
-    held = want.held(worker)
+def prefill_cost(
+    speed: WorkerSpeed, request: RoutingRequest, prefix_fetch: RemotePrefixPlan | None = None
+) -> PrefillCost:
+    worker = speed.worker
+    cost = speed.cost
+    num_uncached = (
+        request.num_uncached(worker) if prefix_fetch is None else request.num_context - prefix_fetch.num_tokens
+    )
+    chunk_s = cost.chunk_s(request.num_context - num_uncached, num_uncached)
+    held = request.held(worker)
     host_s = (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
-    wait_s = pace.wait_s(num_uncached, want.lane)
+    wait_s = speed.wait_s(num_uncached, request.lane)
     return PrefillCost(
         worker,
         num_uncached,
         wait_s=wait_s,
-        compute_s=host_s + pace.num_steps(num_uncached) * pace.base_s + chunk_s,
+        compute_s=host_s + speed.num_steps(num_uncached) * speed.base_s + chunk_s,
         stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,
         read_s=0.0
         if prefix_fetch is None
@@ -113,25 +124,30 @@ def prefill_cost(pace: WorkerSpeed, want: RoutingRequest, prefix_fetch: RemotePr
     )
 
 
-def decode_cost(pace: WorkerSpeed, want: RoutingRequest) -> DecodeCost:
-    worker, cost = pace.worker, pace.cost
-    num_others, num_context = worker.num_to_decode, want.num_context
+def decode_cost(speed: WorkerSpeed, request: RoutingRequest) -> DecodeCost:
+    worker = speed.worker
+    cost = speed.cost
+    num_others = worker.num_to_decode
+    num_context = request.num_context
     step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=worker.num_held_tokens + num_context)
     itl_s = cost.predict(step)
     slower_s = num_others * (cost.decode_seq_s + cost.decode_context_s * num_context)
     return DecodeCost(
         worker,
-        num_context - want.held(worker).num_tokens,
+        num_context - request.held(worker).num_tokens,
         itl_s,
-        decode_s=DECODE_WEIGHT * want.num_output * (itl_s + slower_s),
+        decode_s=DECODE_WEIGHT * request.num_output * (itl_s + slower_s),
         prompts_s=DECODE_WEIGHT * cost.prefill_token_s * worker.queued_tokens,
-        room_s=0.0 if _has_room(worker, want) else NO_ROOM_S,
+        room_s=0.0 if _has_room(worker, request) else NO_ROOM_S,
     )
 
 
 def transfer_s(producer: PrefillCost, consumer: DecodeCost, links: LinkBandwidth) -> float:
-    """Of the blocks that the consumer lacks. They are read chunk by chunk while the next one is computed: exposed is
-    the last chunk, or what the link cannot carry while the prompt is computed."""
+    """Return the cost of transferring the blocks that the consumer lacks.
+
+    Blocks are read chunk by chunk while the next chunk is computed: exposed is the last chunk, or what the link cannot
+    carry while the prompt is computed.
+    """
     per_token_s = token_bytes(producer.worker) / links.bandwidth(producer.worker, consumer.worker)
     num_tokens = consumer.num_lacking
     all_s = num_tokens * per_token_s
@@ -140,10 +156,10 @@ def transfer_s(producer: PrefillCost, consumer: DecodeCost, links: LinkBandwidth
     return exposed_s + OVERLAPPED_WEIGHT * (all_s - exposed_s)
 
 
-def _has_room(worker: WorkerView, want: RoutingRequest) -> bool:
+def _has_room(worker: WorkerView, request: RoutingRequest) -> bool:
     load = worker.load
     if not worker.block_size or not load.num_blocks:
         return True
-    num_tokens = want.num_context + want.num_output - want.held(worker).num_tokens
+    num_tokens = request.num_context + request.num_output - request.held(worker).num_tokens
     num_blocks = -(-num_tokens // worker.block_size)
     return num_blocks * (1 + worker.num_inflight) <= load.num_free_blocks - load.num_reserved_blocks

@@ -1,8 +1,8 @@
-"""Keeps a prefix table true to what workers tell of themselves; never reads where they tell it.
+"""Keep a prefix table in step with the KV events of workers; reading the event streams is left to the caller.
 
-Each life of a worker numbers its facts. What follows on what is known here is taken in, what is known already is
-skipped, and behind a gap facts wait until a snapshot covers it. Until then the table keeps what it had: its hits are
-hints, and old ones are better than none.
+The KV events of each incarnation of a worker are numbered. Events that continue the known sequence are applied, known
+events are skipped, and events behind a gap wait for a snapshot that covers the gap. Until then the table keeps its old
+entries: its hits are hints, and old hints are better than none.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tandem.kv.kv_event_log import KVEventBatch
 from tandem.routing.prefix_index import PrefixTable
 
 MAX_WAITING = 1 << 18
-"""Facts of one worker that wait for its snapshot, 2 MiB; with more all are dropped, and a later snapshot is wanted."""
-MAX_HEARD = 1 << 16
-"""Workers whose last number is remembered."""
+"""Events of one worker that wait for its snapshot, 2 MiB; beyond that all are dropped and a later snapshot is
+needed."""
+MAX_POSITIONS = 1 << 16
+"""Workers whose last event number is remembered."""
 
 
 class WorkerKVEvents(NamedTuple):
-    """What one life of a worker tells at a time. Without words it says how far its facts have come."""
+    """A batch of KV events of one incarnation of a worker. An empty batch reports how far the sequence has advanced."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -30,14 +31,15 @@ class WorkerKVEvents(NamedTuple):
 
 
 class EventPosition(NamedTuple):
-    """The number that the facts of one life have come to, whoever took them in."""
+    """The end of the event sequence of one incarnation, whether its events were applied or not."""
 
     incarnation: Incarnation
     end: int
 
 
 class _WorkerStream:
-    """What is known of one life: all facts before `next`; None until there is a snapshot."""
+    """Position in the event stream of one incarnation: all events before `next` are applied; `next` is None until a
+    snapshot is loaded."""
 
     __slots__ = ("next", "num_waiting", "ref", "waiting")
 
@@ -61,78 +63,85 @@ class _WorkerStream:
 
 
 class KVIndexer:
-    """The only writer of `table`."""
+    """Own the updates of `table`, which nothing else may write."""
 
     def __init__(self, table: PrefixTable) -> None:
         self.table = table
-        self._followers: dict[WorkerId, _WorkerStream] = {}
-        self._heard: dict[WorkerId, EventPosition] = {}
+        self._streams: dict[WorkerId, _WorkerStream] = {}
+        self._positions: dict[WorkerId, EventPosition] = {}
 
-    def expect(self, workers: Collection[WorkerRef]) -> list[WorkerRef]:
-        """These are alive and no others: what is known of others goes, of new ones a snapshot is wanted. Returns the
-        others."""
+    def set_workers(self, workers: Collection[WorkerRef]) -> list[WorkerRef]:
+        """Set the live workers and return those that were dropped. New workers need a snapshot."""
         refs = {ref.id: ref for ref in workers}
-        gone = [one.ref for one in self._followers.values() if refs.get(one.ref.id) != one.ref]
+        gone = [stream.ref for stream in self._streams.values() if refs.get(stream.ref.id) != stream.ref]
         for ref in gone:
-            del self._followers[ref.id]
+            del self._streams[ref.id]
             self.table.drop(ref)
         for ref in workers:
-            if ref.id not in self._followers:
-                self._followers[ref.id] = _WorkerStream(ref)
+            if ref.id not in self._streams:
+                self._streams[ref.id] = _WorkerStream(ref)
         return gone
 
     def take(self, entry: WorkerKVEvents) -> None:
-        """What one life tells. Entries of one life come in order, maybe more than once, maybe not all."""
-        self._hear(entry)
-        follower = self._followers.get(entry.worker)
-        if follower is None or follower.ref.incarnation != entry.incarnation:
+        """Apply a batch of events. Batches of one incarnation arrive in order, possibly repeated, possibly with
+        gaps."""
+        self._record_position(entry)
+        stream = self._streams.get(entry.worker)
+        if stream is None or stream.ref.incarnation != entry.incarnation:
             return
-        if entry.facts.first == 0 and follower.is_new and self.table.held(follower.ref) is None:
-            # The beginning of a life needs no snapshot.
-            follower.next = 0
-            self.table.load(follower.ref, CompactBlockSet())
-        if follower.next is None or entry.facts.first > follower.next:
-            follower.wait(entry.facts)
-        elif entry.facts.end > follower.next:
-            self.table.write(follower.ref, entry.facts.words[follower.next - entry.facts.first :])
-            follower.next = entry.facts.end
+        if entry.facts.first == 0 and stream.is_new and self.table.held(stream.ref) is None:
+            # The first events of an incarnation need no snapshot.
+            stream.next = 0
+            self.table.load(stream.ref, CompactBlockSet())
+        if stream.next is None or entry.facts.first > stream.next:
+            stream.wait(entry.facts)
+        elif entry.facts.end > stream.next:
+            self.table.write(stream.ref, entry.facts.words[stream.next - entry.facts.first :])
+            stream.next = entry.facts.end
 
-    def wanted(self) -> list[tuple[WorkerRef, int]]:
-        """Workers of whom a snapshot is wanted, each with the number of facts that it must at least stand for."""
-        return [(one.ref, self._least(one)) for one in list(self._followers.values()) if one.next is None]
+    def missing_snapshots(self) -> list[tuple[WorkerRef, int]]:
+        """Return the workers that need a snapshot, each with the smallest event number that the snapshot must cover."""
+        return [
+            (stream.ref, self._least_number(stream)) for stream in list(self._streams.values()) if stream.next is None
+        ]
 
     def load(self, worker: WorkerRef, number: int, held: CompactBlockSet) -> bool:
-        """A snapshot that stands for the first `number` facts of this life. False when it is of no use, being too old
-        or of a worker that is not expected."""
-        follower = self._followers.get(worker.id)
-        if follower is None or follower.ref != worker or number < self._least(follower):
+        """Load a snapshot that covers the first `number` events of this incarnation.
+
+        Returns False when the snapshot is unusable: too old, or of a worker that is not expected.
+        """
+        stream = self._streams.get(worker.id)
+        if stream is None or stream.ref != worker or number < self._least_number(stream):
             return False
         self.table.load(worker, held)
-        follower.next, waiting = number, follower.waiting
-        follower.waiting, follower.num_waiting = [], 0
+        stream.next = number
+        waiting = stream.waiting
+        stream.waiting = []
+        stream.num_waiting = 0
         for facts in waiting:
             self.take(WorkerKVEvents(worker.id, worker.incarnation, facts))
         return True
 
-    def doubt(self, worker: WorkerRef) -> None:
-        """What is known of a worker has proven wrong: a snapshot of now is wanted."""
-        follower = self._followers.get(worker.id)
-        if follower is not None and follower.ref == worker:
-            follower.next = None
+    def suspect(self, worker: WorkerRef) -> None:
+        """Require a new snapshot of a worker whose entries have proven wrong."""
+        stream = self._streams.get(worker.id)
+        if stream is not None and stream.ref == worker:
+            stream.next = None
 
-    def _least(self, follower: _WorkerStream) -> int:
-        if follower.waiting:
-            return follower.waiting[0].first
-        heard = self._heard.get(follower.ref.id)
-        return heard.end if heard is not None and heard.incarnation == follower.ref.incarnation else 0
+    def _least_number(self, stream: _WorkerStream) -> int:
+        if stream.waiting:
+            return stream.waiting[0].first
+        previous = self._positions.get(stream.ref.id)
+        return previous.end if previous is not None and previous.incarnation == stream.ref.incarnation else 0
 
-    def _hear(self, entry: WorkerKVEvents) -> None:
-        """Also of those that nobody expects yet: what they told is past when they are."""
-        heard = self._heard.pop(entry.worker, None)
-        told = EventPosition(entry.incarnation, entry.facts.end)
-        self._heard[entry.worker] = told if heard is None else max(heard, told)
-        if len(self._heard) > MAX_HEARD:
-            del self._heard[next(iter(self._heard))]
+    def _record_position(self, entry: WorkerKVEvents) -> None:
+        """Record how far a worker's events have advanced, also for workers not expected yet, whose events are past when
+        they become expected."""
+        previous = self._positions.pop(entry.worker, None)
+        position = EventPosition(entry.incarnation, entry.facts.end)
+        self._positions[entry.worker] = position if previous is None else max(previous, position)
+        if len(self._positions) > MAX_POSITIONS:
+            del self._positions[next(iter(self._positions))]
 
     def __repr__(self) -> str:
-        return f"<mirror of {len(self._followers)} workers, {len(self.wanted())} wanted, {self.table!r}>"
+        return f"<KV indexer of {len(self._streams)} workers, {len(self.missing_snapshots())} stale, {self.table!r}>"

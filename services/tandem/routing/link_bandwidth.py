@@ -1,4 +1,4 @@
-"""How fast KV moves between two workers, learned from pulls that have ended; never moves any and reads no clock."""
+"""Estimate the bandwidth between two workers from completed pulls; reads no clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tandem.core.topology import Distance
 from tandem.routing.worker_view import Pair, WorkerView
 
 PRIOR_BANDWIDTH = {Distance.HOST: 40e9, Distance.RACK: 20e9, Distance.ZONE: 10e9, Distance.FAR: 5e9}
-"""Bytes per second while nothing was measured. The order counts; the numbers are replaced by the first pulls."""
+"""Bytes per second before anything was measured. Only the order matters; the first pulls replace the numbers."""
 MEMORY_BYTES = 1 << 30
-"""Of about so many last bytes a measured bandwidth is the mean; so a probe of one block hardly counts."""
+"""A measured bandwidth averages over about this many last bytes, so a probe of one block hardly counts."""
 PRIOR_BYTES = 64 << 20
-"""What a belief weighs against the first bytes that are measured."""
+"""Weight of the prior against measured bytes."""
 
 
 @dataclass(slots=True)
@@ -26,20 +26,21 @@ class _Measured:
         self.num_bytes = self.num_bytes * keep + num_bytes
         self.busy_s = self.busy_s * keep + busy_s
 
-    def bandwidth(self, believed: float) -> float:
-        """Bytes per second; `believed` before anything was measured."""
-        return (self.num_bytes + PRIOR_BYTES) / (self.busy_s + PRIOR_BYTES / believed)
+    def bandwidth(self, prior: float) -> float:
+        """Return bytes per second; `prior` before anything was measured."""
+        return (self.num_bytes + PRIOR_BYTES) / (self.busy_s + PRIOR_BYTES / prior)
 
 
 class LinkBandwidth:
-    """A pair that has not moved anything is believed to be like others as far apart, and those like the prior."""
+    """Estimate the bandwidth of each pair; an unmeasured pair takes the estimate of its distance, and an unmeasured
+    distance the prior."""
 
     def __init__(self) -> None:
         self._pairs: dict[Pair, _Measured] = {}
         self._distances: dict[Distance, _Measured] = {}
 
     def observe(self, producer: WorkerView, consumer: WorkerView, num_bytes: int, busy_s: float) -> None:
-        """A pull has ended: so many bytes in the seconds in which at least one read was under way."""
+        """Record a completed pull of `num_bytes`; `busy_s` are the seconds with at least one read in flight."""
         if num_bytes <= 0 or busy_s <= 0:
             return
         distance = producer.topology.distance(consumer.topology)
@@ -50,16 +51,17 @@ class LinkBandwidth:
             measured.add(num_bytes, busy_s)
 
     def bandwidth(self, producer: WorkerView, consumer: WorkerView) -> float:
-        """Bytes per second."""
+        """Return the estimate in bytes per second."""
         distance = producer.topology.distance(consumer.topology)
-        common, pair = self._distances.get(distance), self._pairs.get((producer.ref, consumer.ref))
-        believed = PRIOR_BANDWIDTH[distance]
+        common = self._distances.get(distance)
+        pair = self._pairs.get((producer.ref, consumer.ref))
+        prior = PRIOR_BANDWIDTH[distance]
         if common is not None:
-            believed = common.bandwidth(believed)
-        return believed if pair is None else pair.bandwidth(believed)
+            prior = common.bandwidth(prior)
+        return prior if pair is None else pair.bandwidth(prior)
 
     def forget(self, worker: WorkerRef) -> None:
-        """A worker is gone, and with it what was known of its pairs."""
+        """Drop the estimates of all pairs of a worker that is gone."""
         self._pairs = {pair: measured for pair, measured in self._pairs.items() if worker not in pair}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Where a request goes and why, frozen; never how it gets there."""
+"""Define where a request goes and why, as frozen values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.routing.picker import PickResult
 
 
 class RemotePrefixSource(NamedTuple):
-    """Who lends the first `num_blocks` blocks of a prompt to the worker that computes it."""
+    """The worker from which the first `num_blocks` blocks of a prompt are fetched."""
 
     worker: WorkerRef
     num_blocks: int
@@ -19,9 +19,12 @@ class RemotePrefixSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Both may be the same worker. `prefix` is read rather than computed. `fallback` says why a request that should be
-    split is not, `why` why one is not that might have been. `picked`: what it costs by prediction; `other`: the best of
-    the other kind, split or local, where both were compared."""
+    """The workers of a request; `prefill` and `decode` may be the same.
+
+    `prefix` is fetched rather than computed. `fallback` says why a request that should be split is not, `why` why a
+    request is not split although it could be. `picked` holds the predicted cost; `other` the best placement of the
+    other kind, split or local, where both were compared.
+    """
 
     prefill: WorkerRef
     decode: WorkerRef
@@ -37,7 +40,7 @@ class Placement:
 
     @property
     def path(self) -> str:
-        """What the client is told."""
+        """Return the path as reported to the client."""
         if self.is_remote:
             return "remote"
         if self.fallback:
@@ -46,19 +49,25 @@ class Placement:
 
     @property
     def reasons(self) -> dict[str, object]:
-        """With the numbers, for JSON. Times in milliseconds; `decode`, `stall` and `no_room` are weighted."""
-        told: dict[str, object] = {"prefill": self.prefill.id, "decode": self.decode.id}
+        """Return the decision with its numbers, for JSON. Times in milliseconds; `decode`, `stall` and `no_room` are
+        weighted."""
+        reasons: dict[str, object] = {"prefill": self.prefill.id, "decode": self.decode.id}
         if self.prefix is not None:
-            told["prefix"] = {"source": self.prefix.worker.id, "num_blocks": self.prefix.num_blocks}
+            reasons["prefix"] = {"source": self.prefix.worker.id, "num_blocks": self.prefix.num_blocks}
         if self.picked is not None:
-            told |= {"by": self.picked.by, "num_near": self.picked.num_near, "cost_ms": _told(self.picked.cost)}
+            reasons |= {
+                "by": self.picked.by,
+                "num_near": self.picked.num_near,
+                "cost_ms": _cost_as_json(self.picked.cost),
+            }
         if self.other is not None:
-            prefill, decode = self.other.prefill.worker.ref.id, self.other.decode.worker.ref.id
-            told["other"] = {"prefill": prefill, "decode": decode, "cost_ms": _told(self.other)}
-        return told
+            prefill = self.other.prefill.worker.ref.id
+            decode = self.other.decode.worker.ref.id
+            reasons["other"] = {"prefill": prefill, "decode": decode, "cost_ms": _cost_as_json(self.other)}
+        return reasons
 
 
-def _told(cost: PairCost) -> dict[str, object]:
+def _cost_as_json(cost: PairCost) -> dict[str, object]:
     seconds = {
         "total": cost.total_s,
         "wait": cost.prefill.wait_s,
@@ -77,7 +86,7 @@ def _told(cost: PairCost) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class NoPlacement:
-    """Nowhere to go now. `reason` is for people; `may_pass`: workers exist, so waiting may help soon."""
+    """No worker can take the request now. `reason` is for people; `may_pass`: workers exist, so waiting may help."""
 
     reason: str
     may_pass: bool

@@ -1,4 +1,4 @@
-"""Simple ways to order workers, to compare the cost against; never filters and never pairs them."""
+"""Order workers by simple policies, as baselines for the cost policy."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ RoutingPolicy = Literal["cost", "random", "round_robin", "least_loaded", "prefix
 
 
 def ordered(
-    policy: RoutingPolicy, workers: Sequence[WorkerView], want: RoutingRequest, load_cost: Callable[[WorkerView], Cost]
+    policy: RoutingPolicy,
+    workers: Sequence[WorkerView],
+    request: RoutingRequest,
+    load_cost: Callable[[WorkerView], Cost],
 ) -> list[WorkerView]:
-    """The best first, by anything but the cost."""
+    """Return the workers sorted by `policy`, best first; any policy but cost."""
     match policy:
         case "random":
-            return sorted(workers, key=lambda worker: draw(want.key, worker.ref.id))
+            return sorted(workers, key=lambda worker: stable_hash(request.key, worker.ref.id))
         case "round_robin":
             by_id = sorted(workers, key=lambda worker: worker.ref)
-            first = want.turn % len(by_id) if by_id else 0
+            first = request.turn % len(by_id) if by_id else 0
             return by_id[first:] + by_id[:first]
         case "prefix":
-            return sorted(workers, key=lambda worker: (-want.held(worker).num_tokens, *load_cost(worker)))
+            return sorted(workers, key=lambda worker: (-request.held(worker).num_tokens, *load_cost(worker)))
         case _:
             return sorted(workers, key=load_cost)
 
 
-def draw(*names: str) -> int:
-    """64 bits that depend on nothing but the names: every gateway draws the same."""
+def stable_hash(*names: str) -> int:
+    """Return a 64-bit hash of the names, equal in every gateway."""
     return int.from_bytes(blake2b("\n".join(names).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

@@ -1,7 +1,7 @@
-"""Compares the prefix hits that were predicted with those that workers report; never says what a hit is worth.
+"""Compare predicted prefix hits with those that workers report.
 
-One that falls short now and then is the price of news that is some milliseconds old. A worker that falls short again
-and again holds something else than is known of it.
+A single short hit is expected, because KV events arrive some milliseconds late. A worker whose hits fall short
+repeatedly holds other blocks than the index says.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 
-DOUBT_AFTER = 3
+SUSPECT_AFTER = 3
 """Short reports of one worker in a row."""
 
 
 class Prediction(NamedTuple):
-    """Of a prompt `worker` holds `num_tokens` after the first `num_before`, which somebody else has; both are whole
-    blocks of `block_size` tokens."""
+    """A predicted hit: `worker` holds `num_tokens` of a prompt after the first `num_before`, which come from another
+    worker; both are whole blocks of `block_size` tokens."""
 
     worker: WorkerRef
     num_tokens: int
@@ -27,24 +27,29 @@ class Prediction(NamedTuple):
 def predict(
     worker: WorkerRef, num_blocks: int, num_prompt_tokens: int, block_size: int, num_before: int = 0
 ) -> Prediction:
-    """What a hit of so many blocks comes to after the first `num_before` of them: the last token of a prompt is
-    computed, whatever is held."""
+    """Return the prediction for a hit of `num_blocks`, of which the first `num_before` come from another worker.
+
+    The last token of a prompt is always computed and does not count.
+    """
     most = (num_prompt_tokens - 1) // block_size
     before = min(num_before, most)
     return Prediction(worker, (min(num_blocks, most) - before) * block_size, block_size, before * block_size)
 
 
 class PrefixAccuracy:
-    """Counts of tokens, which only grow: predicted, and of these those that were not there."""
+    """Count predicted tokens and those of them that were not cached; counters only grow."""
 
     def __init__(self) -> None:
         self.num_predicted = 0
         self.num_missed = 0
-        self._in_a_row: dict[WorkerRef, int] = {}
+        self._num_short_in_a_row: dict[WorkerRef, int] = {}
 
     def reported(self, predicted: Prediction, num_cached: int) -> bool:
-        """That prompt was begun, of which `num_cached` tokens were not computed. True: who was to have them is to be
-        doubted. A block less says little: it was evicted a moment ago."""
+        """Compare a prediction with the `num_cached` tokens that were not computed; return whether the worker's index
+        entries are suspect.
+
+        A hit that is short by one block does not count: the block may have been evicted a moment ago.
+        """
         num_found = max(0, num_cached - predicted.num_before)
         self.num_predicted += predicted.num_tokens
         self.num_missed += max(0, predicted.num_tokens - num_found)
@@ -52,13 +57,13 @@ class PrefixAccuracy:
             if predicted.num_tokens > predicted.block_size:
                 self.forget(predicted.worker)
             return False
-        count = self._in_a_row.get(predicted.worker, 0) + 1
-        self._in_a_row[predicted.worker] = count
-        if count < DOUBT_AFTER:
+        count = self._num_short_in_a_row.get(predicted.worker, 0) + 1
+        self._num_short_in_a_row[predicted.worker] = count
+        if count < SUSPECT_AFTER:
             return False
         self.forget(predicted.worker)
         return True
 
     def forget(self, worker: WorkerRef) -> None:
-        """Begin anew with a worker, or it is gone."""
-        self._in_a_row.pop(worker, None)
+        """Reset the count of a worker that is gone or begins anew."""
+        self._num_short_in_a_row.pop(worker, None)

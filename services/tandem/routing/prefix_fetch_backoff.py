@@ -1,7 +1,8 @@
-"""Between which workers prefix fetches have failed of late; never knows why, and reads no clock.
+"""Exclude links over which prefix fetches failed recently; the clock is the caller's.
 
-A way that no hand-off takes is never probed, as between two prefill workers. Where it is shut each prefix fetch over it
-costs its prompt the wait until its worker gives up, so it is left out for longer and longer, until one comes.
+A link that no hand-off uses is not probed, for example between two prefill workers. Where such a link is down, each
+prefix fetch over it delays its prompt until the worker's timeout, so the link is excluded for longer and longer, until
+a fetch succeeds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tandem.core.ids import WorkerRef
 from tandem.routing.worker_view import Pair
 
 NUM_FAILURES = 2
-"""In a row; one may be of blocks that were evicted a moment ago."""
+"""Failures in a row; a single one may be due to blocks that were evicted a moment ago."""
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 60.0
 
@@ -26,13 +27,13 @@ class _Record:
 
 
 class PrefixFetchBackoff:
-    """By (producer, consumer). Those that never failed cost nothing."""
+    """Hold the failures of links (producer, consumer); links without a failure use no memory."""
 
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
 
     def failed(self, link: Pair, now: float) -> None:
-        """Nothing came of a prefix fetch. Those that were asked for before the way was left out tell nothing new."""
+        """Record a prefix fetch that read nothing; failures of fetches that began before the exclusion do not count."""
         record = self._records.setdefault(link, _Record())
         if now < record.until:
             return
@@ -41,16 +42,16 @@ class PrefixFetchBackoff:
             record.backoff_s = min(max(FIRST_BACKOFF_S, 2 * record.backoff_s), LONGEST_BACKOFF_S)
             record.until = now + record.backoff_s
 
-    def came(self, link: Pair) -> None:
-        """Something was read."""
+    def on_success(self, link: Pair) -> None:
+        """Record a prefix fetch that read something."""
         self._records.pop(link, None)
 
     def forget(self, worker: WorkerRef) -> None:
-        """It is gone."""
+        """Drop the links of a worker that is gone."""
         self._records = {link: record for link, record in self._records.items() if worker not in link}
 
     def links(self, now: float) -> Set[Pair]:
-        """Those that are left out now."""
+        """Return the links that are excluded now."""
         if not self._records:
             return frozenset()
         return {link for link, record in self._records.items() if record.until > now}

@@ -1,4 +1,4 @@
-"""What each placement under consideration costs; never chooses one and never looks for workers."""
+"""Compute the cost of each shortlisted placement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.routing.worker_view import WorkerView
 
 @dataclass(frozen=True, slots=True)
 class PricedPlacements:
-    """Placements that can be made now, and those at workers that have as much of prompts as they take on."""
+    """Placements that can be made `now`, and placements at workers that would reject the prompt now, for `later`."""
 
     now: tuple[PairCost, ...] = ()
     later: tuple[PairCost, ...] = ()
@@ -35,15 +35,16 @@ class PricedPlacements:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """`is_told`: every worker in question has told what its steps cost. `paces` are those that were asked for."""
+    """Price the placements of one request. `has_step_costs`: every compared worker has reported its step costs.
+    `speeds` caches those computed so far."""
 
-    want: RoutingRequest
+    request: RoutingRequest
     links: LinkBandwidth
-    is_told: bool
-    paces: dict[WorkerRef, WorkerSpeed] = field(default_factory=dict)
+    has_step_costs: bool
+    speeds: dict[WorkerRef, WorkerSpeed] = field(default_factory=dict)
 
     def pairs(self, producers: Iterable[PrefillCandidate]) -> PricedPlacements:
-        """A split, of every producer with every consumer of its own."""
+        """Return the priced split placements: every producer with each of its consumers."""
         decodes: dict[WorkerRef, DecodeCost] = {}
         now: list[PairCost] = []
         later: list[PairCost] = []
@@ -57,7 +58,7 @@ class CostModel:
         return PricedPlacements(tuple(now), tuple(later))
 
     def mixed_workers(self, sites: Iterable[PrefillSite]) -> PricedPlacements:
-        """All of it in one place."""
+        """Return the priced placements that prefill and decode on one worker."""
         now: list[PairCost] = []
         later: list[PairCost] = []
         for site in sites:
@@ -66,31 +67,38 @@ class CostModel:
         return PricedPlacements(tuple(now), tuple(later))
 
     def decode_workers(self, producer: WorkerView, consumers: Sequence[WorkerView]) -> PricedPlacements:
-        """The prompt is computed already."""
+        """Return the priced decode placements of a prompt that `producer` has already computed."""
         done = PrefillCost(producer, 0, wait_s=0.0, compute_s=0.0, stall_s=0.0)
         return PricedPlacements(tuple(self._pair(done, self._decode(consumer)) for consumer in consumers))
 
     def _prefill(self, site: PrefillSite) -> tuple[PrefillCost, bool]:
-        """The best of computing all that it lacks and of reading a part of that, and whether it will probably accept
-        that now; what it would not accept is compared only where it accepts neither."""
-        worker, want, pace = site.worker, self.want, self._pace(site.worker)
-        alone = prefill_cost(pace, want)
+        """Return the cheapest way to get the prompt's KV, computing all or fetching a part, and whether the worker
+        probably accepts it now.
+
+        Variants that the worker would reject are compared only where it rejects all of them.
+        """
+        worker = site.worker
+        request = self.request
+        speed = self._speed(site.worker)
+        alone = prefill_cost(speed, request)
         if not site.producers:
-            return alone, worker.takes(alone.num_uncached, want.lane)
-        ways = [alone]
+            return alone, worker.takes(alone.num_uncached, request.lane)
+        variants = [alone]
         for producer in site.producers:
-            ways.append(prefill_cost(pace, want, plan_remote_prefix(self._pace(producer), pace, want, self.links)))
-        accepted = [way for way in ways if worker.takes(way.num_uncached, want.lane)]
-        return min(accepted or ways, key=lambda way: way.total_s), bool(accepted)
+            variants.append(
+                prefill_cost(speed, request, plan_remote_prefix(self._speed(producer), speed, request, self.links))
+            )
+        accepted = [variant for variant in variants if worker.takes(variant.num_uncached, request.lane)]
+        return min(accepted or variants, key=lambda variant: variant.total_s), bool(accepted)
 
     def _decode(self, worker: WorkerView) -> DecodeCost:
-        return decode_cost(self._pace(worker), self.want)
+        return decode_cost(self._speed(worker), self.request)
 
-    def _pace(self, worker: WorkerView) -> WorkerSpeed:
-        pace = self.paces.get(worker.ref)
-        if pace is None:
-            pace = self.paces[worker.ref] = WorkerSpeed(worker, is_told=self.is_told)
-        return pace
+    def _speed(self, worker: WorkerView) -> WorkerSpeed:
+        speed = self.speeds.get(worker.ref)
+        if speed is None:
+            speed = self.speeds[worker.ref] = WorkerSpeed(worker, has_step_costs=self.has_step_costs)
+        return speed
 
     def _pair(self, prefill: PrefillCost, decode: DecodeCost) -> PairCost:
         return PairCost(prefill, decode, transfer_s(prefill, decode, self.links))

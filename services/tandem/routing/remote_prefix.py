@@ -1,4 +1,4 @@
-"""What it takes to read a prompt's beginning from another worker's prefix cache; never says whether that pays."""
+"""Predict the time of fetching a prompt's prefix from another worker's cache."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from tandem.routing.worker_speed import WorkerSpeed
 from tandem.routing.worker_view import WorkerView, token_bytes
 
 MESSAGES_S = 1.5e-3
-"""To ask for blocks and to hear which there are, and again to start a read and to check what came: two messages between
-two processes and a turn of each one's transfer thread, which looks every half millisecond."""
-NUM_LENDERS = 2
-"""Workers from which one that computes may read, that are compared: those that hold most. Others hold less and are
-seldom so much nearer."""
+"""Seconds of a message exchange between two workers, once to request blocks and once to start a read and check the
+result: two messages and a turn of each transfer thread, which polls every half millisecond."""
+NUM_SOURCES = 2
+"""Sources that are compared for one worker: those that hold most. Others hold less and are seldom so much nearer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePrefixPlan:
-    """The first `num_blocks` blocks of a prompt, which come to `num_tokens` tokens, as `producer` holds them. The
-    consumer lacks the last `num_read` of these tokens, and has them after `read_s` seconds if it asks now."""
+    """A fetch of the first `num_blocks` blocks of a prompt, which are `num_tokens` tokens, from `producer`.
+
+    The consumer lacks the last `num_read` of these tokens, and has them `read_s` seconds after requesting them now.
+    """
 
     producer: WorkerRef
     num_blocks: int
@@ -32,25 +33,28 @@ class RemotePrefixPlan:
 
 
 def plan_remote_prefix(
-    source: WorkerSpeed, reader: WorkerSpeed, want: RoutingRequest, links: LinkBandwidth
+    source: WorkerSpeed, reader: WorkerSpeed, request: RoutingRequest, links: LinkBandwidth
 ) -> RemotePrefixPlan:
-    """Plan a read of what the source has in device memory. Workers hear of each other between their steps only: the
-    source of the question; and the reader, which asks when its step ends, of the answer and of what came, each at the
-    end of another one while it has others to compute."""
-    producer, consumer = source.worker, reader.worker
-    num_tokens = want.held(producer).num_device_tokens
-    num_read = num_tokens - want.held(consumer).num_tokens
-    ask_s = MESSAGES_S + source.rest_s
+    """Plan a fetch of the blocks that the source holds in device memory.
+
+    Workers handle messages only between their steps: the source when it gets the request; the reader when it gets the
+    response and when the data is complete, each at the end of a further step while it has prompts to compute.
+    """
+    producer = source.worker
+    consumer = reader.worker
+    num_tokens = request.held(producer).num_device_tokens
+    num_read = num_tokens - request.held(consumer).num_tokens
+    request_s = MESSAGES_S + source.rest_s
     wire_s = MESSAGES_S + num_read * token_bytes(producer) / links.bandwidth(producer, consumer)
     next_s = reader.next_s
-    heard_s = min(_whole(ask_s, next_s) + _whole(wire_s, next_s), ask_s + wire_s + reader.left_s)
+    response_s = min(_round_up(request_s, next_s) + _round_up(wire_s, next_s), request_s + wire_s + reader.left_s)
     return RemotePrefixPlan(
-        producer.ref, num_tokens // producer.block_size, num_tokens, num_read, reader.rest_s + heard_s
+        producer.ref, num_tokens // producer.block_size, num_tokens, num_read, reader.rest_s + response_s
     )
 
 
 def can_serve_prefix(producer: WorkerView, consumer: WorkerView) -> bool:
-    """Their blocks are of the same kind."""
+    """Return whether the blocks of the two workers are interchangeable."""
     return (
         producer.ref != consumer.ref
         and producer.fingerprint == consumer.fingerprint
@@ -58,6 +62,6 @@ def can_serve_prefix(producer: WorkerView, consumer: WorkerView) -> bool:
     )
 
 
-def _whole(seconds: float, step_s: float) -> float:
-    """Until the end of the step in which so many seconds have gone."""
+def _round_up(seconds: float, step_s: float) -> float:
+    """Return `seconds` rounded up to the end of a step."""
     return math.ceil(seconds / step_s) * step_s if step_s > 0 else seconds

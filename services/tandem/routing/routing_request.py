@@ -1,4 +1,4 @@
-"""What a router must know of one request, frozen; never the request itself."""
+"""Define what a router must know of one request, as a frozen value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import Pair, WorkerView
 
 EXPECTED_OUTPUT = 256
-"""Tokens at most that a placement reckons with: many clients leave `max_tokens` far above what they get."""
+"""Upper limit of the output tokens that a placement plans for: many clients set `max_tokens` far above what they
+receive."""
 
 
 class CachedTokens(NamedTuple):
-    """Of a prompt, in tokens."""
+    """Tokens of a prompt that a worker holds, in any tier and in device memory."""
 
     num_tokens: int
     num_device_tokens: int
@@ -24,12 +25,13 @@ class CachedTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """A prompt of `num_prompt` tokens, probably followed by `num_output`. `hits`: what each worker holds of it; None:
-    nobody looked, and probably `num_tokens` are to compute wherever it goes. `blocked_links`: (producer, consumer)
-    between which prefix fetches fail.
+    """A prompt of `num_prompt` tokens, probably followed by `num_output`.
 
-    `key` names the request and `session` those that belong together, for choices among equals; `turn` counts what a
-    gateway has placed.
+    `hits`: the cached prefix of each worker; None when not looked up, and then `num_tokens` are the tokens to compute
+    on any worker. `blocked_links`: (producer, consumer) pairs between which prefix fetches fail.
+
+    `key` identifies the request and `session` its session, for choices among equal placements; `turn` counts the
+    placements of a gateway.
     """
 
     model: str
@@ -45,30 +47,32 @@ class RoutingRequest:
 
     @property
     def num_context(self) -> int:
-        """Tokens of the prompt."""
+        """Return the number of prompt tokens."""
         return max(self.num_prompt, self.num_tokens)
 
     def held(self, worker: WorkerView) -> CachedTokens:
-        """What it has of the prompt: at most all but one token, in whole blocks."""
+        """Return the prompt tokens that the worker holds: whole blocks, and at most all but one token."""
         hit = None if self.hits is None else self.hits.get(worker.ref)
         if hit is None or not worker.block_size:
             return CachedTokens(0, 0)
-        most = (self.num_context - 1) // worker.block_size
+        max_blocks = (self.num_context - 1) // worker.block_size
         return CachedTokens(
-            min(hit.num_blocks, most) * worker.block_size, min(hit.num_device_blocks, most) * worker.block_size
+            min(hit.num_blocks, max_blocks) * worker.block_size,
+            min(hit.num_device_blocks, max_blocks) * worker.block_size,
         )
 
     def num_uncached(self, worker: WorkerView) -> int:
-        """Tokens that it would have to compute."""
+        """Return the tokens that the worker would have to compute."""
         return self.num_tokens if self.hits is None else self.num_context - self.held(worker).num_tokens
 
-    def num_lendable(self, block_size: int) -> int:
-        """Tokens that the worker which holds most of the prompt in device memory could lend."""
+    def max_remote_tokens(self, block_size: int) -> int:
+        """Return the most prompt tokens that any worker holds in device memory and could serve to others."""
         return block_size * max((hit.num_device_blocks for hit in (self.hits or {}).values()), default=0)
 
-    def fits(self, worker: WorkerView, num_lent: int = 0) -> bool:
-        """Whether it will probably accept the prompt now, if others lend it the first `num_lent` tokens."""
+    def fits(self, worker: WorkerView, num_remote: int = 0) -> bool:
+        """Return whether the worker will probably accept the prompt now if it fetches the first `num_remote` tokens
+        from others."""
         num_tokens = self.num_uncached(worker)
-        if num_lent:
-            num_tokens = max(1, min(num_tokens, self.num_context - num_lent))
+        if num_remote:
+            num_tokens = max(1, min(num_tokens, self.num_context - num_remote))
         return worker.takes(num_tokens, self.lane)

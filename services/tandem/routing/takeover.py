@@ -1,4 +1,4 @@
-"""Chooses who takes over what another worker has begun: never sends anything and keeps no state."""
+"""Choose the target of a migration; keeps no state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from tandem.routing.candidates import Candidates
 
 
 def pick_migration_target(
-    among: Candidates, model: str, source: WorkerRef, excluded: Set[WorkerRef]
+    candidates: Candidates, model: str, source: WorkerRef, excluded: Set[WorkerRef]
 ) -> WorkerRef | None:
-    """The least loaded worker that decodes and is not known to be out of reach of `source`, which may take no new work
-    itself; None when there is none. Whether it has room it says itself."""
-    with closing(among.decode_workers(model)) as consumers:
+    """Return the least loaded decode worker whose link from `source` is not known to have failed; None when there is
+    none.
+
+    `source` itself may take no new work. Whether the target has capacity is left to its own admission.
+    """
+    with closing(candidates.decode_workers(model)) as consumers:
         for consumer in consumers:
             pair = (source, consumer.ref)
-            if consumer.ref != source and consumer.ref not in excluded and pair not in among.unlinked:
+            if consumer.ref != source and consumer.ref not in excluded and pair not in candidates.unlinked:
                 return consumer.ref
     return None

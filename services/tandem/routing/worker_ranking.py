@@ -1,7 +1,7 @@
-"""Workers in the order in which a router prefers them, kept up to date one worker at a time; never places a request.
+"""Rank workers by load incrementally, one worker at a time.
 
-A placement looks at the first few of a heap, so it costs the logarithm of the number of workers where `ClusterView`
-sorts them all. Both give the same order.
+A placement reads the first few entries of a heap, so it costs the logarithm of the number of workers, where
+`ClusterView` sorts them all. Both give the same order.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from tandem.core.ids import WorkerRef
-from tandem.routing.worker_view import Cost, Pair, Pool, Ranking, WorkerView, decode_cost, prefill_cost, whole_cost
+from tandem.routing.worker_view import Cost, Pair, Pool, Ranking, WorkerView, decode_cost, local_cost, prefill_cost
 
-Look = Callable[[], WorkerView]
+ViewGetter = Callable[[], WorkerView]
 STALE_SHARE = 4
-"""A heap is built anew when it has so many times more entries than workers."""
+"""A heap is rebuilt when it has this many times more entries than workers."""
 
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    look: Look
+    get_view: ViewGetter
     pool: Pool
 
 
 class _Heap:
-    """Entries are (cost, number, worker), and no worker's cost is less than that of its newest entry. So the first
-    entry that still tells the truth is the least of all; others are put where they belong as they come up."""
+    """Heap of (cost, number, worker) entries in which no worker's cost is less than that of its newest entry.
+
+    So the first entry whose cost is current is the least of all; outdated entries are pushed back with the current cost
+    as they come up.
+    """
 
     def __init__(self, cost: Callable[[WorkerView], Cost]) -> None:
         self._cost = cost
@@ -47,14 +50,14 @@ class _Heap:
         self._newest.pop(worker, None)
 
     def ranked(self) -> Ranking:
-        """By rising cost. Nothing may be put or removed before the iterator is closed."""
+        """Yield the workers by rising cost. Nothing may be put or removed before the iterator is closed."""
         seen: list[tuple[Cost, int, _Worker]] = []
         try:
             while self._entries:
                 cost, number, worker = heapq.heappop(self._entries)
                 if self._newest.get(worker) != number:
                     continue
-                view = worker.look()
+                view = worker.get_view()
                 now = self._cost(view)
                 if now != cost:
                     heapq.heappush(self._entries, (now, number, worker))
@@ -67,19 +70,19 @@ class _Heap:
 
 
 class _ModelWorkers:
-    """The workers that serve one model and take new work."""
+    """The workers that serve one model and take new work, in a heap for each role."""
 
     def __init__(self) -> None:
         self.workers: dict[WorkerRef, _Worker] = {}
         self.pools: Counter[Pool] = Counter()
         self.prefill_workers = _Heap(prefill_cost)
         self.decode_workers = _Heap(decode_cost)
-        self.mixed_workers = _Heap(whole_cost)
+        self.mixed_workers = _Heap(local_cost)
 
-    def put(self, view: WorkerView, look: Look) -> None:
+    def put(self, view: WorkerView, get_view: ViewGetter) -> None:
         worker = self.workers.get(view.ref)
         if worker is None:
-            worker = self.workers[view.ref] = _Worker(look, view.pool)
+            worker = self.workers[view.ref] = _Worker(get_view, view.pool)
             self.pools[view.pool] += 1
         if view.prefills:
             self.prefill_workers.put(worker, view)
@@ -96,51 +99,55 @@ class _ModelWorkers:
 
 
 class WorkerRanking:
-    """A router's `Candidates`. The sets of pairs are its owner's, as in `ClusterView`, and may change."""
+    """Own the rankings of all models, as a router's `Candidates`. The sets of pairs belong to the caller, as in
+    `ClusterView`, and may change."""
 
     def __init__(self, linked: Set[Pair], unlinked: Set[Pair], refused: Set[Pair] = frozenset()) -> None:
         self.linked = linked
         self.unlinked = unlinked
         self.refused = refused
-        self._markets: dict[str, _ModelWorkers] = {}
+        self._by_model: dict[str, _ModelWorkers] = {}
         self._models: dict[WorkerRef, str] = {}
 
-    def put(self, look: Look) -> None:
-        """A worker has come, or what is known of it has changed. `look` says what that is, at any time: it may become
-        costlier without a word, but not cheaper, and keep its pool and model for as long as it stays."""
-        view = look()
+    def put(self, get_view: ViewGetter) -> None:
+        """Add a worker, or update one whose load has changed.
+
+        `get_view` returns its current view at any time: between calls of `put` the worker's cost may rise, but not
+        fall, and its pool and model stay the same.
+        """
+        view = get_view()
         if view.load.draining:
             self.remove(view.ref)
             return
         self._models[view.ref] = view.model
-        self._markets.setdefault(view.model, _ModelWorkers()).put(view, look)
+        self._by_model.setdefault(view.model, _ModelWorkers()).put(view, get_view)
 
     def remove(self, ref: WorkerRef) -> None:
-        """It takes no new work; nothing when it is not here."""
+        """Remove a worker that takes no new work; does nothing when it is unknown."""
         model = self._models.pop(ref, None)
         if model is not None:
-            self._markets[model].remove(ref)
+            self._by_model[model].remove(ref)
 
     def pools(self, model: str) -> Counter[Pool]:
-        return self._market(model).pools
+        return self._workers_of(model).pools
 
     def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
-        worker = self._market(model).workers.get(ref)
-        return None if worker is None else worker.look()
+        worker = self._workers_of(model).workers.get(ref)
+        return None if worker is None else worker.get_view()
 
     def prefillers(self, model: str) -> list[WorkerView]:
-        """All that prefill."""
-        views = (worker.look() for worker in self._market(model).workers.values())
+        """Return all workers that prefill, in no particular order."""
+        views = (worker.get_view() for worker in self._workers_of(model).workers.values())
         return [view for view in views if view.prefills]
 
     def prefill_workers(self, model: str) -> Ranking:
-        return self._market(model).prefill_workers.ranked()
+        return self._workers_of(model).prefill_workers.ranked()
 
     def decode_workers(self, model: str) -> Ranking:
-        return self._market(model).decode_workers.ranked()
+        return self._workers_of(model).decode_workers.ranked()
 
     def mixed_workers(self, model: str) -> Ranking:
-        return self._market(model).mixed_workers.ranked()
+        return self._workers_of(model).mixed_workers.ranked()
 
-    def _market(self, model: str) -> _ModelWorkers:
-        return self._markets.get(model) or _ModelWorkers()
+    def _workers_of(self, model: str) -> _ModelWorkers:
+        return self._by_model.get(model) or _ModelWorkers()

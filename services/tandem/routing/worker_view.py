@@ -1,4 +1,4 @@
-"""What a router may know of the cluster, frozen at one moment, and how it ranks workers; never asks a worker."""
+"""Define what a router knows of the cluster, frozen at one moment, and the costs by which it ranks workers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ Pair = tuple[WorkerRef, WorkerRef]
 Ranking = Generator["WorkerView", None, None]
 Cost = tuple[int | str, ...]
 _STEP_TOKENS = 512
-"""Of a worker that takes on any number of prompts."""
+"""Assumed tokens of a full step of a worker that accepts any number of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One live worker. `load` is its own last word; `unreported` are the prompt tokens to compute of each request that
-    this gateway has placed there since, so that a burst does not herd onto one worker. `step_cost`: how long its steps
-    take, once told. `num_inflight`: sequences that this gateway has placed there to decode and of which it has not
-    heard since. `block_size` in tokens, `block_bytes` of one block's KV; 0: not told."""
+    """One live worker. `load` is its last report; `unreported` are the prompt tokens to compute of each request that
+    this gateway has placed there since, so that a burst does not herd onto one worker.
+
+    `step_cost`: predicts its step times; None until reported. `num_inflight`: sequences that this gateway has placed
+    there to decode and that are not in `load` yet. `block_size` in tokens, `block_bytes` of one block's KV; 0: not
+    reported.
+    """
 
     ref: WorkerRef
     pool: Pool
@@ -55,63 +58,71 @@ class WorkerView:
 
     @property
     def num_step_tokens(self) -> int:
-        """Of a full step."""
+        """Return the prompt tokens of a full step."""
         return self.load.num_horizon_tokens // HORIZON_STEPS or _STEP_TOKENS
 
     @property
     def num_held_tokens(self) -> int:
-        """Whose KV somebody holds there: about what all that run attend to."""
+        """Return the tokens in blocks with a holder: about the total context of its running sequences."""
         return (self.load.num_blocks - self.load.num_free_blocks) * self.block_size
 
     @property
     def num_decoding(self) -> int:
-        """Sequences that decode there; what runs on a prefill worker are prompts."""
+        """Return the number of decoding sequences; 0 on a prefill worker, which runs prompts only."""
         return self.load.num_running if self.decodes else 0
 
     @property
     def num_to_decode(self) -> int:
-        """Sequences that run there or are to run soon."""
+        """Return the number of sequences that run there or will run soon."""
         return self.load.num_running + self.load.num_waiting + self.num_inflight
 
     def num_ahead(self, num_tokens: int, lane: Lane) -> int:
-        """Prompt tokens that it computes before the end of a prompt of so many that comes now. Longer ones share their
-        steps with it (`sched.share`), so no more of them counts than the newcomer's own."""
+        """Return the prompt tokens that the worker computes before a new prompt of `num_tokens` is done.
+
+        Longer prompts share their steps with it (`sched.prefill_sharing`), so they count for no more tokens than the
+        new prompt has.
+        """
         load = self.load
         if not load.lane_tokens:
             return self.queued_tokens
         is_idle = not load.lane_tokens[lane] and not self.unreported
-        ahead = 0 if is_idle else load.beside(num_tokens, lane, self.unreported)
+        ahead = 0 if is_idle else load.competing_tokens(num_tokens, lane, self.unreported)
         return ahead + num_tokens if prompt_size(load.lane_longest[lane]) > prompt_size(num_tokens) else ahead
 
     def takes(self, num_tokens: int, lane: Lane) -> bool:
-        """Whether it will probably accept a prompt of so many tokens to compute."""
+        """Return whether the worker will probably accept a prompt of `num_tokens` to compute."""
         return self.load.takes(num_tokens, lane, self.unreported)
 
 
 def token_bytes(worker: WorkerView) -> float:
-    """Of one token's KV; 0 where that was not told."""
+    """Return the bytes of one token's KV; 0 where the block size is not reported."""
     return worker.block_bytes / worker.block_size if worker.block_size else 0.0
 
 
 def prefill_cost(worker: WorkerView) -> Cost:
+    """Return the sort key for prefill: queued tokens first."""
     return (worker.queued_tokens, worker.ref.id)
 
 
 def decode_cost(worker: WorkerView) -> Cost:
+    """Return the sort key for decode: sequences first, then missing blocks."""
     load = worker.load
     return (worker.num_to_decode, load.num_reserved_blocks - load.num_free_blocks, worker.ref.id)
 
 
-def whole_cost(worker: WorkerView) -> Cost:
-    """Of all of a request in one place. Pools are labels: a prefill worker decodes too when there is no other."""
+def local_cost(worker: WorkerView) -> Cost:
+    """Return the sort key for prefill and decode on one worker. A prefill worker decodes too where no other is left,
+    hence last."""
     return (not worker.decodes, worker.queued_tokens, *decode_cost(worker))
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """A router's `Candidates` as a snapshot: ranks by sorting, which says what `Roster` means. `linked` holds the
-    (prefill, decode) pairs between which a block has moved; `unlinked` those where it was tried and failed, `refused`
-    those of them whose link is not as required. A pair in neither is being tried."""
+    """A router's `Candidates` as a snapshot that ranks by sorting; defines the order of `WorkerRanking`.
+
+    `linked` holds the (prefill, decode) pairs between which a block has moved; `unlinked` those between which a test
+    failed; `refused` those of `unlinked` whose link misses its requirements. A pair in neither is being tested.
+    """
 
     workers: tuple[WorkerView, ...] = ()
     linked: Set[Pair] = frozenset()
@@ -131,7 +142,7 @@ class ClusterView:
         return self._ranked(model, decode_cost, lambda worker: worker.decodes)
 
     def mixed_workers(self, model: str) -> Ranking:
-        return self._ranked(model, whole_cost, lambda worker: True)
+        return self._ranked(model, local_cost, lambda worker: True)
 
     def _able(self, model: str) -> list[WorkerView]:
         return [worker for worker in self.workers if worker.model == model and not worker.load.draining]

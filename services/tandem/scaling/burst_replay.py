@@ -1,8 +1,7 @@
-"""The bursts of the past, played again at another level: how much of the work would come too late; never knows what is
-counted.
+"""Replay past bursts at another load level and compute the fraction of work that would be late.
 
-Formulas of queues take arrivals to be independent of each other. Where they are not (one client sends for half a
-minute, then another), only what has come says how they come.
+Queueing formulas assume independent arrivals. Where arrivals depend on each other (one client sends for half a minute,
+then another), only the history shows their pattern.
 """
 
 from __future__ import annotations
@@ -15,43 +14,50 @@ from tandem.scaling.demand_history import Sample
 
 
 def shape(samples: Sequence[Sample], around_s: float) -> list[tuple[float, float]]:
-    """(seconds, rate by the mean rate in the `around_s` before and after) of each sample, so that a level that changes
-    slowly is none of it."""
-    ends = [one.at for one in samples]
-    seconds = [0.0, *accumulate(one.seconds for one in samples)]
-    amounts = [0.0, *accumulate(one.amount for one in samples)]
+    """Return (seconds, rate / mean rate within `around_s` before and after) of each sample, so that a slowly changing
+    level has no effect."""
+    ends = [sample.at for sample in samples]
+    seconds = [0.0, *accumulate(sample.seconds for sample in samples)]
+    amounts = [0.0, *accumulate(sample.amount for sample in samples)]
     out: list[tuple[float, float]] = []
-    for one in samples:
-        first, last = bisect_left(ends, one.at - around_s), bisect_right(ends, one.at + around_s)
+    for sample in samples:
+        first = bisect_left(ends, sample.at - around_s)
+        last = bisect_right(ends, sample.at + around_s)
         level = (amounts[last] - amounts[first]) / (seconds[last] - seconds[first])
-        out.append((one.seconds, one.rate / level if level > 0 else 0.0))
+        out.append((sample.seconds, sample.rate / level if level > 0 else 0.0))
     return out
 
 
 def late_share(bursts: Sequence[tuple[float, float]], load: float, num_workers: int, slack_s: float) -> float:
-    """Of work that comes as these bursts, `load` seconds of it in a second on average: the share that has to wait for
-    more than `slack_s`, as a fluid."""
-    most = slack_s * num_workers
-    behind = late = whole = 0.0
+    """Return the fraction of work that waits for more than `slack_s`, as a fluid model.
+
+    Work arrives in these bursts, `load` seconds of it per second on average.
+    """
+    max_backlog = slack_s * num_workers
+    backlog = 0.0
+    late = 0.0
+    total = 0.0
     for seconds, ratio in bursts:
-        came = seconds * ratio * load
-        after = behind + came - seconds * num_workers
-        late += came * _share_above(behind, after, most)
-        whole += came
-        behind = max(0.0, after)
-    return late / whole if whole > 0 else 0.0
+        arrived = seconds * ratio * load
+        after = backlog + arrived - seconds * num_workers
+        late += arrived * _share_above(backlog, after, max_backlog)
+        total += arrived
+        backlog = max(0.0, after)
+    return late / total if total > 0 else 0.0
 
 
 def least_workers(bursts: Sequence[tuple[float, float]], load: float, slack_s: float, tolerated: float) -> int:
-    number = 1
-    while late_share(bursts, load, number, slack_s) > tolerated:
-        number += 1
-    return number
+    """Return the fewest workers with which at most the fraction `tolerated` is late."""
+    num_workers = 1
+    while late_share(bursts, load, num_workers, slack_s) > tolerated:
+        num_workers += 1
+    return num_workers
 
 
 def _share_above(begin: float, end: float, limit: float) -> float:
-    """Of a way from `begin` to `end`."""
-    low, high = min(begin, end), max(begin, end)
+    """Return the fraction of the segment from `begin` to `end` that lies above `limit`."""
+    low = min(begin, end)
+    high = max(begin, end)
     if low >= limit:
         return 1.0
     return (high - limit) / (high - low) if high > limit else 0.0

@@ -1,4 +1,4 @@
-"""What one decision is made from, as plain frozen values; never measures and never decides."""
+"""Define the inputs of one scaling decision, as plain frozen values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Role = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What came and what was served of one model in an interval of `seconds`, at all gateways together.
+    """Counts of one model over an interval of `seconds`, at all gateways together.
 
-    `num_requests` and `num_input_tokens` count as requests come. All else counts later, and is read by the `num_served`
-    that had a first token, because what was refused tells nothing of how long answers are (None: nobody counts them,
-    and it is read by those that came): `num_cached_tokens` of inputs that prefix caches had,
-    `num_prefill_pairs`, the sum over prompts of (token computed, token it attends to) pairs as of `StepFeatures` (None:
-    nobody counts them), `num_late_ttft` requests whose first token came after its target, `num_late_itl` that had more
-    late gaps than a good one may (`Slo.is_met`; None: nobody counts them), `num_late_gaps` of `num_gaps` between two
-    tokens, and `num_failed` requests for which the cluster had no room.
+    `num_requests` and `num_input_tokens` are counted on arrival. The other fields are counted later and are averaged
+    over the `num_served` requests that had a first token, because rejected requests say nothing about output lengths
+    (None: not counted, and the average is over arrivals): `num_cached_tokens` of inputs found in prefix caches;
+    `num_prefill_pairs`, the sum over prompts of (token computed, token it attends to) pairs as in `StepFeatures` (None:
+    not counted); `num_late_ttft` requests whose first token was after its target; `num_late_itl` requests with more
+    late gaps than a good one may have (`Slo.is_met`; None: not counted); `num_late_gaps` of `num_gaps` between two
+    tokens; and `num_failed` requests for which the cluster had no capacity.
     """
 
     seconds: float
@@ -37,18 +37,18 @@ class Demand:
     num_failed: int = 0
 
     def __add__(self, other: Demand) -> Demand:
-        """Of two intervals, one after the other; pairs that one of them does not know are not known of both."""
+        """Return the counts of two consecutive intervals; a field that is None in one of them is None in the sum."""
         sums: dict[str, Any] = {}
-        for one in fields(Demand):
-            mine, theirs = getattr(self, one.name), getattr(other, one.name)
-            sums[one.name] = None if mine is None or theirs is None else mine + theirs
+        for member in fields(Demand):
+            own = getattr(self, member.name)
+            theirs = getattr(other, member.name)
+            sums[member.name] = None if own is None or theirs is None else own + theirs
         return Demand(**sums)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """Workers of one role by what they do: those that take requests, those that will soon, those that finish what they
-    have and then end."""
+    """Workers of one role by state: serving requests, starting, or draining."""
 
     num_serving: int = 0
     num_starting: int = 0
@@ -56,13 +56,13 @@ class PoolState:
 
     @property
     def num_kept(self) -> int:
-        """That are there or will be, unless somebody decides otherwise."""
+        """Return the number of workers that are serving or starting."""
         return self.num_serving + self.num_starting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
-    """What one worker of a pool can do: its own measured step times, and its room. `num_blocks` of KV, of `block_size`
+    """Capacity of one worker of a pool: its measured step times, and its limits. `num_blocks` of KV, of `block_size`
     tokens each."""
 
     cost: StepCost
@@ -74,11 +74,11 @@ class WorkerCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """The cluster `at` seconds of any clock that does not go back. `demand` since the last observation; None: no
-    gateway has told it, and nothing is to be concluded. A capability of None: no worker has told it yet.
+    """The state of the cluster at time `at`, in seconds of any monotonic clock.
 
-    `num_queued_tokens` of prompts that wait to be computed, at gateways and workers; `num_queued_requests` that wait at
-    gateways for a place; `num_running_seqs` that decode.
+    `demand` since the last state; None: no gateway has reported, and nothing can be concluded. A worker capacity of
+    None: no worker has reported it yet. `num_queued_tokens` of prompts wait to be computed, at gateways and workers;
+    `num_queued_requests` wait at gateways for a worker; `num_running_seqs` decode.
     """
 
     at: float

@@ -1,4 +1,4 @@
-"""What was decided and why, as frozen values; never carries anything out."""
+"""Define a scaling decision and its reasons, as frozen values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tandem.scaling.cluster_state import Role
 
 
 class ReplicaTarget(NamedTuple):
-    """How many workers of each role there should be, those that start included, those that drain not."""
+    """Workers of each role that there should be, including starting and excluding draining ones."""
 
     prefill: int
     decode: int
 
 
 class RoleChange(NamedTuple):
-    """So many workers of the role `source` go on in the role `to`, rather than end while others start."""
+    """A change of `number` workers from role `source` to role `to`, instead of ending and starting workers."""
 
     source: Role
     to: Role
@@ -25,10 +25,12 @@ class RoleChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandForecast:
-    """What is expected by the time at which a worker that starts now serves. Rates are per second; input tokens are
-    those to compute, without what caches have. `prefill_load`: so many workers would compute prompts all the time;
-    `num_decoding`: sequences that decode at once, in the middle. The correction factors say how much more was needed
-    lately than these models say; 1: nothing."""
+    """The demand forecast for the time at which a worker that starts now serves.
+
+    Rates are per second; input tokens exclude cached tokens. `prefill_load`: number of workers that would be computing
+    prompts all the time; `num_decoding`: mean number of sequences that decode at once. The correction factors are the
+    recent ratio of needed capacity to what the models predicted; 1: no correction.
+    """
 
     request_rate: float
     input_rate: float
@@ -43,9 +45,12 @@ class DemandForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """`target` is what should run from now on; it contains `changes`. `needed` is what the forecast asks for by itself,
-    before bounds and before what is held for a while. `reasons` are plain sentences. `held_back`: why the fleet is left
-    as it is whatever is needed, empty when it is not. `forecast` is None where nothing could be forecast."""
+    """A scaling decision. `target` is the desired state; it includes `changes`.
+
+    `needed` is the forecast demand alone, before bounds and stabilization. `reasons` are sentences for people.
+    `held_back` says why the workers are left as they are regardless of demand; empty when they are not. `forecast` is
+    None where none was possible.
+    """
 
     target: ReplicaTarget
     changes: tuple[RoleChange, ...] = ()

@@ -1,4 +1,4 @@
-"""The demand of the last minutes, interval by interval, bounded; never looks ahead."""
+"""Keep the demand of the last minutes by interval, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from tandem.scaling.cluster_state import Demand
 
 _MOST = 4096
-"""Intervals, whatever their length."""
+"""Maximum number of intervals, whatever their length."""
 
 
 class Sample(NamedTuple):
-    """An `amount` that came in the `seconds` before `at`."""
+    """An `amount` that arrived in the `seconds` before `at`."""
 
     at: float
     seconds: float
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
 
 
 class History:
-    """Intervals that ended within `window_s` of the last one, the last one at least."""
+    """Keep the intervals that ended within `window_s` of the last one, and at least the last one."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -43,11 +43,11 @@ class History:
 
     @property
     def total(self) -> Demand:
-        """Of all intervals. Raises TypeError when there is none."""
+        """Return the sum over all intervals. Raises TypeError when there is none."""
         return reduce(add, (demand for _, demand in self._intervals))
 
     def samples(self, amount: Callable[[Demand], float]) -> list[Sample]:
-        """One of each interval, in order."""
+        """Return one sample for each interval, in order."""
         return [Sample(at, demand.seconds, amount(demand)) for at, demand in self._intervals]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""By how much a model of workers was too hopeful, learned from what came too late; never knows the model."""
+"""Learn a correction factor on a capacity model from the fraction of late requests."""
 
 from __future__ import annotations
 
@@ -8,40 +8,45 @@ MOST = 2.0
 STEP = 1.15
 FADE = 0.95
 HELPS = 0.8
-"""A step has helped when at most this part of the share is still late."""
+"""A step has helped when the late fraction fell to at most this part of the earlier one."""
 REST_SPANS = 10
 
 
 class Correction:
-    """A factor from 1 to `MOST` on the work. Counts of `span_s` are judged at a time: it rises where more was late than
-    is tolerated and chance would have it, though there were as many workers as the model asked for, and fades slowly
-    where it was not. A step after which as much is late as before is taken back, and none is tried for a while: some
-    lateness no number of workers mends."""
+    """Factor from 1 to `MOST` on the demand, judged on the counts of each `span_s`.
+
+    The factor rises where more was late than tolerated and chance explains, although the model's number of workers was
+    running, and decays slowly where it was not. A step after which as much is late as before is undone, and none is
+    tried for `REST_SPANS` spans: some lateness does not depend on the number of workers.
+    """
 
     def __init__(self, span_s: float, tolerated: float) -> None:
         self._span_s = span_s
         self._tolerated = tolerated
         self._began: float | None = None
-        self._num_late = self._num_all = 0
+        self._num_late = 0
+        self._num_all = 0
         self._share_before: float | None = None
         self._num_rests = 0
         self.factor = 1.0
 
     def add(self, at: float, num_late: int, num_all: int, *, had_enough: bool) -> None:
-        """Counts up to `at`. With too few workers they say nothing of the model."""
+        """Add the counts up to `at`. They are discarded while fewer workers run than the model asked for."""
         if self._began is None or not had_enough:
             self._begin(at)
             return
-        self._num_late, self._num_all = self._num_late + num_late, self._num_all + num_all
+        self._num_late = self._num_late + num_late
+        self._num_all = self._num_all + num_all
         if at - self._began >= self._span_s:
-            self._judge()
+            self._evaluate()
             self._begin(at)
 
     def _begin(self, at: float) -> None:
         self._began = at
-        self._num_late = self._num_all = 0
+        self._num_late = 0
+        self._num_all = 0
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
         expected = self._tolerated * self._num_all
         if self._num_late <= expected + 2 * math.sqrt(expected) + 1:
             self.factor = 1 + FADE * (self.factor - 1)
@@ -54,7 +59,8 @@ class Correction:
     def _step(self, share: float) -> None:
         if self._share_before is not None and share > HELPS * self._share_before:
             self.factor = max(1.0, self.factor / STEP)
-            self._share_before, self._num_rests = None, REST_SPANS
+            self._share_before = None
+            self._num_rests = REST_SPANS
         else:
             self.factor = min(MOST, self.factor * STEP)
             self._share_before = share

@@ -1,4 +1,4 @@
-"""What a scaler holds and how carefully, as checked plain values; never reads a configuration."""
+"""Define the targets and limits of a scaler, as checked plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def _require(holds: bool, name: str, rule: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Workers of one role: `min` at least, `max` at most, None: no limit. Raises TandemError(INVALID_REQUEST)."""
+    """Range of the number of workers of one role: `min` to `max`, None: no limit. Raises
+    TandemError(INVALID_REQUEST)."""
 
     min: int = 1
     max: int | None = None
@@ -31,10 +32,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPolicy:
-    """`percentile` of requests and of gaps are to keep the targets of `slo`, with the share `headroom` of the capacity
-    left free. A decision every `interval_s` looks at `window_s` of the past and `start_s` ahead, which a new worker
-    takes until it serves; workers end when fewer were enough for `scale_down_s`. `change_roles`: a worker that one role
-    can spare serves in the other one. Raises TandemError(INVALID_REQUEST) that names the field."""
+    """Targets and limits of a scaler. Raises TandemError(INVALID_REQUEST) that names the field.
+
+    `percentile` of requests and of gaps are to meet the targets of `slo`, with the fraction `headroom` of the capacity
+    kept free. A decision every `interval_s` uses `window_s` of history and forecasts `start_s` ahead, the time until a
+    new worker serves; workers end after fewer have been enough for `scale_down_s`. `change_roles`: spare workers of one
+    role may change to the other.
+    """
 
     slo: Slo
     percentile: float = 99.0
@@ -56,5 +60,5 @@ class ScalingPolicy:
 
     @property
     def tolerated(self) -> float:
-        """The share that may miss a target."""
+        """Return the fraction that may miss a target."""
         return 1 - self.percentile / 100

@@ -1,6 +1,6 @@
-"""How long work waits for one of several equal workers, by formulas of queueing theory; never knows what the work is.
+"""Compute waiting times of work at several equal workers, by formulas of queueing theory.
 
-Erlang's formula for the share that waits at all, and Allen and Cunneen's approximation of G/G/k for how long: an
+Erlang's formula for the probability of waiting, and Allen and Cunneen's approximation of G/G/k for how long: an
 exponential tail whose mean grows with the variability of arrivals and of service (A. O. Allen, "Probability, Statistics
 and Queueing Theory", 2nd edition, 1990, section 5.3).
 """
@@ -13,13 +13,13 @@ from statistics import NormalDist
 
 _NUM_POINTS = 32
 _POINTS = tuple(NormalDist().inv_cdf((i + 0.5) / _NUM_POINTS) for i in range(_NUM_POINTS))
-"""Of the normal distribution, each standing for as much of it."""
+"""Quantiles of the normal distribution, each representing an equal part."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceDemand:
-    """`rate` per second of pieces of work that take a worker `mean_s`; `service_scv` and `arrival_scv`: squared
-    coefficients of variation of their times and of the times between them, 1 of exponential ones."""
+    """Demand of `rate` jobs per second that take a worker `mean_s` each. `service_scv` and `arrival_scv`: squared
+    coefficients of variation of the service times and of the times between arrivals; 1 for exponential times."""
 
     rate: float
     mean_s: float
@@ -28,17 +28,17 @@ class ServiceDemand:
 
     @property
     def load(self) -> float:
-        """So many workers would be busy all the time."""
+        """Return the mean number of busy workers."""
         return self.rate * self.mean_s
 
     def times(self) -> list[float]:
-        """How long equally large parts of the work take, as if logarithms were normally distributed."""
+        """Return representative service times of equally probable parts, assuming a lognormal distribution."""
         spread = math.log1p(self.service_scv)
         return [self.mean_s * math.exp(math.sqrt(spread) * point - spread / 2) for point in _POINTS]
 
 
 def erlang_c(num_workers: int, load: float) -> float:
-    """The share of Poisson arrivals that find all of `num_workers` busy; 1 where there are too few."""
+    """Return the probability that a Poisson arrival finds all `num_workers` busy; 1 where there are too few."""
     if load >= num_workers:
         return 1.0
     blocked = 1.0
@@ -47,25 +47,29 @@ def erlang_c(num_workers: int, load: float) -> float:
     return num_workers * blocked / (num_workers - load * (1 - blocked))
 
 
-def late_share(work: ServiceDemand, num_workers: int, limit_s: float) -> float:
-    """Of pieces that are done later than `limit_s` after they came, those that are late without any wait left out: no
-    number of workers mends them."""
-    if work.load <= 0:
+def late_share(demand: ServiceDemand, num_workers: int, limit_s: float) -> float:
+    """Return the fraction of jobs that are done later than `limit_s` after arrival, excluding those whose service alone
+    takes longer, because more workers do not help them."""
+    if demand.load <= 0:
         return 0.0
-    waits = erlang_c(num_workers, work.load)
-    variability = (work.arrival_scv + work.service_scv) / 2
-    pace = (num_workers - work.load) / (work.mean_s * variability) if variability > 0 else math.inf
-    slacks = [limit_s - time for time in work.times()]
-    return sum(waits * math.exp(-pace * slack) for slack in slacks if slack > 0) / _NUM_POINTS if pace > 0 else 1.0
+    wait_probability = erlang_c(num_workers, demand.load)
+    variability = (demand.arrival_scv + demand.service_scv) / 2
+    tail_rate = (num_workers - demand.load) / (demand.mean_s * variability) if variability > 0 else math.inf
+    slacks = [limit_s - time for time in demand.times()]
+    return (
+        sum(wait_probability * math.exp(-tail_rate * slack) for slack in slacks if slack > 0) / _NUM_POINTS
+        if tail_rate > 0
+        else 1.0
+    )
 
 
-def least_workers(work: ServiceDemand, limit_s: float | None, tolerated: float, headroom: float) -> int:
-    """The fewest workers of which the share `headroom` stays idle and at most `tolerated` of the work is late; without
-    a limit only the first counts."""
-    if work.load <= 0:
+def least_workers(demand: ServiceDemand, limit_s: float | None, tolerated: float, headroom: float) -> int:
+    """Return the fewest workers that stay idle for the fraction `headroom` and leave at most `tolerated` of the work
+    late; without a limit only the headroom counts."""
+    if demand.load <= 0:
         return 0
-    number = max(1, math.ceil(work.load / (1 - headroom) - 1e-9))
+    num_workers = max(1, math.ceil(demand.load / (1 - headroom) - 1e-9))
     if limit_s is not None:
-        while late_share(work, number, limit_s) > tolerated:
-            number += 1
-    return number
+        while late_share(demand, num_workers, limit_s) > tolerated:
+            num_workers += 1
+    return num_workers

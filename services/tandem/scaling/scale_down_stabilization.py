@@ -1,4 +1,4 @@
-"""How long a smaller fleet must have been enough before workers end; never decides what is enough."""
+"""Delay scale-down until fewer workers have been enough for a while."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import deque
 
 
 class StabilizationWindow:
-    """The needs of one role over the last `hold_s`. It grows at once and shrinks to the highest of them, and only after
-    so long a time without a gap; so a need that goes up and down keeps what its highest asks for."""
+    """The needs of one role over the last `hold_s`. The result grows at once and shrinks to the highest need of the
+    window, and only after observations of that length without a gap; so under an oscillating need it stays at the
+    highest."""
 
     def __init__(self, hold_s: float, gap_s: float) -> None:
         self._hold_s = hold_s
@@ -15,7 +16,7 @@ class StabilizationWindow:
         self._since: float | None = None
         self._last = 0.0
         self._highest: deque[tuple[float, int]] = deque()
-        """(time, need), falling needs: each the highest of all from its time on."""
+        """(time, need) with falling needs: each the highest from its time on."""
 
     def add(self, at: float, number: int) -> None:
         if self._since is None or at - self._last > self._gap_s:
@@ -29,7 +30,7 @@ class StabilizationWindow:
             self._highest.popleft()
 
     def settled(self, current: int) -> int:
-        """What to have, of what was added last."""
+        """Return the number of workers to have, after the last `add`, when there are `current` now."""
         if self._since is None:
             return current
         if self._last - self._since < self._hold_s:

@@ -1,4 +1,4 @@
-"""Decides how many workers of each role there should be, one observation after another; does nothing about it."""
+"""Decide how many workers of each role there should be, one observation after another, without acting on it."""
 
 from __future__ import annotations
 
@@ -19,80 +19,82 @@ from tandem.scaling.role_rebalancing import needed_beside_mixed, role_changes
 from tandem.scaling.scale_down_stabilization import StabilizationWindow
 
 _PAST_WINDOWS = 2
-"""So many are what bursts are learned from."""
+"""Number of policy windows from which bursts are learned."""
 _LEAVE_SHARE = 4
-"""A pool loses at most a part of so many at once."""
+"""A pool loses at most this fraction, 1 / _LEAVE_SHARE, of its workers at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Workers:
-    """One that computes prompts, and one that decodes."""
+    """Capacities of a prefill worker and of a decode worker."""
 
     prefill: WorkerCapacity
     decode: WorkerCapacity
 
 
 class Scaler:
-    """One model's. Equal observations give equal decisions."""
+    """Scale the workers of one model. Equal observations give equal decisions."""
 
     def __init__(self, policy: ScalingPolicy) -> None:
         self._policy = policy
         self._history = History(policy.window_s)
         self._past = History(_PAST_WINDOWS * policy.window_s)
         gap_s = max(policy.start_s, 3 * policy.interval_s)
-        self._steady = tuple(StabilizationWindow(policy.scale_down_s, gap_s) for _ in ReplicaTarget._fields)
-        self._spare = tuple(
+        self._stabilization = tuple(StabilizationWindow(policy.scale_down_s, gap_s) for _ in ReplicaTarget._fields)
+        self._spare_windows = tuple(
             StabilizationWindow(min(policy.start_s, policy.scale_down_s), gap_s) for _ in ReplicaTarget._fields
         )
         self._corrections = tuple(Correction(policy.start_s, policy.tolerated) for _ in ReplicaTarget._fields)
         self._workers: _Workers | None = None
-        self._asked = ReplicaTarget(0, 0)
+        self._last_bounded = ReplicaTarget(0, 0)
         self._at = -math.inf
 
-    def decide(self, observed: ClusterState) -> Decision:
-        """Of an observation that is later than the one before."""
-        self._learn(observed)
-        why = self._why_not(observed)
-        if why:
-            return self._hold(observed, why)
-        assert observed.demand is not None and self._workers is not None
-        self._at = observed.at
-        self._history.add(observed.at, observed.demand)
-        self._past.add(observed.at, observed.demand)
-        self._correct(observed, observed.demand)
-        forecast, needed = self._needed(observed, self._workers)
-        return self._settle(observed, forecast, needed)
+    def decide(self, state: ClusterState) -> Decision:
+        """Return the decision for an observation that is later than the one before."""
+        self._learn(state)
+        reason = self._why_not(state)
+        if reason:
+            return self._hold(state, reason)
+        assert state.demand is not None and self._workers is not None
+        self._at = state.at
+        self._history.add(state.at, state.demand)
+        self._past.add(state.at, state.demand)
+        self._correct(state, state.demand)
+        forecast, needed = self._needed(state, self._workers)
+        return self._settle(state, forecast, needed)
 
-    # ---- whether anything can be said
+    # ---- preconditions
 
-    def _learn(self, observed: ClusterState) -> None:
-        """What workers can do stays known while there is none."""
+    def _learn(self, state: ClusterState) -> None:
+        """Store the workers' capacities; they stay known while there is no worker."""
         known = self._workers
-        prefill = observed.prefill_worker or (known.prefill if known else None) or observed.decode_worker
-        decode = observed.decode_worker or (known.decode if known else None) or observed.prefill_worker
+        prefill = state.prefill_worker or (known.prefill if known else None) or state.decode_worker
+        decode = state.decode_worker or (known.decode if known else None) or state.prefill_worker
         if prefill is not None and decode is not None:
             self._workers = _Workers(prefill, decode)
 
-    def _why_not(self, observed: ClusterState) -> str:
-        if not observed.at > self._at:
-            return f"the observation of {observed.at:g} s is not newer than the one before"
-        if observed.demand is None or observed.demand.seconds <= 0:
-            return "no gateway has told what it was asked for"
+    def _why_not(self, state: ClusterState) -> str:
+        if not state.at > self._at:
+            return f"the observation of {state.at:g} s is not newer than the one before"
+        if state.demand is None or state.demand.seconds <= 0:
+            return "no gateway has reported its demand"
         if self._workers is None:
-            return "no worker has told how fast it is"
+            return "no worker has reported its step costs"
         return ""
 
-    def _hold(self, observed: ClusterState, why: str) -> Decision:
-        current, policy = _current(observed), self._policy
+    def _hold(self, state: ClusterState, reason: str) -> Decision:
+        current = _current(state)
+        policy = self._policy
         target = ReplicaTarget(policy.prefill.clamped(current.prefill), policy.decode.clamped(current.decode))
-        return Decision(target=target, needed=current, forecast=None, reasons=(why,), held_back=why)
+        return Decision(target=target, needed=current, forecast=None, reasons=(reason,), held_back=reason)
 
     # ---- what is needed
 
-    def _correct(self, observed: ClusterState, demand: Demand) -> None:
-        pools = (observed.prefill, observed.decode)
-        had_enough = all(pool.num_serving >= asked for pool, asked in zip(pools, self._asked, strict=True))
-        num_served, num_late_itl = demand.num_served, demand.num_late_itl
+    def _correct(self, state: ClusterState, demand: Demand) -> None:
+        pools = (state.prefill, state.decode)
+        had_enough = all(pool.num_serving >= expected for pool, expected in zip(pools, self._last_bounded, strict=True))
+        num_served = demand.num_served
+        num_late_itl = demand.num_late_itl
         counts = (
             (demand.num_late_ttft, demand.num_requests if num_served is None else num_served),
             (demand.num_late_gaps, demand.num_gaps)
@@ -100,61 +102,70 @@ class Scaler:
             else (num_late_itl, num_served),
         )
         for correction, (num_late, num_all) in zip(self._corrections, counts, strict=True):
-            correction.add(observed.at, num_late, num_all, had_enough=had_enough)
+            correction.add(state.at, num_late, num_all, had_enough=had_enough)
 
-    def _needed(self, observed: ClusterState, workers: _Workers) -> tuple[DemandForecast, ReplicaTarget]:
-        policy, means = self._policy, RequestProfile.of(self._history.total)
+    def _needed(self, state: ClusterState, workers: _Workers) -> tuple[DemandForecast, ReplicaTarget]:
+        policy = self._policy
+        profile = RequestProfile.of(self._history.total)
         arrivals = self._history.samples(lambda demand: demand.num_requests)
         burstiness = dispersion(arrivals)
         rate = expected_level(arrivals, policy.start_s)
         tokens = expected_level(self._history.samples(lambda demand: demand.num_input_tokens), policy.start_s)
-        whole = means.num_fresh + means.num_cached
-        # Prompts that are longer just now count as more of them.
-        work = prompt_work(workers.prefill, means, max(rate, tokens / whole if whole else 0.0), burstiness)
+        num_prompt = profile.num_fresh + profile.num_cached
+        # Prompts that are longer at present count as more prompts.
+        prompt_demand = prompt_work(
+            workers.prefill, profile, max(rate, tokens / num_prompt if num_prompt else 0.0), burstiness
+        )
         factors = [correction.factor for correction in self._corrections]
-        prefill = self._prefill(observed, work, workers.prefill, factors[0])
-        decoding = expected_rate(arrivals, policy.start_s)
-        steps = DecodeDemand(decoding * factors[1], max(0.0, means.num_output - 1), means.context, burstiness)
-        decode, together = decode_workers(workers.decode, steps, policy.slo.itl_s, policy.tolerated, policy.headroom)
-        running = observed.num_running_seqs + observed.num_queued_requests
-        decode = max(decode, math.ceil(running / largest_batch(workers.decode, means.context, policy.slo.itl_s)))
+        prefill = self._prefill(state, prompt_demand, workers.prefill, factors[0])
+        decode_rate = expected_rate(arrivals, policy.start_s)
+        steps = DecodeDemand(decode_rate * factors[1], max(0.0, profile.num_output - 1), profile.context, burstiness)
+        decode, num_concurrent = decode_workers(
+            workers.decode, steps, policy.slo.itl_s, policy.tolerated, policy.headroom
+        )
+        running = state.num_running_seqs + state.num_queued_requests
+        decode = max(decode, math.ceil(running / largest_batch(workers.decode, profile.context, policy.slo.itl_s)))
         forecast = DemandForecast(
-            request_rate=rate, input_rate=work.rate * means.num_fresh, output_rate=decoding * means.num_output,
-            cached_share=means.cached_share, mean_context=means.context, prefill_load=work.load,
-            num_decoding=together, prefill_correction=factors[0], decode_correction=factors[1],
+            request_rate=rate, input_rate=prompt_demand.rate * profile.num_fresh,
+            output_rate=decode_rate * profile.num_output,
+            cached_share=profile.cached_share, mean_context=profile.context, prefill_load=prompt_demand.load,
+            num_decoding=num_concurrent, prefill_correction=factors[0], decode_correction=factors[1],
         )  # fmt: skip
         return forecast, ReplicaTarget(prefill, decode)
 
-    def _prefill(self, observed: ClusterState, work: ServiceDemand, worker: WorkerCapacity, factor: float) -> int:
-        """Enough for arrivals by chance, and for the bursts of the past. What waits already is to be done by the time
-        at which a worker that starts now serves."""
+    def _prefill(self, state: ClusterState, prompt_demand: ServiceDemand, worker: WorkerCapacity, factor: float) -> int:
+        """Return the prefill workers for random arrivals and for past bursts. The present backlog is to be done by the
+        time at which a worker that starts now serves."""
         policy = self._policy
-        behind_s = observed.num_queued_tokens * worker.cost.prefill_token_s
-        more = behind_s / policy.start_s / work.mean_s if work.mean_s > 0 else 0.0
-        grown = replace(work, rate=(work.rate + more) * factor)
-        number = least_workers(grown, policy.slo.ttft_s, policy.tolerated, policy.headroom)
-        if policy.slo.ttft_s is None or work.load <= 0:
+        behind_s = state.num_queued_tokens * worker.cost.prefill_token_s
+        extra_rate = behind_s / policy.start_s / prompt_demand.mean_s if prompt_demand.mean_s > 0 else 0.0
+        scaled_demand = replace(prompt_demand, rate=(prompt_demand.rate + extra_rate) * factor)
+        number = least_workers(scaled_demand, policy.slo.ttft_s, policy.tolerated, policy.headroom)
+        if policy.slo.ttft_s is None or prompt_demand.load <= 0:
             return number
         past = burst_replay.shape(self._past.samples(lambda demand: demand.num_input_tokens), policy.window_s / 2)
-        # What a long prompt itself takes is not left for waiting.
-        left_s = policy.slo.ttft_s - work.mean_s * (1 + math.sqrt(work.service_scv))
-        slack_s = max(left_s, policy.slo.ttft_s / 4)
-        return max(number, burst_replay.least_workers(past, grown.load, slack_s, policy.tolerated))
+        # The time of a long prompt's own computation is not available for waiting.
+        wait_limit_s = policy.slo.ttft_s - prompt_demand.mean_s * (1 + math.sqrt(prompt_demand.service_scv))
+        slack_s = max(wait_limit_s, policy.slo.ttft_s / 4)
+        return max(number, burst_replay.least_workers(past, scaled_demand.load, slack_s, policy.tolerated))
 
-    # ---- what to do about it
+    # ---- the target
 
-    def _settle(self, observed: ClusterState, forecast: DemandForecast, needed: ReplicaTarget) -> Decision:
-        policy, current = self._policy, _current(observed)
-        rest = needed_beside_mixed(needed, observed.mixed.num_serving)
+    def _settle(self, state: ClusterState, forecast: DemandForecast, needed: ReplicaTarget) -> Decision:
+        policy = self._policy
+        current = _current(state)
+        rest = needed_beside_mixed(needed, state.mixed.num_serving)
         bounded = ReplicaTarget(policy.prefill.clamped(rest.prefill), policy.decode.clamped(rest.decode))
         for role, number in enumerate(bounded):
-            self._steady[role].add(observed.at, number)
-            self._spare[role].add(observed.at, number)
-        changes = self._changes(observed, current, bounded)
+            self._stabilization[role].add(state.at, number)
+            self._spare_windows[role].add(state.at, number)
+        changes = self._changes(state, current, bounded)
         changed = _after(current, changes)
-        held = ReplicaTarget(*(steady.settled(number) for steady, number in zip(self._steady, changed, strict=True)))
-        target = self._left_safely(observed, changed, held)
-        self._asked = bounded
+        stabilized = ReplicaTarget(
+            *(window.settled(number) for window, number in zip(self._stabilization, changed, strict=True))
+        )
+        target = self._limit_reductions(state, changed, stabilized)
+        self._last_bounded = bounded
         reasons = (
             *_why(forecast, needed),
             *self._why_late(forecast),
@@ -163,49 +174,52 @@ class Scaler:
         return Decision(target=target, changes=changes, needed=needed, forecast=forecast, reasons=reasons)
 
     def _why_late(self, forecast: DemandForecast) -> tuple[str, ...]:
-        itl_s, context = self._policy.slo.itl_s, forecast.mean_context
+        itl_s = self._policy.slo.itl_s
+        context = forecast.mean_context
         worker = self._workers.decode if self._workers is not None else None
         if itl_s is None or worker is None or is_in_reach(worker, context, itl_s):
             return ()
         alone_ms = 1e3 * step_s(worker, 1, context)
         return (f"a sequence alone takes {alone_ms:.3g} ms a token, more than slo.itl_ms: no number of workers helps",)
 
-    def _changes(
-        self, observed: ClusterState, current: ReplicaTarget, bounded: ReplicaTarget
-    ) -> tuple[RoleChange, ...]:
+    def _changes(self, state: ClusterState, current: ReplicaTarget, bounded: ReplicaTarget) -> tuple[RoleChange, ...]:
         if not self._policy.change_roles:
             return ()
-        pools = (observed.prefill, observed.decode)
+        pools = (state.prefill, state.decode)
         spare = ReplicaTarget(*(
-            max(0, min(pool.num_serving, number - steady.settled(number)))
-            for pool, number, steady in zip(pools, current, self._spare, strict=True)
+            max(0, min(pool.num_serving, number - window.settled(number)))
+            for pool, number, window in zip(pools, current, self._spare_windows, strict=True)
         ))  # fmt: skip
         return role_changes(current, bounded, spare)
 
-    def _left_safely(self, observed: ClusterState, current: ReplicaTarget, held: ReplicaTarget) -> ReplicaTarget:
-        """A part of a pool at a time, and none while others of it still leave."""
+    def _limit_reductions(
+        self, state: ClusterState, current: ReplicaTarget, stabilized: ReplicaTarget
+    ) -> ReplicaTarget:
+        """Return the target limited to a fraction of each pool at a time, and to no reduction while workers of the pool
+        are still draining."""
         return ReplicaTarget(
-            _left(observed.prefill, current.prefill, held.prefill, self._policy.prefill),
-            _left(observed.decode, current.decode, held.decode, self._policy.decode),
+            _limit_reduction(state.prefill, current.prefill, stabilized.prefill, self._policy.prefill),
+            _limit_reduction(state.decode, current.decode, stabilized.decode, self._policy.decode),
         )
 
 
-def _left(pool: PoolState, current: int, held: int, bounds: Bounds) -> int:
-    if held >= current:
-        return held
+def _limit_reduction(pool: PoolState, current: int, stabilized: int, bounds: Bounds) -> int:
+    if stabilized >= current:
+        return stabilized
     most = 0 if pool.num_draining else max(1, current // _LEAVE_SHARE)
-    return bounds.clamped(max(held, current - most))
+    return bounds.clamped(max(stabilized, current - most))
 
 
-def _current(observed: ClusterState) -> ReplicaTarget:
-    return ReplicaTarget(observed.prefill.num_kept, observed.decode.num_kept)
+def _current(state: ClusterState) -> ReplicaTarget:
+    return ReplicaTarget(state.prefill.num_kept, state.decode.num_kept)
 
 
 def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTarget:
     prefill, decode = current
     for change in changes:
         sign = 1 if change.to == "prefill" else -1
-        prefill, decode = prefill + sign * change.number, decode - sign * change.number
+        prefill = prefill + sign * change.number
+        decode = decode - sign * change.number
     return ReplicaTarget(prefill, decode)
 
 
@@ -217,7 +231,7 @@ def _moves(current: ReplicaTarget, target: ReplicaTarget) -> list[tuple[str, int
 
 def _why(forecast: DemandForecast, needed: ReplicaTarget) -> tuple[str, ...]:
     return (
-        f"{forecast.request_rate:.2f} requests/s with {forecast.input_rate:,.0f} prompt tokens/s to compute will come "
+        f"{forecast.request_rate:.2f} requests/s with {forecast.input_rate:,.0f} uncached prompt tokens/s are expected "
         f"({forecast.cached_share:.0%} of prompts cached): they keep {forecast.prefill_load:.2f} prefill workers busy, "
         f"and {needed.prefill} are needed",
         f"{forecast.output_rate:,.0f} output tokens/s are expected: {forecast.num_decoding:.1f} sequences decode at "

@@ -74,7 +74,7 @@ class ServiceCounters:
 
 
 def _encode(served: Iterable[tuple[ModelFlow, int]]) -> str:
-    return json.dumps([[s.model, s.account.lane, s.account.tenant, total] for s, total in served])
+    return json.dumps([[s.model, s.flow_key.lane, s.flow_key.tenant, total] for s, total in served])
 
 
 def _decode(text: bytes) -> Iterator[tuple[ModelFlow, int]]:

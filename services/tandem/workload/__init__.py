@@ -1,1 +1,2 @@
-"""Requests and when they come: mixes, arrivals and traces, the same for the simulator and for load tests."""
+"""Generate requests and their due times from mixes, arrival processes and traces, for the simulator and for load tests
+alike."""

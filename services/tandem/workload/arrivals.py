@@ -1,4 +1,4 @@
-"""When requests come: evenly, by chance, in bursts or in batches, as functions of a seed; never says what comes."""
+"""Generate arrival times: evenly spaced, Poisson, in bursts or in batches, as functions of a seed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from tandem.workload import seeded_random
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One every 1/rate seconds, the first at 0."""
+    """One request every 1/rate seconds, the first at 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent of each other: exponential times between them."""
+    """Independent arrivals, with exponential times between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """Poisson at two rates by turns, for exponential times of `on_s` and `off_s` seconds on average. Outside of bursts
-    the rate is the share `outside` of the one inside, in [0, 1). Raises ValueError on other figures."""
+    """A Poisson process that alternates between two rates, for exponential times of `on_s` and `off_s` seconds on
+    average.
+
+    Outside of bursts the rate is the fraction `outside` of the rate inside, in [0, 1). Raises ValueError for other
+    values.
+    """
 
     on_s: float
     off_s: float
@@ -38,7 +42,7 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """`size` at once, exponential times between batches. Raises ValueError unless it is at least 1."""
+    """`size` requests at once, exponential times between batches. Raises ValueError unless `size` is at least 1."""
 
     size: int
 
@@ -51,8 +55,11 @@ Arrivals = Constant | Poisson | Bursts | Batches
 
 
 def due_times(arrivals: Arrivals, rate: float, *names: seeded_random.Name) -> Iterator[float]:
-    """Seconds at which requests come, in order, without end; `rate` per second in the long run, in bursts and out of
-    them. All at 0 where it is 0. `names` are those of the draws."""
+    """Return the arrival times in seconds, in ascending order, without end.
+
+    `rate` per second is the long-run mean, over bursts and pauses alike; 0 puts all arrivals at 0. `names` seed the
+    random numbers.
+    """
     if rate == 0:
         return (0.0 for _ in count())
     match arrivals:
@@ -74,12 +81,14 @@ def _poisson(rate: float, names: tuple[seeded_random.Name, ...]) -> Iterator[flo
 
 
 def _bursts(bursts: Bursts, rate: float, names: tuple[seeded_random.Name, ...]) -> Iterator[float]:
-    """A Poisson process of rate 1, its time stretched so that it passes at each phase's own rate."""
+    """Yield arrivals of a Poisson process of rate 1 whose time is stretched to each phase's rate."""
     cycle_s = bursts.on_s + bursts.off_s
     inside = rate * cycle_s / (bursts.on_s + bursts.outside * bursts.off_s)
     is_first_on = seeded_random.uniform(*names, "first phase") < bursts.on_s / cycle_s
     due = _poisson(1.0, names)
-    next_due, passed, began_s = next(due), 0.0, 0.0
+    next_due = next(due)
+    passed = 0.0
+    began_s = 0.0
     for number in count():
         is_on = (number % 2 == 0) == is_first_on
         seconds = seeded_random.exponential(bursts.on_s if is_on else bursts.off_s, *names, "phase", number)

@@ -1,4 +1,4 @@
-"""A request and when it is due, frozen; never sends one."""
+"""Define a request with its due time, as a frozen value."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from tandem.core.request import Request
 
 MODEL = "workload"
-"""Of every request: whoever sends it knows the one model that is meant."""
+"""Placeholder model of every request; the sender substitutes the real one."""
 
 Follow = Callable[[Sequence[int], float], "ScheduledRequest"]
-"""What the same client asks next, from the token ids of its answer and the time at which that ended."""
+"""Makes the client's next request from the token ids of the output and the time at which it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """To be sent `due_s` after the beginning, whatever became of others. `group` is its class in reports. `follow`
-    makes the next turn of its conversation, due after this one's end; None: it is the last."""
+    """A request to be sent `due_s` seconds after the start, regardless of other requests.
+
+    `group` is its class in reports. `follow` makes the next turn of its conversation, due after this one's end; None:
+    it is the last.
+    """
 
     request: Request
     group: str

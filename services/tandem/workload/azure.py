@@ -1,5 +1,5 @@
-"""Lines of the Azure LLM inference traces of 2023 and 2024 (Patel et al., ISCA 2024; Stojkovic et al., HPCA 2025): CSV
-of a time and two numbers of tokens; never opens a file."""
+"""Parse lines of the Azure LLM inference traces of 2023 and 2024 (Patel et al., ISCA 2024; Stojkovic et al., HPCA
+2025): CSV of a time and two token counts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def read_entry(line: Field) -> TraceEntry:
-    """Of the text of a line. Digits behind the microsecond are dropped; a time without a zone is UTC. Raises
-    TandemError(INVALID_REQUEST). An answer without a token becomes one of one."""
+    """Return the entry of a line. Raises TandemError(INVALID_REQUEST).
+
+    Digits below the microsecond are dropped; a time without a zone is UTC. An output of 0 tokens becomes one of 1.
+    """
     cells = line.text().split(",")
     if len(cells) != 3:
         raise line.refused(f"must be {HEADER}")

@@ -1,4 +1,4 @@
-"""One client of a mix and what it asks, turn by turn, as a function of names; never sends anything."""
+"""Generate the requests of one conversation, turn by turn, as a function of names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from tandem.workload.request_class import RequestClass
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`names` are those of its draws, `salt` one more for its tokens alone: another salt, other texts of the same
-    lengths. A request's id is the client's; those of a conversation also have the number of the turn, from 1."""
+    """One client's requests.
+
+    `names` seed its random numbers; `salt` additionally seeds its token ids: another salt gives other texts of the same
+    lengths. The request id is `id`; in conversations of several turns the number of the turn, from 1, is appended.
+    """
 
     id: str
     group: RequestClass
@@ -28,13 +31,15 @@ class Conversation:
         return self._turn(1, self._prefix(), due_s)
 
     def _prefix(self) -> tuple[int, ...]:
-        """The same for all clients of the group that draw the same document."""
+        """Return the tokens of the client's document, equal for all clients of the group with the same document."""
         prefix, (seed, *_) = self.group.prefix, self.names
         if prefix is None:
             return ()
         document = prefix.document_at(seeded_random.uniform(*self.names, "document"))
-        of = (seed, "document", self.group.name, document)
-        return seeded_random.tokens(length_at(prefix.num_tokens, seeded_random.uniform(*of)), *of, self.salt)
+        document_names = (seed, "document", self.group.name, document)
+        return seeded_random.tokens(
+            length_at(prefix.num_tokens, seeded_random.uniform(*document_names)), *document_names, self.salt
+        )
 
     def _turn(self, turn: int, before: tuple[int, ...], due_s: float) -> ScheduledRequest:
         group = self.group

@@ -1,4 +1,5 @@
-"""How many tokens: ranges, log-normal laws and quantiles, as functions of where in [0, 1) a draw falls; never draws."""
+"""Define distributions of token counts: ranges, log-normal distributions and quantiles, as functions of a position in
+[0, 1)."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ from itertools import pairwise
 from statistics import NormalDist
 
 MAX_TOKENS = 10_000_000
-"""More than any model takes. A longer prompt is a slip of the pen, and would fill the memory."""
+"""More than any model accepts. A longer prompt is a typing error, and would exhaust the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Half of the lengths lie below `median`, two thirds within a factor of e^`sigma` of it. What falls outside of
-    [low, high] becomes the nearer of the two. Raises ValueError where these are not in order."""
+    """A log-normal distribution: half of the lengths are below `median`, two thirds within a factor of e^`sigma` of it.
+
+    Lengths outside of [low, high] are clamped. Raises ValueError where the values are not in order.
+    """
 
     median: float
     sigma: float
@@ -32,13 +35,17 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """(share, length): that share of all lengths is at most so long; evenly in between. From share 0, the least, to
-    share 1, the most. Raises ValueError where these are not in order."""
+    """A distribution by (share, length) points: the fraction `share` of all lengths is at most `length`, linear in
+    between.
+
+    From share 0, the minimum, to share 1, the maximum. Raises ValueError where the points are not in order.
+    """
 
     points: tuple[tuple[float, int], ...]
 
     def __post_init__(self) -> None:
-        shares, lengths = [share for share, _ in self.points], [length for _, length in self.points]
+        shares = [share for share, _ in self.points]
+        lengths = [length for _, length in self.points]
         if len(shares) < 2 or shares[0] != 0 or shares[-1] != 1:
             raise ValueError(f"quantiles go from 0 to 1, got {shares}")
         if any(later <= earlier for earlier, later in pairwise(shares)):
@@ -48,17 +55,17 @@ class Quantiles:
 
 
 Lengths = tuple[int, int] | LogNormal | Quantiles
-"""A pair is the least and the most, each length in between as likely as any other."""
+"""A pair is a uniform distribution from the minimum to the maximum, inclusive."""
 
 
 def require(lengths: Lengths) -> None:
-    """Raises ValueError where a pair is no range; the other kinds have seen to it themselves."""
+    """Raise ValueError where a pair is no valid range; the other kinds check themselves at construction."""
     if isinstance(lengths, tuple):
         _require_range(*lengths)
 
 
 def length_at(lengths: Lengths, at: float) -> int:
-    """The length below which the share `at` of all lengths lies, `at` in [0, 1). At least 1."""
+    """Return the length below which the fraction `at` of all lengths is, with `at` in [0, 1). At least 1."""
     match lengths:
         case LogNormal(median, sigma, low, high):
             normal = NormalDist().inv_cdf(max(at, 2.0**-54))

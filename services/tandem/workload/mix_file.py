@@ -1,5 +1,4 @@
-"""A mix as YAML, read strictly: what is not known, missing or impossible is refused with file and place; never
-writes one.
+"""Parse a mix from YAML strictly: unknown, missing or impossible values are refused with file and key.
 
 The section "Workloads" of loadtest/README.md says what each key means.
 """
@@ -20,7 +19,7 @@ from tandem.workload.yaml_field import Field, refused
 
 
 def read_mix(path: Path) -> Mix:
-    """Raises TandemError(INVALID_REQUEST)."""
+    """Return the mix in a file. Raises TandemError(INVALID_REQUEST)."""
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -37,12 +36,12 @@ def read_mix(path: Path) -> Mix:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only, and no key twice: of two, YAML would silently take the second."""
+    """Load plain values and refuse duplicate keys, of which YAML would silently take the second."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [str(key.value) for key, _ in node.value]
         if len(set(keys)) < len(keys):
-            raise yaml.constructor.ConstructorError("a key stands twice in a mapping", node.start_mark)
+            raise yaml.constructor.ConstructorError("a key is repeated in a mapping", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -87,7 +86,7 @@ def _prefix(field: Field) -> Prefix:
 
 
 def _lengths(field: Field) -> Lengths:
-    """A number, a range `[low, high]`, `{median, sigma, min, max}` or `{quantiles: {0: low, ..., 1: high}}`."""
+    """Parse a number, a range `[low, high]`, `{median, sigma, min, max}` or `{quantiles: {0: low, ..., 1: high}}`."""
     if isinstance(field.value, list):
         bounds = field.wholes(1, MAX_TOKENS)
         if len(bounds) != 2 or bounds[0] > bounds[1]:
@@ -111,10 +110,10 @@ def _quantiles(field: Field) -> Quantiles:
 
 
 def _arrivals(field: Field) -> Arrivals:
-    """`poisson`, `constant`, `{bursts: {on_s, off_s, outside}}` or `{batches: {size}}`."""
+    """Parse `poisson`, `constant`, `{bursts: {on_s, off_s, outside}}` or `{batches: {size}}`."""
     if isinstance(field.value, dict) and set(field.value) == {"bursts"}:
         found = field.at("bursts").record(("on_s", "off_s"), ("outside",))
-        figures = {key: each.number() for key, each in found.items()}
+        figures = {key: figure.number() for key, figure in found.items()}
         return field.made(lambda: Bursts(**figures))
     if isinstance(field.value, dict) and set(field.value) == {"batches"}:
         return Batches(field.at("batches").record(("size",))["size"].whole(1, 1_000_000))

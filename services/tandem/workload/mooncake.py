@@ -1,7 +1,7 @@
-"""Lines of Mooncake's traces (Qin et al., FAST 2025): JSON with the hash ids of a prompt's blocks; never opens a file.
+"""Parse lines of Mooncake's traces (Qin et al., FAST 2025): JSON with the hash ids of a prompt's blocks.
 
-`timestamp` in milliseconds, `input_length` and `output_length` in tokens, `hash_ids`: one for each 512 tokens, the last
-block as long as it may be. An id names its block and all before it, renumbered so that nothing tells the content.
+`timestamp` in milliseconds, `input_length` and `output_length` in tokens, `hash_ids`: one for each 512 tokens; the last
+block may be shorter. An id identifies its block and all before it, renumbered so that it reveals no content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 def read_entry(line: Field) -> TraceEntry:
-    """Raises TandemError(INVALID_REQUEST). An answer without a token becomes one of one."""
+    """Return the entry of a line. Raises TandemError(INVALID_REQUEST). An output of 0 tokens becomes one of 1."""
     found = line.record(KEYS)
     blocks = found["hash_ids"].made(
         lambda: PromptBlocks(

@@ -1,4 +1,4 @@
-"""A class of requests as a value: lengths, prefix, conversations, tenant and lane; never makes a request."""
+"""Define a class of requests as a value: lengths, prefix, conversations, tenant and lane."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from tandem.workload.lengths import Lengths
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What prompts begin with: one of `num_documents`, each of `num_tokens`. The k-th most popular is taken in
-    proportion to k^-`zipf`; 0: all alike. One document is a system prompt. Raises ValueError on other figures."""
+    """Shared beginning of prompts: one of `num_documents` documents, each of `num_tokens`.
+
+    The k-th most popular document is chosen with probability proportional to k^-`zipf`; 0: all equally. One document is
+    a system prompt. Raises ValueError for other values.
+    """
 
     num_tokens: Lengths
     num_documents: int = 1
@@ -30,24 +33,25 @@ class Prefix:
             raise ValueError(f"zipf must be in [0, 10], got {self.zipf}")
 
     def document_at(self, at: float) -> int:
-        """Its rank, from 0; `at` in [0, 1)."""
-        weights = _added_up(self.num_documents, self.zipf)
+        """Return the popularity rank, from 0, of the document at the position `at` in [0, 1)."""
+        weights = _cumulative_weights(self.num_documents, self.zipf)
         return min(bisect_right(weights, at * weights[-1]), self.num_documents - 1)
 
 
 @lru_cache(maxsize=16)
-def _added_up(num_documents: int, zipf: float) -> tuple[float, ...]:
+def _cumulative_weights(num_documents: int, zipf: float) -> tuple[float, ...]:
     return tuple(accumulate((rank + 1) ** -zipf for rank in range(num_documents)))
 
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """A class of requests. `share`: of all that come by themselves. `prompt` counts a request's own tokens, after
-    `prefix`. `priority`: lower runs first in its `lane`.
+    """A class of requests. `share`: fraction of all requests that arrive by themselves. `prompt` counts a request's own
+    tokens, after `prefix`. `priority`: lower runs first in its `lane`.
 
-    With `turns` above 1 it is one of conversations: each turn comes some time after the end of the one before it, by an
-    exponential law of mean `think_s` seconds, repeats all of it and adds `prompt` tokens. `arrivals`: its own, beside
-    those of all others. Raises ValueError on figures that can't be.
+    With `turns` above 1 each request begins a conversation: each further turn is due an exponential time of mean
+    `think_s` seconds after the end of the one before it, repeats its prompt and output and adds `prompt` tokens.
+    `arrivals`: the class's own arrival process, independent of the other classes. Raises ValueError for impossible
+    values.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Numbers drawn as functions of names; keeps no state, so that the order of draws never changes one.
+"""Generate random numbers as functions of names; stateless, so that the order of calls does not change a number.
 
-The first name is the seed of the run, the others say what is drawn.
+The first name is the seed of the run, the others identify the number.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from array import array
 Name = int | str
 
 LOWEST_TOKEN = 1_000
-"""Below are special tokens and single bytes, whose text is often no valid UTF-8."""
+"""Below are special tokens and single bytes, whose text is often invalid UTF-8."""
 HIGHEST_TOKEN = 32_000
-"""Every served model has at least as many."""
+"""Every served model has at least this many tokens."""
 _TOKENS = tuple(range(LOWEST_TOKEN, HIGHEST_TOKEN))
 _TOKEN_OF_WORD = tuple(_TOKENS[word * len(_TOKENS) >> 16] for word in range(1 << 16))
-"""For each 16-bit word a token. All prompts share these objects, so that a token costs a prompt 8 bytes, not 36."""
+"""A token for each 16-bit word. All prompts share these objects, so that a token costs a prompt 8 bytes, not 36."""
 
 
 def uniform(*names: Name) -> float:
-    """In [0, 1)."""
+    """Return a number in [0, 1)."""
     return (int.from_bytes(hashlib.blake2b(_joined(names), digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
 def integer(low: int, high: int, *names: Name) -> int:
-    """In [low, high]."""
+    """Return an integer in [low, high]."""
     return low + int(uniform(*names) * (high - low + 1))
 
 
@@ -35,7 +35,8 @@ def exponential(mean: float, *names: Name) -> float:
 
 
 def tokens(count: int, *names: Name) -> tuple[int, ...]:
-    """Ids in [LOWEST_TOKEN, HIGHEST_TOKEN), nearly evenly. Fewer of the same names are the beginning of more."""
+    """Return ids in [LOWEST_TOKEN, HIGHEST_TOKEN), nearly uniform. For the same names, a shorter result is a prefix of
+    a longer one."""
     words = array("H", hashlib.shake_128(_joined(names)).digest(2 * count))
     return tuple([_TOKEN_OF_WORD[word] for word in words])
 

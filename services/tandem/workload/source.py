@@ -1,4 +1,4 @@
-"""Where a workload comes from: a mix by its name, or a file by what is in it; never makes a request itself."""
+"""Open a workload: a mix by its name, or a file by its content."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tandem.workload.yaml_field import refused
 def open_workload(
     name: str, *, seed: int, count: int | None, rate: float | None, speedup: float = 1.0, salt: str = ""
 ) -> Iterator[ScheduledRequest]:
-    """The requests in the order in which they are due, taken one at a time.
+    """Return the requests in order of due time, generated one at a time.
 
-    `name` is a built-in mix, a path to a mix (*.yaml) or to a trace. `count`: the first so many of those that come by
-    themselves; None: all, which of a mix is without end. `rate` in requests per second replaces a mix's own; `speedup`
-    divides the times of a trace. With another `salt` everything is the same but the tokens of prompts, so that a
-    prefix cache does not know them. Raises TandemError(INVALID_REQUEST), for a bad line of a trace when it is reached.
+    `name` is a built-in mix, a path to a mix (*.yaml) or to a trace. `count`: the first requests that arrive by
+    themselves; None: all, which is without end for a mix. `rate` in requests per second replaces a mix's own; `speedup`
+    divides the times of a trace. Another `salt` changes only the tokens of prompts, so that a prefix cache does not
+    know them. Raises TandemError(INVALID_REQUEST), for a bad line of a trace when it is reached.
     """
     if count is not None and count < 1:
         raise refused(name, f"count must be at least 1, got {count}")
-    one = _mix(name)
-    if one is None:
+    named_mix = _mix(name)
+    if named_mix is None:
         if rate is not None:
             raise refused(name, "a trace has its own times; give a speed-up, not a rate")
         if not 0 < speedup < float("inf"):
@@ -36,7 +36,7 @@ def open_workload(
     if speedup != 1:
         raise refused(name, "a mix has no times of its own; give a rate, not a speed-up")
     try:
-        return mix.asks(one, seed, count, rate, salt)
+        return mix.scheduled_requests(named_mix, seed, count, rate, salt)
     except ValueError as error:
         raise refused(name, str(error)) from error
 
@@ -46,7 +46,7 @@ def built_in_names() -> tuple[str, ...]:
 
 
 def built_in(name: str) -> Mix:
-    """One of `built_in_names`."""
+    """Return the built-in mix of this name, one of `built_in_names`."""
     with as_file(_MIXES / f"{name}.yaml") as path:
         return read_mix(path)
 
@@ -55,7 +55,7 @@ _MIXES = files("tandem.workload") / "mixes"
 
 
 def _mix(name: str) -> Mix | None:
-    """None: it is a trace."""
+    """Return the mix of this name; None when it names a trace."""
     if Path(name).suffix in (".yaml", ".yml"):
         return read_mix(Path(name))
     if name in built_in_names():

@@ -1,9 +1,9 @@
-"""Tandem's own format of recorded requests, written and read a line at a time; never opens a file.
+"""Write and parse Tandem's own format of recorded requests, one line at a time.
 
-JSON lines. The first says what it is: {"format": "tandem-requests", "version": 1, "block_size": 64}. Each other is a
-request, in the order in which they were due: `due_s`, `num_output_tokens`, where there are any `group`, `tenant`,
-`lane` and `priority`, and its prompt in one of three ways: `num_prompt_tokens`; that and `blocks`, an id for each block
-of the prompt, the last as long as it may be; or `prompt_tokens`, the ids of its tokens.
+JSON lines. The first is the header: {"format": "tandem-requests", "version": 1, "block_size": 64}. Each other line is a
+request, in order of due time: `due_s`, `num_output_tokens`, optionally `group`, `tenant`, `lane` and `priority`, and
+its prompt in one of three forms: `num_prompt_tokens`; that and `blocks`, an id for each block of the prompt, of which
+the last may be shorter; or `prompt_tokens`, the ids of its tokens.
 """
 
 from __future__ import annotations
@@ -23,38 +23,46 @@ from tandem.workload.yaml_field import Field, refused
 FORMAT = "tandem-requests"
 VERSION = 1
 _ID_BITS = 52
-"""Numbers that every reader of JSON keeps whole."""
+"""Bits of an id that every JSON reader represents exactly."""
 _ALWAYS = ("due_s", "num_output_tokens")
 _PROMPT = ("num_prompt_tokens", "blocks", "prompt_tokens")
 _OPTIONAL = ("group", "tenant", "lane", "priority", *_PROMPT)
 
 
-def entry_of(ask: ScheduledRequest, num_output_tokens: int, *, block_size: int, key: bytes | None = None) -> TraceEntry:
-    """What is recorded of a request that got so many tokens: its prompt, or with a `key` of 16 to 64 bytes only names
-    of the prompt's blocks. Equal blocks have equal names under one key; throw it away, and nobody can try texts until
-    their names match. Raises ValueError for other keys."""
-    request = ask.request
+def entry_of(
+    scheduled: ScheduledRequest, num_output_tokens: int, *, block_size: int, key: bytes | None = None
+) -> TraceEntry:
+    """Return the trace entry of a request that got `num_output_tokens`.
+
+    It holds the prompt, or with a `key` of 16 to 64 bytes only ids of the prompt's blocks. Equal blocks have equal ids
+    under one key; once the key is deleted, texts cannot be guessed by comparing ids. Raises ValueError for other keys.
+    """
+    request = scheduled.request
     prompt: Prompt = request.prompt_tokens
     if key is not None:
         ids = tuple(block_ids(request.prompt_tokens, block_size, key))
         prompt = PromptBlocks(len(request.prompt_tokens), ids, block_size)
-    due_us = round(ask.due_s * 1e6)
-    return TraceEntry(due_us, prompt, num_output_tokens, ask.group, ask.tenant, request.priority, request.lane)
+    due_us = round(scheduled.due_s * 1e6)
+    return TraceEntry(
+        due_us, prompt, num_output_tokens, scheduled.group, scheduled.tenant, request.priority, request.lane
+    )
 
 
 def block_ids(tokens: Sequence[int], block_size: int, key: bytes) -> Iterator[int]:
-    """A name for each block, which covers all before it too, so that equal names are equal prefixes."""
+    """Yield an id for each block that covers all blocks before it too, so that equal ids are equal prefixes."""
     if not 16 <= len(key) <= 64:
         raise ValueError(f"a key has 16 to 64 bytes, got {len(key)}")
-    words, before = array("I", tokens), b""
+    words = array("I", tokens)
+    previous_digest = b""
     for start in range(0, len(words), block_size):
         block = words[start : start + block_size].tobytes()
-        before = hashlib.blake2b(before + block, key=key, digest_size=16).digest()
-        yield int.from_bytes(before[:8], "little") >> (64 - _ID_BITS)
+        previous_digest = hashlib.blake2b(previous_digest + block, key=key, digest_size=16).digest()
+        yield int.from_bytes(previous_digest[:8], "little") >> (64 - _ID_BITS)
 
 
-def written(entries: Iterable[TraceEntry], block_size: int) -> Iterator[str]:
-    """Lines without their ends, the header first. Raises ValueError for an entry whose blocks have another size."""
+def trace_lines(entries: Iterable[TraceEntry], block_size: int) -> Iterator[str]:
+    """Yield lines without line ends, the header first. Raises ValueError for an entry whose blocks have another
+    size."""
     yield json.dumps({"format": FORMAT, "version": VERSION, "block_size": block_size})
     for entry in entries:
         if isinstance(entry.prompt, PromptBlocks) and entry.prompt.size != block_size:
@@ -63,8 +71,10 @@ def written(entries: Iterable[TraceEntry], block_size: int) -> Iterator[str]:
 
 
 def reader(header: Field) -> Callable[[Field], TraceEntry]:
-    """What reads the other lines. Raises TandemError(INVALID_REQUEST), as that does. An answer without a token becomes
-    one of one."""
+    """Return the function that parses the lines after this header.
+
+    Both raise TandemError(INVALID_REQUEST). An output of 0 tokens becomes one of 1.
+    """
     found = header.record(("format", "version", "block_size"))
     if found["version"].value != VERSION:
         raise found["version"].refused(f"must be {VERSION}")
@@ -75,8 +85,8 @@ def reader(header: Field) -> Callable[[Field], TraceEntry]:
 def _record(entry: TraceEntry) -> dict[str, Any]:
     record: dict[str, Any] = {"due_s": entry.due_us / 1e6}
     lane = entry.lane.label if entry.lane is not Lane.INTERACTIVE else ""
-    told = {"group": entry.group, "tenant": entry.tenant, "lane": lane, "priority": entry.priority}
-    record |= {key: value for key, value in told.items() if value}
+    optional = {"group": entry.group, "tenant": entry.tenant, "lane": lane, "priority": entry.priority}
+    record |= {key: value for key, value in optional.items() if value}
     match entry.prompt:
         case int():
             record["num_prompt_tokens"] = entry.prompt
@@ -110,9 +120,10 @@ def _prompt(line: Field, found: dict[str, Field], block_size: int) -> Prompt:
         case ["num_prompt_tokens"]:
             return found["num_prompt_tokens"].whole(1, MAX_TOKENS)
         case ["num_prompt_tokens", "blocks"]:
-            num_tokens, ids = found["num_prompt_tokens"].whole(1, MAX_TOKENS), found["blocks"].wholes(0, 2**64 - 1)
+            num_tokens = found["num_prompt_tokens"].whole(1, MAX_TOKENS)
+            ids = found["blocks"].wholes(0, 2**64 - 1)
             return found["blocks"].made(lambda: PromptBlocks(num_tokens, ids, block_size))
-        case told:
+        case found_keys:
             raise refused(
-                line.place, f"a prompt is num_prompt_tokens, with blocks or without, or prompt_tokens, {told}"
+                line.place, f"a prompt is num_prompt_tokens, with blocks or without, or prompt_tokens, got {found_keys}"
             )

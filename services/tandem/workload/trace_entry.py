@@ -1,5 +1,4 @@
-"""One recorded request as a value, whatever the format of its trace, and the prompt that stands for it; never reads a
-file."""
+"""Define one recorded request as a value, independent of the trace format, and generate its prompt."""
 
 from __future__ import annotations
 
@@ -11,8 +10,10 @@ from tandem.workload import seeded_random
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """A prompt of which only the names of its blocks are known, `size` tokens each, the last of as many as are left.
-    Equal ids stand for equal tokens. Raises ValueError unless there is one for each block."""
+    """A prompt of which only block ids are known, of `size` tokens each; the last block has the remaining tokens.
+
+    Equal ids stand for equal tokens. Raises ValueError unless there is one id for each block.
+    """
 
     num_tokens: int
     ids: tuple[int, ...]
@@ -27,13 +28,13 @@ class PromptBlocks:
 
 
 Prompt = int | PromptBlocks | tuple[int, ...]
-"""How much is known: the number of its tokens, its blocks, or the tokens themselves."""
+"""What is known of a prompt: the number of its tokens, its blocks, or the tokens themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """`due_us`: microseconds since any moment that is the same for a whole trace. `group` is empty where a trace names
-    none."""
+    """One recorded request. `due_us`: microseconds since any origin that is common to the trace. `group` is empty where
+    the trace has none."""
 
     due_us: int
     prompt: Prompt
@@ -54,14 +55,15 @@ class TraceEntry:
                 return len(self.prompt)
 
     def tokens(self, seed: int, number: int, salt: str) -> tuple[int, ...]:
-        """Of the prompt. What it does not name is drawn, and shared with no other `number` of the trace."""
+        """Return the prompt's tokens. Unknown tokens are generated; unless `ids` names their block, no other `number`
+        of the trace shares them."""
         match self.prompt:
             case int():
                 return seeded_random.tokens(self.prompt, seed, "request", number, salt)
             case PromptBlocks(num_tokens, ids, size):
-                drawn: list[int] = []
+                generated: list[int] = []
                 for index, block in enumerate(ids):
-                    drawn += seeded_random.tokens(min(size, num_tokens - index * size), seed, "block", block, salt)
-                return tuple(drawn)
+                    generated += seeded_random.tokens(min(size, num_tokens - index * size), seed, "block", block, salt)
+                return tuple(generated)
             case tuple():
                 return self.prompt

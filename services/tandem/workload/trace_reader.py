@@ -1,6 +1,6 @@
-"""A trace in a file, its format told by what is in it, replayed a line at a time; never holds the whole.
+"""Replay a trace file line by line, with the format detected from its first line; does not hold the whole file.
 
-Mooncake's JSON lines, Azure's CSV and our own; each also as gzip.
+Reads Mooncake's JSON lines, Azure's CSV and Tandem's own format; each also as gzip.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ from tandem.workload.trace_entry import TraceEntry
 from tandem.workload.yaml_field import Field, refused
 
 CLASSES = ((1 << 10, "under 1K"), (8 << 10, "1K to 8K"), (32 << 10, "8K to 32K"))
-"""(tokens, name): the group of a request whose trace names none, by the length of its prompt; the rest is LONGEST."""
+"""(tokens, name): the group of a request whose trace has no groups, by the length of its prompt; longer prompts are
+LONGEST."""
 LONGEST = "over 32K"
 
 
 def replay(
     path: Path, seed: int, count: int | None = None, speedup: float = 1.0, salt: str = ""
 ) -> Iterator[ScheduledRequest]:
-    """The first `count` requests, or all, at their times divided by `speedup`; the first is due at 0 s. `seed` draws
-    what a trace does not tell. Raises TandemError(INVALID_REQUEST), naming the line: at once where the file can't be
-    read, its format is unknown or it holds fewer than `count`, and later for a bad line when it is reached, or one that
-    was due before the line above it."""
-    return _asks(entries(path, count), seed, speedup, salt)
+    """Return the first `count` requests, or all, at their times divided by `speedup`; the first is due at 0 s.
+
+    `seed` generates what a trace does not contain. Raises TandemError(INVALID_REQUEST), naming the line: at once where
+    the file cannot be read, its format is unknown or it holds fewer than `count`, and later for a bad line when it is
+    reached, or a line that is due before the line above it.
+    """
+    return _scheduled(entries(path, count), seed, speedup, salt)
 
 
 def entries(path: Path, count: int | None = None) -> Iterator[TraceEntry]:
-    """The first `count` of a trace or all, as `replay` reads them."""
-    form = _form(path)
+    """Return the first `count` entries of a trace, or all; raises as `replay` does."""
+    trace_format = _detect_format(path)
     needed = 1 if count is None else count
-    num_held = sum(1 for _ in islice(_lines(path), form.has_header, form.has_header + needed))
+    num_held = sum(1 for _ in islice(_lines(path), trace_format.has_header, trace_format.has_header + needed))
     if num_held < needed:
-        raise refused(str(path), f"holds {num_held} requests, {needed} are asked for")
-    return _in_order(_lines(path), form, count)
+        raise refused(str(path), f"holds {num_held} requests, {needed} are requested")
+    return _in_order(_lines(path), trace_format, count)
 
 
 class _TraceFormat(NamedTuple):
-    """How a file is read: `parse` makes a field of a line's text, `read_entry` an entry of that."""
+    """How a file is read: `parse` makes a field of a line's text, `read_entry` makes an entry of the field."""
 
     has_header: bool
     parse: Callable[[str, str], Field]
@@ -59,8 +62,8 @@ class _TraceLine(NamedTuple):
     text: str
 
 
-def _form(path: Path) -> _TraceFormat:
-    """Told by the first line."""
+def _detect_format(path: Path) -> _TraceFormat:
+    """Detect the format from the first line."""
     first = next(_lines(path), None)
     if first is None:
         raise refused(str(path), "is empty")
@@ -85,7 +88,7 @@ def _json(place: str, text: str) -> Field:
     try:
         return Field(place, "", json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise refused(place, f"is no JSON: {error}") from error
+        raise refused(place, f"is not JSON: {error}") from error
 
 
 def _opened(path: Path) -> AbstractContextManager[Iterable[bytes]]:
@@ -95,7 +98,7 @@ def _opened(path: Path) -> AbstractContextManager[Iterable[bytes]]:
 
 
 def _lines(path: Path) -> Generator[_TraceLine, None, None]:
-    """All that are not blank, with their numbers from 1."""
+    """Yield all lines that are not blank, with their numbers from 1."""
     number = 0
     try:
         with _opened(path) as file:
@@ -104,15 +107,17 @@ def _lines(path: Path) -> Generator[_TraceLine, None, None]:
                 if text:
                     yield _TraceLine(f"{path}:{number}", text)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise refused(f"{path}:{number}", f"cannot be read on: {error}") from error
+        raise refused(f"{path}:{number}", f"cannot be read further: {error}") from error
 
 
-def _in_order(lines: Generator[_TraceLine, None, None], form: _TraceFormat, count: int | None) -> Iterator[TraceEntry]:
+def _in_order(
+    lines: Generator[_TraceLine, None, None], trace_format: _TraceFormat, count: int | None
+) -> Iterator[TraceEntry]:
     latest: int | None = None
-    # A line that is refused, and whoever wants no more of them, closes the file.
+    # A refused line, or a consumer that stops early, closes the file.
     with closing(lines):
-        for line in islice(lines, form.has_header, None if count is None else form.has_header + count):
-            entry = form.read_entry(form.parse(line.place, line.text))
+        for line in islice(lines, trace_format.has_header, None if count is None else trace_format.has_header + count):
+            entry = trace_format.read_entry(trace_format.parse(line.place, line.text))
             if latest is not None and entry.due_us < latest:
                 late_s = (latest - entry.due_us) / 1e6
                 raise refused(line.place, f"is due {late_s} s before the line above it; sort the trace by time")
@@ -120,8 +125,9 @@ def _in_order(lines: Generator[_TraceLine, None, None], form: _TraceFormat, coun
             yield entry
 
 
-def ask_of(entry: TraceEntry, number: int, due_s: float, seed: int, salt: str = "") -> ScheduledRequest:
-    """An entry as the request of this number. What it does not tell is drawn by `seed` and `number`."""
+def scheduled_request_of(entry: TraceEntry, number: int, due_s: float, seed: int, salt: str = "") -> ScheduledRequest:
+    """Return an entry as the request of this number. What the entry does not contain is generated from `seed` and
+    `number`."""
     request = Request(
         id=RequestId(f"r{number}"),
         model=MODEL,
@@ -136,11 +142,11 @@ def ask_of(entry: TraceEntry, number: int, due_s: float, seed: int, salt: str = 
     return ScheduledRequest(request, entry.group or _class_of(entry.num_prompt_tokens), due_s, entry.tenant)
 
 
-def _asks(found: Iterable[TraceEntry], seed: int, speedup: float, salt: str) -> Iterator[ScheduledRequest]:
+def _scheduled(trace_entries: Iterable[TraceEntry], seed: int, speedup: float, salt: str) -> Iterator[ScheduledRequest]:
     first_us: int | None = None
-    for number, entry in enumerate(found):
+    for number, entry in enumerate(trace_entries):
         first_us = entry.due_us if first_us is None else first_us
-        yield ask_of(entry, number, (entry.due_us - first_us) / 1e6 / speedup, seed, salt)
+        yield scheduled_request_of(entry, number, (entry.due_us - first_us) / 1e6 / speedup, seed, salt)
 
 
 def _class_of(num_tokens: int) -> str:

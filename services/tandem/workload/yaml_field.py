@@ -1,4 +1,4 @@
-"""A value that somebody wrote in a file, and where it stands, so that an error can say so; never opens a file."""
+"""Read typed values from a parsed file, with errors that name where a value is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def refused(place: str, what: str) -> TandemError:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Stands in `file` (or file:line) under `key`. Every method raises TandemError(INVALID_REQUEST) that names both
-    where the value is not what is asked for."""
+    """A value in `file` (or file:line) under `key`. Every method raises TandemError(INVALID_REQUEST) that names both
+    where the value is not of the requested kind."""
 
     file: str
     key: str
@@ -34,17 +34,17 @@ class Field:
         return refused(self.place, f"{rule}, got {self.value!r:.80}")
 
     def at(self, key: object) -> Field:
-        """What stands under `key` of a mapping that has it."""
+        """Return the value under `key` of a mapping that has it."""
         return Field(self.file, f"{self.key}.{key}" if self.key else str(key), self.value[key])
 
     def fields(self) -> dict[str, Field]:
-        """Of a mapping, in its order; not empty."""
+        """Return the fields of a mapping that is not empty, in its order."""
         if not isinstance(self.value, Mapping) or not self.value:
             raise self.refused("must be a mapping")
         return {str(key): self.at(key) for key in self.value}
 
     def record(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Field]:
-        """Of a mapping that has all of `required` and, but for `optional`, nothing else."""
+        """Return the fields of a mapping that has all of `required` and nothing else except `optional`."""
         found = self.fields()
         unknown = [key for key in found if key not in required + optional]
         if unknown:
@@ -55,19 +55,19 @@ class Field:
         return found
 
     def number(self) -> float:
-        """Finite, and small enough to count microseconds in it."""
+        """Return a finite number, small enough to be exact in microseconds."""
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not abs(self.value) <= 1e15:
             raise self.refused("must be a number")
         return float(self.value)
 
     def whole(self, low: int, high: int) -> int:
-        """In [low, high]."""
+        """Return an integer in [low, high]."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or not low <= self.value <= high:
             raise self.refused(_WHOLE.format(low, high))
         return self.value
 
     def wholes(self, low: int, high: int) -> tuple[int, ...]:
-        """Of a list, each in [low, high]."""
+        """Return a list of integers, each in [low, high]."""
         if not isinstance(self.value, list):
             raise self.refused("must be a list")
         for index, value in enumerate(self.value):
@@ -76,7 +76,7 @@ class Field:
         return tuple(self.value)
 
     def lane(self) -> Lane:
-        """By its label."""
+        """Return the lane with this label."""
         for lane in Lane:
             if self.value == lane.label:
                 return lane
@@ -88,7 +88,7 @@ class Field:
         return self.value
 
     def made(self, make: Callable[[], Value]) -> Value:
-        """What `make` makes of this; its ValueError becomes one that names the place."""
+        """Return `make()`; turns a ValueError into an error that names the place."""
         try:
             return make()
         except ValueError as error:

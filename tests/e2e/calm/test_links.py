@@ -52,9 +52,9 @@ def test_a_pair_that_is_slower_than_promised_is_not_used(tmp_path: Path, redis_u
         until(lambda: PROBLEM in (must.missing() or ""), "the reason of who does not")
         answer = ask(prefers)
         assert answer.status_code == 200
-        assert answer.headers["x-tandem-path"] == "fallback;reason=no_link_between_the_workers_is_as_promised"
+        assert answer.headers["x-tandem-path"] == "fallback;reason=no_link_between_the_workers_meets_the_requirements"
         refused = ask(must)
-        assert refused.status_code == 503 and "no link between the workers is as promised" in refused.text
+        assert refused.status_code == 503 and "no link between the workers meets the requirements" in refused.text
         assert prefers.metrics()['tandem_transfer_links{link="shared_memory",ok="false"}'] == 1
         (link,) = decode.describe().links
         assert (link.link_type, link.refused, link.source.id) == ("shared_memory", True, "p")

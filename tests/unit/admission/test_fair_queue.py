@@ -1,4 +1,5 @@
-"""Whose turn it is: lanes, tenants by tokens and weights, priorities and arrival, and what a queue's counters say."""
+"""Test the order of requests: lanes, tenants by tokens and weights, priorities and arrival, and the queue's
+counters."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tandem.core.lane import Lane
 A, B, C = (TenantId(name) for name in "abc")
 
 
-def ticket(
+def item(
     tenant: TenantId, num_tokens: int, *, lane: Lane = Lane.INTERACTIVE, weight: float = 1.0, priority: int = 0
 ) -> QueueItem:
     return QueueItem(lane=lane, tenant=tenant, num_tokens=num_tokens, weight=weight, priority=priority)
@@ -27,7 +28,7 @@ def queue_of(*tickets: tuple[str, QueueItem]) -> FairQueue:
     return queue
 
 
-def drained(queue: FairQueue) -> list[str]:
+def pop_all(queue: FairQueue) -> list[str]:
     order: list[str] = []
     while (first := queue.first()) is not None:
         queue.pop(first)
@@ -36,99 +37,95 @@ def drained(queue: FairQueue) -> list[str]:
     return order
 
 
-def test_of_one_tenant_priority_goes_first_and_then_the_shortest() -> None:
+def test_within_a_tenant_priority_goes_first_and_then_the_shortest() -> None:
     queue = queue_of(
-        ("r1", ticket(A, 10)),
-        ("r2", ticket(A, 1)),
-        ("r3", ticket(A, 99, priority=-1)),
-        ("r4", ticket(A, 1, priority=1)),
+        ("r1", item(A, 10)),
+        ("r2", item(A, 1)),
+        ("r3", item(A, 99, priority=-1)),
+        ("r4", item(A, 1, priority=1)),
     )
-    assert drained(queue) == ["r3", "r2", "r1", "r4"]
+    assert pop_all(queue) == ["r3", "r2", "r1", "r4"]
 
 
-def test_lanes_are_strict_whoever_waits_in_them() -> None:
+def test_lanes_are_strict() -> None:
     queue = queue_of(
-        ("batch", ticket(A, 1, lane=Lane.BATCH)),
-        ("standard", ticket(B, 1, lane=Lane.STANDARD)),
-        ("long", ticket(C, 9000)),
-        ("short", ticket(A, 1)),
+        ("batch", item(A, 1, lane=Lane.BATCH)),
+        ("standard", item(B, 1, lane=Lane.STANDARD)),
+        ("long", item(C, 9000)),
+        ("short", item(A, 1)),
     )
-    assert drained(queue) == ["short", "long", "standard", "batch"]
+    assert pop_all(queue) == ["short", "long", "standard", "batch"]
 
 
-def test_between_tenants_tokens_decide_and_not_requests() -> None:
-    queue = queue_of(*((f"a{i}", ticket(A, 300)) for i in range(3)), *((f"b{i}", ticket(B, 100)) for i in range(9)))
-    assert drained(queue) == ["b0", "b1", "a0", "b2", "b3", "b4", "a1", "b5", "b6", "b7", "a2", "b8"]
+def test_tenants_share_by_tokens_and_not_by_requests() -> None:
+    queue = queue_of(*((f"a{i}", item(A, 300)) for i in range(3)), *((f"b{i}", item(B, 100)) for i in range(9)))
+    assert pop_all(queue) == ["b0", "b1", "a0", "b2", "b3", "b4", "a1", "b5", "b6", "b7", "a2", "b8"]
 
 
 def test_a_tenant_with_twice_the_weight_gets_twice_the_tokens() -> None:
     queue = queue_of(
-        *((f"a{i}", ticket(A, 10)) for i in range(30)), *((f"b{i}", ticket(B, 10, weight=2)) for i in range(30))
+        *((f"a{i}", item(A, 10)) for i in range(30)), *((f"b{i}", item(B, 10, weight=2)) for i in range(30))
     )
-    first = drained(queue)[:30]
+    first = pop_all(queue)[:30]
     assert 19 <= sum(name.startswith("b") for name in first) <= 21
 
 
-def test_who_was_away_does_not_come_back_with_what_it_did_not_use() -> None:
-    queue = queue_of(*((f"a{i}", ticket(A, 100)) for i in range(20)))
+def test_an_idle_tenant_does_not_keep_unused_capacity() -> None:
+    queue = queue_of(*((f"a{i}", item(A, 100)) for i in range(20)))
     for i in range(10):
         queue.pop(RequestId(f"a{i}"))
     for i in range(10):
-        queue.push(RequestId(f"b{i}"), ticket(B, 100))
-    order = drained(queue)
+        queue.push(RequestId(f"b{i}"), item(B, 100))
+    order = pop_all(queue)
     assert abs(sum(name.startswith("b") for name in order[:10]) - 5) <= 1
 
 
-def test_a_short_request_goes_ahead_of_a_long_one_that_waits_for_room() -> None:
-    queue = queue_of(("long", ticket(A, 8000)))
+def test_a_short_request_goes_ahead_of_a_long_one_that_waits_for_capacity() -> None:
+    queue = queue_of(("long", item(A, 8000)))
     assert queue.first() == "long"
-    queue.push(RequestId("short"), ticket(B, 50))
+    queue.push(RequestId("short"), item(B, 50))
     assert queue.first() == "short"
 
 
-def test_what_was_refused_waits_at_its_old_place_and_is_not_charged() -> None:
-    queue, one = FairQueue(), ticket(A, 100)
+def test_a_rejected_request_waits_at_its_old_place_and_is_not_charged() -> None:
+    queue, one = FairQueue(), item(A, 100)
     number = queue.push(RequestId("r1"), one)
     queue.push(RequestId("r2"), one)
     credit = queue.pop(RequestId("r1"))
     queue.put_back(RequestId("r1"), one, number, credit)
-    assert queue.served()[one.account] == 0
-    assert drained(queue) == ["r1", "r2"]
+    assert queue.served()[one.flow_key] == 0
+    assert pop_all(queue) == ["r1", "r2"]
 
 
-def test_who_leaves_is_never_first() -> None:
-    queue = queue_of(("r1", ticket(A, 1)), ("r2", ticket(A, 1)), ("r3", ticket(B, 5)))
+def test_a_removed_request_is_not_first() -> None:
+    queue = queue_of(("r1", item(A, 1)), ("r2", item(A, 1)), ("r3", item(B, 5)))
     queue.remove(RequestId("r1"))
     queue.remove(RequestId("r1"))
     queue.check()
-    assert len(queue) == 2 and drained(queue) == ["r2", "r3"] and queue.first() is None
+    assert len(queue) == 2 and pop_all(queue) == ["r2", "r3"] and queue.first() is None
 
 
-def test_output_is_charged_as_it_comes() -> None:
-    queue = queue_of(*((f"{t}{i}", ticket(TenantId(t), 10)) for i in range(4) for t in "ab"))
+def test_output_is_charged_as_it_is_sampled() -> None:
+    queue = queue_of(*((f"{t}{i}", item(TenantId(t), 10)) for i in range(4) for t in "ab"))
     queue.charge(FlowKey(Lane.INTERACTIVE, A), 25)
-    assert drained(queue)[:3] == ["b0", "b1", "b2"]
+    assert pop_all(queue)[:3] == ["b0", "b1", "b2"]
 
 
-def test_a_newcomer_expects_those_whose_turn_comes_before_its_own() -> None:
-    queue = queue_of(*((f"a{i}", ticket(A, 100)) for i in range(10)))
-    assert queue.num_ahead(ticket(A, 100)) == 1000
-    assert queue.num_ahead(ticket(A, 10)) == 0
-    assert queue.num_ahead(ticket(B, 250)) == 250
-    assert queue.num_ahead(ticket(B, 250, weight=5)) == 50
-    assert queue.num_ahead(ticket(B, 250, lane=Lane.BATCH)) == 1000
-    queue.push(RequestId("c"), ticket(C, 7, lane=Lane.STANDARD))
-    assert queue.num_ahead(ticket(B, 250)) == 250
+def test_num_ahead_counts_the_requests_that_go_first() -> None:
+    queue = queue_of(*((f"a{i}", item(A, 100)) for i in range(10)))
+    assert queue.num_ahead(item(A, 100)) == 1000
+    assert queue.num_ahead(item(A, 10)) == 0
+    assert queue.num_ahead(item(B, 250)) == 250
+    assert queue.num_ahead(item(B, 250, weight=5)) == 50
+    assert queue.num_ahead(item(B, 250, lane=Lane.BATCH)) == 1000
+    queue.push(RequestId("c"), item(C, 7, lane=Lane.STANDARD))
+    assert queue.num_ahead(item(B, 250)) == 250
 
 
-def test_the_newest_of_whoever_has_most_is_to_go() -> None:
-    queue = queue_of(
-        ("a1", ticket(A, 1)), ("a2", ticket(A, 1)), ("a3", ticket(A, 1, lane=Lane.BATCH)), ("b1", ticket(B, 9))
-    )
+def test_the_newest_request_of_the_fullest_tenant_is_dropped() -> None:
+    queue = queue_of(("a1", item(A, 1)), ("a2", item(A, 1)), ("a3", item(A, 1, lane=Lane.BATCH)), ("b1", item(B, 9)))
     assert queue.fullest() == "a3"
-    assert (
-        queue_of(("a1", ticket(A, 1, weight=4)), ("a2", ticket(A, 1, weight=4)), ("b1", ticket(B, 9))).fullest() == "b1"
-    )
+    assert queue_of(("a1", item(A, 1, weight=4)), ("a2", item(A, 1, weight=4)), ("b1", item(B, 9))).fullest() == "b1"
     assert FairQueue().fullest() is None
 
 
@@ -145,7 +142,8 @@ OPERATIONS = st.lists(
 
 
 def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[QueueItem, int]]) -> None:
-    """By the definition: of the most urgent lane, of the tenant whose first ends soonest, its first."""
+    """Check `first` against the definition: the most urgent lane, the tenant whose first request ends soonest, its
+    first request."""
     first = queue.first()
     assert (first is None) == (not waiting)
     if first is None:
@@ -153,21 +151,21 @@ def check_first(queue: FairQueue, waiting: dict[RequestId, tuple[QueueItem, int]
     one, number = waiting[first]
     assert one.lane == min(t.lane for t, _ in waiting.values())
     ends: list[float] = []
-    for account in {t.account for t, _ in waiting.values() if t.lane == one.lane}:
-        own = [(t, n) for t, n in waiting.values() if t.account == account]
+    for flow_key in {t.flow_key for t, _ in waiting.values() if t.lane == one.lane}:
+        own = [(t, n) for t, n in waiting.values() if t.flow_key == flow_key]
         heads = [
             min(own, key=lambda w: (w[0].priority, w[1])),
             min(own, key=lambda w: (w[0].priority, w[0].num_tokens, w[1])),
         ]
-        if account == one.account:
+        if flow_key == one.flow_key:
             assert (one, number) in heads, "neither the oldest nor the shortest of the most urgent"
-        ends.append(min(queue.counter(account) + t.num_tokens / t.weight for t, _ in heads))
+        ends.append(min(queue.counter(flow_key) + t.num_tokens / t.weight for t, _ in heads))
     longest = max(t.num_tokens / t.weight for t, _ in waiting.values())
-    assert queue.counter(one.account) + one.num_tokens / one.weight <= min(ends) + longest + 1e-6
+    assert queue.counter(one.flow_key) + one.num_tokens / one.weight <= min(ends) + longest + 1e-6
 
 
 @given(OPERATIONS)
-def test_the_books_balance_and_the_first_is_the_least_by_the_definition(
+def test_the_totals_balance_and_first_matches_the_definition(
     operations: list[tuple[str, TenantId, int, Lane, int]],
 ) -> None:
     queue = FairQueue()
@@ -175,7 +173,7 @@ def test_the_books_balance_and_the_first_is_the_least_by_the_definition(
     sent: dict[RequestId, tuple[QueueItem, int, int]] = {}
     for step, (verb, tenant, tokens, lane, pick) in enumerate(operations):
         if verb == "push":
-            one = ticket(tenant, tokens, lane=lane, weight=1.0 + (tenant == B), priority=tokens % 3)
+            one = item(tenant, tokens, lane=lane, weight=1.0 + (tenant == B), priority=tokens % 3)
             waiting[RequestId(f"r{step:03}")] = one, queue.push(RequestId(f"r{step:03}"), one)
         elif verb == "pop" and (first := queue.first()) is not None:
             credit = queue.pop(first)
@@ -192,7 +190,7 @@ def test_the_books_balance_and_the_first_is_the_least_by_the_definition(
         elif verb == "charge":
             queue.charge(FlowKey(lane, tenant), tokens)
         elif verb == "absorb":
-            queue.absorb(FlowKey(lane, tenant), tokens)
+            queue.add_to_counter(FlowKey(lane, tenant), tokens)
         queue.check()
         assert len(queue) == len(waiting)
         check_first(queue, waiting)
@@ -203,11 +201,11 @@ def served_by(queues: list[FairQueue], tenant: TenantId) -> int:
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.lists(st.integers(1, 400), min_size=1, max_size=8))
-def test_of_two_that_always_wait_none_gets_more_than_the_bound(of_a: list[int], of_b: list[int]) -> None:
+def test_two_busy_tenants_differ_by_at_most_the_bound(of_a: list[int], of_b: list[int]) -> None:
     queue, longest = FairQueue(), max(of_a + of_b)
     for i in range(200):
-        queue.push(RequestId(f"a{i}"), ticket(A, of_a[i % len(of_a)]))
-        queue.push(RequestId(f"b{i}"), ticket(B, of_b[i % len(of_b)]))
+        queue.push(RequestId(f"a{i}"), item(A, of_a[i % len(of_a)]))
+        queue.push(RequestId(f"b{i}"), item(B, of_b[i % len(of_b)]))
     for _ in range(150):
         first = queue.first()
         assert first is not None
@@ -217,16 +215,16 @@ def test_of_two_that_always_wait_none_gets_more_than_the_bound(of_a: list[int], 
 
 @pytest.mark.parametrize("delay", [0, 1, 7])
 @pytest.mark.parametrize("period", [1, 10])
-def test_two_gateways_are_fair_up_to_what_they_have_not_heard(period: int, delay: int) -> None:
+def test_two_gateways_are_fair_up_to_unreported_tokens(period: int, delay: int) -> None:
     """A floods both, B waits at the second alone. Each serves one request in a turn; counters of `period` turns arrive
     `delay` turns later."""
     queues, tokens = [FairQueue(), FairQueue()], 100
-    told: list[tuple[int, int, FlowKey, int]] = []
+    reports: list[tuple[int, int, FlowKey, int]] = []
     seen = [dict.fromkeys((A, B), 0), dict.fromkeys((A, B), 0)]
     for i in range(400):
-        queues[0].push(RequestId(f"a{i}"), ticket(A, tokens))
-        queues[1].push(RequestId(f"c{i}"), ticket(A, tokens))
-        queues[1].push(RequestId(f"b{i}"), ticket(B, tokens))
+        queues[0].push(RequestId(f"a{i}"), item(A, tokens))
+        queues[1].push(RequestId(f"c{i}"), item(A, tokens))
+        queues[1].push(RequestId(f"b{i}"), item(B, tokens))
     bound = 2 * tokens + 2 * tokens * (period + delay)
     for turn in range(300):
         for queue in queues:
@@ -236,20 +234,20 @@ def test_two_gateways_are_fair_up_to_what_they_have_not_heard(period: int, delay
         if turn % period == 0:
             for producer in (0, 1):
                 for tenant in (A, B):
-                    account = FlowKey(Lane.INTERACTIVE, tenant)
-                    fresh = queues[producer].served().get(account, 0) - seen[producer][tenant]
+                    flow_key = FlowKey(Lane.INTERACTIVE, tenant)
+                    fresh = queues[producer].served().get(flow_key, 0) - seen[producer][tenant]
                     seen[producer][tenant] += fresh
-                    told.append((turn + delay, 1 - producer, account, fresh))
-        for _, consumer, account, fresh in [one for one in told if one[0] == turn]:
-            queues[consumer].absorb(account, fresh)
+                    reports.append((turn + delay, 1 - producer, flow_key, fresh))
+        for _, consumer, flow_key, fresh in [one for one in reports if one[0] == turn]:
+            queues[consumer].add_to_counter(flow_key, fresh)
         assert abs(served_by(queues, A) - served_by(queues, B)) <= bound
 
 
-def test_a_newcomer_whose_tenant_was_served_more_expects_more_ahead() -> None:
-    """Its counter is above the lane's, as that of a tenant whose last request has just been served."""
-    queue = queue_of(("a1", ticket(A, 500)))
+def test_a_tenant_that_was_served_more_has_more_ahead() -> None:
+    """The tenant's counter is above the lane's, because its last request has just been served."""
+    queue = queue_of(("a1", item(A, 500)))
     queue.pop(RequestId("a1"))
-    queue.push(RequestId("b1"), ticket(B, 300))
-    assert queue.counter(ticket(A, 1).account) > queue.counter(ticket(B, 1).account)
-    assert queue.num_ahead(ticket(A, 100)) == 300
-    assert queue.num_ahead(ticket(C, 100)) == 100
+    queue.push(RequestId("b1"), item(B, 300))
+    assert queue.counter(item(A, 1).flow_key) > queue.counter(item(B, 1).flow_key)
+    assert queue.num_ahead(item(A, 100)) == 300
+    assert queue.num_ahead(item(C, 100)) == 100

@@ -1,4 +1,4 @@
-"""Buckets and reservations, case by case; the property tests try them at random."""
+"""Test buckets and reservations, case by case; the property tests try them at random."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem.admission.usage_estimator import FIRST_GUESS, OutputLengthEstimator
 TTL = 20_000
 
 
-def test_a_limit_comes_back_in_a_minute_to_the_unit() -> None:
+def test_a_bucket_refills_in_a_minute_to_the_unit() -> None:
     level = 0
     for _ in range(60_000):
         level = refill(level, 7, 1)
@@ -29,13 +29,13 @@ def test_a_limit_comes_back_in_a_minute_to_the_unit() -> None:
 
 @pytest.mark.parametrize("limit", [1, 7, 59, 60_001, MAX_LIMIT])
 @pytest.mark.parametrize("level", [-(10**12), -1, 0, 1, 59_999])
-def test_the_wait_is_the_first_millisecond_that_is_enough(limit: int, level: int) -> None:
+def test_the_wait_ends_at_the_first_sufficient_millisecond(limit: int, level: int) -> None:
     needed = min(UNIT, capacity(limit))
     wait = wait_ms(level, limit, needed)
     assert level + limit * wait >= needed > level + limit * (wait - 1)
 
 
-def test_a_refusal_takes_nothing_and_says_which_limit_and_how_long() -> None:
+def test_a_refusal_takes_nothing_and_names_limit_and_wait() -> None:
     book, limits = TenantQuota(), QuotaLimits(60, 600, 1)
     assert book.reserve(Reservation("a", 1, 100), limits, 0, TTL).refused == ""
     levels = book.levels
@@ -46,7 +46,7 @@ def test_a_refusal_takes_nothing_and_says_which_limit_and_how_long() -> None:
     assert book.levels == levels and list(book.open) == ["a"]
 
 
-def test_what_was_not_used_goes_back_and_what_was_too_much_is_owed() -> None:
+def test_unused_tokens_are_returned_and_excess_use_is_owed() -> None:
     book, limits = TenantQuota(), QuotaLimits(0, 600, 0)
     book.reserve(Reservation("a", 1, 500), limits, 0, TTL)
     assert book.settle("a", 100, limits, 0, TTL) and book.levels == Levels(None, 500 * UNIT)
@@ -58,7 +58,7 @@ def test_what_was_not_used_goes_back_and_what_was_too_much_is_owed() -> None:
     assert not book.reserve(Reservation("c", 1, 1), limits, 60_100, TTL).refused
 
 
-def test_nothing_counts_twice() -> None:
+def test_repeated_calls_do_not_count_twice() -> None:
     book, limits = TenantQuota(), QuotaLimits(10, 600, 0)
     for _ in range(2):
         book.reserve(Reservation("a", 1, 100), limits, 0, TTL)
@@ -67,14 +67,14 @@ def test_nothing_counts_twice() -> None:
     assert book.levels == Levels(9 * UNIT, 550 * UNIT)
 
 
-def test_a_request_that_never_began_is_as_if_it_had_never_been() -> None:
+def test_a_request_that_did_not_begin_is_returned_in_full() -> None:
     book, limits = TenantQuota(), QuotaLimits(10, 600, 0)
     book.reserve(Reservation("a", 1, 100), limits, 0, TTL)
     book.settle("a", None, limits, 0, TTL)
     assert book.levels == Levels(capacity(10), capacity(600))
 
 
-def test_whose_gateway_is_gone_is_settled_with_what_it_told() -> None:
+def test_an_expired_reservation_is_settled_with_its_last_reported_use() -> None:
     book, limits = TenantQuota(), QuotaLimits(0, 600, 1)
     book.reserve(Reservation("a", 1, 400), limits, 0, TTL)
     assert book.renew({"a": 150, "never": 3}, limits, 10_000, TTL) == ["never"]
@@ -85,7 +85,7 @@ def test_whose_gateway_is_gone_is_settled_with_what_it_told() -> None:
     book.check()
 
 
-def test_what_is_used_beyond_a_reservation_is_taken_at_once() -> None:
+def test_use_beyond_a_reservation_is_taken_at_once() -> None:
     book, limits = TenantQuota(), QuotaLimits(0, 600, 0)
     book.reserve(Reservation("a", 1, 100), limits, 0, TTL)
     book.renew({"a": 550}, limits, 0, TTL)
@@ -95,7 +95,7 @@ def test_what_is_used_beyond_a_reservation_is_taken_at_once() -> None:
     assert book.levels == Levels(None, 40 * UNIT)
 
 
-def test_a_clock_that_goes_back_stands_still() -> None:
+def test_time_stands_still_while_the_clock_is_behind() -> None:
     book, limits = TenantQuota(), QuotaLimits(0, 600, 0)
     book.reserve(Reservation("a", 1, 600), limits, 60_000, TTL)
     assert book.reserve(Reservation("b", 1, 1), limits, 0, TTL).refused
@@ -103,8 +103,8 @@ def test_a_clock_that_goes_back_stands_still() -> None:
     assert not book.reserve(Reservation("b", 1, 1), limits, 60_100, TTL).refused
 
 
-def test_a_clock_that_was_far_ahead_starves_nobody() -> None:
-    """An hour ahead, and then back: what was taken there stays taken, and comes back as fast as ever."""
+def test_a_large_clock_jump_back_does_not_starve_the_tenant() -> None:
+    """The clock goes back by an hour: tokens taken before stay taken, and the buckets refill at the usual rate."""
     book, limits, back = TenantQuota(), QuotaLimits(0, 600, 0), MAX_BACK_MS + 1
     book.reserve(Reservation("a", 1, 600), limits, 3_600_000, TTL)
     refusal = book.reserve(Reservation("b", 1, 1), limits, 3_600_000 - back, TTL)
@@ -112,7 +112,7 @@ def test_a_clock_that_was_far_ahead_starves_nobody() -> None:
     assert not book.reserve(Reservation("b", 1, 1), limits, 3_600_000 - back + 100, TTL).refused
 
 
-def test_what_was_reserved_by_a_clock_far_ahead_lapses_in_its_time() -> None:
+def test_a_reservation_made_before_a_large_jump_back_expires_in_time() -> None:
     book, limits = TenantQuota(), QuotaLimits(0, 600, 1)
     book.reserve(Reservation("a", 1, 600), limits, 3_600_000, TTL)
     assert not book.settle("nobody", 0, limits, 0, TTL)
@@ -120,7 +120,7 @@ def test_what_was_reserved_by_a_clock_far_ahead_lapses_in_its_time() -> None:
     assert not book.reserve(Reservation("b", 1, 600), limits, TTL, TTL).refused
 
 
-def test_limits_that_change_hold_from_the_next_call_on() -> None:
+def test_changed_limits_apply_from_the_next_call_on() -> None:
     book = TenantQuota()
     book.reserve(Reservation("a", 1, 10), QuotaLimits(0, 600, 0), 0, TTL)
     assert book.reserve(Reservation("b", 1, 6), QuotaLimits(0, 5, 0), 0, TTL).levels.tokens == capacity(5)
@@ -128,11 +128,11 @@ def test_limits_that_change_hold_from_the_next_call_on() -> None:
     assert book.reserve(Reservation("c", 1, 6), QuotaLimits(0, 100, 0), 0, TTL).levels.tokens == 94 * UNIT
 
 
-def test_parts_of_a_limit_are_never_none_of_it() -> None:
+def test_a_part_of_a_limit_is_at_least_one() -> None:
     assert QuotaLimits(10, 0, 2).share(3) == QuotaLimits(3, 0, 1)
 
 
-def test_the_guess_follows_what_comes_out() -> None:
+def test_the_estimate_follows_the_outputs() -> None:
     guess = OutputLengthEstimator()
     assert guess.estimate(10, 10_000, 0) == 10 + FIRST_GUESS
     assert guess.estimate(10, 5, 0) == 15

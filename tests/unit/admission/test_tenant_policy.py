@@ -1,4 +1,4 @@
-"""A tenant's terms on one request: its longest prompt, its lanes, and its own part of every prefix cache."""
+"""Test a tenant's limits on one request: its longest prompt, its lanes, and its cache salt."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
     assert error.facts.http == 400 and "at most 9 tokens" in error.message and "has 10" in error.message
 
 
-def test_a_better_lane_than_its_own_is_its_own() -> None:
+def test_a_more_urgent_lane_is_lowered_to_the_tenants() -> None:
     standard = replace(ACME, lane=Lane.STANDARD)
     lanes = [apply_tenant_policy(replace(REQUEST, lane=lane), standard).lane for lane in Lane]
     assert lanes == [Lane.STANDARD, Lane.STANDARD, Lane.BATCH]
 
 
-def test_models_of_others_are_not_there() -> None:
+def test_forbidden_models_are_not_found() -> None:
     assert ACME.may_use("m") and not replace(ACME, models=frozenset()).may_use("m")
     some = replace(ACME, models=frozenset({"m"}))
     assert some.may_use("m") and some.may_use("other", "m") and not some.may_use("other")
 
 
-def test_everybody_has_the_cache_of_everybody() -> None:
+def test_the_open_tenant_shares_one_cache() -> None:
     assert apply_tenant_policy(REQUEST, OPEN).cache_salt == ""
     assert apply_tenant_policy(REQUEST, SHARING).cache_salt == ""
 
@@ -71,7 +71,7 @@ def test_salts_are_equal_for_the_same_owner_and_choice_only(
     assert (cache_salt(tenant(one, one_shares), chosen) == cache_salt(tenant(other, other_shares), rechosen)) is is_same
 
 
-def test_nobody_reaches_another_salt_by_choosing_it() -> None:
+def test_a_client_cannot_choose_another_salt() -> None:
     mine = cache_salt(ACME)
     for attacker in (Tenant(id=TenantId("eve")), Tenant(id=TenantId("eve"), cache_sharing="public"), OPEN):
         for chosen in (mine, "tenant acme", "11 tenant acme ", "acme"):
@@ -89,5 +89,5 @@ def test_a_key_is_as_long_as_it_must_be_and_its_hash_reads_back() -> None:
     assert key not in str(refused.value)
 
 
-def test_one_token_may_be_the_limit() -> None:
+def test_the_limit_may_be_one_token() -> None:
     assert "at most 1 tokens" in refusal(REQUEST, replace(ACME, max_prompt_tokens=1)).message

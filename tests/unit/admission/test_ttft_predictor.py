@@ -1,4 +1,4 @@
-"""When a first token is expected, and what is refused for it."""
+"""Test the predicted time to first token, and the rejections based on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COST = StepCost(10e-3, 1e-3, 0.0, 0.0, 0.0)
 """A step of 90 tokens takes 0.1 s: 900 tokens per second."""
 
 
-def test_a_prompt_waits_for_those_before_it_and_for_its_own_computation() -> None:
+def test_a_prompt_waits_for_prompts_ahead_and_its_own_computation() -> None:
     one, other = PrefillWorkerLoad(COST, 90, 0), PrefillWorkerLoad(COST, 90, 450)
     assert one.rate == pytest.approx(900)
     expected = forecast([other], 900, 180)
@@ -23,7 +23,7 @@ def test_a_prompt_waits_for_those_before_it_and_for_its_own_computation() -> Non
     assert forecast([], 900, 180) is None
 
 
-def test_a_long_prompt_pays_for_its_attention() -> None:
+def test_a_long_prompt_costs_more_attention() -> None:
     worker = PrefillWorkerLoad(StepCost(0.0, 0.0, 0.0, 0.0, 1e-6), 512, 0)
     assert worker.seconds(2000) == pytest.approx(4 * worker.seconds(1000), rel=1e-3)
 
@@ -40,7 +40,7 @@ def test_a_long_prompt_pays_for_its_attention() -> None:
         (4.0, 3.9, "deadline"),
     ],
 )
-def test_what_comes_too_late_is_refused_with_its_reason(
+def test_a_late_prompt_is_rejected_with_its_reason(
     target_s: float, deadline_s: float | None, reason: str | None
 ) -> None:
     error = ttft_error(TtftForecast(3.0, 1.0), target_s, deadline_s)
@@ -49,7 +49,7 @@ def test_what_comes_too_late_is_refused_with_its_reason(
         assert error.kind is ErrorKind.SLO_MISS and error.facts.http == 503 and error.retry_after_s == 1.0
 
 
-def test_it_says_when_to_come_again() -> None:
+def test_a_rejection_says_when_to_retry() -> None:
     late = ttft_error(TtftForecast(30.0, 1.0), 0.0, 11.0)
     assert late is not None and late.retry_after_s == pytest.approx(20.0)
     full = queue_full(7, TtftForecast(12.0, 1.0))

@@ -1,4 +1,4 @@
-"""The one table of errors: every kind has a meaning in HTTP, in gRPC and for OpenAI's clients."""
+"""Test that every error kind has a meaning in HTTP, in gRPC and for OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def test_every_kind_has_facts_that_exist(kind: ErrorKind) -> None:
     assert 400 <= facts.http < 600
     assert grpc.StatusCode[facts.grpc] is not grpc.StatusCode.OK
     assert facts.openai_type.endswith("_error")
-    assert TandemError(kind, "told").facts is facts
+    assert TandemError(kind, "message").facts is facts
 
 
 @pytest.mark.parametrize("kind", [k for k in ErrorKind if ERROR_TABLE[k].openai_type == "invalid_request_error"])
-def test_the_client_is_blamed_only_with_4xx(kind: ErrorKind) -> None:
+def test_invalid_requests_are_4xx(kind: ErrorKind) -> None:
     assert ERROR_TABLE[kind].http < 500
 
 
-def test_values_are_unique_because_they_travel() -> None:
+def test_values_are_unique() -> None:
     assert len({kind.value for kind in ErrorKind}) == len(ErrorKind)

@@ -1,4 +1,4 @@
-"""Ranges of requests and sampling parameters, checked once where they are made."""
+"""Test the ranges of requests and sampling parameters, checked once at construction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The merge of layers: what wins, where it came from, and how a bad value is told."""
+"""Test the merge of layers: which wins, where a value came from, and how a bad value is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_no_layers_is_the_default_tree() -> None:
     assert set(resolved.origins.values()) == {DEFAULT_LAYER}
 
 
-def test_later_layers_win_and_origins_tell_which() -> None:
+def test_later_layers_win_and_origins_name_them() -> None:
     file = {"engine": {"block_size": 32, "max_num_seqs": 8}, "model": {"id": "m"}}
     environment = {"engine.block_size": "64"}
     flags = {"engine.enable_chunked_prefill": False}
@@ -104,12 +104,12 @@ def test_a_bad_value_names_key_layer_value_and_what_is_allowed(key: str, raw: ob
         ("redis.ur", "redis.url"),
     ],
 )
-def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
+def test_an_unknown_key_suggests_the_nearest(key: str, near: str) -> None:
     error = refusal(("environment", {key: 1}))
     assert error.message == f"unknown setting {key} (from environment); did you mean {near}?"
 
 
-def test_an_unknown_key_like_nothing_is_refused_without_a_guess() -> None:
+def test_an_unknown_key_like_nothing_is_refused_without_a_suggestion() -> None:
     assert refusal(("flags", {"qqq.zzz": 1})).message == "unknown setting qqq.zzz (from flags)"
 
 
@@ -167,7 +167,7 @@ def test_rules_name_the_layer_that_broke_them(layer: dict[str, object], key: str
     assert "(from flags)" in error.message or "(from default)" in error.message
 
 
-def test_every_broken_rule_is_told() -> None:
+def test_every_broken_rule_is_reported() -> None:
     error = refusal(("flags", {"engine.block_size": 12, "gateway.port": -1}))
     assert "engine.block_size = 12" in error.message
     assert "gateway.port = -1" in error.message
@@ -234,7 +234,7 @@ def test_every_setting_is_documented_and_its_section_frozen() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.none() | st.booleans() | st.integers() | st.floats() | st.text()))
-def test_any_values_give_a_lawful_tree_or_a_typed_error(layer: dict[str, object]) -> None:
+def test_any_values_give_a_valid_tree_or_a_typed_error(layer: dict[str, object]) -> None:
     try:
         config = build([("flags", layer)])
     except TandemError as error:
@@ -262,7 +262,7 @@ def test_not_sizes(text: str) -> None:
         Bytes.parse(text)
 
 
-def test_speculation_that_cannot_be_is_refused() -> None:
+def test_impossible_speculation_is_refused() -> None:
     assert "speculative.ngram_min" in refusal(("flags", {"speculative.ngram_min": 5})).message
     for name in ("num_tokens", "max_batch_tokens", "ngram_min"):
         assert refusal(("flags", {f"speculative.{name}": 0})).param == f"speculative.{name}"

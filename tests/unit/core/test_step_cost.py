@@ -1,4 +1,4 @@
-"""What a step costs, as arithmetic."""
+"""Test the arithmetic of step costs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_longest_chunk_is_the_inverse_of_its_cost(cost: StepCost, start: int
     assert cost.chunk_tokens(start, 0.0) == 0.0
 
 
-def test_what_costs_nothing_is_unbounded() -> None:
+def test_a_free_chunk_is_unbounded() -> None:
     assert StepCost(1.0, 0.0, 0.0, 0.0, 0.0).chunk_tokens(9, 0.5) == math.inf
 
 

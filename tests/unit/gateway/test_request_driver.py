@@ -308,7 +308,7 @@ async def test_a_worker_that_keeps_failing_is_left_out_and_metrics_and_errors_sa
     worker = await rig.add("m", "mixed")
     worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
     await until(lambda: rig.dispatch.ready() is None)
-    with pytest.raises(TandemError, match=r"m left out for \S+ s after failures"):
+    with pytest.raises(TandemError, match=r"m excluded for \S+ s after failures"):
         await collect(await rig.open())
     assert rig.dispatch.breakers()[worker.ref.id] is not circuit_breaker.BreakerState.CLOSED
 

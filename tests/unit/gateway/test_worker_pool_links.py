@@ -35,7 +35,7 @@ async def test_a_pair_whose_way_is_refused_falls_back_and_everybody_can_see_why(
     await until(lambda: not rig.fleet.view().linked)
     assert rig.fleet.view().refused == rig.fleet.view().unlinked == {(prefill.ref, decode.ref)}
     request = await rig.running()
-    assert request.path == "fallback;reason=no_link_between_the_workers_is_as_promised"
+    assert request.path == "fallback;reason=no_link_between_the_workers_meets_the_requirements"
     assert rig.dispatch.ready() is None and rig.dispatch.problem() == f"the link from p to d is not used: {SLOW}"
     await request.aclose()
     metrics = Metrics()
@@ -56,14 +56,14 @@ async def test_where_all_must_be_split_a_refused_pair_makes_it_unready(make_rig:
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW, refused=True)]
     await until(lambda: rig.dispatch.ready() == f"the link from p to d is not used: {SLOW}")
-    with pytest.raises(TandemError, match="no link between the workers is as promised"):
+    with pytest.raises(TandemError, match="no link between the workers meets the requirements"):
         await collect(await rig.open())
 
 
 async def test_a_way_that_is_only_wrong_is_used_and_told(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW)]
-    await until(lambda: rig.dispatch.problem() == f"the link from p to d is not as promised: {SLOW}")
+    await until(lambda: rig.dispatch.problem() == f"the link from p to d misses its requirements: {SLOW}")
     assert rig.fleet.view().linked and rig.dispatch.ready() is None
 
 
@@ -140,7 +140,7 @@ async def test_a_way_to_a_worker_that_is_gone_is_not_kept(rig: Rig) -> None:
     decode.links = [report(gone, SLOW, refused=True), report(prefill.ref, SLOW)]
     await until(lambda: rig.fleet.pairs.report((prefill.ref, decode.ref)))
     assert rig.fleet.pairs.report((gone, decode.ref)) is None
-    assert rig.dispatch.problem() == f"the link from p to d is not as promised: {SLOW}"
+    assert rig.dispatch.problem() == f"the link from p to d misses its requirements: {SLOW}"
     assert not rig.fleet.pairs.failed
 
 

@@ -1,4 +1,4 @@
-"""The books of one job group: which jobs are under way and which of them is asked for."""
+"""Test the jobs of one job group: which are open and which waits for a reply."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def job(*choices: int) -> Any:
     return SimpleNamespace(choices=set(choices))
 
 
-def test_the_end_of_one_job_leaves_the_other_asked_for() -> None:
+def test_the_end_of_one_job_leaves_the_other_submitted() -> None:
     job_group, asked, other = JobGroup([0]), job(0), job(0)
     job_group.works += [asked, other]
     job_group.asked = asked
@@ -22,7 +22,7 @@ def test_the_end_of_one_job_leaves_the_other_asked_for() -> None:
     assert job_group.works == [] and job_group.asked is None
 
 
-def test_a_choice_is_worked_on_while_a_job_has_it_or_it_waits_for_one() -> None:
+def test_a_choice_is_worked_on_while_a_job_has_it_or_it_is_queued() -> None:
     job_group = JobGroup([0, 1])
     job_group.phase = JobGroupPhase.QUEUED
     assert job_group.is_worked_on(0)

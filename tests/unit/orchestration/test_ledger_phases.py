@@ -1,4 +1,4 @@
-"""Where the time of a request goes whose choices have gone their own ways."""
+"""Test the ledger phase of a request whose choices have been split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def decoding() -> JobGroup:
     return job_group
 
 
-def test_a_choice_that_goes_its_own_way_has_drawn_what_it_drew() -> None:
+def test_a_split_choice_keeps_its_progress() -> None:
     assert decoding().split(1).ledger_phase is LedgerPhase.DECODE
 
 

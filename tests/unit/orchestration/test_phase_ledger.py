@@ -1,4 +1,4 @@
-"""Where a request's time goes: nine stages that add up to it, whatever happens on the way."""
+"""Test that the nine stages of a request add up to its time, whatever happens."""
 
 from __future__ import annotations
 
@@ -47,37 +47,37 @@ def test_a_split_request() -> None:
     )
 
 
-def test_the_order_of_what_workers_say_changes_nothing() -> None:
+def test_the_order_of_reports_changes_nothing() -> None:
     words = [JobStages(prefill_queue_s=1.5, prefill_s=3.0), JobStages(0.0, 0.0, 0.75, 0.25, 0.25)]
     ledgers = [walked(*SPLIT), walked(*SPLIT)]
-    for word in words:
-        ledgers[0].told(1, word)
-    for word in reversed(words):
-        ledgers[1].told(1, word)
+    for report in words:
+        ledgers[0].told(1, report)
+    for report in reversed(words):
+        ledgers[1].told(1, report)
     assert ledgers[0].seconds(0.0) == ledgers[1].seconds(0.0)
 
 
-def test_choices_wait_side_by_side() -> None:
+def test_choices_wait_in_parallel() -> None:
     ledger = walked(*SPLIT)
     for seconds in (3.0, 2.0, 3.5):
         ledger.told(1, JobStages(prefill_s=seconds))
     assert ledger.seconds(0.0).prefill == 3.5
 
 
-def test_a_first_token_may_come_before_the_word_that_its_job_was_accepted() -> None:
+def test_a_first_token_may_arrive_before_the_acceptance_of_its_job() -> None:
     ledger = walked((P.QUEUE, 0.0), (P.ROUTE, 1.0), (P.DECODE, 4.0), (P.OVER, 9.0))
     ledger.told(1, JobStages(prefill_queue_s=0.5, prefill_s=2.0))
     assert ledger.seconds(0.0) == StageSeconds(queue=1.0, route=0.5, prefill_queue=0.5, prefill=2.0, decode=5.0)
 
 
-def test_nobody_has_told() -> None:
-    """Then all of a phase is what takes most of it."""
+def test_without_any_report() -> None:
+    """Without reports, all of a phase counts for its largest stage."""
     stages = walked(*SPLIT).seconds(0.0)
     assert (stages.prefill_queue, stages.prefill) == (0.0, 5.0)
     assert (stages.transfer, stages.decode_queue, stages.decode) == (1.5, 0.0, 4.0)
 
 
-def test_a_worker_cannot_tell_of_more_than_there_was() -> None:
+def test_reports_are_limited_to_the_measured_time() -> None:
     ledger = walked(*SPLIT)
     ledger.told(1, JobStages(prefill_queue_s=2.0, prefill_s=100.0, transfer_s=100.0, decode_s=1.0))
     stages = ledger.seconds(0.0)
@@ -85,7 +85,7 @@ def test_a_worker_cannot_tell_of_more_than_there_was() -> None:
     assert stages.total == 15.0
 
 
-def test_what_a_lost_attempt_took_is_not_divided_among_those_that_came_after() -> None:
+def test_the_time_of_a_lost_attempt_is_not_divided_by_later_reports() -> None:
     ledger = walked(
         (P.QUEUE, 0.0), (P.ROUTE, 0.0), (P.FIRST, 0.0), (P.QUEUE, 7.0), (P.ROUTE, 8.0), (P.FIRST, 8.0), (P.DECODE, 10.0)
     )
@@ -96,14 +96,14 @@ def test_what_a_lost_attempt_took_is_not_divided_among_those_that_came_after() -
     assert ledger.seconds(111.0).decode == 1.0
 
 
-def test_a_kv_that_never_came_took_its_time_all_the_same() -> None:
+def test_a_failed_kv_transfer_counts_its_time() -> None:
     ledger = walked((P.FIRST, 0.0), (P.HANDOVER, 1.0), (P.QUEUE, 4.0), (P.FIRST, 4.0), (P.DECODE, 5.0), (P.OVER, 5.0))
     ledger.told(1, JobStages(prefill_s=1.0))
     ledger.told(2, JobStages(prefill_s=1.0))
     assert (ledger.seconds(0.0).transfer, ledger.seconds(0.0).prefill) == (3.0, 2.0)
 
 
-def test_after_its_end_nothing_counts() -> None:
+def test_time_after_the_end_does_not_count() -> None:
     ledger = walked(*SPLIT)
     ledger.move(P.DECODE, 200.0)
     assert ledger.phase is P.OVER and ledger.seconds(300.0).total == 15.0
@@ -130,11 +130,11 @@ def test_they_always_add_up(
     for phase, step in moves:
         now += step
         ledger.move(phase, now)
-    for attempt, word in words:
-        ledger.told(attempt, word)
+    for attempt, report in words:
+        ledger.told(attempt, report)
     for is_over in (False, True):
         if is_over:
             ledger.move(P.OVER, now + rest)
-        told = ledger.seconds(now + rest)
-        assert min(told) >= 0.0
-        assert told.total == pytest.approx(now + rest - 50.0, abs=1e-6)
+        stages = ledger.seconds(now + rest)
+        assert min(stages) >= 0.0
+        assert stages.total == pytest.approx(now + rest - 50.0, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Requests in line with what workers hold of their prompts; never a running worker."""
+"""Test the placement of queued requests by the prefixes that workers hold."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SLOW = StepCost(1e-3, 1e-3, 1e-4, 0.0, 0.0)
 HASHES = [BlockHash(bytes([i]) * 16) for i in range(20)]
 
 
-class Held:
-    """Prefixes that a test sets."""
+class FixedPrefixes:
+    """Prefix hits that a test sets."""
 
     def __init__(self) -> None:
         self.hits: dict[WorkerRef, PrefixHit] = {}
@@ -65,7 +65,7 @@ class Rig:
         self.roster = WorkerRanking(frozenset((producer.ref, consumer.ref) for producer in producers), frozenset())
         for view in views:
             self.put(view)
-        self.held = Held()
+        self.held = FixedPrefixes()
         self.waiting = PlacementQueue(self.roster, GatewayConfig(), prefixes=self.held)
 
     def put(self, view: WorkerView) -> None:
@@ -79,8 +79,8 @@ class Rig:
 
 
 def request(name: str = "r", **rest: object) -> Request:
-    asked = {"prompt_tokens": tuple(range(320)), "sampling": SamplingParams(max_tokens=8), **rest}
-    return Request(id=RequestId(name), model="m", **asked)  # type: ignore[arg-type]
+    fields = {"prompt_tokens": tuple(range(320)), "sampling": SamplingParams(max_tokens=8), **rest}
+    return Request(id=RequestId(name), model="m", **fields)  # type: ignore[arg-type]
 
 
 def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_left() -> None:
@@ -94,7 +94,7 @@ def test_hits_are_looked_up_when_a_request_is_placed_and_its_charge_is_what_is_l
     rig.waiting.line.check()
 
 
-def test_what_comes_back_is_charged_in_full_again_and_looked_up_anew() -> None:
+def test_a_returned_request_is_charged_in_full_and_looked_up_again() -> None:
     rig = Rig(P1, P2, D1)
     rig.held.hits = {P2.ref: PrefixHit(19, 19)}
     rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
@@ -111,14 +111,14 @@ def test_what_comes_back_is_charged_in_full_again_and_looked_up_anew() -> None:
     rig.waiting.line.check()
 
 
-def test_a_prompt_whose_tokens_are_scored_takes_no_hits() -> None:
+def test_a_prompt_with_logprobs_uses_no_hits() -> None:
     rig = Rig(P1, D1)
     rig.held.hits = {P1.ref: PrefixHit(19, 19)}
     rig.waiting.admit(request(prompt_logprobs=1), RequestTerms(hashes=HASHES))
     assert hit_blocks(rig.next()) == 0 and rig.waiting.line.charged(RequestId("r")) == 320
 
 
-def test_without_hashes_the_tenant_s_own_past_says_what_is_to_compute() -> None:
+def test_without_hashes_the_estimate_is_the_tenants_history() -> None:
     rig = Rig(P1, D1)
     for i in range(30):
         rig.waiting.admit(request(f"r{i}"))
@@ -137,7 +137,7 @@ def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
     assert rig.waiting.admit(request(), RequestTerms(timeout_s=0.1, hashes=HASHES)).leaves is None
 
 
-def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_it_lacks() -> None:
+def test_a_worker_that_would_reject_the_prompt_accepts_the_uncached_part() -> None:
     load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=load), D1)
     rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
@@ -147,7 +147,7 @@ def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_it_lacks() -> No
     assert hit_blocks(rig.next()) == 18
 
 
-def test_what_may_be_read_elsewhere_is_not_charged_and_may_go_where_the_whole_prompt_may_not() -> None:
+def test_a_remote_prefix_is_not_charged_and_widens_the_choice() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
@@ -158,21 +158,21 @@ def test_what_may_be_read_elsewhere_is_not_charged_and_may_go_where_the_whole_pr
     assert rig.waiting.line.charged(RequestId("r")) == 320 - 18 * 16
 
 
-def test_nothing_is_borrowed_over_a_way_that_fails_until_it_is_tried_again() -> None:
+def test_a_failing_link_is_not_used_for_prefix_fetches_until_retried() -> None:
     rig = Rig(P1, D1)
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
-    told = []
+    used_remote_prefix = []
     for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", prefix_fetches.FIRST_BACKOFF_S)):
         rig.waiting.admit(request(name), RequestTerms(hashes=HASHES))
         turn = rig.waiting.next(now)
         assert turn is not None
-        told.append(turn.placement.prefix is not None)
+        used_remote_prefix.append(turn.placement.prefix is not None)
         if turn.placement.prefix is not None:
-            rig.waiting.on_prefix_fetch((D1.ref, P1.ref), has_come=False, now=now)
-    assert told == [True, True, False, True]
+            rig.waiting.on_prefix_fetch((D1.ref, P1.ref), has_succeeded=False, now=now)
+    assert used_remote_prefix == [True, True, False, True]
 
 
-def test_a_worker_that_has_room_for_what_is_left_wakes_the_line() -> None:
+def test_a_worker_with_capacity_for_the_rest_wakes_the_queue() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(100,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
@@ -183,7 +183,7 @@ def test_a_worker_that_has_room_for_what_is_left_wakes_the_line() -> None:
     assert not rig.waiting.may_go_on(replace(P1, load=replace(full, lane_tokens=(260,) * 3)))
 
 
-def test_only_the_first_is_tried() -> None:
+def test_only_the_first_request_is_tried() -> None:
     full = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(0,) * 3, num_horizon_tokens=150)
     rig = Rig(replace(P1, load=full), D1)
     for i in range(50):
@@ -191,7 +191,7 @@ def test_only_the_first_is_tried() -> None:
     assert rig.waiting.next(0.0) is None and rig.held.num_looks == 1
 
 
-def test_a_consumer_needs_no_turn_and_leaves_the_charge_as_it_is() -> None:
+def test_a_consumer_is_found_without_queueing_and_charge() -> None:
     second = worker("d2", "decode")
     rig = Rig(P1, second, D1)
     rig.waiting.admit(request(), RequestTerms(hashes=HASHES))
@@ -201,8 +201,8 @@ def test_a_consumer_needs_no_turn_and_leaves_the_charge_as_it_is() -> None:
     rig.waiting.line.check()
 
 
-def make_ill(rig: Rig, *refs: WorkerRef) -> float:
-    """When the breakers of these have just opened, and stay so for long."""
+def open_breakers(rig: Rig, *refs: WorkerRef) -> float:
+    """Open the breakers of these workers."""
     now, breaker = 0.0, rig.waiting.breaker
     while not breaker.excluded(now + LONGEST_BACKOFF_S - 1.0):
         now += LONGEST_BACKOFF_S
@@ -211,27 +211,27 @@ def make_ill(rig: Rig, *refs: WorkerRef) -> float:
     return now
 
 
-def test_a_request_goes_elsewhere_while_the_worker_that_it_would_have_gone_to_is_ill() -> None:
+def test_a_request_goes_elsewhere_while_its_best_worker_fails() -> None:
     rig = Rig(P1, P2, D1)
-    now = make_ill(rig, P1.ref)
+    now = open_breakers(rig, P1.ref)
     rig.waiting.admit(request())
     turn = rig.waiting.next(now)
     assert turn is not None and turn.placement.prefill == P2.ref
 
 
-def test_where_all_that_prefill_are_ill_a_request_is_computed_where_it_is_drawn() -> None:
-    """As if there were none, so nobody waits for a back-off."""
+def test_without_healthy_prefill_workers_a_request_is_local() -> None:
+    """The request is placed as if there were no prefill workers, without waiting for a back-off."""
     rig = Rig(P1, P2, D1)
-    now = make_ill(rig, P1.ref, P2.ref)
+    now = open_breakers(rig, P1.ref, P2.ref)
     rig.waiting.admit(request())
     turn = rig.waiting.next(now)
     assert turn is not None and turn.placement.path == "fallback;reason=no_prefill_worker"
     assert turn.placement.decode == D1.ref
 
 
-def test_ill_workers_are_tried_one_request_at_a_time_where_no_others_are() -> None:
+def test_failing_workers_are_tried_one_request_at_a_time_without_others() -> None:
     rig = Rig(P1, D1)
-    now = make_ill(rig, P1.ref, D1.ref)
+    now = open_breakers(rig, P1.ref, D1.ref)
     for i in range(4):
         rig.waiting.admit(request(f"r{i}"))
     assert rig.waiting.next(now) is None, "they failed just now"
@@ -242,10 +242,10 @@ def test_ill_workers_are_tried_one_request_at_a_time_where_no_others_are() -> No
         assert rig.waiting.next(now) is None and rig.waiting.hopeless_since("m") == now
 
 
-def test_nobody_ill_is_tried_while_others_are_only_full() -> None:
+def test_failing_workers_are_not_tried_while_others_are_full() -> None:
     second = worker("d2", "decode")
     rig = Rig(P1, second, D1)
-    now = make_ill(rig, second.ref) + FIRST_BACKOFF_S
+    now = open_breakers(rig, second.ref) + FIRST_BACKOFF_S
     rig.waiting.refused([D1.ref], now)
     rig.waiting.admit(request())
     assert rig.waiting.next(now) is None
@@ -253,19 +253,17 @@ def test_nobody_ill_is_tried_while_others_are_only_full() -> None:
     assert turn is not None and turn.placement.decode == D1.ref
 
 
-def test_what_moves_goes_to_an_ill_worker_rather_than_nowhere() -> None:
+def test_a_migration_prefers_a_failing_worker_to_none() -> None:
     second = worker("d2", "decode")
     rig = Rig(P1, second, D1)
-    now = make_ill(rig, D1.ref) + FIRST_BACKOFF_S
+    now = open_breakers(rig, D1.ref) + FIRST_BACKOFF_S
     assert rig.waiting.pick_consumer("m", FindConsumer(0, second.ref), now) == D1.ref
     assert rig.waiting.pick_consumer("m", FindConsumer(0, second.ref), now) is None, "until something is heard of that"
     assert rig.waiting.pick_consumer("m", FindConsumer(0, P1.ref), now) == second.ref
 
 
 @pytest.mark.parametrize(("mode", "path"), [("prefer", "fallback;reason=kv_lost"), ("strict", "remote")])
-def test_what_cannot_be_handed_over_is_computed_in_one_place_where_that_is_allowed(
-    mode: Disaggregation, path: str
-) -> None:
+def test_a_request_with_lost_kv_is_computed_on_one_worker_where_allowed(mode: Disaggregation, path: str) -> None:
     rig = Rig(P1, D1)
     rig.waiting.admit(request(), RequestTerms(policy=mode))
     rig.next()

@@ -1,4 +1,4 @@
-"""A request's life by hand: the order of commands on the common and the rare paths."""
+"""Test the state machine of a request: the commands on common and rare paths."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def token(index: int, attempt: int = 1) -> Token:
 
 
 def remote() -> RequestState:
-    """A life that runs on both workers."""
+    """Return a request that runs on both workers."""
     life = RequestState(REQUEST, HandoffId("h"))
     (book,) = life.placed(Placement(P, D))
     assert isinstance(book, SubmitJob) and isinstance(book.job, ResumeJob) and book.worker == D
@@ -93,13 +93,13 @@ def test_remote_request_delivers_each_token_once_and_ends_once() -> None:
     assert life.phase is JobGroupPhase.ENDED and life.workers() == ()
 
 
-def test_tokens_ahead_of_their_turn_wait() -> None:
+def test_tokens_ahead_of_the_next_index_wait() -> None:
     life = remote()
     assert life.reported(D, token(1)) == []
     assert shape(life.reported(P, token(0))) == ["token 0", "token 1"]
 
 
-def test_consecutive_tokens_count_at_once_where_they_are_next() -> None:
+def test_consecutive_tokens_count_at_once_when_next() -> None:
     life = remote()
     assert not life.streamed(D, key(), 1, (101, 102)), "the first one is missing"
     assert shape(life.reported(P, token(0))) == shape([token(0)])
@@ -125,7 +125,7 @@ def test_first_token_that_ends_the_request_cancels_the_resume_and_releases() -> 
     ]  # fmt: skip
 
 
-def test_decode_without_room_goes_back_to_the_queue_and_touches_no_prefill_worker() -> None:
+def test_decode_without_capacity_requeues_and_touches_no_prefill_worker() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D))
     commands = life.refused(D, key(), TandemError(ErrorKind.OVERLOADED, "full"))
@@ -134,7 +134,7 @@ def test_decode_without_room_goes_back_to_the_queue_and_touches_no_prefill_worke
     assert isinstance(again, SubmitJob) and again.job.attempt == 2
 
 
-def test_prefill_without_room_undoes_the_booking() -> None:
+def test_prefill_without_capacity_undoes_the_reservation() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D))
     life.accepted(D, key())
@@ -144,7 +144,7 @@ def test_prefill_without_room_undoes_the_booking() -> None:
     assert life.phase is JobGroupPhase.QUEUED
 
 
-def test_a_pull_that_gets_no_room_is_placed_again_and_repeats_no_token() -> None:
+def test_a_pull_without_capacity_is_placed_again_and_repeats_no_token() -> None:
     life = remote()
     life.reported(P, token(0))
     life.reported(P, Finished(key(), None, 1, 0))
@@ -157,8 +157,8 @@ def test_a_pull_that_gets_no_room_is_placed_again_and_repeats_no_token() -> None
     assert shape(life.reported(D, token(1, 2))) == ["token 1"]
 
 
-def test_what_an_attempt_left_in_a_cache_is_no_hit_of_the_request() -> None:
-    """The prefill worker has told, whatever becomes of its attempt."""
+def test_blocks_cached_by_an_earlier_attempt_are_no_hit_of_the_request() -> None:
+    """The prefill worker has reported the cached tokens, whatever becomes of its attempt."""
     life = remote()
     life.reported(P, replace(token(0), num_cached_tokens=1))
     life.reported(D, Failed(key(), ErrorKind.OVERLOADED, "no room for the KV"))
@@ -167,13 +167,13 @@ def test_what_an_attempt_left_in_a_cache_is_no_hit_of_the_request() -> None:
     life.accepted(P, key(2))
     life.reported(D, KVReceived(key(2), 1, 1, 0, 1, 0.1, 0.1, 0.1))
     life.reported(D, replace(token(0, 2), num_cached_tokens=2))
-    told = [command for i in range(1, 3) for command in life.reported(D, token(i, 2))]
-    told += life.reported(D, Finished(key(2), FinishReason.LENGTH, 3, 2))
-    assert told[-1] == EndRequest(RequestId("r"), Finished(key(2), FinishReason.LENGTH, 3, 1))
+    commands = [command for i in range(1, 3) for command in life.reported(D, token(i, 2))]
+    commands += life.reported(D, Finished(key(2), FinishReason.LENGTH, 3, 2))
+    assert commands[-1] == EndRequest(RequestId("r"), Finished(key(2), FinishReason.LENGTH, 3, 1))
     assert life.reported(P, Finished(key(2), None, 1, 2)) == []
 
 
-def test_a_refusal_that_waiting_does_not_cure_ends_the_request() -> None:
+def test_a_permanent_refusal_ends_the_request() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(D, D))
     assert shape(life.refused(D, key(), TandemError(ErrorKind.CONTEXT_LENGTH, "long"))) == [
@@ -195,7 +195,7 @@ def test_a_lost_prefill_worker_costs_the_attempt_and_no_token() -> None:
 
 
 def test_a_lost_decode_worker_whose_kv_is_still_offered_is_replaced_alone() -> None:
-    """The new one takes what the first attempt computed, so it is asked as that was: from before the first token."""
+    """The new worker pulls what the first attempt computed, so its job begins there: before the first token."""
     life = remote()
     life.reported(P, token(0))
     life.reported(P, Finished(key(), None, 1, 0))
@@ -210,7 +210,7 @@ def test_a_lost_decode_worker_whose_kv_is_still_offered_is_replaced_alone() -> N
     assert shape(life.reported(OTHER, token(1, 2))) == ["token 1"]
 
 
-def test_kv_that_nobody_can_take_is_computed_anew() -> None:
+def test_kv_without_a_consumer_is_recomputed() -> None:
     life = remote()
     life.worker_lost(D, "killed")
     assert (
@@ -232,7 +232,7 @@ def test_kv_that_nobody_can_take_is_computed_anew() -> None:
     ]
 
 
-def test_a_decode_worker_that_had_pulled_takes_its_kv_along() -> None:
+def test_a_lost_decode_worker_that_had_pulled_loses_its_kv() -> None:
     life = remote()
     life.reported(P, token(0))
     life.reported(D, PULLED)
@@ -242,7 +242,7 @@ def test_a_decode_worker_that_had_pulled_takes_its_kv_along() -> None:
     assert isinstance(book, SubmitJob) and isinstance(book.job, GenerateJob) and book.job.output_tokens == (100, 101)
 
 
-def test_attempts_that_come_to_nothing_are_counted_until_something_new_comes() -> None:
+def test_failed_attempts_are_counted_until_there_is_progress() -> None:
     life = RequestState(REQUEST, HandoffId("h"), max_retries=1)
 
     def attempt(number: int) -> None:
@@ -264,7 +264,7 @@ def test_attempts_that_come_to_nothing_are_counted_until_something_new_comes() -
 
 
 def lose_kv(life: RequestState, number: int) -> list[StateCommand]:
-    """An attempt on both workers that brings the token of its prefill, and no KV."""
+    """Run an attempt on both workers that delivers the token of its prefill, and no KV."""
     life.placed(Placement(P, D))
     life.accepted(D, key(number))
     life.accepted(P, key(number))
@@ -273,7 +273,7 @@ def lose_kv(life: RequestState, number: int) -> list[StateCommand]:
 
 
 def test_tokens_of_prefills_alone_are_no_progress() -> None:
-    """Or a request would be computed once for each of its tokens, over a link that carries nothing."""
+    """Otherwise a request would be computed once for each of its tokens, over a link that carries nothing."""
     request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
     life = RequestState(request, HandoffId("h"), max_retries=2)
     lose_kv(life, 1)
@@ -297,41 +297,41 @@ def test_one_token_of_the_decode_worker_is_progress() -> None:
     assert place == Requeue(frozenset({D}), has_failed=True)
 
 
-def test_kv_that_is_lost_twice_is_not_handed_over_again() -> None:
+def test_kv_lost_twice_is_not_handed_over_again() -> None:
     request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
     life = RequestState(request, HandoffId("h"))
     assert lose_kv(life, 1)[-1] == Requeue(frozenset({D}), has_failed=True)
     assert lose_kv(life, 2)[-1] == Requeue(frozenset({D}), has_failed=True, is_undivided=True)
 
 
-def test_what_workers_that_drain_give_back_is_no_failure() -> None:
-    """However many do, one after the other."""
+def test_requests_requeued_by_draining_workers_are_no_failure() -> None:
+    """Any number of workers may drain, one after the other."""
     life = RequestState(REQUEST, HandoffId("h"), max_retries=0)
     for number in range(1, 4):
         life.placed(Placement(P, D))
         life.accepted(D, key(number))
         life.accepted(P, key(number))
         worker = (P, D)[number % 2]
-        told = life.reported(worker, Failed(key(number), ErrorKind.DRAINING, "about to stop"))
-        assert shape(told)[-1] == f"place without {worker.id}" and told[-1] == Requeue(frozenset({worker}))
+        commands = life.reported(worker, Failed(key(number), ErrorKind.DRAINING, "about to stop"))
+        assert shape(commands)[-1] == f"place without {worker.id}" and commands[-1] == Requeue(frozenset({worker}))
     assert life.num_moves == 0, "nothing had come of it that went on elsewhere"
 
 
-def test_a_booking_that_is_given_up_before_the_prefill_is_asked_for_costs_only_the_place() -> None:
-    """What the decode worker tells the prefill worker may come before what the gateway asks it."""
+def test_a_reservation_given_up_before_the_prefill_costs_only_the_placement() -> None:
+    """The decode worker's notice may reach the prefill worker before the gateway's SubmitJob."""
     life = RequestState(REQUEST, HandoffId("h"), max_retries=0)
     life.placed(Placement(P, D))
     life.accepted(D, key())
-    told = life.refused(P, key(), TandemError(ErrorKind.CANCELLED, "hand-off h/0#1 has ended"))
-    assert shape(told) == ["cancel d", "place without p"]
+    commands = life.refused(P, key(), TandemError(ErrorKind.CANCELLED, "hand-off h/0#1 has ended"))
+    assert shape(commands) == ["cancel d", "place without p"]
     assert (
         life.reported(D, Failed(key(), ErrorKind.DRAINING, "about to stop")) == []
         and life.phase is JobGroupPhase.QUEUED
     )
 
 
-def test_nobody_is_asked_to_draw_after_the_last_token() -> None:
-    """Its worker is lost between the last token and the end."""
+def test_no_token_is_sampled_after_the_last() -> None:
+    """The worker is lost between the last token and the end."""
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(D, D))
     for i in range(3):
@@ -342,7 +342,7 @@ def test_nobody_is_asked_to_draw_after_the_last_token() -> None:
     )
 
 
-def test_who_brings_nothing_forward_is_taken_for_lost() -> None:
+def test_workers_without_progress_are_treated_as_lost() -> None:
     life = remote()
     blame, *rest = life.stalled("no progress within 1 s")
     assert blame == ReportWorkerFailure(frozenset({P, D}))
@@ -369,7 +369,7 @@ def test_cancel_of_a_running_request_reaches_both_sides() -> None:
     assert life.reported(D, token(0)) == [] and life.accepted(P, key()) == []
 
 
-def test_a_worker_that_gives_up_unasked_is_lost() -> None:
+def test_an_unrequested_cancellation_is_a_loss() -> None:
     life = remote()
     assert shape(life.reported(D, Cancelled(key()))) == ["cancel p", "release p", "place without d"]
 
@@ -386,7 +386,7 @@ def test_local_request() -> None:
     ]
 
 
-def test_what_the_table_does_not_list_is_refused() -> None:
+def test_steps_not_in_the_table_are_refused() -> None:
     life = remote()
     with pytest.raises(RuntimeError, match="cannot take PLACED"):
         life.placed(Placement(P, D))
@@ -395,7 +395,7 @@ def test_what_the_table_does_not_list_is_refused() -> None:
     assert all((phase, JobGroupStep.END) in PHASE_TABLE for phase in JobGroupPhase if phase is not JobGroupPhase.ENDED)
 
 
-def test_a_worker_lost_before_both_have_taken_their_jobs_costs_only_the_place() -> None:
+def test_a_worker_lost_before_both_accept_costs_only_the_placement() -> None:
     booking = RequestState(REQUEST, HandoffId("h"))
     booking.placed(Placement(P, D))
     assert shape(booking.worker_lost(D, "killed")) == ["place without d"] and booking.phase is JobGroupPhase.QUEUED
@@ -406,7 +406,7 @@ def test_a_worker_lost_before_both_have_taken_their_jobs_costs_only_the_place() 
     assert starting.phase is JobGroupPhase.QUEUED and starting.workers() == ()
 
 
-def test_a_worker_that_does_not_answer_may_have_the_job_and_is_told_to_drop_it() -> None:
+def test_a_job_is_cancelled_at_a_worker_that_does_not_reply() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D))
     life.accepted(D, key())
@@ -421,7 +421,7 @@ def test_a_prefill_worker_is_not_missed_once_its_kv_has_arrived() -> None:
     assert life.worker_lost(P, "killed") == [] and life.phase is JobGroupPhase.RUNNING
 
 
-def test_what_an_early_attempt_told_is_void_in_the_next() -> None:
+def test_events_of_an_earlier_attempt_are_ignored() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D))
     life.accepted(D, key())
@@ -441,7 +441,7 @@ def scores(first: int, count: int) -> PromptLogprobs:
 
 
 def scored() -> RequestState:
-    """A life of a prompt with three scores, on both workers."""
+    """Return a request whose prompt has three scores, on both workers."""
     life = RequestState(SCORED, HandoffId("h"))
     life.placed(Placement(P, D))
     life.accepted(D, key())
@@ -449,7 +449,7 @@ def scored() -> RequestState:
     return life
 
 
-def test_scores_come_once_and_before_all_tokens() -> None:
+def test_scores_are_delivered_once_and_before_all_tokens() -> None:
     """The decode worker's stream may be ahead of the prefill worker's, which alone has the scores."""
     life = scored()
     assert life.reported(P, scores(1, 2)) == [scores(1, 2)]
@@ -457,8 +457,8 @@ def test_scores_come_once_and_before_all_tokens() -> None:
     assert life.reported(D, token(0)) == life.reported(D, token(1)) == []
     assert not life.streamed(D, key(), 2, (102,))
     assert life.reported(D, token(2)) == life.reported(D, Finished(key(), FinishReason.LENGTH, 3, 0)) == []
-    told = life.reported(P, scores(2, 2))
-    assert told[0] == scores(3, 1) and shape(told[1:]) == [
+    commands = life.reported(P, scores(2, 2))
+    assert commands[0] == scores(3, 1) and shape(commands[1:]) == [
         "token 0",
         "token 1",
         "token 2",
@@ -489,108 +489,110 @@ def test_a_prompt_alone_ends_with_the_prefill() -> None:
     life.reported(P, scores(1, 3))
     assert life.reported(D, Finished(key(), None, 0, 0)) == []
     (end, *rest) = reversed(life.reported(P, Finished(key(), FinishReason.LENGTH, 0, 2)))
-    assert end == EndRequest(RequestId("r"), Finished(key(), FinishReason.LENGTH, 0, 2)) and shape(rest) == [
-        "release p"
-    ]
+    assert end == EndRequest(RequestId("r"), Finished(key(), FinishReason.LENGTH, 0, 2)) and shape(rest) == ["release p"]
 
 
 # ---- several choices
 
 
 def several(num_choices: int = 3, is_remote: bool = True) -> RequestState:
-    """A life of several choices that runs, on both workers or on D alone."""
+    """Return a running request of several choices, on both workers or on D alone."""
     life = RequestState(replace(REQUEST, num_choices=num_choices), HandoffId("h"))
     (book,) = life.placed(Placement(P if is_remote else D, D))
-    assert isinstance(book, SubmitJob) and book.job.keys == tuple(of(i) for i in range(num_choices))
+    assert isinstance(book, SubmitJob) and book.job.keys == tuple(choice_key(i) for i in range(num_choices))
     commands = life.accepted(D, key())
     if is_remote:
         (start,) = commands
-        assert (
-            isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob) and start.job.num_choices == num_choices
-        )
+        assert isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob) and start.job.num_choices == num_choices
         life.accepted(P, key())
     return life
 
 
-def of(choice: int, attempt: int = 1) -> JobKey:
+def choice_key(choice: int, attempt: int = 1) -> JobKey:
     return JobKey(RequestId("r"), attempt, choice)
 
 
-def drawn(choice: int, index: int, attempt: int = 1) -> Token:
-    return Token(of(choice, attempt), index, SampledToken(100 * choice + index))
+def sampled(choice: int, index: int, attempt: int = 1) -> Token:
+    return Token(choice_key(choice, attempt), index, SampledToken(100 * choice + index))
 
 
 def test_each_choice_has_its_tokens_in_order_and_one_end_and_the_last_is_the_requests() -> None:
     life = several(2, is_remote=False)
-    assert life.reported(D, drawn(1, 1)) == []
-    assert life.reported(D, drawn(0, 0)) == [drawn(0, 0)]
-    assert life.reported(D, drawn(1, 0)) == [drawn(1, 0), drawn(1, 1)]
-    end = Finished(of(1), FinishReason.STOP, 2, 2)
+    assert life.reported(D, sampled(1, 1)) == []
+    assert life.reported(D, sampled(0, 0)) == [sampled(0, 0)]
+    assert life.reported(D, sampled(1, 0)) == [sampled(1, 0), sampled(1, 1)]
+    end = Finished(choice_key(1), FinishReason.STOP, 2, 2)
     assert life.reported(D, end) == [end] and life.phase is JobGroupPhase.RUNNING
-    assert life.positions(D) == [(of(0), 1)] and life.num_delivered == 3
-    assert life.reported(D, drawn(1, 2)) == [], "it has ended"
-    last = Finished(of(0), FinishReason.LENGTH, 1, 2)
+    assert life.positions(D) == [(choice_key(0), 1)] and life.num_delivered == 3
+    assert life.reported(D, sampled(1, 2)) == [], "it has ended"
+    last = Finished(choice_key(0), FinishReason.LENGTH, 1, 2)
     assert life.reported(D, last) == [EndRequest(RequestId("r"), last)] and life.phase is JobGroupPhase.ENDED
 
 
-def test_a_choice_that_its_first_token_ends_is_cancelled_where_it_would_go_on() -> None:
+def test_a_choice_ended_by_its_first_token_is_cancelled_at_the_decode_worker() -> None:
     life = several()
     for choice in range(3):
-        life.reported(P, drawn(choice, 0))
-    assert life.reported(P, Finished(of(0), None, 1, 2)) == []
-    end = Finished(of(1), FinishReason.STOP, 1, 2)
-    assert life.reported(P, end) == [CancelJob(D, (of(1),)), end]
-    assert life.positions(D) == [(of(0), 1), (of(2), 1)] and life.positions(P) == [(of(2), 1)]
-    assert life.reported(D, Cancelled(of(1))) == [], "as was asked"
+        life.reported(P, sampled(choice, 0))
+    assert life.reported(P, Finished(choice_key(0), None, 1, 2)) == []
+    end = Finished(choice_key(1), FinishReason.STOP, 1, 2)
+    assert life.reported(P, end) == [CancelJob(D, (choice_key(1),)), end]
+    assert life.positions(D) == [(choice_key(0), 1), (choice_key(2), 1)] and life.positions(P) == [(choice_key(2), 1)]
+    assert life.reported(D, Cancelled(choice_key(1))) == [], "the cancellation was requested"
 
 
-def test_a_client_that_has_enough_of_one_choice_keeps_the_others() -> None:
+def test_a_client_may_end_one_choice_and_keep_the_others() -> None:
     life = several()
-    assert life.finished(0) == [CancelJob(D, (of(0),)), CancelJob(P, (of(0),))]
-    assert life.finished(0) == [] and life.reported(D, drawn(0, 0)) == []
-    assert life.reported(P, drawn(2, 0)) == [drawn(2, 0)]
+    assert life.finished(0) == [CancelJob(D, (choice_key(0),)), CancelJob(P, (choice_key(0),))]
+    assert life.finished(0) == [] and life.reported(D, sampled(0, 0)) == []
+    assert life.reported(P, sampled(2, 0)) == [sampled(2, 0)]
     life.finished(1)
     commands = life.finished(2)
     assert shape(commands) == ["cancel d", "cancel p", "release p", "end cancelled"]
-    assert commands[0] == CancelJob(D, (of(2),)), "the others are cancelled already"
+    assert commands[0] == CancelJob(D, (choice_key(2),)), "the others are cancelled already"
 
 
 def test_choices_that_have_ended_are_not_placed_again() -> None:
     life = several()
-    life.reported(P, drawn(0, 0))
-    life.reported(P, Finished(of(0), FinishReason.STOP, 1, 0))
+    life.reported(P, sampled(0, 0))
+    life.reported(P, Finished(choice_key(0), FinishReason.STOP, 1, 0))
     life.finished(1)
-    assert shape(life.reported(D, Failed(of(2), ErrorKind.OVERLOADED, "no room for the KV")))[-1] == "place without d"
+    assert (
+        shape(life.reported(D, Failed(choice_key(2), ErrorKind.OVERLOADED, "no room for the KV")))[-1]
+        == "place without d"
+    )
     (book,) = life.placed(Placement(P, D))
-    assert isinstance(book, SubmitJob) and book.job.keys == (of(2, 2),) and life.key == of(2, 2)
+    assert isinstance(book, SubmitJob) and book.job.keys == (choice_key(2, 2),) and life.key == choice_key(2, 2)
 
 
 def test_a_choice_that_ended_between_others_is_cancelled_with_the_next_attempt() -> None:
     life = several()
     life.finished(1)
-    life.reported(D, Failed(of(0), ErrorKind.OVERLOADED, "no room for the KV"))
+    life.reported(D, Failed(choice_key(0), ErrorKind.OVERLOADED, "no room for the KV"))
     submit, cancel = life.placed(Placement(D, D))
     assert isinstance(submit, SubmitJob) and submit.job.num_choices == 3
-    assert cancel == CancelJob(D, (of(1, 2),))
-    assert life.accepted(D, of(0, 2)) == [] and life.positions(D) == [(of(0, 2), 0), (of(2, 2), 0)]
+    assert cancel == CancelJob(D, (choice_key(1, 2),))
+    assert life.accepted(D, choice_key(0, 2)) == [] and life.positions(D) == [
+        (choice_key(0, 2), 0),
+        (choice_key(2, 2), 0),
+    ]
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
-def test_scores_told_under_a_choice_that_has_ended_are_those_of_the_others(closed: int) -> None:
-    """The client has enough of the choice under whose key the worker is just about to tell them."""
+def test_scores_reported_under_an_ended_choice_belong_to_the_others(closed: int) -> None:
+    """The client ends the choice under whose key the worker is about to report the scores."""
     life = RequestState(replace(REQUEST, num_choices=3, prompt_logprobs=0), HandoffId("h"))
     life.placed(Placement(P, D))
     life.accepted(D, key())
     life.accepted(P, key())
     for choice in range(3):
-        assert life.reported(P, drawn(choice, 0)) == []
+        assert life.reported(P, sampled(choice, 0)) == []
     assert shape(life.finished(closed)) == ["cancel d", "cancel p"]
-    late = replace(scores(1, 1), key=of(closed))
-    assert life.reported(OTHER, late) == [] and life.reported(P, replace(late, key=of(closed, 7))) == []
-    told = life.reported(P, late)
-    assert told[0] == late
-    assert [command for command in told if isinstance(command, Token)] == [
-        drawn(choice, 0) for choice in range(3) if choice != closed
+    late = replace(scores(1, 1), key=choice_key(closed))
+    assert life.reported(OTHER, late) == [] and life.reported(P, replace(late, key=choice_key(closed, 7))) == []
+    commands = life.reported(P, late)
+    assert commands[0] == late
+    assert [command for command in commands if isinstance(command, Token)] == [
+        sampled(choice, 0) for choice in range(3) if choice != closed
     ]
 
 
@@ -601,118 +603,122 @@ OFFER = HandoffKey(HandoffId("m"), 7)
 
 
 def decoding(num_choices: int = 1) -> RequestState:
-    """A life whose choices D decodes alone, with one token each."""
+    """Return a request whose choices D decodes alone, with one token each."""
     life = several(num_choices, is_remote=False)
     for choice in range(num_choices):
-        life.reported(D, drawn(choice, 0))
+        life.reported(D, sampled(choice, 0))
     return life
 
 
 def moving(num_choices: int = 1, choice: int = 0) -> RequestState:
-    """D drains and offers one of its choices, and OTHER takes over."""
+    """Return a request of which D drains and offers one choice, and OTHER takes over."""
     life = decoding(num_choices)
-    assert life.reported(D, MigrationOffered(of(choice), OFFER)) == [FindConsumer(choice, D)]
+    assert life.reported(D, MigrationOffered(choice_key(choice), OFFER)) == [FindConsumer(choice, D)]
     (book,) = life.consumer_found(choice, OTHER)
     job = book.job if isinstance(book, SubmitJob) else None
-    assert isinstance(job, ResumeJob) and job.keys == (of(choice, 2),) and job.offer == OFFER and job.source == D
+    assert (
+        isinstance(job, ResumeJob) and job.keys == (choice_key(choice, 2),) and job.offer == OFFER and job.source == D
+    )
     assert job.output_tokens == (100 * choice,)
     return life
 
 
-def test_a_choice_moves_while_its_worker_draws_on() -> None:
+def test_a_choice_migrates_while_its_worker_keeps_sampling() -> None:
     life = moving()
-    assert shape(life.reported(D, drawn(0, 1))) == ["token 1"]
-    assert life.accepted(OTHER, of(0, 2)) == []
-    assert life.reported(OTHER, drawn(0, 1, 2)) == [], "both draw the same"
-    assert life.reported(OTHER, replace(PULLED, key=of(0, 2))) == []
-    assert life.reported(D, Finished(of(0), None, 2, 0)) == [] and life.phase is JobGroupPhase.RUNNING
-    assert shape(life.reported(OTHER, drawn(0, 2, 2))) == ["token 2"]
+    assert shape(life.reported(D, sampled(0, 1))) == ["token 1"]
+    assert life.accepted(OTHER, choice_key(0, 2)) == []
+    assert life.reported(OTHER, sampled(0, 1, 2)) == [], "both draw the same"
+    assert life.reported(OTHER, replace(PULLED, key=choice_key(0, 2))) == []
+    assert life.reported(D, Finished(choice_key(0), None, 2, 0)) == [] and life.phase is JobGroupPhase.RUNNING
+    assert shape(life.reported(OTHER, sampled(0, 2, 2))) == ["token 2"]
     assert life.path == "local;moves=1" and life.workers() == (OTHER,)
 
 
-@pytest.mark.parametrize("ending", [Cancelled(of(0)), Finished(of(0), None, 1, 0)])
-def test_the_end_of_a_job_that_has_moved_is_no_loss(ending: Cancelled | Finished) -> None:
-    """The draining worker's end may come before the new one's word that it has everything."""
+@pytest.mark.parametrize("ending", [Cancelled(choice_key(0)), Finished(choice_key(0), None, 1, 0)])
+def test_the_end_of_a_migrated_job_is_no_loss(ending: Cancelled | Finished) -> None:
+    """The draining worker's end may arrive before the new worker's report that it has everything."""
     life = moving()
-    life.accepted(OTHER, of(0, 2))
+    life.accepted(OTHER, choice_key(0, 2))
     assert life.reported(D, ending) == [] and life.phase is JobGroupPhase.RUNNING
-    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
-    assert shape(life.reported(OTHER, drawn(0, 1, 2))) == ["token 1"]
+    life.reported(OTHER, replace(PULLED, key=choice_key(0, 2)))
+    assert shape(life.reported(OTHER, sampled(0, 1, 2))) == ["token 1"]
     life = moving()
-    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    life.reported(OTHER, replace(PULLED, key=choice_key(0, 2)))
     assert life.worker_lost(D, "it has ended") == [] and life.workers() == (OTHER,)
 
 
-def test_who_does_not_take_over_is_replaced_and_costs_no_attempt() -> None:
+def test_a_consumer_that_does_not_take_over_is_replaced_without_a_failed_attempt() -> None:
     life = moving()
-    full = life.refused(OTHER, of(0, 2), TandemError(ErrorKind.OVERLOADED, "full"))
+    full = life.refused(OTHER, choice_key(0, 2), TandemError(ErrorKind.OVERLOADED, "full"))
     assert full == [FindConsumer(0, D, frozenset({OTHER}))], "it may have room soon"
     assert life.consumer_found(0, None) == [] and life.seeks() == [FindConsumer(0, D)]
-    assert shape(life.reported(D, drawn(0, 1))) == ["token 1"], "it goes on meanwhile"
+    assert shape(life.reported(D, sampled(0, 1))) == ["token 1"], "it goes on meanwhile"
     (book,) = life.consumer_found(0, P)
     assert isinstance(book, SubmitJob) and book.job.output_tokens == (0, 1) and book.job.attempt == 3
-    life.accepted(P, of(0, 3))
-    blame, again = life.reported(P, Failed(of(0, 3), ErrorKind.KV_LOST, "no KV came"))
+    life.accepted(P, choice_key(0, 3))
+    blame, again = life.reported(P, Failed(choice_key(0, 3), ErrorKind.KV_LOST, "no KV came"))
     assert blame == ReportWorkerFailure(frozenset({P, D})) and again == FindConsumer(
         0, D, frozenset({P}), frozenset({P})
     )
     life.consumer_found(0, OTHER)
     assert life.worker_lost(OTHER, "killed") == [FindConsumer(0, D, frozenset({OTHER}), frozenset({P, OTHER}))]
-    last = Finished(of(0), FinishReason.STOP, 2, 0)
+    last = Finished(choice_key(0), FinishReason.STOP, 2, 0)
     assert life.reported(D, last)[-1] == EndRequest(RequestId("r"), last)
 
 
-def test_a_draining_worker_that_dies_takes_its_offer_along() -> None:
+def test_a_dead_draining_worker_loses_its_offer() -> None:
     life = moving()
     assert shape(life.worker_lost(D, "killed")) == ["cancel other", "release d", "place without d"]
     (book,) = life.placed(Placement(OTHER, OTHER))
     assert isinstance(book, SubmitJob) and isinstance(book.job, GenerateJob) and book.job.attempt == 3
     life = decoding()
-    life.reported(D, MigrationOffered(of(0), OFFER))
+    life.reported(D, MigrationOffered(choice_key(0), OFFER))
     assert shape(life.worker_lost(D, "killed")) == ["release d", "place without d"]
 
 
-def test_one_choice_moves_and_the_others_stay() -> None:
+def test_one_choice_migrates_and_the_others_stay() -> None:
     life = moving(3, 1)
-    assert life.positions(D) == [(of(0), 1), (of(2), 1), (of(1), 1)]
-    life.accepted(OTHER, of(1, 2))
-    life.reported(OTHER, replace(PULLED, key=of(1, 2)))
-    assert life.reported(D, Cancelled(of(1))) == []
-    assert life.reported(D, drawn(2, 1)) == [drawn(2, 1)]
-    assert life.reported(OTHER, drawn(1, 1, 2)) == [drawn(1, 1, 2)]
+    assert life.positions(D) == [(choice_key(0), 1), (choice_key(2), 1), (choice_key(1), 1)]
+    life.accepted(OTHER, choice_key(1, 2))
+    life.reported(OTHER, replace(PULLED, key=choice_key(1, 2)))
+    assert life.reported(D, Cancelled(choice_key(1))) == []
+    assert life.reported(D, sampled(2, 1)) == [sampled(2, 1)]
+    assert life.reported(OTHER, sampled(1, 1, 2)) == [sampled(1, 1, 2)]
     assert shape(life.worker_lost(OTHER, "killed")) == ["place without other"]
-    assert life.positions(D) == [(of(0), 1), (of(2), 2)], "what stayed knows nothing of it"
-    assert life.phase is JobGroupPhase.QUEUED and life.reported(D, drawn(0, 1)) == [drawn(0, 1)]
+    assert life.positions(D) == [(choice_key(0), 1), (choice_key(2), 2)], "what stayed knows nothing of it"
+    assert life.phase is JobGroupPhase.QUEUED and life.reported(D, sampled(0, 1)) == [sampled(0, 1)]
 
 
-def test_what_a_stream_that_was_opened_again_repeats_of_a_move_changes_nothing() -> None:
+def test_repeated_migration_offers_of_a_reopened_stream_change_nothing() -> None:
     life = moving()
-    offer = MigrationOffered(of(0), OFFER)
+    offer = MigrationOffered(choice_key(0), OFFER)
     assert life.reported(D, offer) == []
-    life.accepted(OTHER, of(0, 2))
+    life.accepted(OTHER, choice_key(0, 2))
     assert life.reported(D, offer) == []
-    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    life.reported(OTHER, replace(PULLED, key=choice_key(0, 2)))
     assert life.reported(D, offer) == [] and life.seeks() == []
     newer = HandoffKey(HandoffId("m2"), 9)
-    assert life.reported(OTHER, MigrationOffered(of(0, 2), newer)) == [FindConsumer(0, OTHER)], "it may move again"
-    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    assert life.reported(OTHER, MigrationOffered(choice_key(0, 2), newer)) == [FindConsumer(0, OTHER)], (
+        "it may move again"
+    )
+    life.reported(OTHER, replace(PULLED, key=choice_key(0, 2)))
     assert life.seeks() == [FindConsumer(0, OTHER)], "an old word is not about the new offer"
 
 
-def test_a_move_that_is_done_before_its_answer_comes_counts_and_may_go_on() -> None:
-    """The consumer's word and its answer come on two ways, and a busy one answers late."""
+def test_a_migration_done_before_the_reply_counts_and_may_continue() -> None:
+    """The consumer's report and its reply use two streams, and a busy worker replies late."""
     life = moving()
-    life.reported(OTHER, replace(PULLED, key=of(0, 2)))
+    life.reported(OTHER, replace(PULLED, key=choice_key(0, 2)))
     assert life.path == "local;moves=1"
     newer = HandoffKey(HandoffId("m2"), 9)
-    assert life.reported(OTHER, MigrationOffered(of(0, 2), newer)) == [FindConsumer(0, OTHER)]
-    assert life.accepted(OTHER, of(0, 2)) == [] and life.seeks() == [FindConsumer(0, OTHER)]
+    assert life.reported(OTHER, MigrationOffered(choice_key(0, 2), newer)) == [FindConsumer(0, OTHER)]
+    assert life.accepted(OTHER, choice_key(0, 2)) == [] and life.seeks() == [FindConsumer(0, OTHER)]
     assert life.path == "local;moves=1"
 
 
 @pytest.mark.parametrize("ending", [Finished(key(), None, 1, 1), Cancelled(key())])
-def test_a_prefill_that_ends_before_its_answer_comes_has_begun(ending: Finished | Cancelled) -> None:
-    """And so has the decode worker, which may offer what it runs from then on."""
+def test_a_prefill_that_ends_before_its_reply_has_begun(ending: Finished | Cancelled) -> None:
+    """The decode worker has begun too, and may offer what it runs from then on."""
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D))
     life.accepted(D, key())
@@ -723,7 +729,7 @@ def test_a_prefill_that_ends_before_its_answer_comes_has_begun(ending: Finished 
     assert life.reported(D, MigrationOffered(key(), OFFER)) == [FindConsumer(0, D)]
 
 
-def test_what_is_offered_before_the_prefill_worker_has_answered_is_sought_a_consumer() -> None:
+def test_an_offer_before_the_prefill_workers_reply_finds_a_consumer() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D))
     life.accepted(D, key())
@@ -734,9 +740,9 @@ def test_what_is_offered_before_the_prefill_worker_has_answered_is_sought_a_cons
     assert life.accepted(P, key()) == [] and life.seeks() == [FindConsumer(0, D)]
 
 
-def test_after_a_loss_choices_with_tokens_go_alone_and_the_others_together() -> None:
+def test_after_a_loss_choices_with_tokens_continue_alone_and_the_others_together() -> None:
     life = several(5, is_remote=False)
-    life.reported(D, drawn(1, 0))
+    life.reported(D, sampled(1, 0))
     life.finished(3)
     assert shape(life.worker_lost(D, "killed")) == ["place without d"]
     jobs = [command.job for command in life.placed(Placement(D, D)) if isinstance(command, SubmitJob)]
@@ -746,18 +752,18 @@ def test_after_a_loss_choices_with_tokens_go_alone_and_the_others_together() -> 
     assert sorted(job.attempt for job in jobs) == [2, 3, 4]
     assert life.accepted(D, jobs[1].key) == [] and life.phase is JobGroupPhase.RESERVING
     assert shape(life.refused(D, jobs[2].key, TandemError(ErrorKind.OVERLOADED, "full"))) == ["place without d"]
-    assert life.reported(D, drawn(1, 1, jobs[1].attempt)) == [drawn(1, 1, jobs[1].attempt)]
+    assert life.reported(D, sampled(1, 1, jobs[1].attempt)) == [sampled(1, 1, jobs[1].attempt)]
 
 
-def test_who_computes_the_prompt_is_told_what_it_may_read_and_each_attempt_anew() -> None:
+def test_the_prefill_job_has_the_remote_prefix_of_each_attempt() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     (book,) = life.placed(Placement(P, D, prefix=RemotePrefixSource(OTHER, 7)))
     assert isinstance(book, SubmitJob) and isinstance(book.job, ResumeJob)
     (start,) = life.accepted(D, key())
     assert isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob)
-    lent = start.job.prefix
-    assert lent is not None and (lent.source, lent.num_blocks) == (OTHER, 7)
-    assert lent.handoff != start.job.handoff, "a loan is not what is offered on"
+    prefix = start.job.prefix
+    assert prefix is not None and (prefix.source, prefix.num_blocks) == (OTHER, 7)
+    assert prefix.handoff != start.job.handoff, "a remote prefix is not what is offered on"
     life.worker_lost(P, "gone")
     (again,) = life.placed(Placement(D, D))
     assert isinstance(again, SubmitJob) and again.job == GenerateJob(request=REQUEST, attempt=2)
@@ -767,14 +773,14 @@ def test_who_computes_the_prompt_is_told_what_it_may_read_and_each_attempt_anew(
     assert (local.job.prefix.source, local.job.prefix.num_blocks) == (D, 3)
 
 
-def test_a_producer_that_is_lost_is_the_concern_of_who_reads() -> None:
+def test_a_lost_prefix_source_concerns_only_the_reader() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D, prefix=RemotePrefixSource(OTHER, 7)))
     life.accepted(D, key())
     assert life.worker_lost(OTHER, "gone") == [] and OTHER not in life.workers()
 
 
-def test_a_prefill_whose_hand_off_its_consumer_gave_up_before_it_came_is_placed_anew() -> None:
+def test_a_prefill_whose_consumer_gave_up_the_hand_off_before_is_placed_again() -> None:
     life = RequestState(REQUEST, HandoffId("h"))
     life.placed(Placement(P, D))
     life.accepted(D, key())

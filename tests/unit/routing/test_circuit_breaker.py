@@ -1,4 +1,5 @@
-"""A worker that keeps failing is left out, for twice as long each time, and tried by one request before all others."""
+"""Test that a failing worker is excluded, twice as long after each failed trial, and that one request tries it before
+others follow."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ B = WorkerRef(WorkerId("b"), Incarnation(1), "b:1")
 
 
 def opened(now: float = 100.0) -> CircuitBreakers:
-    """One whose first back-off has just begun."""
+    """Return breakers of which one has just opened for its first back-off."""
     breaker = CircuitBreakers()
     for i in range(NUM_FAILURES):
         breaker.failed([A], now - (NUM_FAILURES - 1 - i) * BURST_S)
     return breaker
 
 
-def test_some_failures_in_a_row_open_it_and_only_for_that_worker() -> None:
+def test_consecutive_failures_open_the_breaker_of_that_worker_only() -> None:
     breaker = CircuitBreakers()
     for i in range(NUM_FAILURES - 1):
         breaker.failed([A, B], i * BURST_S)
@@ -35,10 +36,10 @@ def test_some_failures_in_a_row_open_it_and_only_for_that_worker() -> None:
     breaker.on_success(B)
     breaker.failed([A, B], 10.0)
     assert breaker.excluded(10.0) == {A} and breaker.states(10.0)[WorkerId("a")] is BreakerState.OPEN
-    assert breaker.why(10.25) == "a left out for 0.8 s after failures"
+    assert breaker.why(10.25) == "a excluded for 0.8 s after failures"
 
 
-def test_what_one_cause_fails_at_once_counts_once() -> None:
+def test_simultaneous_failures_of_one_cause_count_once() -> None:
     breaker = CircuitBreakers()
     for _ in range(50):
         breaker.failed([A], 1.0)
@@ -69,18 +70,18 @@ def test_a_failed_trial_doubles_the_back_off_up_to_a_limit() -> None:
     assert backoff_s == LONGEST_BACKOFF_S
 
 
-def test_a_trial_of_which_nothing_is_heard_is_followed_by_another() -> None:
+def test_a_trial_without_a_result_is_followed_by_another() -> None:
     breaker = opened(100.0)
     breaker.on_attempt([A], 101.0)
     assert breaker.excluded(101.0 + FIRST_BACKOFF_S) == set()
 
 
-def test_where_nobody_else_is_left_trials_go_on_once_in_a_while() -> None:
+def test_without_another_worker_trials_continue_now_and_then() -> None:
     breaker = opened(100.0)
     breaker.on_attempt([A], 101.0)
     breaker.failed([A], 101.5)
     assert breaker.excluded(102.6) == {A} and breaker.resting(102.4) == {A}
-    assert breaker.resting(102.5) == set(), "it is left out for longer than it rests"
+    assert breaker.resting(102.5) == set(), "it is excluded for longer than it rests"
     breaker.on_attempt([A], 102.6)
     assert breaker.resting(102.7) == {A} and breaker.states(102.7)[WorkerId("a")] is BreakerState.TRIAL
     assert breaker.excluded(103.49) == {A} and breaker.excluded(103.5) == set(), "its back-off is as long as before"
@@ -88,13 +89,13 @@ def test_where_nobody_else_is_left_trials_go_on_once_in_a_while() -> None:
     assert breaker.resting(102.7) == set()
 
 
-def test_late_failures_of_one_that_is_left_out_change_nothing() -> None:
+def test_late_failures_of_an_excluded_worker_change_nothing() -> None:
     breaker = opened(100.0)
     breaker.failed([A], 100.9)
     assert breaker.excluded(100.0 + FIRST_BACKOFF_S) == set()
 
 
-def test_a_new_life_begins_without_a_record() -> None:
+def test_a_new_incarnation_begins_without_a_record() -> None:
     breaker = opened(100.0)
     breaker.forget(A)
     assert breaker.excluded(100.1) == set() and breaker.why(100.1) == ""

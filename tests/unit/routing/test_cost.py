@@ -1,4 +1,4 @@
-"""What placements cost and which one is picked, over small views; never a running worker."""
+"""Test what placements cost and which one is picked, over small views."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def worker(name: str, pool: Pool, *, unreported: tuple[int, ...] = (), **load: o
     return WorkerView(ref, pool, "m", "f", WorkerLoad(**full), unreported, GPU, block_size=BLOCK, block_bytes=2 << 20)  # type: ignore[arg-type]
 
 
-def among(*workers: WorkerView) -> ClusterView:
-    """All are linked."""
+def linked_cluster(*workers: WorkerView) -> ClusterView:
+    """Return a cluster in which every possible pair is linked."""
     every = {(p.ref, d.ref) for p in workers for d in workers if p.prefills and d.decodes and p.ref != d.ref}
     return ClusterView(workers, frozenset(every))
 
 
-def want(num_prompt: int, hits: Mapping[str, int] | None = None, **rest: object) -> RoutingRequest:
-    """`hits` in tokens, by worker."""
+def request(num_prompt: int, hits: Mapping[str, int] | None = None, **rest: object) -> RoutingRequest:
+    """Return a request; `hits` in tokens, by worker."""
     held = {
         WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1"): PrefixHit(tokens // BLOCK, tokens // BLOCK)
         for name, tokens in (hits or {}).items()
@@ -57,63 +57,79 @@ P1, P2 = worker("p1", "prefill"), worker("p2", "prefill")
 D1, D2 = worker("d1", "decode"), worker("d2", "decode")
 
 
-def test_what_is_cached_is_not_computed_and_a_queue_is_waited_for() -> None:
-    cold = prefill_cost(WorkerSpeed(P1, is_told=True), want(4000))
-    warm = prefill_cost(WorkerSpeed(P1, is_told=True), want(4000, {"p1": 3200}))
-    behind = prefill_cost(WorkerSpeed(worker("p1", "prefill", num_queued_tokens=4000), is_told=True), want(4000))
-    told_of_none = prefill_cost(WorkerSpeed(worker("p1", "prefill", unreported=(1000, 3000)), is_told=True), want(4000))
+def test_cached_tokens_are_not_computed_and_the_queue_adds_a_wait() -> None:
+    cold = prefill_cost(WorkerSpeed(P1, has_step_costs=True), request(4000))
+    warm = prefill_cost(WorkerSpeed(P1, has_step_costs=True), request(4000, {"p1": 3200}))
+    behind = prefill_cost(
+        WorkerSpeed(worker("p1", "prefill", num_queued_tokens=4000), has_step_costs=True), request(4000)
+    )
+    unreported = prefill_cost(
+        WorkerSpeed(worker("p1", "prefill", unreported=(1000, 3000)), has_step_costs=True), request(4000)
+    )
     assert (cold.num_uncached, warm.num_uncached) == (4000, 800)
     assert warm.compute_s < 0.25 * cold.compute_s and cold.wait_s == 0
-    assert behind.wait_s == pytest.approx(told_of_none.wait_s, rel=0.1)
-    assert told_of_none.wait_s > 3750 * GPU.prefill_token_s, "half of a step of 512 has gone"
+    assert behind.wait_s == pytest.approx(unreported.wait_s, rel=0.1)
+    assert unreported.wait_s > 3750 * GPU.prefill_token_s, "half of a step of 512 has gone"
 
 
-def test_a_prompt_that_is_held_as_a_whole_still_has_a_token_to_compute() -> None:
-    assert prefill_cost(WorkerSpeed(P1, is_told=True), want(160, {"p1": 160})).num_uncached == BLOCK
-    assert want(161, {"p1": 160}).num_uncached(P1) == 1
+def test_a_fully_cached_prompt_still_has_a_token_to_compute() -> None:
+    assert prefill_cost(WorkerSpeed(P1, has_step_costs=True), request(160, {"p1": 160})).num_uncached == BLOCK
+    assert request(161, {"p1": 160}).num_uncached(P1) == 1
 
 
 def test_blocks_in_host_memory_cost_more_than_those_in_the_device_and_less_than_none() -> None:
     def seconds(hit: PrefixHit) -> float:
-        return prefill_cost(WorkerSpeed(P1, is_told=True), replace(want(4000), hits={P1.ref: hit})).compute_s
+        return prefill_cost(WorkerSpeed(P1, has_step_costs=True), replace(request(4000), hits={P1.ref: hit})).compute_s
 
     assert seconds(PrefixHit(200, 200)) < seconds(PrefixHit(200, 50)) < seconds(PrefixHit(50, 50))
 
 
-def test_of_a_transfer_only_what_the_prompt_s_computation_cannot_hide_counts_fully() -> None:
+def test_only_the_exposed_part_of_a_transfer_counts_fully() -> None:
     fast, slow = LinkBandwidth(), LinkBandwidth()
     slow.observe(P1, D1, 1 << 32, 10.0)
-    prefill = prefill_cost(WorkerSpeed(P1, is_told=True), want(8192))
+    prefill = prefill_cost(WorkerSpeed(P1, has_step_costs=True), request(8192))
     all_s = 8192 / BLOCK * P1.block_bytes / slow.bandwidth(P1, D1)
     assert all_s > prefill.compute_s, "the link is slower than the computation"
-    assert transfer_s(prefill, decode_cost(WorkerSpeed(D1, is_told=True), want(8192)), slow) > all_s - prefill.compute_s
-    assert transfer_s(prefill, decode_cost(WorkerSpeed(D1, is_told=True), want(8192)), fast) < 0.2 * all_s
-    assert transfer_s(prefill, decode_cost(WorkerSpeed(D1, is_told=True), want(8192, {"d1": 8000})), slow) < 0.2 * all_s
-
-
-def test_who_decodes_has_few_others_and_room() -> None:
-    free, busy = (
-        decode_cost(WorkerSpeed(worker("d1", "decode", num_running=n), is_told=True), want(1000)) for n in (1, 60)
+    assert (
+        transfer_s(prefill, decode_cost(WorkerSpeed(D1, has_step_costs=True), request(8192)), slow)
+        > all_s - prefill.compute_s
     )
-    full = decode_cost(WorkerSpeed(worker("d1", "decode", num_free_blocks=10), is_told=True), want(1000))
+    assert transfer_s(prefill, decode_cost(WorkerSpeed(D1, has_step_costs=True), request(8192)), fast) < 0.2 * all_s
+    assert (
+        transfer_s(prefill, decode_cost(WorkerSpeed(D1, has_step_costs=True), request(8192, {"d1": 8000})), slow)
+        < 0.2 * all_s
+    )
+
+
+def test_the_decode_worker_has_few_sequences_and_free_blocks() -> None:
+    free, busy = (
+        decode_cost(WorkerSpeed(worker("d1", "decode", num_running=n), has_step_costs=True), request(1000))
+        for n in (1, 60)
+    )
+    full = decode_cost(WorkerSpeed(worker("d1", "decode", num_free_blocks=10), has_step_costs=True), request(1000))
     assert busy.decode_s > free.decode_s and busy.itl_s > free.itl_s
     assert (free.room_s, full.room_s) == (0.0, NO_ROOM_S)
-    assert chosen(place(among(P1, worker("d1", "decode", num_free_blocks=10), D2), want(1000), "prefer")) == "p1 d2"
+    assert (
+        chosen(place(linked_cluster(P1, worker("d1", "decode", num_free_blocks=10), D2), request(1000), "prefer"))
+        == "p1 d2"
+    )
 
 
 @pytest.mark.parametrize(
     ("queued_at_p1", "expected"), [(0, "p1"), (3000, "p1"), (40_000, "p2")]
 )  # fmt: skip
-def test_a_prefix_is_worth_a_queue_as_long_as_the_queue_is_shorter(queued_at_p1: int, expected: str) -> None:
-    cluster, links = among(worker("p1", "prefill", num_queued_tokens=queued_at_p1), P2, D1), LinkBandwidth()
+def test_a_cached_prefix_is_worth_a_queue_that_costs_less(queued_at_p1: int, expected: str) -> None:
+    cluster, links = linked_cluster(worker("p1", "prefill", num_queued_tokens=queued_at_p1), P2, D1), LinkBandwidth()
     links.observe(P1, D1, 1 << 34, 0.1)
     links.observe(P2, D1, 1 << 34, 0.1)
-    placed = place(cluster, want(16_000, {"p1": 12_000}), "prefer", routing=Routing(links=links, remote_prefix=False))
+    placed = place(
+        cluster, request(16_000, {"p1": 12_000}), "prefer", routing=Routing(links=links, remote_prefix=False)
+    )
     assert chosen(placed).startswith(expected)
 
 
-def told(outcome: Placement | NoPlacement) -> str:
-    """With what is read from another."""
+def describe(outcome: Placement | NoPlacement) -> str:
+    """Return the chosen workers, and what is fetched from another."""
     assert isinstance(outcome, Placement), outcome
     prefix = outcome.prefix
     return chosen(outcome) + ("" if prefix is None else f" reads {prefix.num_blocks * BLOCK} of {prefix.worker.id}")
@@ -135,129 +151,139 @@ HELD = {"p1": 12_000}
         ((worker("p1", "prefill", draining=True), P2, D1), HELD, "p2 d1"),
     ],
 )  # fmt: skip
-def test_what_another_holds_is_read_where_that_takes_less_than_computing_it(
+def test_a_remote_prefix_is_fetched_where_that_takes_less_than_computing_it(
     workers: tuple[WorkerView, ...], hits: Mapping[str, int], expected: str
 ) -> None:
-    assert told(place(among(*workers), want(16_000, hits), "prefer")) == expected
+    assert describe(place(linked_cluster(*workers), request(16_000, hits), "prefer")) == expected
 
 
-def test_nobody_reads_over_a_slow_link_or_one_that_has_failed_or_where_it_is_switched_off() -> None:
-    cluster, slow = among(BUSY_HOLDER, P2, D1), LinkBandwidth()
+def test_no_prefix_is_fetched_over_a_slow_or_failed_link_or_when_switched_off() -> None:
+    cluster, slow = linked_cluster(BUSY_HOLDER, P2, D1), LinkBandwidth()
     slow.observe(BUSY_HOLDER, P2, 1 << 32, 100.0)
-    asked = want(16_000, HELD)
-    assert told(place(cluster, asked, "prefer", routing=Routing(links=slow))) == "p2 d1"
-    assert told(place(cluster, asked, "prefer", routing=Routing(remote_prefix=False))) == "p2 d1"
+    routing_request = request(16_000, HELD)
+    assert describe(place(cluster, routing_request, "prefer", routing=Routing(links=slow))) == "p2 d1"
+    assert describe(place(cluster, routing_request, "prefer", routing=Routing(remote_prefix=False))) == "p2 d1"
     for failed in ((P2.ref, P1.ref), (P1.ref, P2.ref)):
-        assert told(place(replace(cluster, unlinked=frozenset({failed})), asked, "prefer")) == "p2 d1"
-    suspected = place(cluster, asked, "prefer", frozenset({P1.ref}))
-    assert told(suspected) == "p2 d1", "whoever is left out lends nothing"
+        assert describe(place(replace(cluster, unlinked=frozenset({failed})), routing_request, "prefer")) == "p2 d1"
+    suspected = place(cluster, routing_request, "prefer", frozenset({P1.ref}))
+    assert describe(suspected) == "p2 d1", "excluded workers serve no prefixes"
 
 
-def test_one_worker_alone_reads_too() -> None:
+def test_a_local_placement_fetches_too() -> None:
     busy = worker("m1", "mixed", num_queued_tokens=40_000)
-    placed = place(among(busy, worker("m2", "mixed")), want(16_000, {"m1": 12_000}), "off")
-    assert told(placed) == "m2 m2 reads 12000 of m1"
+    placed = place(linked_cluster(busy, worker("m2", "mixed")), request(16_000, {"m1": 12_000}), "off")
+    assert describe(placed) == "m2 m2 reads 12000 of m1"
     assert isinstance(placed, Placement)
     assert placed.reasons["prefix"] == {"source": "m1", "num_blocks": 750}
 
 
-def test_a_worker_that_would_refuse_the_whole_prompt_takes_what_is_left_of_it() -> None:
+def test_a_worker_that_would_reject_the_prompt_accepts_it_with_a_remote_prefix() -> None:
     full = {"lane_tokens": (1500,) * 3, "lane_longest": (1000,) * 3, "num_horizon_tokens": 1024}
-    cluster = among(worker("p1", "prefill", num_queued_tokens=90_000), worker("p2", "prefill", **full), D1)
-    assert place(cluster, want(16_000), "prefer", frozenset({P1.ref})) is BUSY
-    assert told(place(cluster, want(12_080, HELD), "prefer")) == "p2 d1 reads 12000 of p1"
+    cluster = linked_cluster(worker("p1", "prefill", num_queued_tokens=90_000), worker("p2", "prefill", **full), D1)
+    assert place(cluster, request(16_000), "prefer", frozenset({P1.ref})) is BUSY
+    assert describe(place(cluster, request(12_080, HELD), "prefer")) == "p2 d1 reads 12000 of p1"
 
 
-def lent(producer: WorkerView, consumer: WorkerView, hits: Mapping[str, int] | None = None) -> RemotePrefixPlan:
+def fetch_plan(producer: WorkerView, consumer: WorkerView, hits: Mapping[str, int] | None = None) -> RemotePrefixPlan:
     return plan_remote_prefix(
-        WorkerSpeed(producer, is_told=True),
-        WorkerSpeed(consumer, is_told=True),
-        want(16_000, hits or HELD),
+        WorkerSpeed(producer, has_step_costs=True),
+        WorkerSpeed(consumer, has_step_costs=True),
+        request(16_000, hits or HELD),
         LinkBandwidth(),
     )
 
 
 def test_a_prefix_fetch_waits_for_the_ends_of_steps_on_both_sides() -> None:
-    free, late, busy = lent(P1, P2), lent(BUSY_HOLDER, P2), lent(P1, worker("p2", "prefill", num_queued_tokens=30_000))
+    free, late, busy = (
+        fetch_plan(P1, P2),
+        fetch_plan(BUSY_HOLDER, P2),
+        fetch_plan(P1, worker("p2", "prefill", num_queued_tokens=30_000)),
+    )
     assert (free.producer, free.num_tokens, free.num_read) == (P1.ref, 12_000, 12_000)
     assert free.read_s > 2 * MESSAGES_S
     step_s = GPU.base_s + 512 * GPU.prefill_token_s
     assert late.read_s - free.read_s == pytest.approx(step_s / 2), "the producer's own"
     assert busy.read_s - free.read_s > step_s / 2
-    last = lent(P1, worker("p2", "prefill", num_queued_tokens=512))
+    last = fetch_plan(P1, worker("p2", "prefill", num_queued_tokens=512))
     assert last.read_s - free.read_s == pytest.approx(step_s / 2), "the consumer has no further step to end"
-    assert lent(P1, P2, {"p1": 12_000, "p2": 8000}).num_read == 4000
+    assert fetch_plan(P1, P2, {"p1": 12_000, "p2": 8000}).num_read == 4000
 
 
 def test_a_prefix_fetch_is_hidden_by_the_queue() -> None:
-    asked, consumer = want(16_000, HELD), worker("p2", "prefill", num_queued_tokens=30_000)
-    free, hidden = (prefill_cost(WorkerSpeed(one, is_told=True), asked, lent(P1, one)) for one in (P2, consumer))
+    routing_request, consumer = request(16_000, HELD), worker("p2", "prefill", num_queued_tokens=30_000)
+    free, hidden = (
+        prefill_cost(WorkerSpeed(one, has_step_costs=True), routing_request, fetch_plan(P1, one))
+        for one in (P2, consumer)
+    )
     assert free.num_uncached == hidden.num_uncached == 4000 and free.num_lacking == 16_000
     assert hidden.read_s < 0.2 * free.read_s
 
 
-def test_what_is_only_in_host_memory_is_not_lent() -> None:
+def test_blocks_only_in_host_memory_are_not_served() -> None:
     hits = {P1.ref: PrefixHit(750, 0)}
-    assert told(place(among(BUSY_HOLDER, P2, D1), replace(want(16_000), hits=hits), "prefer")) == "p2 d1"
+    assert (
+        describe(place(linked_cluster(BUSY_HOLDER, P2, D1), replace(request(16_000), hits=hits), "prefer")) == "p2 d1"
+    )
 
 
 def test_a_holder_is_found_however_loaded_it_is() -> None:
     idle = [worker(f"p{i}", "prefill") for i in range(2, 60)]
-    cluster = among(worker("p1", "prefill", num_queued_tokens=500), *idle, D1)
-    assert chosen(place(cluster, want(16_000, {"p1": 15_000}), "prefer")) == "p1 d1"
+    cluster = linked_cluster(worker("p1", "prefill", num_queued_tokens=500), *idle, D1)
+    assert chosen(place(cluster, request(16_000, {"p1": 15_000}), "prefer")) == "p1 d1"
 
 
-def test_what_the_consumer_holds_already_draws_the_request_to_it() -> None:
+def test_blocks_held_by_a_consumer_attract_the_request() -> None:
     links = LinkBandwidth()
     links.observe(P1, D1, 1 << 30, 4.0)
-    cluster = among(P1, D1, D2)
+    cluster = linked_cluster(P1, D1, D2)
     for key in map(str, range(8)):
         assert (
-            chosen(place(cluster, want(8000, {"d2": 7000}, key=key), "prefer", routing=Routing(links=links))) == "p1 d2"
+            chosen(place(cluster, request(8000, {"d2": 7000}, key=key), "prefer", routing=Routing(links=links)))
+            == "p1 d2"
         )
 
 
 def test_the_nearer_of_two_consumers_is_chosen_before_anything_was_measured() -> None:
     here, there = Topology("h1", "r1", "z1"), Topology("h2", "r2", "z2")
-    cluster = among(replace(P1, topology=here), replace(D1, topology=there), replace(D2, topology=here))
-    assert {chosen(place(cluster, want(16_000, key=str(i)), "prefer")) for i in range(8)} == {"p1 d2"}
+    cluster = linked_cluster(replace(P1, topology=here), replace(D1, topology=there), replace(D2, topology=here))
+    assert {chosen(place(cluster, request(16_000, key=str(i)), "prefer")) for i in range(8)} == {"p1 d2"}
 
 
 def test_equal_views_give_equal_placements_and_equals_share_the_requests() -> None:
-    cluster = among(P1, P2, D1, D2)
-    seen = [chosen(place(cluster, want(500, key=f"r{i}"), "prefer")) for i in range(200)]
-    assert seen == [chosen(place(cluster, want(500, key=f"r{i}"), "prefer")) for i in range(200)]
+    cluster = linked_cluster(P1, P2, D1, D2)
+    seen = [chosen(place(cluster, request(500, key=f"r{i}"), "prefer")) for i in range(200)]
+    assert seen == [chosen(place(cluster, request(500, key=f"r{i}"), "prefer")) for i in range(200)]
     assert {name: 20 < seen.count(name) < 120 for name in set(seen)} == dict.fromkeys(
         ("p1 d1", "p1 d2", "p2 d1", "p2 d2"), True
     )
 
 
 def test_a_session_stays_where_it_is_among_equals_and_only_there() -> None:
-    cluster = among(P1, P2, D1, D2)
-    homes = {chosen(place(cluster, want(500, key=f"r{i}", session="alice"), "prefer")) for i in range(50)}
+    cluster = linked_cluster(P1, P2, D1, D2)
+    homes = {chosen(place(cluster, request(500, key=f"r{i}", session="alice"), "prefer")) for i in range(50)}
     assert len(homes) == 1
     (home,) = homes
     producer = P1 if home.startswith("p1") else P2
     busy = replace(producer, load=replace(producer.load, num_queued_tokens=20_000))
-    moved = among(*(busy if view is producer else view for view in (P1, P2, D1, D2)))
-    assert not chosen(place(moved, want(500, session="alice"), "prefer")).startswith(producer.ref.id)
+    moved = linked_cluster(*(busy if view is producer else view for view in (P1, P2, D1, D2)))
+    assert not chosen(place(moved, request(500, session="alice"), "prefer")).startswith(producer.ref.id)
 
 
 @pytest.mark.parametrize(
-    ("workers", "asked", "path"),
+    ("workers", "routing_request", "path"),
     [
-        ((P1, D1), want(50), "local;reason=short_prompt"),
-        ((P1, D1), want(8000, {"d1": 7900, "p1": 0}), "local;reason=cached_prompt"),
-        ((worker("p1", "prefill", num_queued_tokens=200_000), D1), want(8000), "local;reason=prefill_busy"),
-        ((P1, worker("d1", "decode", num_running=60)), want(30_000), "remote"),
-        ((worker("p1", "prefill", draining=True), D1), want(30_000), "fallback;reason=no_prefill_worker"),
-        ((worker("m1", "mixed"), worker("m2", "mixed")), want(50), "local"),
+        ((P1, D1), request(50), "local;reason=short_prompt"),
+        ((P1, D1), request(8000, {"d1": 7900, "p1": 0}), "local;reason=cached_prompt"),
+        ((worker("p1", "prefill", num_queued_tokens=200_000), D1), request(8000), "local;reason=prefill_busy"),
+        ((P1, worker("d1", "decode", num_running=60)), request(30_000), "remote"),
+        ((worker("p1", "prefill", draining=True), D1), request(30_000), "fallback;reason=no_prefill_worker"),
+        ((worker("m1", "mixed"), worker("m2", "mixed")), request(50), "local"),
     ],
 )  # fmt: skip
-def test_auto_splits_where_that_costs_less_and_says_why_not(
-    workers: tuple[WorkerView, ...], asked: RoutingRequest, path: str
+def test_auto_splits_where_that_costs_less_and_reports_why_not(
+    workers: tuple[WorkerView, ...], routing_request: RoutingRequest, path: str
 ) -> None:
-    placed = place(among(*workers), asked, "auto")
+    placed = place(linked_cluster(*workers), routing_request, "auto")
     assert isinstance(placed, Placement) and placed.path == path
     assert placed.picked is not None and placed.reasons["cost_ms"]
     if ";reason=" not in path.removeprefix("fallback") and path == "remote":
@@ -265,12 +291,12 @@ def test_auto_splits_where_that_costs_less_and_says_why_not(
         assert placed.other.total_s > placed.picked.cost.total_s
 
 
-def test_auto_goes_on_alone_while_no_pair_is_linked() -> None:
-    placed = place(ClusterView((P1, D1)), want(8000), "auto")
+def test_auto_stays_local_while_no_pair_is_linked() -> None:
+    placed = place(ClusterView((P1, D1)), request(8000), "auto")
     assert isinstance(placed, Placement) and placed.path == "fallback;reason=no_link_between_the_workers"
 
 
-def test_a_holder_that_has_enough_is_waited_for_where_that_saves_more() -> None:
+def test_a_busy_prefix_holder_is_waited_for_where_that_saves_more() -> None:
     def holding(num_queued: int) -> WorkerView:
         lanes = (num_queued,) * 3
         return worker(
@@ -278,18 +304,22 @@ def test_a_holder_that_has_enough_is_waited_for_where_that_saves_more() -> None:
             num_horizon_tokens=1024,
         )  # fmt: skip
 
-    asked, alone = want(30_000, {"p1": 28_000}), Routing(remote_prefix=False)
-    assert place(among(holding(2000), P2, D1), asked, "prefer", routing=alone) is WORTH_WAITING
-    assert chosen(place(among(holding(60_000), P2, D1), asked, "prefer", routing=alone)) == "p2 d1"
-    assert chosen(place(among(holding(2000), P2, D1), want(30_000), "prefer")) == "p2 d1", "there is nothing to save"
-    assert told(place(among(holding(2000), P2, D1), asked, "prefer")) == "p2 d1 reads 28000 of p1", "nor to wait for"
+    routing_request, alone = request(30_000, {"p1": 28_000}), Routing(remote_prefix=False)
+    assert place(linked_cluster(holding(2000), P2, D1), routing_request, "prefer", routing=alone) is WORTH_WAITING
+    assert chosen(place(linked_cluster(holding(60_000), P2, D1), routing_request, "prefer", routing=alone)) == "p2 d1"
+    assert chosen(place(linked_cluster(holding(2000), P2, D1), request(30_000), "prefer")) == "p2 d1", (
+        "there is nothing to save"
+    )
+    assert (
+        describe(place(linked_cluster(holding(2000), P2, D1), routing_request, "prefer")) == "p2 d1 reads 28000 of p1"
+    ), "nor to wait for"
 
 
-def test_a_consumer_for_kv_that_is_there_already() -> None:
-    """Whoever offers it may drain and need not be among those that take new work."""
+def test_the_target_of_a_migration() -> None:
+    """The source may be draining and need not be among the workers that take new work."""
     gone = worker("p9", "decode", draining=True)
     second = worker("d2", "decode", num_running=200)
-    cluster = among(P1, D1, second)
+    cluster = linked_cluster(P1, D1, second)
     for producer in (P1, gone):
         assert pick_migration_target(cluster, "m", producer.ref, frozenset()) == D1.ref
         assert pick_migration_target(cluster, "m", producer.ref, frozenset({D1.ref})) == second.ref
@@ -301,33 +331,33 @@ def test_a_consumer_for_kv_that_is_there_already() -> None:
 @pytest.mark.parametrize("policy", ["random", "round_robin", "least_loaded", "prefix"])
 def test_policies_keep_to_the_filter_and_to_pairs(policy: RoutingPolicy) -> None:
     linked = ClusterView((P1, P2, D1, D2), frozenset({(P2.ref, D1.ref)}))
-    assert chosen(place(linked, want(100, key="r"), "prefer", routing=Routing(policy))) == "p2 d1"
+    assert chosen(place(linked, request(100, key="r"), "prefer", routing=Routing(policy))) == "p2 d1"
     full = worker("p1", "prefill", lane_tokens=(9, 9, 9), lane_longest=(0, 0, 0), num_horizon_tokens=5)
-    assert chosen(place(among(full, P2, D1), want(100), "prefer", routing=Routing(policy))) == "p2 d1"
-    assert isinstance(place(among(full, D1), want(100), "prefer", routing=Routing(policy)), NoPlacement)
-    assert chosen(place(among(D1, D2), want(100), "off", frozenset({D1.ref}), Routing(policy))) == "d2 d2"
+    assert chosen(place(linked_cluster(full, P2, D1), request(100), "prefer", routing=Routing(policy))) == "p2 d1"
+    assert isinstance(place(linked_cluster(full, D1), request(100), "prefer", routing=Routing(policy)), NoPlacement)
+    assert chosen(place(linked_cluster(D1, D2), request(100), "off", frozenset({D1.ref}), Routing(policy))) == "d2 d2"
 
 
-def test_policies_do_what_they_are_called() -> None:
-    cluster = among(P1, P2, D1)
-    turns = [chosen(place(cluster, want(9, turn=i), "prefer", routing=Routing("round_robin"))) for i in range(4)]
+def test_policies_order_as_named() -> None:
+    cluster = linked_cluster(P1, P2, D1)
+    turns = [chosen(place(cluster, request(9, turn=i), "prefer", routing=Routing("round_robin"))) for i in range(4)]
     assert turns == ["p1 d1", "p2 d1", "p1 d1", "p2 d1"]
-    drawn = {chosen(place(cluster, want(9, key=str(i)), "prefer", routing=Routing("random"))) for i in range(20)}
-    assert drawn == {"p1 d1", "p2 d1"}
-    busy = among(worker("p1", "prefill", num_queued_tokens=10**6), P2, D1)
-    assert chosen(place(busy, want(500, {"p1": 400}), "prefer", routing=Routing("prefix"))) == "p1 d1"
-    assert chosen(place(busy, want(500, {"p1": 400}), "prefer", routing=Routing("least_loaded"))) == "p2 d1"
+    sampled = {chosen(place(cluster, request(9, key=str(i)), "prefer", routing=Routing("random"))) for i in range(20)}
+    assert sampled == {"p1 d1", "p2 d1"}
+    busy = linked_cluster(worker("p1", "prefill", num_queued_tokens=10**6), P2, D1)
+    assert chosen(place(busy, request(500, {"p1": 400}), "prefer", routing=Routing("prefix"))) == "p1 d1"
+    assert chosen(place(busy, request(500, {"p1": 400}), "prefer", routing=Routing("least_loaded"))) == "p2 d1"
 
 
-def test_workers_of_which_one_has_not_told_its_costs_are_compared_by_tokens() -> None:
+def test_workers_are_compared_by_tokens_while_one_has_not_reported_its_costs() -> None:
     slow = replace(worker("p1", "prefill"), step_cost=StepCost(1.0, 1.0, 1.0, 0.0, 0.0))
     unknown = replace(worker("p2", "prefill", num_queued_tokens=5000), step_cost=None)
-    assert chosen(place(among(slow, unknown, D1), want(1000), "prefer")) == "p1 d1"
-    told = replace(unknown, step_cost=GPU)
-    assert chosen(place(among(slow, told, D1), want(1000), "prefer")) == "p2 d1"
+    assert chosen(place(linked_cluster(slow, unknown, D1), request(1000), "prefer")) == "p1 d1"
+    known = replace(unknown, step_cost=GPU)
+    assert chosen(place(linked_cluster(slow, known, D1), request(1000), "prefer")) == "p2 d1"
 
 
-def test_links_are_believed_like_the_prior_then_like_their_kind_then_as_measured() -> None:
+def test_bandwidth_is_the_prior_then_that_of_the_distance_then_as_measured() -> None:
     links, near = LinkBandwidth(), Topology("h", "r", "z")
     a, b, c = (replace(view, topology=near) for view in (P1, D1, D2))
     assert links.bandwidth(a, b) == PRIOR_BANDWIDTH[Distance.HOST] > links.bandwidth(P1, D1)
@@ -351,7 +381,7 @@ def test_a_tiny_pull_hardly_counts() -> None:
     assert links.bandwidth(P1, D1) == pytest.approx(before, rel=0.25)
 
 
-def test_what_is_nowhere_labelled_is_near_nothing() -> None:
+def test_unlabelled_workers_are_near_nothing() -> None:
     assert Topology().distance(Topology()) == Topology("a").distance(Topology("b")) == 3
     assert [
         int(Topology("h", "r", "z").distance(t)) for t in (Topology("h"), Topology("", "r"), Topology("", "", "z"))

@@ -1,4 +1,4 @@
-"""What a mirror makes of facts that come twice, late, too early or not at all."""
+"""Test how the indexer handles KV events that arrive twice, late, too early or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.routing.kv_indexer import KVIndexer, WorkerKVEvents
 from tandem.routing.prefix_index import PrefixTable
 
 A = WorkerRef(WorkerId("a"), Incarnation(5), "host:1")
-NEXT_LIFE = WorkerRef(WorkerId("a"), Incarnation(6), "host:2")
+NEXT_INCARNATION = WorkerRef(WorkerId("a"), Incarnation(6), "host:2")
 B = WorkerRef(WorkerId("b"), Incarnation(1), "host:3")
 
 
@@ -23,8 +23,8 @@ def word(number: int) -> int:
     return number << 2 | DEVICE
 
 
-def told(first: int, *numbers: int, by: WorkerRef = A) -> WorkerKVEvents:
-    return WorkerKVEvents(by.id, by.incarnation, KVEventBatch(first, array("Q", map(word, numbers))))
+def events(first: int, *numbers: int, worker: WorkerRef = A) -> WorkerKVEvents:
+    return WorkerKVEvents(worker.id, worker.incarnation, KVEventBatch(first, array("Q", map(word, numbers))))
 
 
 def snapshot(*numbers: int) -> CompactBlockSet:
@@ -33,124 +33,124 @@ def snapshot(*numbers: int) -> CompactBlockSet:
     return held
 
 
-def held(mirror: KVIndexer, worker: WorkerRef = A) -> list[int]:
-    blocks = mirror.table.held(worker)
-    return [] if blocks is None else sorted(found >> 2 for found in blocks)
+def held(indexer: KVIndexer, worker: WorkerRef = A) -> list[int]:
+    blocks = indexer.table.held(worker)
+    return [] if blocks is None else sorted(block >> 2 for block in blocks)
 
 
 @pytest.fixture
-def mirror() -> KVIndexer:
-    mirror = KVIndexer(PrefixTable())
-    mirror.expect([A])
-    return mirror
+def indexer() -> KVIndexer:
+    indexer = KVIndexer(PrefixTable())
+    indexer.set_workers([A])
+    return indexer
 
 
-def test_a_life_that_is_followed_from_its_beginning_needs_no_snapshot(mirror: KVIndexer) -> None:
-    assert mirror.wanted() == [(A, 0)]
-    mirror.take(told(0, 1, 2))
-    mirror.take(told(2, 3))
-    assert held(mirror) == [1, 2, 3] and not mirror.wanted()
+def test_an_incarnation_followed_from_its_first_event_needs_no_snapshot(indexer: KVIndexer) -> None:
+    assert indexer.missing_snapshots() == [(A, 0)]
+    indexer.take(events(0, 1, 2))
+    indexer.take(events(2, 3))
+    assert held(indexer) == [1, 2, 3] and not indexer.missing_snapshots()
 
 
-def test_what_comes_again_is_skipped_to_the_fact(mirror: KVIndexer) -> None:
-    for entry in (told(0, 1, 2), told(0, 1, 2), told(1, 2, 3, 4), told(2, 3)):
-        mirror.take(entry)
-    assert held(mirror) == [1, 2, 3, 4] and not mirror.wanted()
+def test_repeated_events_are_skipped(indexer: KVIndexer) -> None:
+    for entry in (events(0, 1, 2), events(0, 1, 2), events(1, 2, 3, 4), events(2, 3)):
+        indexer.take(entry)
+    assert held(indexer) == [1, 2, 3, 4] and not indexer.missing_snapshots()
 
 
-def test_behind_a_gap_facts_wait_for_a_snapshot_that_covers_it(mirror: KVIndexer) -> None:
-    mirror.take(told(0, 1, 2))
-    mirror.take(told(5, 6))
-    mirror.take(told(6, 7))
-    assert held(mirror) == [1, 2], "hints of before stay"
-    assert mirror.wanted() == [(A, 5)]
-    assert not mirror.load(A, 4, snapshot(1, 2, 3))
-    assert held(mirror) == [1, 2] and mirror.wanted() == [(A, 5)]
-    assert mirror.load(A, 6, snapshot(2, 3, 4, 5, 6))
-    assert held(mirror) == [2, 3, 4, 5, 6, 7] and not mirror.wanted()
+def test_events_behind_a_gap_wait_for_a_snapshot_that_covers_it(indexer: KVIndexer) -> None:
+    indexer.take(events(0, 1, 2))
+    indexer.take(events(5, 6))
+    indexer.take(events(6, 7))
+    assert held(indexer) == [1, 2], "hints of before stay"
+    assert indexer.missing_snapshots() == [(A, 5)]
+    assert not indexer.load(A, 4, snapshot(1, 2, 3))
+    assert held(indexer) == [1, 2] and indexer.missing_snapshots() == [(A, 5)]
+    assert indexer.load(A, 6, snapshot(2, 3, 4, 5, 6))
+    assert held(indexer) == [2, 3, 4, 5, 6, 7] and not indexer.missing_snapshots()
 
 
-def test_a_gap_among_what_waits_wants_another_snapshot(mirror: KVIndexer) -> None:
-    for entry in (told(0, 1), told(3, 4), told(8, 9)):
-        mirror.take(entry)
-    assert mirror.load(A, 3, snapshot(1, 2, 3))
-    assert held(mirror) == [1, 2, 3, 4] and mirror.wanted() == [(A, 8)]
+def test_a_gap_among_waiting_events_needs_another_snapshot(indexer: KVIndexer) -> None:
+    for entry in (events(0, 1), events(3, 4), events(8, 9)):
+        indexer.take(entry)
+    assert indexer.load(A, 3, snapshot(1, 2, 3))
+    assert held(indexer) == [1, 2, 3, 4] and indexer.missing_snapshots() == [(A, 8)]
 
 
-def test_what_was_told_before_a_worker_was_expected_is_in_the_snapshot_that_is_wanted(mirror: KVIndexer) -> None:
-    mirror.take(told(0, 1, 2, by=B))
-    mirror.expect([A, B])
-    assert (B, 2) in mirror.wanted()
-    assert not mirror.load(B, 0, snapshot()) and mirror.load(B, 2, snapshot(1, 2))
-    assert held(mirror, B) == [1, 2]
+def test_the_snapshot_must_cover_events_before_a_worker_was_expected(indexer: KVIndexer) -> None:
+    indexer.take(events(0, 1, 2, worker=B))
+    indexer.set_workers([A, B])
+    assert (B, 2) in indexer.missing_snapshots()
+    assert not indexer.load(B, 0, snapshot()) and indexer.load(B, 2, snapshot(1, 2))
+    assert held(indexer, B) == [1, 2]
 
 
-def test_another_life_is_not_mixed_with_this_one(mirror: KVIndexer) -> None:
-    mirror.take(told(0, 1, 2))
-    mirror.take(told(0, 8, by=NEXT_LIFE))
-    assert held(mirror) == [1, 2]
-    assert mirror.expect([NEXT_LIFE]) == [A]
-    assert held(mirror) == [] and mirror.table.num_workers == 0
-    mirror.take(told(2, 3))
-    assert not mirror.load(A, 9, snapshot(1)), "the dead tell nothing"
-    assert mirror.wanted() == [(NEXT_LIFE, 1)]
-    assert mirror.load(NEXT_LIFE, 1, snapshot(8)) and held(mirror, NEXT_LIFE) == [8]
+def test_incarnations_are_not_mixed(indexer: KVIndexer) -> None:
+    indexer.take(events(0, 1, 2))
+    indexer.take(events(0, 8, worker=NEXT_INCARNATION))
+    assert held(indexer) == [1, 2]
+    assert indexer.set_workers([NEXT_INCARNATION]) == [A]
+    assert held(indexer) == [] and indexer.table.num_workers == 0
+    indexer.take(events(2, 3))
+    assert not indexer.load(A, 9, snapshot(1)), "the dead tell nothing"
+    assert indexer.missing_snapshots() == [(NEXT_INCARNATION, 1)]
+    assert indexer.load(NEXT_INCARNATION, 1, snapshot(8)) and held(indexer, NEXT_INCARNATION) == [8]
 
 
-def test_an_older_life_is_not_heard_over_a_newer_one(mirror: KVIndexer) -> None:
-    mirror.expect([])
-    mirror.take(told(0, 8, by=NEXT_LIFE))
-    mirror.take(told(0, 1, 2, 3))
-    mirror.expect([NEXT_LIFE])
-    assert mirror.wanted() == [(NEXT_LIFE, 1)]
+def test_an_older_incarnation_does_not_replace_a_newer_one(indexer: KVIndexer) -> None:
+    indexer.set_workers([])
+    indexer.take(events(0, 8, worker=NEXT_INCARNATION))
+    indexer.take(events(0, 1, 2, 3))
+    indexer.set_workers([NEXT_INCARNATION])
+    assert indexer.missing_snapshots() == [(NEXT_INCARNATION, 1)]
 
 
-def test_an_entry_without_facts_shows_what_was_lost(mirror: KVIndexer) -> None:
-    mirror.take(told(0, 1, 2))
-    mirror.take(told(2))
-    assert not mirror.wanted()
-    mirror.take(told(4))
-    mirror.take(told(4))
-    assert mirror.wanted() == [(A, 4)]
-    assert mirror.load(A, 4, snapshot(1)) and held(mirror) == [1] and not mirror.wanted()
+def test_an_empty_batch_reveals_a_gap(indexer: KVIndexer) -> None:
+    indexer.take(events(0, 1, 2))
+    indexer.take(events(2))
+    assert not indexer.missing_snapshots()
+    indexer.take(events(4))
+    indexer.take(events(4))
+    assert indexer.missing_snapshots() == [(A, 4)]
+    assert indexer.load(A, 4, snapshot(1)) and held(indexer) == [1] and not indexer.missing_snapshots()
 
 
-def test_a_worker_that_has_told_nothing_yet_needs_no_snapshot(mirror: KVIndexer) -> None:
-    mirror.take(told(0))
-    assert not mirror.wanted() and held(mirror) == []
-    mirror.take(told(0, 1))
-    assert held(mirror) == [1]
+def test_a_worker_without_events_needs_no_snapshot(indexer: KVIndexer) -> None:
+    indexer.take(events(0))
+    assert not indexer.missing_snapshots() and held(indexer) == []
+    indexer.take(events(0, 1))
+    assert held(indexer) == [1]
 
 
-def test_whoever_leaves_takes_its_blocks_along(mirror: KVIndexer) -> None:
-    mirror.take(told(0, 1))
-    assert mirror.expect([]) == [A] and mirror.table.num_blocks == 0 and not mirror.wanted()
+def test_the_blocks_of_a_gone_worker_are_dropped(indexer: KVIndexer) -> None:
+    indexer.take(events(0, 1))
+    assert indexer.set_workers([]) == [A] and indexer.table.num_blocks == 0 and not indexer.missing_snapshots()
 
 
-def test_doubt_wants_a_snapshot_of_now(mirror: KVIndexer) -> None:
-    mirror.take(told(0, 1, 2, 3))
-    mirror.doubt(A)
-    mirror.doubt(B)
-    assert mirror.wanted() == [(A, 3)] and held(mirror) == [1, 2, 3]
-    assert not mirror.load(A, 2, snapshot(1))
-    mirror.take(told(0, 1, 2, 3))
-    assert mirror.wanted(), "reading the beginning again settles no doubt"
-    assert mirror.load(A, 3, snapshot(1)) and held(mirror) == [1]
+def test_a_suspect_worker_needs_a_current_snapshot(indexer: KVIndexer) -> None:
+    indexer.take(events(0, 1, 2, 3))
+    indexer.suspect(A)
+    indexer.suspect(B)
+    assert indexer.missing_snapshots() == [(A, 3)] and held(indexer) == [1, 2, 3]
+    assert not indexer.load(A, 2, snapshot(1))
+    indexer.take(events(0, 1, 2, 3))
+    assert indexer.missing_snapshots(), "reading the first events again does not replace the snapshot"
+    assert indexer.load(A, 3, snapshot(1)) and held(indexer) == [1]
 
 
-def test_too_much_that_waits_is_dropped_and_a_later_snapshot_wanted(
-    mirror: KVIndexer, monkeypatch: pytest.MonkeyPatch
+def test_too_many_waiting_events_are_dropped_and_a_later_snapshot_is_needed(
+    indexer: KVIndexer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_indexer, "MAX_WAITING", 6)
     for first in range(2, 8):
-        mirror.take(told(first, first))
-    assert mirror.wanted() == [(A, 6)]
-    assert not mirror.load(A, 4, snapshot(2, 3)) and mirror.load(A, 6, snapshot(5))
-    assert held(mirror) == [5, 6, 7]
+        indexer.take(events(first, first))
+    assert indexer.missing_snapshots() == [(A, 6)]
+    assert not indexer.load(A, 4, snapshot(2, 3)) and indexer.load(A, 6, snapshot(5))
+    assert held(indexer) == [5, 6, 7]
 
 
-def test_what_was_heard_of_is_bounded(mirror: KVIndexer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_indexer, "MAX_HEARD", 2)
+def test_remembered_positions_are_bounded(indexer: KVIndexer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_indexer, "MAX_POSITIONS", 2)
     for number in range(5):
-        mirror.take(told(0, 1, by=WorkerRef(WorkerId(f"w{number}"), Incarnation(1), "host:9")))
-    assert len(mirror._heard) == 2
+        indexer.take(events(0, 1, worker=WorkerRef(WorkerId(f"w{number}"), Incarnation(1), "host:9")))
+    assert len(indexer._positions) == 2

@@ -1,4 +1,4 @@
-"""What is asked of a way, and which peers are measured."""
+"""Test what is required of a link, and which peers are probed."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ def report(link_type: LinkType, gbps: float = 10.0) -> LinkReport:
         ("shared_memory", "tcp", False, False, True),
     ],
 )
-def test_a_way_is_asked_to_be_what_it_can_be(
+def test_a_link_is_required_only_what_it_can_be(
     require: Any, link_type: LinkType, same_machine: bool, is_cuda: bool, is_well: bool
 ) -> None:
-    promised = TransferConfig(require=require)
-    found = evaluate(report(link_type), promised, same_machine=same_machine, is_cuda=is_cuda)
+    required = TransferConfig(require=require)
+    found = evaluate(report(link_type), required, same_machine=same_machine, is_cuda=is_cuda)
     assert (not found.problem, not found.refused) == (is_well, is_well)
     if not is_well:
         assert f"transfer.require is {require}" in found.problem and "seen" in found.problem
 
 
 @pytest.mark.parametrize(("on_slow_link", "is_refused"), [("refuse", True), ("warn", False)])
-def test_a_slow_way_is_a_problem_and_refused_only_if_that_is_wanted(on_slow_link: Any, is_refused: bool) -> None:
-    promised = TransferConfig(min_gbps=12.0, on_slow_link=on_slow_link)
-    slow = evaluate(report("rdma", 11.9), promised, same_machine=False, is_cuda=False)
+def test_a_slow_link_is_a_problem_and_refused_only_if_configured(on_slow_link: Any, is_refused: bool) -> None:
+    required = TransferConfig(min_gbps=12.0, on_slow_link=on_slow_link)
+    slow = evaluate(report("rdma", 11.9), required, same_machine=False, is_cuda=False)
     assert slow.problem == "transfer.min_gbps is 12, the link carries 11.9 gigabytes per second"
     assert slow.refused is is_refused
-    assert not evaluate(report("rdma", 12.0), promised, same_machine=False, is_cuda=False).problem
+    assert not evaluate(report("rdma", 12.0), required, same_machine=False, is_cuda=False).problem
 
 
-def test_what_cannot_be_measured_is_a_problem_only_where_something_was_promised() -> None:
+def test_an_unmeasured_link_is_a_problem_only_with_requirements() -> None:
     assert not has_requirements(TransferConfig()) and not unmeasured(ref("p"), "gone", TransferConfig()).problem
-    for promised in (TransferConfig(require="rdma"), TransferConfig(min_gbps=1.0)):
-        assert has_requirements(promised)
-        found = unmeasured(ref("p"), "gone", promised)
+    for required in (TransferConfig(require="rdma"), TransferConfig(min_gbps=1.0)):
+        assert has_requirements(required)
+        found = unmeasured(ref("p"), "gone", required)
         assert found.refused and found.problem == "it could not be measured: gone" and found.link_type == "unknown"
 
 
@@ -82,7 +82,7 @@ def test_a_few_peers_of_each_zone_are_chosen_and_the_load_spreads() -> None:
     assert len(load) == 40 and max(load.values()) < 3 * min(load.values()) + 20
 
 
-def test_a_peer_that_goes_changes_one_choice_at_most() -> None:
+def test_a_peer_that_disappears_changes_one_choice_at_most() -> None:
     peers = [(ref(f"p{number}"), "") for number in range(30)]
     for number in range(50):
         worker = WorkerId(f"d{number}")

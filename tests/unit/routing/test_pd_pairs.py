@@ -1,4 +1,4 @@
-"""Which pairs are tested, used and refused, from a few workers to many."""
+"""Test which pairs are tested, used and refused, from a few workers to many."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def refusal(producer: WorkerView, problem: str = "tcp") -> LinkReport:
 
 def check(pairs: PairRegistry) -> None:
     assert not pairs.linked & pairs.failed.keys()
-    assert pairs.refused.keys() | pairs.doubted <= pairs.failed.keys()
+    assert pairs.refused.keys() | pairs.suspected <= pairs.failed.keys()
 
 
-def test_of_few_workers_all_pairs_are_tested_once() -> None:
+def test_all_pairs_of_few_workers_are_tested_once() -> None:
     pairs, views = PairRegistry("prefer"), fleet(2, NUM_PEERS)
     found = due(pairs, views)
     assert len(found) == len(set(found)) == 2 * NUM_PEERS
@@ -49,7 +49,7 @@ def test_of_few_workers_all_pairs_are_tested_once() -> None:
 
 
 @pytest.mark.parametrize("zones", [1, 2])
-def test_of_many_each_tests_a_few_and_all_are_used(zones: int) -> None:
+def test_each_of_many_workers_tests_a_few_pairs_and_all_are_used(zones: int) -> None:
     pairs, views = PairRegistry("prefer"), fleet(40, 40, zones)
     found = due(pairs, views)
     # Each worker has its own few in each zone; where two have chosen each other that is one test.
@@ -62,7 +62,7 @@ def test_of_many_each_tests_a_few_and_all_are_used(zones: int) -> None:
     assert len(pairs.linked) == 1600 and due(pairs, views, 100.0) == []
 
 
-def test_a_pair_that_nobody_tests_waits_for_both_of_its_ends() -> None:
+def test_an_untested_pair_waits_for_both_of_its_ends() -> None:
     pairs, views = PairRegistry("prefer"), fleet(20, 20)
     found = due(pairs, views)
     silent = views[0].ref
@@ -87,7 +87,7 @@ def test_a_test_that_fails_is_repeated_and_others_are_tested_in_its_place() -> N
     assert set(due(pairs, views, 5.0)) >= set(mine)
 
 
-def test_workers_that_cannot_be_a_pair_are_none() -> None:
+def test_impossible_pairs_are_not_tested() -> None:
     views = [view("p", "prefill"), view("q", "prefill", fingerprint="g"), view("m", "mixed"), view("n", "mixed")]
     views.append(view("d", "decode", draining=True))
     names = {(producer.id, consumer.id) for producer, consumer in due(PairRegistry("prefer"), views)}
@@ -103,15 +103,17 @@ def test_a_pair_that_is_refused_is_used_again_only_after_a_better_report() -> No
     for pair in due(pairs, views):
         pairs.ended(pair, moved=True, retry_at=5.0)
     pair = (producer.ref, consumer.ref)
-    assert pairs.reported(consumer.ref, refusal(producer)) and not pairs.reported(consumer.ref, refusal(producer))
+    assert pairs.on_link_report(consumer.ref, refusal(producer)) and not pairs.on_link_report(
+        consumer.ref, refusal(producer)
+    )
     check(pairs)
     assert pairs.linked == {(producer.ref, other.ref)} and pairs.refused == {pair: "tcp"}
     assert pairs.failed[pair] == math.inf and due(pairs, views, 1e9) == []
     pairs.ended(pair, moved=True, retry_at=5.0)
-    assert pair not in pairs.linked, "that a block moves was never the question"
+    assert pair not in pairs.linked, "a moved block does not lift the refusal"
     assert pairs.problem() == "the link from p0 to d0 is not used: tcp"
     assert pairs.links() == {("tcp", False): 1}
-    assert pairs.reported(consumer.ref, refusal(producer, ""))
+    assert pairs.on_link_report(consumer.ref, refusal(producer, ""))
     assert due(pairs, views) == [pair] and pairs.problem() is None and pairs.links() == {("tcp", True): 1}
 
 
@@ -119,39 +121,39 @@ def test_a_report_before_the_test_ends_counts() -> None:
     pairs, views = PairRegistry("prefer"), fleet(1, 1)
     ((pair, model),) = pairs.due(views, 0.0)
     assert model == "m"
-    pairs.reported(views[1].ref, refusal(views[0]))
+    pairs.on_link_report(views[1].ref, refusal(views[0]))
     pairs.ended(pair, moved=True, retry_at=5.0)
     check(pairs)
     assert not pairs.linked
 
 
-def test_doubted_pairs_are_tested_at_once_whoever_was_chosen() -> None:
+def test_suspected_pairs_are_tested_at_once() -> None:
     pairs, views = PairRegistry("prefer"), fleet(20, 20)
     found = due(pairs, views)
     for pair in found:
         pairs.ended(pair, moved=True, retry_at=5.0)
     untested = next(iter(pairs.linked - set(found)))
-    assert pairs.doubt(frozenset(untested), 7.0) == [untested] and pairs.doubted == {untested}
+    assert pairs.suspect(frozenset(untested), 7.0) == [untested] and pairs.suspected == {untested}
     check(pairs)
     assert due(pairs, views, 7.0) == [untested]
     pairs.ended(untested, moved=True, retry_at=12.0)
-    assert untested in pairs.linked and not pairs.doubted
+    assert untested in pairs.linked and not pairs.suspected
 
 
-def test_of_a_worker_that_is_gone_nothing_is_kept() -> None:
+def test_nothing_is_kept_of_a_gone_worker() -> None:
     pairs, views = PairRegistry("prefer"), fleet(2, 2)
     first, *others = due(pairs, views)
     pairs.ended(first, moved=False, retry_at=5.0)
     for pair in others:
         pairs.ended(pair, moved=True, retry_at=5.0)
-    pairs.reported(views[2].ref, refusal(views[0]))
+    pairs.on_link_report(views[2].ref, refusal(views[0]))
     pairs.drop(views[0].ref)
     left = (*pairs.linked, *pairs.failed, *pairs.refused, *pairs.links())
     assert not [pair for pair in left if views[0].ref in pair] and pairs.linked
 
 
-def test_a_test_that_has_ended_concerns_the_pairs_of_its_own_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With many workers there are many tests, and all pairs are many more."""
+def test_an_ended_test_affects_only_the_pairs_of_its_own_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of tests grows with the workers, and the number of pairs with their square."""
     pairs, views = PairRegistry("prefer"), fleet(30, 30)
     found, looks = due(pairs, views), 0
     fits = pairs._fits

@@ -1,4 +1,4 @@
-"""Which worker holds how much of a prompt, against sets of whole hashes."""
+"""Test which worker holds how much of a prompt, against sets of whole hashes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_hit_is_as_long_as_what_both_have_in_common() -> None:
     assert not table.match(chain_hashes(root_hash("model", 1, "salt"), range(40), 1)) and not table.match([])
 
 
-def test_what_moves_to_host_memory_is_still_a_hit() -> None:
+def test_blocks_moved_to_host_memory_are_still_a_hit() -> None:
     table = PrefixTable()
     table.apply(A, [*stored(CHAIN[:8]), *(BlockOffloaded(h) for h in reversed(CHAIN[3:8])), BlockEvicted(CHAIN[7])])
     assert table.match(CHAIN) == {A: PrefixHit(7, 3)}
@@ -48,7 +48,7 @@ def test_what_moves_to_host_memory_is_still_a_hit() -> None:
     assert table.match(CHAIN) == {A: PrefixHit(7, 5)}
 
 
-def test_a_worker_of_whom_nothing_is_left_is_no_hit() -> None:
+def test_a_worker_without_blocks_left_is_no_hit() -> None:
     table = PrefixTable()
     table.apply(A, stored(CHAIN))
     table.apply(B, stored(CHAIN))
@@ -58,7 +58,7 @@ def test_a_worker_of_whom_nothing_is_left_is_no_hit() -> None:
     assert not table.match(CHAIN) and table.num_blocks == 0
 
 
-def test_a_load_takes_the_place_of_what_was_known() -> None:
+def test_a_load_replaces_the_known_blocks() -> None:
     table = PrefixTable()
     table.apply(A, stored(CHAIN))
     held = CompactBlockSet(2)
@@ -84,7 +84,7 @@ def test_a_stride_below_one_is_refused() -> None:
 @effort(100)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12))
 def test_every_worker_gets_its_own_length(lengths: list[tuple[int, int]]) -> None:
-    """Guesses from one worker to the next change nothing."""
+    """Search bounds learned from one worker do not change the result of the next."""
     table, due = PrefixTable(), {}
     for i, (num, num_host) in enumerate(lengths):
         table.apply(
@@ -101,7 +101,7 @@ NAMES = st.integers(0, 11).flatmap(lambda low: st.integers(0, 5).map(lambda high
 
 @effort(200)
 @given(st.lists(st.tuples(NAMES, st.sampled_from([GONE, GONE, HOST, DEVICE])), max_size=80), st.integers(0, 40))
-def test_held_blocks_are_a_dictionary(words: list[tuple[int, int]], capacity: int) -> None:
+def test_the_block_set_behaves_like_a_dictionary(words: list[tuple[int, int]], capacity: int) -> None:
     held, plain = CompactBlockSet(capacity), dict[int, int]()
     for name, tier in words:
         held.write([name | tier])
@@ -111,7 +111,7 @@ def test_held_blocks_are_a_dictionary(words: list[tuple[int, int]], capacity: in
     assert sorted(held) == sorted(name | tier for name, tier in plain.items() if tier)
 
 
-def test_words_say_what_facts_say() -> None:
+def test_encoded_words_equal_their_events() -> None:
     name = short_hash(CHAIN[0])
     facts: list[KVFact] = [BlockStored(CHAIN[0], None), BlockOffloaded(CHAIN[0]), BlockEvicted(CHAIN[0])]
     assert [encode_event(fact) - name for fact in facts] == [DEVICE, HOST, GONE]

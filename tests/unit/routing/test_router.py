@@ -1,4 +1,4 @@
-"""The router's choices over small views; never a running worker."""
+"""Test the router's choices over small views."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_placement(cluster: ClusterView, policy: str, expected: str) -> None:
     assert chosen(place(cluster, RoutingRequest("m"), policy)) == expected  # type: ignore[arg-type]
 
 
-def test_an_excluded_worker_is_waited_for_rather_than_split_given_up() -> None:
+def test_an_excluded_worker_is_waited_for_before_falling_back() -> None:
     outcome = place(view(P1, D1, linked="p1-d1"), RoutingRequest("m"), "prefer", frozenset({ref("d1")}))
     assert isinstance(outcome, NoPlacement)
 
@@ -93,8 +93,8 @@ def test_another_model_is_not_served() -> None:
 
 
 @given(st.data())
-def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject) -> None:
-    """All pairs are priced here; what is chosen costs as little as predictions can tell."""
+def test_the_cheapest_linked_pair_is_chosen(data: st.DataObject) -> None:
+    """All pairs are priced here; the chosen one costs as little as predictions can distinguish."""
     numbers, pools = st.integers(0, 3), st.sampled_from(["prefill", "decode", "mixed"])
     workers = [
         worker(
@@ -115,7 +115,7 @@ def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject
         assert isinstance(outcome, NoPlacement)
         return
     assert isinstance(outcome, Placement)
-    priced = CostModel(RoutingRequest("m"), LinkBandwidth(), is_told=False).pairs(
+    priced = CostModel(RoutingRequest("m"), LinkBandwidth(), has_step_costs=False).pairs(
         PrefillCandidate(PrefillSite(p), (d,)) for p, d in fit
     )
     assert outcome.picked is not None and priced.best is not None
@@ -123,51 +123,51 @@ def test_of_all_linked_pairs_the_one_of_least_cost_is_chosen(data: st.DataObject
     assert outcome.picked.cost.total_s <= priced.best.total_s + margin_s(priced.best)
 
 
-class Board:
-    """Workers whose views change, and a roster of them that is told as its contract demands."""
+class RankedWorkers:
+    """Workers whose views change, and a ranking of them that is updated as its contract demands."""
 
     def __init__(self, views: list[WorkerView], linked: frozenset[tuple[WorkerRef, WorkerRef]]) -> None:
-        self.views = {one.ref: one for one in views}
+        self.views = {worker_view.ref: worker_view for worker_view in views}
         self.linked = linked
-        self.roster = WorkerRanking(linked, frozenset())
-        for one in views:
-            self.roster.put(partial(self.views.__getitem__, one.ref))
+        self.ranking = WorkerRanking(linked, frozenset())
+        for worker_view in views:
+            self.ranking.put(partial(self.views.__getitem__, worker_view.ref))
 
-    def becomes(self, name: str, **load: int) -> None:
-        one = self.views[ref(name)]
-        old = one.load
-        self.views[ref(name)] = replace(one, load=replace(old, **load))
+    def update(self, name: str, **load: int) -> None:
+        worker_view = self.views[ref(name)]
+        old = worker_view.load
+        self.views[ref(name)] = replace(worker_view, load=replace(old, **load))
         is_costlier = all(load[key] >= getattr(old, key) for key in ("num_running", "num_queued_tokens"))
-        # One that became fuller needs no word.
+        # A worker that became fuller needs no update.
         if not is_costlier or load["draining"] != old.draining or load["num_free_blocks"] > old.num_free_blocks:
-            self.roster.put(partial(self.views.__getitem__, ref(name)))
+            self.ranking.put(partial(self.views.__getitem__, ref(name)))
 
     def leave(self, name: str) -> None:
         if self.views.pop(ref(name), None) is not None:
-            self.roster.remove(ref(name))
+            self.ranking.remove(ref(name))
 
-    def agree(self, policy: Disaggregation, excluded: frozenset[WorkerRef]) -> Placement | NoPlacement:
+    def place_with_both(self, policy: Disaggregation, excluded: frozenset[WorkerRef]) -> Placement | NoPlacement:
         slow = place(ClusterView(tuple(self.views.values()), self.linked), RoutingRequest("m"), policy, excluded)
-        fast = place(self.roster, RoutingRequest("m"), policy, excluded)
+        fast = place(self.ranking, RoutingRequest("m"), policy, excluded)
         assert fast == slow
         return fast
 
 
 @effort(200)
 @given(st.data())
-def test_a_roster_gives_the_choices_of_a_snapshot(data: st.DataObject) -> None:
+def test_the_ranking_gives_the_choices_of_a_snapshot(data: st.DataObject) -> None:
     pools = data.draw(st.lists(st.sampled_from(["prefill", "decode", "mixed"]), min_size=1, max_size=6))
     names = [f"w{i}" for i in range(len(pools))]
     views = [worker(name, pool) for name, pool in zip(names, pools, strict=True)]
     every = [(p.ref, d.ref) for p in views for d in views if p.prefills and d.decodes and p is not d]
     linked = frozenset(pair for pair in every if data.draw(st.integers(0, 3)))
-    board, small = Board(views, linked), st.integers(0, 3)
+    board, small = RankedWorkers(views, linked), st.integers(0, 3)
     for _ in range(data.draw(st.integers(1, 25))):
         name = data.draw(st.sampled_from(names))
         if data.draw(st.integers(0, 12)) == 0:
             board.leave(name)
         elif ref(name) in board.views:
-            board.becomes(
+            board.update(
                 name,
                 num_running=data.draw(small),
                 num_queued_tokens=data.draw(small),
@@ -175,27 +175,27 @@ def test_a_roster_gives_the_choices_of_a_snapshot(data: st.DataObject) -> None:
                 draining=data.draw(st.integers(0, 5)) == 0,
             )
         excluded = frozenset(ref(n) for n in names if data.draw(st.integers(0, 4)) == 0)
-        board.agree(data.draw(st.sampled_from(["off", "auto", "prefer", "strict"])), excluded)
+        board.place_with_both(data.draw(st.sampled_from(["off", "auto", "prefer", "strict"])), excluded)
 
 
-def test_a_heap_of_changes_does_not_grow() -> None:
-    board = Board([M1, M2], frozenset())
+def test_the_heap_does_not_grow_with_updates() -> None:
+    board = RankedWorkers([M1, M2], frozenset())
     for i in range(1000):
-        board.becomes("m1", num_running=1 + i % 2, num_queued_tokens=0, num_free_blocks=0, draining=False)
-        board.agree("off", frozenset())
+        board.update("m1", num_running=1 + i % 2, num_queued_tokens=0, num_free_blocks=0, draining=False)
+        board.place_with_both("off", frozenset())
     assert all(
         len(heap._entries) < 20
-        for heap in (board.roster._markets["m"].mixed_workers, board.roster._markets["m"].prefill_workers)
+        for heap in (board.ranking._by_model["m"].mixed_workers, board.ranking._by_model["m"].prefill_workers)
     )
 
 
-def test_a_worker_with_enough_prompts_is_passed_over_and_no_other_pool_takes_its_part() -> None:
+def test_a_worker_with_enough_prompts_is_passed_over_and_no_other_pool_replaces_it() -> None:
     full = WorkerLoad(lane_tokens=(90, 90, 90), lane_longest=(50, 50, 50), num_horizon_tokens=60)
     busy, free = replace(P1, load=full), WorkerView(ref("p2"), "prefill", "m", "f", WorkerLoad(num_queued_tokens=99))
-    want = RoutingRequest("m", 50)
-    assert chosen(place(view(busy, free, D1, linked="p1-d1 p2-d1"), want, "prefer")).startswith("p2-d1")
-    assert place(view(busy, D1, linked="p1-d1"), want, "prefer") is BUSY
+    request = RoutingRequest("m", 50)
+    assert chosen(place(view(busy, free, D1, linked="p1-d1 p2-d1"), request, "prefer")).startswith("p2-d1")
+    assert place(view(busy, D1, linked="p1-d1"), request, "prefer") is BUSY
     assert chosen(place(view(busy, D1, linked="p1-d1"), RoutingRequest("m", 10), "prefer")).startswith("p1-d1")
-    assert place(view(replace(M1, load=full), P1), want, "off") is BUSY, (
+    assert place(view(replace(M1, load=full), P1), request, "off") is BUSY, (
         "a prefill worker decodes only where none other does"
     )

@@ -1,4 +1,4 @@
-"""How long a prompt waits for the steps of a worker that has others to compute; never a running worker."""
+"""Test how long a prompt waits for the steps of a busy worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL = 1000
 
 
 def view(*prompts: int, pool: Pool = "prefill", running: int = 0) -> WorkerView:
-    """A worker with prompts of so many tokens each, all of one size and lane."""
+    """Return a worker with prompts of these tokens, all of one size and lane."""
     lanes = {"lane_tokens": (sum(prompts),) * 3, "lane_longest": (max(prompts, default=0),) * 3}
     load = WorkerLoad(
         num_queued_tokens=sum(prompts), num_horizon_tokens=HORIZON_STEPS * FULL, num_running=running, **lanes
@@ -28,47 +28,50 @@ def view(*prompts: int, pool: Pool = "prefill", running: int = 0) -> WorkerView:
     return WorkerView(WorkerRef(WorkerId("w"), Incarnation(1), ""), pool, "m", "f", load, step_cost=COST)
 
 
-def waited(worker: WorkerView, num_tokens: int) -> float:
-    return WorkerSpeed(worker, is_told=True).wait_s(num_tokens, Lane.INTERACTIVE)
+def wait_s(worker: WorkerView, num_tokens: int) -> float:
+    return WorkerSpeed(worker, has_step_costs=True).wait_s(num_tokens, Lane.INTERACTIVE)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 10, 999, 5000])
-def test_nobody_waits_on_an_idle_worker(num_tokens: int) -> None:
-    assert waited(view(), num_tokens) == 0.0
+def test_an_idle_worker_has_no_wait(num_tokens: int) -> None:
+    assert wait_s(view(), num_tokens) == 0.0
 
 
-def test_a_short_prompt_waits_for_half_a_step_and_for_those_who_fill_its_own() -> None:
+def test_a_short_prompt_waits_for_half_a_step_and_for_the_prompts_that_fill_its_own() -> None:
     long = view(20_000)
-    assert waited(long, 10) == pytest.approx(0.105 / 2 + 990 * 1e-4)
-    assert waited(view(1000), 10) == pytest.approx(0.105 / 2), "nobody is left to fill its step"
-    assert waited(view(400), 10) == pytest.approx(0.045 / 2)
+    assert wait_s(long, 10) == pytest.approx(0.105 / 2 + 990 * 1e-4)
+    assert wait_s(view(1000), 10) == pytest.approx(0.105 / 2), "nobody is left to fill its step"
+    assert wait_s(view(400), 10) == pytest.approx(0.045 / 2)
 
 
-def test_what_is_on_its_way_there_counts_like_what_is_there() -> None:
-    coming = replace(view(), unreported=(20_000,))
-    assert waited(coming, 10) == pytest.approx(waited(view(20_000), 10))
+def test_unreported_prompts_count_like_queued_ones() -> None:
+    placed = replace(view(), unreported=(20_000,))
+    assert wait_s(placed, 10) == pytest.approx(wait_s(view(20_000), 10))
 
 
-def test_more_in_the_queue_is_never_waited_for_shorter_and_never_longer_than_all_of_it() -> None:
+def test_the_wait_grows_with_the_queue_and_is_at_most_all_of_it() -> None:
     for num_tokens in (5, 300, 2500, 30_000):
-        waits = [waited(view(*[700] * num), num_tokens) for num in range(40)]
+        waits = [wait_s(view(*[700] * num), num_tokens) for num in range(40)]
         assert all(more >= less - 1e-9 for less, more in pairwise(waits))
         assert waits[-1] <= 39 * 700 * 1e-4 + 30 * 5e-3
 
 
-def test_who_decodes_is_in_a_step_too() -> None:
-    assert WorkerSpeed(view(pool="decode", running=10), is_told=True).rest_s == pytest.approx((5e-3 + 10e-4) / 2)
+def test_a_decoding_worker_is_in_a_step_too() -> None:
+    assert WorkerSpeed(view(pool="decode", running=10), has_step_costs=True).rest_s == pytest.approx((5e-3 + 10e-4) / 2)
     prompts = view(pool="prefill", running=10)
-    assert WorkerSpeed(prompts, is_told=True).rest_s == 0.0, "those are queued tokens"
+    assert WorkerSpeed(prompts, has_step_costs=True).rest_s == 0.0, "those are queued tokens"
 
 
-def test_while_somebody_has_not_told_all_cost_the_same() -> None:
-    assert WorkerSpeed(view(), is_told=False).cost is NOMINAL and WorkerSpeed(view(), is_told=True).cost is COST
+def test_all_workers_cost_the_same_while_one_has_not_reported() -> None:
+    assert (
+        WorkerSpeed(view(), has_step_costs=False).cost is NOMINAL
+        and WorkerSpeed(view(), has_step_costs=True).cost is COST
+    )
 
 
-def test_what_is_left_are_whole_steps_after_the_one_under_way() -> None:
+def test_the_rest_is_whole_steps_after_the_one_in_progress() -> None:
     def left(worker: WorkerView) -> float:
-        return WorkerSpeed(worker, is_told=True).left_s
+        return WorkerSpeed(worker, has_step_costs=True).left_s
 
     assert left(view()) == 0.0 and left(view(600)) == 0.0, "nothing after the step under way"
     assert left(view(2_500)) == pytest.approx(2 * 5e-3 + 1_500 * 1e-4)

@@ -1,4 +1,4 @@
-"""Bursts that are played again."""
+"""Test the replay of past bursts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def samples(*rates: float) -> list[Sample]:
     return [Sample(5.0 * i, 5.0, rate * 5.0) for i, rate in enumerate(rates, start=1)]
 
 
-def test_a_shape_knows_no_level_and_no_slow_change() -> None:
+def test_a_shape_is_independent_of_level_and_slow_changes() -> None:
     slow = shape(samples(*(100 + i for i in range(100))), 50.0)
     assert all(ratio == pytest.approx(1.0, abs=0.15) for _, ratio in slow)
     even = shape(samples(*[7.0] * 30), 50.0)
@@ -25,16 +25,16 @@ def test_a_shape_knows_no_level_and_no_slow_change() -> None:
     assert shape(samples(0.0, 0.0), 50.0) == [(5.0, 0.0), (5.0, 0.0)]
 
 
-def test_what_comes_in_a_burst_waits_for_it() -> None:
-    """Two workers are behind by 3 s of work for each second of the burst, so by 6 s of it they are after 2 s, and the
-    other 8 of its 10 s come too late; what comes after it finds 30 s of work less 1.5 a second, which takes 18.7 s to
-    fall below 2, so 16 of 90 s of the rest too."""
+def test_work_that_arrives_in_a_burst_waits() -> None:
+    """Two workers fall behind by 3 s of work per second of the burst, so by 6 s of it after 2 s, and the work of the
+    other 8 of its 10 s is late. The work after it finds a backlog of 30 s that shrinks by 1.5 s per second and takes
+    18.7 s to fall below 2, so 16 of 90 s of the rest are late too."""
     share = late_share(BURST[9:] + BURST[:9] * 2, 1.0, 2, 1.0)
-    drawn = (50 * (1 - 2 / 30) + 0.5 * (30 - 2) / 1.5) / (10 * 5.0 + 0.5 * 135)
-    assert share == pytest.approx(drawn, rel=0.05)
+    expected = (50 * (1 - 2 / 30) + 0.5 * (30 - 2) / 1.5) / (10 * 5.0 + 0.5 * 135)
+    assert share == pytest.approx(expected, rel=0.05)
 
 
-def test_enough_workers_let_nothing_wait_and_the_least_are_just_enough() -> None:
+def test_enough_workers_leave_nothing_late_and_the_fewest_are_just_enough() -> None:
     assert late_share(BURST, 1.0, 5, 0.5) == 0.0
     for slack_s in (0.5, 3.0, 10.0):
         number = least_workers(BURST, 2.0, slack_s, 0.01)

@@ -1,4 +1,4 @@
-"""Batches that decode, and the workers that they make."""
+"""Test decode batches, and the number of workers that they need."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def test_the_largest_batch_just_keeps_the_target() -> None:
     assert step_s(WORKER, number, 500.0) <= 15e-3 < step_s(WORKER, number + 1, 500.0)
 
 
-def test_a_batch_fits_into_the_blocks_and_is_no_larger_than_may_run() -> None:
+def test_a_batch_fits_into_the_blocks_and_max_num_seqs() -> None:
     assert largest_batch(WORKER, 2000.0, None) == int(KV_SHARE * 10_000 / 125)
     assert largest_batch(WORKER, 100.0, None) == 256
     assert largest_batch(WORKER, 1e9, 1e-6) == 1
 
 
-def test_a_target_that_one_sequence_alone_misses_buys_no_workers() -> None:
-    """Its step takes 7.11 ms."""
+def test_an_unreachable_target_adds_no_workers() -> None:
+    """A step of one sequence takes 7.11 ms."""
     assert largest_batch(WORKER, 2000.0, 7.12e-3) == 1
     assert largest_batch(WORKER, 2000.0, 7.1e-3) == largest_batch(WORKER, 2000.0, None)
     assert decode_workers(WORKER, WORK, 1e-3, 0.01, 0.15) == decode_workers(WORKER, WORK, None, 0.01, 0.15)
 
 
-def test_a_batch_is_as_many_steps_as_come_while_it_takes_one() -> None:
+def test_a_mean_batch_holds_the_steps_that_arrive_during_one() -> None:
     """Little's law: rate of steps = batch / seconds of a step."""
     batch = mean_batch(WORKER, WORK, 3)
     assert batch / step_s(WORKER, batch, WORK.context) == pytest.approx(20.0 * 300.0 / 3)
@@ -53,7 +53,7 @@ def test_the_fewest_workers() -> None:
     assert fewer > 0.85 * most * (number - 1) or fewer + 2.3 * fewer**0.5 > most * (number - 1)
 
 
-def test_more_of_anything_bad_takes_no_fewer_workers() -> None:
+def test_the_number_of_workers_is_monotonic() -> None:
     number, _ = decode_workers(WORKER, WORK, 20e-3, 0.01, 0.15)
     for worse in (replace(WORK, rate=60.0), replace(WORK, num_steps=900.0), replace(WORK, context=12_000.0)):
         assert decode_workers(WORKER, worse, 20e-3, 0.01, 0.15)[0] > number, worse
@@ -62,5 +62,5 @@ def test_more_of_anything_bad_takes_no_fewer_workers() -> None:
     assert decode_workers(WORKER, WORK, 20e-3, 0.01, 0.9)[0] > number
 
 
-def test_answers_of_one_token_are_not_decoded() -> None:
+def test_outputs_of_one_token_are_not_decoded() -> None:
     assert decode_workers(WORKER, replace(WORK, num_steps=0.0), 20e-3, 0.01, 0.15) == (0, 0.0)

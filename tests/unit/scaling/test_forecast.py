@@ -1,4 +1,4 @@
-"""What samples of the past say of the time to come."""
+"""Test forecasts from samples of the past."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def samples(*rates: float, seconds: float = 5.0) -> list[Sample]:
     return [Sample(seconds * i, seconds, rate * seconds) for i, rate in enumerate(rates, start=1)]
 
 
-def poisson(draws: Random, mean: float) -> int:
-    """So many exponential times fit into one."""
-    number, left = 0, draws.expovariate(mean)
+def poisson(rng: Random, mean: float) -> int:
+    """Draw a Poisson number by counting exponential times."""
+    number, left = 0, rng.expovariate(mean)
     while left < 1:
-        number, left = number + 1, left + draws.expovariate(mean)
+        number, left = number + 1, left + rng.expovariate(mean)
     return number
 
 
-def test_a_line_leads_on() -> None:
+def test_a_trend_is_extrapolated() -> None:
     rising = samples(*(10 + i for i in range(20)))
     # The middle of the last interval is 2.5 s before its end, and a sample counts as what came at its end.
     assert trend(rising, 60.0) == pytest.approx(29 + 12)
@@ -32,9 +32,9 @@ def test_a_line_leads_on() -> None:
 
 
 def test_noise_is_hardly_a_trend() -> None:
-    draws = Random(1)
+    rng = Random(1)
     for _ in range(50):
-        found = trend(samples(*(draws.gauss(100, 10) for _ in range(60))), 60.0)
+        found = trend(samples(*(rng.gauss(100, 10) for _ in range(60))), 60.0)
         assert 85 < found < 115
 
 
@@ -42,14 +42,14 @@ def test_too_few_samples_have_no_slope() -> None:
     assert trend(samples(1.0, 9.0), 10.0) == trend(samples(1.0, 5.0, 9.0), 60.0) == pytest.approx(5.0)
 
 
-def test_the_busiest_stretch_is_expected_again() -> None:
+def test_the_busiest_stretch_is_the_forecast() -> None:
     burst = samples(*[2.0] * 20, *[10.0] * 6, *[2.0] * 20)
     assert busiest(burst, 30.0) == pytest.approx(10.0)
     assert busiest(burst, 60.0) == pytest.approx(6.0)
     assert expected_rate(burst, 60.0) == pytest.approx(6.0)
 
 
-def test_a_level_is_that_of_a_line_now_or_soon() -> None:
+def test_a_level_is_the_higher_end_of_the_line() -> None:
     burst = samples(*[2.0] * 20, *[10.0] * 6, *[2.0] * 20)
     assert 2.0 < expected_level(burst, 60.0) < 4.0 < expected_rate(burst, 60.0)
     assert expected_level(samples(*range(20, 0, -1)), 60.0) == pytest.approx(1.0)
@@ -57,21 +57,21 @@ def test_a_level_is_that_of_a_line_now_or_soon() -> None:
     assert expected_level(samples(3.0, 5.0), 60.0) == pytest.approx(4.0)
 
 
-def test_of_less_than_a_stretch_the_whole_counts() -> None:
+def test_less_than_a_stretch_counts_as_a_whole() -> None:
     assert busiest(samples(4.0, 6.0), 30.0) == pytest.approx(5.0)
 
 
-def test_intervals_of_other_lengths_count_as_long_as_they_are() -> None:
+def test_intervals_are_weighted_by_length() -> None:
     mixed = [Sample(30.0, 30.0, 60.0), Sample(35.0, 5.0, 50.0)]
     assert trend([*mixed, Sample(65.0, 30.0, 60.0)], 1e-9) == pytest.approx(170 / 65, rel=0.1)
     assert busiest(mixed, 30.0) == pytest.approx(110 / 35)
 
 
-def test_dispersion_tells_bursts_from_chance() -> None:
-    draws = Random(2)
-    alone = [Sample(5.0 * i, 5.0, poisson(draws, 40.0)) for i in range(400)]
+def test_dispersion_separates_bursts_from_chance() -> None:
+    rng = Random(2)
+    alone = [Sample(5.0 * i, 5.0, poisson(rng, 40.0)) for i in range(400)]
     assert dispersion(alone) == pytest.approx(1.0, abs=0.2)
-    tens = [one._replace(amount=10.0 * poisson(draws, 4.0)) for one in alone]
+    tens = [one._replace(amount=10.0 * poisson(rng, 4.0)) for one in alone]
     assert dispersion(tens) == pytest.approx(10.0, rel=0.25)
     assert dispersion([one._replace(amount=1e4 * (i % 2)) for i, one in enumerate(alone)]) == MOST_DISPERSION
 
@@ -82,7 +82,7 @@ def test_a_slow_change_is_no_burst() -> None:
     assert dispersion(samples(0.0, 0.0, 0.0, 0.0)) == 1.0
 
 
-def test_a_history_forgets_what_is_old_and_keeps_the_last() -> None:
+def test_a_history_forgets_old_intervals_and_keeps_the_last() -> None:
     history = History(20.0)
     for i in range(1, 11):
         history.add(5.0 * i, _demand(i))
@@ -92,14 +92,14 @@ def test_a_history_forgets_what_is_old_and_keeps_the_last() -> None:
     assert len(history) == 1
 
 
-def test_a_history_is_bounded_whatever_comes() -> None:
+def test_a_history_is_bounded() -> None:
     history = History(1e9)
     for i in range(5000):
         history.add(float(i), _demand(1))
     assert len(history) == 4096
 
 
-def test_pairs_that_are_not_counted_once_are_not_known_of_the_whole() -> None:
+def test_pairs_missing_in_one_interval_are_missing_in_the_sum() -> None:
     counted = Demand(
         seconds=1.0, num_requests=1, num_input_tokens=2, num_cached_tokens=0, num_output_tokens=0, num_prefill_pairs=3
     )

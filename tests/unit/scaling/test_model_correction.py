@@ -1,4 +1,4 @@
-"""How a model of workers is corrected by what came too late."""
+"""Test how a capacity model is corrected by late requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from tandem.scaling.model_correction import REST_SPANS, STEP, Correction
 SPAN_S = 60.0
 
 
-def judged(correction: Correction, *shares_late: float) -> list[float]:
-    """The factor after each span of 1,000 pieces of which such a share was late."""
+def factors_after(correction: Correction, *shares_late: float) -> list[float]:
+    """Return the factor after each span of 1,000 requests, of which the given fraction was late."""
     factors = []
     for share in shares_late:
         at = SPAN_S * (1 + len(factors))
@@ -18,22 +18,22 @@ def judged(correction: Correction, *shares_late: float) -> list[float]:
     return factors
 
 
-def test_it_rises_where_more_is_late_than_is_tolerated_and_fades_where_it_is_not() -> None:
-    factors = judged(Correction(SPAN_S, 0.01), 0.2, 0.0, 0.0)
+def test_the_factor_rises_with_lateness_and_decays_without() -> None:
+    factors = factors_after(Correction(SPAN_S, 0.01), 0.2, 0.0, 0.0)
     assert factors[0] == STEP and STEP > factors[1] > factors[2] > 1
 
 
-def test_a_step_that_does_not_help_is_taken_back_and_none_is_tried_for_a_while() -> None:
-    factors = judged(Correction(SPAN_S, 0.01), 0.2, 0.2, *[0.2] * REST_SPANS, 0.2)
+def test_a_step_that_does_not_help_is_undone_and_none_is_tried_for_a_while() -> None:
+    factors = factors_after(Correction(SPAN_S, 0.01), 0.2, 0.2, *[0.2] * REST_SPANS, 0.2)
     assert factors[0] == STEP and factors[1:-1] == [1.0] * (1 + REST_SPANS) and factors[-1] == STEP
 
 
-def test_what_was_late_before_a_calm_span_is_not_compared_with_what_is_late_after_it() -> None:
-    before, calm, after = judged(Correction(SPAN_S, 0.01), 0.2, 0.0, 0.2)
+def test_lateness_before_and_after_a_calm_span_is_not_compared() -> None:
+    before, calm, after = factors_after(Correction(SPAN_S, 0.01), 0.2, 0.0, 0.2)
     assert before > calm and after == calm * STEP
 
 
-def test_spans_with_too_few_workers_say_nothing() -> None:
+def test_spans_with_too_few_workers_are_ignored() -> None:
     correction = Correction(SPAN_S, 0.01)
     for number in range(10):
         correction.add(SPAN_S * number, 900, 1000, had_enough=False)

@@ -1,4 +1,4 @@
-"""What is held for a while, what is learned from lateness, who stands in for whom."""
+"""Test scale-down stabilization, model corrections, mixed workers and request profiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.scaling.role_rebalancing import needed_beside_mixed, role_changes
 from tandem.scaling.scale_down_stabilization import StabilizationWindow
 
 
-def told(steady: StabilizationWindow, needs: list[int], current: int, begin: float = 0.0) -> list[int]:
+def settled_series(steady: StabilizationWindow, needs: list[int], current: int, begin: float = 0.0) -> list[int]:
     sizes = []
     for i, number in enumerate(needs):
         steady.add(begin + 5.0 * i, number)
@@ -25,20 +25,20 @@ def told(steady: StabilizationWindow, needs: list[int], current: int, begin: flo
     return sizes
 
 
-def test_it_grows_at_once_and_shrinks_to_the_highest_of_the_time_it_holds() -> None:
-    sizes = told(StabilizationWindow(30.0, 20.0), [3, 5, 4, 2, 2, 2, 3, 2, 2, 2, 2, 2, 2, 2, 2], 1)
+def test_it_grows_at_once_and_shrinks_to_the_highest_need_of_the_window() -> None:
+    sizes = settled_series(StabilizationWindow(30.0, 20.0), [3, 5, 4, 2, 2, 2, 3, 2, 2, 2, 2, 2, 2, 2, 2], 1)
     assert sizes == [3, 5, 5, 5, 5, 5, 5, 5, 4, 3, 3, 3, 3, 2, 2]
 
 
-def test_what_it_has_not_watched_for_so_long_it_does_not_shrink() -> None:
-    assert told(StabilizationWindow(30.0, 20.0), [2] * 8, 9) == [9] * 6 + [2] * 2
+def test_it_does_not_shrink_before_a_full_window() -> None:
+    assert settled_series(StabilizationWindow(30.0, 20.0), [2] * 8, 9) == [9] * 6 + [2] * 2
     steady = StabilizationWindow(30.0, 20.0)
-    told(steady, [2] * 5, 9)
-    assert told(steady, [2] * 8, 9, begin=100.0) == [9] * 6 + [2] * 2
+    settled_series(steady, [2] * 5, 9)
+    assert settled_series(steady, [2] * 8, 9, begin=100.0) == [9] * 6 + [2] * 2
 
 
-def judged(correction: Correction, shares: list[float], begin: float = 0.0) -> list[float]:
-    """The factor after each span of a thousand, of which so much is late."""
+def factors_after(correction: Correction, shares: list[float], begin: float = 0.0) -> list[float]:
+    """Return the factor after each span of a thousand requests, of which the given number is late."""
     factors = []
     correction.add(begin, 0, 0, had_enough=True)
     for i, share in enumerate(shares, start=1):
@@ -47,32 +47,32 @@ def judged(correction: Correction, shares: list[float], begin: float = 0.0) -> l
     return factors
 
 
-def test_a_correction_rises_while_it_helps_and_fades_when_nothing_is_late() -> None:
-    factors = judged(Correction(60.0, 0.01), [0.2, 0.1, 0.05, 0.005, 0.005])
+def test_a_correction_rises_while_it_helps_and_decays_when_nothing_is_late() -> None:
+    factors = factors_after(Correction(60.0, 0.01), [0.2, 0.1, 0.05, 0.005, 0.005])
     assert factors[:3] == pytest.approx([STEP, STEP**2, STEP**3])
     assert factors[2] > factors[3] > factors[4] > 1.0
 
 
-def test_a_step_that_does_not_help_is_taken_back_and_not_tried_for_a_while() -> None:
-    factors = judged(Correction(60.0, 0.01), [0.2] * (REST_SPANS + 3))
+def test_a_step_that_does_not_help_is_undone_and_not_tried_for_a_while() -> None:
+    factors = factors_after(Correction(60.0, 0.01), [0.2] * (REST_SPANS + 3))
     assert factors[0] == pytest.approx(STEP)
     assert factors[1 : REST_SPANS + 2] == pytest.approx([1.0] * (REST_SPANS + 1))
     assert factors[REST_SPANS + 2] == pytest.approx(STEP)
 
 
-def test_a_correction_is_bounded_and_chance_is_no_reason() -> None:
-    assert judged(Correction(60.0, 0.01), [0.9 * 0.7**i for i in range(10)])[-1] == MOST
-    assert judged(Correction(60.0, 0.01), [0.015] * 5)[-1] == 1.0
+def test_a_correction_is_bounded_and_ignores_chance() -> None:
+    assert factors_after(Correction(60.0, 0.01), [0.9 * 0.7**i for i in range(10)])[-1] == MOST
+    assert factors_after(Correction(60.0, 0.01), [0.015] * 5)[-1] == 1.0
 
 
-def test_too_few_workers_say_nothing_of_the_model() -> None:
+def test_counts_with_too_few_workers_are_ignored() -> None:
     correction = Correction(60.0, 0.01)
     for i in range(50):
         correction.add(10.0 * i, 90, 100, had_enough=i % 5 != 0)
     assert correction.factor == 1.0
     for i in range(50, 60):
         correction.add(10.0 * i, 0, 100, had_enough=False)
-    assert correction.factor == 1.0 and judged(correction, [0.2], begin=600.0) == pytest.approx([STEP])
+    assert correction.factor == 1.0 and factors_after(correction, [0.2], begin=600.0) == pytest.approx([STEP])
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_too_few_workers_say_nothing_of_the_model() -> None:
     [((4, 2), 0, (4, 2)), ((4, 2), 3, (2, 1)), ((4, 2), 6, (0, 0)), ((4, 2), 9, (0, 0)), ((0, 0), 1, (0, 0)),
      ((5, 0), 2, (3, 0)), ((0, 3), 2, (0, 1))],
 )  # fmt: skip
-def test_a_mixed_worker_spares_one(needed: tuple[int, int], num_mixed: int, rest: tuple[int, int]) -> None:
+def test_a_mixed_worker_replaces_one(needed: tuple[int, int], num_mixed: int, rest: tuple[int, int]) -> None:
     assert needed_beside_mixed(ReplicaTarget(*needed), num_mixed) == rest
 
 
-def test_roles_change_where_one_can_spare_what_the_other_wants() -> None:
+def test_roles_change_from_spare_workers_to_missing_ones() -> None:
     now = ReplicaTarget(5, 2)
     assert role_changes(now, ReplicaTarget(3, 4), ReplicaTarget(2, 0)) == (RoleChange("prefill", "decode", 2),)
     assert role_changes(now, ReplicaTarget(3, 3), ReplicaTarget(2, 0)) == (RoleChange("prefill", "decode", 1),)
@@ -104,7 +104,7 @@ def demand(**counts: int) -> Demand:
     return Demand(seconds=5.0, **{**some, **counts})
 
 
-def test_means_of_what_came_and_of_what_ended() -> None:
+def test_averages_of_arrivals_and_of_served_requests() -> None:
     means = RequestProfile.of(demand(num_served=5, num_cached_tokens=2500, num_prefill_pairs=10_000_000))
     assert (means.num_fresh, means.num_cached, means.num_pairs, means.num_output) == (1500.0, 500.0, 2e6, 100.0)
     assert means.context == 2050.0 and means.cached_share == 0.25
@@ -112,7 +112,7 @@ def test_means_of_what_came_and_of_what_ended() -> None:
     assert RequestProfile.of(demand(num_requests=0, num_input_tokens=0)).context == 500 / 2
 
 
-def test_what_was_refused_makes_answers_no_shorter() -> None:
+def test_rejected_requests_do_not_shorten_the_mean_output() -> None:
     few, many = (
         RequestProfile.of(demand(num_requests=number, num_input_tokens=2000 * number, num_served=10))
         for number in (10, 40)
@@ -120,22 +120,22 @@ def test_what_was_refused_makes_answers_no_shorter() -> None:
     assert few.num_output == many.num_output == 50.0 and few.num_fresh == many.num_fresh
 
 
-def test_how_many_were_served_is_known_of_all_intervals_or_of_none() -> None:
-    """A gateway of the version before was there for part of the window."""
+def test_num_served_is_known_of_all_intervals_or_of_none() -> None:
+    """A gateway of the previous version was present for part of the window."""
     window = [demand(), demand(num_served=9), demand(num_served=10)]
     means = RequestProfile.of(window[0] + window[1] + window[2])
     assert (means.num_output, means.num_fresh) == (50.0, 2000.0)
     assert RequestProfile.of(window[1] + window[2]).num_output == 1000 / 19
 
 
-def test_pairs_tell_how_lengths_vary() -> None:
+def test_pairs_determine_the_variation_of_lengths() -> None:
     """Five prompts of 1,000 tokens and five of 3,000: a mean of 2,000, a variance of a million."""
     pairs = 5 * (1000**2 + 3000**2) // 2
     assert RequestProfile.of(demand(num_prefill_pairs=pairs)).length_scv == pytest.approx(0.25)
     assert RequestProfile.of(demand()).length_scv == pytest.approx(1.0)
 
 
-def test_the_work_of_a_prompt() -> None:
+def test_the_service_demand_of_a_prompt() -> None:
     means = RequestProfile.of(demand(num_prefill_pairs=25_000_000))
     work = prompt_work(WORKER, means, 2.0, 1.0)
     assert work.mean_s == pytest.approx(2 * 1e-2 + 2000 * 1e-4 + 2.5e6 * 1e-8)
@@ -143,7 +143,7 @@ def test_the_work_of_a_prompt() -> None:
     assert work.service_scv > means.length_scv
 
 
-def test_a_policy_names_what_is_wrong_with_it() -> None:
+def test_a_policy_names_its_invalid_field() -> None:
     wrong = {"percentile": 100.0, "headroom": 1.0, "interval_s": 0.0, "window_s": 0.0, "start_s": -1.0}
     for name, value in {**wrong, "scale_down_s": -1.0}.items():
         with pytest.raises(TandemError) as caught:

@@ -1,4 +1,4 @@
-"""A scaler's decisions, one after another."""
+"""Test a sequence of scaling decisions."""
 
 from __future__ import annotations
 
@@ -28,69 +28,69 @@ def demand(rate: float, *, num_input: int = 2000, num_output: int = 200, seconds
     )  # fmt: skip
 
 
-def observed(at: float, what: Demand | None, size: ReplicaTarget) -> ClusterState:
+def state(at: float, what: Demand | None, size: ReplicaTarget) -> ClusterState:
     return ClusterState(
         at=at, demand=what, prefill=PoolState(size.prefill), decode=PoolState(size.decode),
         prefill_worker=WORKER, decode_worker=WORKER,
     )  # fmt: skip
 
 
-def driven(scaler: Scaler, rates: list[float], size: ReplicaTarget, begin: float = 0.0) -> list[Decision]:
-    """One decision for each rate, each carried out at once."""
+def decide_each(scaler: Scaler, rates: list[float], size: ReplicaTarget, begin: float = 0.0) -> list[Decision]:
+    """Return one decision for each rate, each carried out at once."""
     out: list[Decision] = []
     for i, rate in enumerate(rates, start=1):
-        out.append(scaler.decide(observed(begin + 5.0 * i, demand(rate), size)))
+        out.append(scaler.decide(state(begin + 5.0 * i, demand(rate), size)))
         size = out[-1].target
     return out
 
 
 def test_grows_at_once_and_shrinks_only_after_a_while() -> None:
     scaler = Scaler(POLICY)
-    busy = driven(scaler, [2.0] * 20 + [80.0] * 20, ReplicaTarget(1, 1))
+    busy = decide_each(scaler, [2.0] * 20 + [80.0] * 20, ReplicaTarget(1, 1))
     assert busy[20].target > busy[19].target
-    quiet = driven(scaler, [2.0] * 300, busy[-1].target, begin=200.0)
+    quiet = decide_each(scaler, [2.0] * 300, busy[-1].target, begin=200.0)
     assert all(decision.target == busy[-1].target for decision in quiet[:40])
     assert quiet[-1].target == busy[19].target
 
 
-def test_holds_what_runs_while_no_gateway_tells_anything() -> None:
+def test_holds_the_workers_while_no_gateway_reports() -> None:
     scaler = Scaler(POLICY)
-    before = driven(scaler, [80.0] * 10, ReplicaTarget(1, 1))[-1].target
-    decision = scaler.decide(observed(60.0, None, before))
+    before = decide_each(scaler, [80.0] * 10, ReplicaTarget(1, 1))[-1].target
+    decision = scaler.decide(state(60.0, None, before))
     assert decision.target == before and decision.held_back
-    nobody = replace(observed(5.0, demand(80.0), ReplicaTarget(3, 3)), prefill_worker=None, decode_worker=None)
+    nobody = replace(state(5.0, demand(80.0), ReplicaTarget(3, 3)), prefill_worker=None, decode_worker=None)
     decision = Scaler(POLICY).decide(nobody)
     assert decision.target == (3, 3) and "worker" in decision.held_back
 
 
 def test_an_observation_that_is_not_newer_changes_nothing() -> None:
     scaler = Scaler(POLICY)
-    driven(scaler, [20.0] * 10, ReplicaTarget(4, 2))
-    decision = scaler.decide(observed(50.0, demand(500.0), ReplicaTarget(4, 2)))
+    decide_each(scaler, [20.0] * 10, ReplicaTarget(4, 2))
+    decision = scaler.decide(state(50.0, demand(500.0), ReplicaTarget(4, 2)))
     assert decision.target == (4, 2) and "newer" in decision.held_back
 
 
-def test_reasons_tell_numbers_and_moves() -> None:
-    decision = driven(Scaler(POLICY), [60.0] * 3, ReplicaTarget(1, 1))[0]
+def test_reasons_contain_numbers_and_changes() -> None:
+    decision = decide_each(Scaler(POLICY), [60.0] * 3, ReplicaTarget(1, 1))[0]
     text = " ".join(decision.reasons)
     assert "60.00 requests/s" in text and f"prefill grows from 1 to {decision.target.prefill}" in text
 
 
 def test_mixed_workers_count_on_both_sides() -> None:
-    alone = driven(Scaler(POLICY), [60.0] * 5, ReplicaTarget(1, 1))[-1]
-    helped = Scaler(POLICY).decide(replace(observed(5.0, demand(60.0), ReplicaTarget(1, 1)), mixed=PoolState(4)))
+    alone = decide_each(Scaler(POLICY), [60.0] * 5, ReplicaTarget(1, 1))[-1]
+    helped = Scaler(POLICY).decide(replace(state(5.0, demand(60.0), ReplicaTarget(1, 1)), mixed=PoolState(4)))
     assert sum(helped.needed) == sum(alone.needed)
     assert sum(helped.target) == sum(alone.target) - 4
 
 
-def test_a_role_that_can_spare_workers_gives_them_to_the_other() -> None:
-    """Long prompts end; before the workers that they took have ended, long answers come."""
+def test_spare_workers_change_to_the_other_role() -> None:
+    """Long prompts end; before their workers have ended, long outputs begin."""
     prompts, answers = demand(6.0, num_input=12_000, num_output=20), demand(12.0, num_input=200, num_output=2500)
     for may_change in (True, False):
         scaler, size = Scaler(replace(POLICY, window_s=60.0, change_roles=may_change)), ReplicaTarget(1, 1)
         changes = []
         for i, what in enumerate([prompts] * 40 + [demand(0.2)] * 30 + [answers] * 10, start=1):
-            decision = scaler.decide(observed(5.0 * i, what, size))
+            decision = scaler.decide(state(5.0 * i, what, size))
             for change in decision.changes:
                 assert size.prefill - change.number >= decision.needed.prefill
             changes += [change for change in decision.changes if i > 70]
@@ -98,26 +98,26 @@ def test_a_role_that_can_spare_workers_gives_them_to_the_other() -> None:
         assert {(one.source, one.to) for one in changes} == ({("prefill", "decode")} if may_change else set())
 
 
-def test_what_waits_is_to_be_done_before_a_new_worker_serves() -> None:
-    quiet = observed(5.0, demand(6.0), ReplicaTarget(4, 2))
+def test_the_backlog_is_to_be_done_before_a_new_worker_serves() -> None:
+    quiet = state(5.0, demand(6.0), ReplicaTarget(4, 2))
     behind = replace(quiet, num_queued_tokens=10**7)
     assert Scaler(POLICY).decide(behind).needed.prefill > Scaler(POLICY).decide(quiet).needed.prefill
     crowded = replace(quiet, num_running_seqs=2000)
     assert Scaler(POLICY).decide(crowded).needed.decode > Scaler(POLICY).decide(quiet).needed.decode
 
 
-def test_a_target_out_of_reach_is_said_to_be_and_buys_no_worker_for_each_sequence() -> None:
+def test_an_unreachable_target_is_reported_and_adds_no_workers() -> None:
     """A step of one sequence takes 7.1 ms."""
     tight, free = (Scaler(replace(POLICY, slo=Slo(ttft_s=2.0, itl_s=itl_s))) for itl_s in (5e-3, None))
-    decision = driven(tight, [20.0] * 3, ReplicaTarget(1, 1))[0]
-    assert decision.needed.decode == driven(free, [20.0] * 3, ReplicaTarget(1, 1))[0].needed.decode
+    decision = decide_each(tight, [20.0] * 3, ReplicaTarget(1, 1))[0]
+    assert decision.needed.decode == decide_each(free, [20.0] * 3, ReplicaTarget(1, 1))[0].needed.decode
     assert "alone takes 7.11 ms a token, more than slo.itl_ms: no number of workers helps" in " ".join(decision.reasons)
-    assert "no number" not in " ".join(driven(Scaler(POLICY), [20.0] * 3, ReplicaTarget(1, 1))[0].reasons)
+    assert "no number" not in " ".join(decide_each(Scaler(POLICY), [20.0] * 3, ReplicaTarget(1, 1))[0].reasons)
 
 
-def test_one_token_of_each_answer_comes_with_its_prompt() -> None:
-    """Answers of two tokens decode one each."""
+def test_the_first_token_of_each_output_is_not_decoded() -> None:
+    """Outputs of two tokens decode one token each."""
     scaler = Scaler(POLICY)
     for i in range(1, 11):
-        decision = scaler.decide(observed(5.0 * i, demand(20.0, num_output=2), ReplicaTarget(4, 4)))
+        decision = scaler.decide(state(5.0 * i, demand(20.0, num_output=2), ReplicaTarget(4, 4)))
     assert decision.forecast is not None and decision.forecast.num_decoding > 0

@@ -129,8 +129,8 @@ def test_what_the_cache_holds_need_not_be_computed() -> None:
 def test_a_load_says_what_a_worker_would() -> None:
     load = WorkerLoad(lane_tokens=(900, 900, 900), lane_longest=(800, 800, 800), num_horizon_tokens=1024)
     assert load.takes(924, Lane.INTERACTIVE) and load.takes(900, Lane.INTERACTIVE)
-    assert not load.takes(300, Lane.INTERACTIVE, coming=(700,))
-    assert load.takes(300, Lane.INTERACTIVE, coming=(20,)) and load.takes(300, Lane.INTERACTIVE, coming=(600,))
+    assert not load.takes(300, Lane.INTERACTIVE, inflight=(700,))
+    assert load.takes(300, Lane.INTERACTIVE, inflight=(20,)) and load.takes(300, Lane.INTERACTIVE, inflight=(600,))
     assert WorkerLoad().takes(10**6, Lane.BATCH), "a worker that says nothing takes any number"
 
 

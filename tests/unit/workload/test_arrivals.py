@@ -1,4 +1,4 @@
-"""Requests come at the rate that was asked for, each kind of arrivals in its own way."""
+"""Test that requests arrive at the requested rate, with each kind of arrival process."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def test_every_kind_keeps_the_order_and_the_rate(arrivals: Arrivals) -> None:
     assert set(first(arrivals, 100, rate=0.0)) == {0.0}
 
 
-def test_poisson_waits_are_exponential() -> None:
+def test_poisson_gaps_are_exponential() -> None:
     waits = [after - before for before, after in pairwise(first(Poisson(), 4000, rate=5.0))]
     assert fmean(waits) == pytest.approx(1 / 5, rel=0.05)
     # Half of exponential waits are shorter than ln 2 of the mean; of regular ones none would be.
     assert median(waits) == pytest.approx(0.6931 / 5, rel=0.07)
 
 
-def test_constant_waits_are_equal() -> None:
+def test_constant_gaps_are_equal() -> None:
     assert first(Constant(), 4, rate=2.0) == [0.0, 0.5, 1.0, 1.5]
 
 
 @pytest.mark.parametrize(("outside", "rate"), [(0.05, 5.76), (0.0, 4.8)])
-def test_in_bursts_requests_come_at_two_rates(outside: float, rate: float) -> None:
-    """24 per second inside and 1.2, or none, outside, which in seconds of a run tells the two apart."""
+def test_bursts_have_two_rates(outside: float, rate: float) -> None:
+    """24 per second inside and 1.2, or none, outside; counts per second of a run separate the two."""
     due = first(Bursts(10.0, 40.0, outside), 50_000, rate)
     in_second = Counter(map(int, due))
     numbers = [in_second[second] for second in range(int(due[-1]))]
@@ -49,11 +49,11 @@ def test_in_bursts_requests_come_at_two_rates(outside: float, rate: float) -> No
     assert fmean(busy) == pytest.approx(24, rel=0.1) and fmean(quiet) == pytest.approx(24 * outside, abs=0.2)
 
 
-def test_a_run_begins_in_a_burst_as_often_as_there_is_one() -> None:
+def test_a_run_begins_in_a_burst_with_the_probability_of_one() -> None:
     at_once = sum(first(Bursts(10.0, 40.0), 1, rate=100.0, seed=seed)[0] < 0.1 for seed in range(400))
     assert at_once / 400 == pytest.approx(0.2, abs=0.06)
 
 
-def test_batches_come_at_once() -> None:
+def test_batches_arrive_at_once() -> None:
     due = first(Batches(7), 70, rate=5.0)
     assert set(Counter(due).values()) == {7} and len(set(due)) == 10

@@ -1,4 +1,4 @@
-"""Lengths are functions of where a draw falls, with the medians, quantiles and bounds that were asked for."""
+"""Test that length distributions have the requested medians, quantiles and bounds."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ KINDS = ((3, 9), LogNormal(200.0, 1.0, 20, 3000), Quantiles(POINTS))
 
 
 @given(st.sampled_from(KINDS), st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))
-def test_a_later_draw_is_never_shorter_and_all_lie_within_the_bounds(kind: object, one: float, other: float) -> None:
+def test_lengths_are_monotonic_and_within_bounds(kind: object, one: float, other: float) -> None:
     low, high = sorted((one, other))
     bounds = {KINDS[0]: (3, 9), KINDS[1]: (20, 3000), KINDS[2]: (10, 5000)}[kind]  # type: ignore[index]
     assert bounds[0] <= length_at(kind, low) <= length_at(kind, high) <= bounds[1]  # type: ignore[arg-type]
 
 
-def test_a_range_is_even() -> None:
+def test_a_range_is_uniform() -> None:
     assert [length_at((3, 5), at) for at in (0.0, 0.33, 0.34, 0.66, 0.67, 0.999)] == [3, 3, 4, 4, 5, 5]
 
 
-def test_a_log_normal_law_has_its_median_and_spread() -> None:
+def test_a_log_normal_distribution_has_its_median_and_spread() -> None:
     law = LogNormal(200.0, 0.5, 1, MAX_TOKENS)
     assert length_at(law, 0.5) == 200
     assert length_at(law, 0.8413) == pytest.approx(200 * math.exp(0.5), rel=0.01)
@@ -34,12 +34,12 @@ def test_a_log_normal_law_has_its_median_and_spread() -> None:
     assert length_at(LogNormal(200.0, 0.0, 1, 999), 0.9) == 200
 
 
-def test_quantiles_are_met_and_straight_in_between() -> None:
+def test_quantiles_are_met_and_linear_in_between() -> None:
     kind = Quantiles(POINTS)
     assert [length_at(kind, at) for at in (0.0, 0.25, 0.5, 0.7, 0.9, 0.95)] == [10, 55, 100, 550, 1000, 3000]
-    drawn = [length_at(kind, seeded_random.uniform(1, n)) for n in range(4000)]
+    lengths = [length_at(kind, seeded_random.uniform(1, n)) for n in range(4000)]
     for share, length in POINTS:
-        assert sum(each <= length for each in drawn) / 4000 == pytest.approx(share, abs=0.03)
+        assert sum(each <= length for each in lengths) / 4000 == pytest.approx(share, abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_quantiles_out_of_order_are_refused(points: tuple[tuple[float, int], ...
         Quantiles(points)
 
 
-def test_other_figures_that_cannot_be_are_refused() -> None:
+def test_other_impossible_values_are_refused() -> None:
     with pytest.raises(ValueError, match="sigma"):
         LogNormal(5.0, -1.0, 1, 9)
     with pytest.raises(ValueError, match="inverted"):

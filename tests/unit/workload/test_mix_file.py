@@ -1,4 +1,4 @@
-"""A mix file means what it says, and whatever is wrong in one is refused with file and place."""
+"""Test that every key of a mix file is read, and that errors are refused with file and key."""
 
 from __future__ import annotations
 
@@ -62,24 +62,24 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_the_mix_that_the_readme_shows_is_one(tmp_path: Path) -> None:
+def test_the_mix_in_the_readme_is_valid(tmp_path: Path) -> None:
     readme = Path(__file__).parents[3] / "loadtest" / "README.md"
     (example,) = re.findall(r"```yaml\n(rate: .*?)```", readme.read_text(), re.DOTALL)
     assert [group.name for group in read(tmp_path, example).groups] == ["agent", "rag"]
 
 
-def test_a_group_may_be_another_with_changes(tmp_path: Path) -> None:
+def test_a_group_may_override_another(tmp_path: Path) -> None:
     text = "groups: {a: &a {share: 0.5, prompt: 1, output: 1}, b: {<<: *a, prompt: 2}}"
     assert [group.prompt for group in read(tmp_path, text).groups] == [(1, 1), (2, 2)]
 
 
-def test_what_is_left_out_is_usual(tmp_path: Path) -> None:
+def test_omitted_keys_have_defaults(tmp_path: Path) -> None:
     mix = read(tmp_path, "groups: {a: {share: 1, prompt: 1, output: 1}}")
     assert mix == Mix((RequestClass("a", 1.0, (1, 1), (1, 1)),), Poisson(), None)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ("", "some.yaml: must be a mapping, got None"),
         ("[1, 2]", "some.yaml: must be a mapping, got"),
@@ -137,14 +137,14 @@ def test_what_is_left_out_is_usual(tmp_path: Path) -> None:
         ),
         ("rate: -1\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "some.yaml: rate: must not be negative, got -1"),
         ("rate: [1\n", "some.yaml: cannot be read"),
-        ("groups: {a: {share: 1, prompt: 1, output: 1}, a: {share: 1, prompt: 1, output: 1}}", "a key stands twice"),
+        ("groups: {a: {share: 1, prompt: 1, output: 1}, a: {share: 1, prompt: 1, output: 1}}", "a key is repeated"),
         ("rate: 2024-13-45", "some.yaml: cannot be read: month must be"),
         ("rate: " + "[" * 1000, "some.yaml: cannot be read"),
         ("groups: !!python/object/apply:os.getcwd []", "some.yaml: cannot be read"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, wrong: str, told: str) -> None:
+def test_errors_are_refused_with_their_place(tmp_path: Path, wrong: str, message: str) -> None:
     with pytest.raises(TandemError) as caught:
         read(tmp_path, wrong)
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
-    assert told in caught.value.message and caught.value.message.startswith(str(tmp_path / "some.yaml"))
+    assert message in caught.value.message and caught.value.message.startswith(str(tmp_path / "some.yaml"))

@@ -1,4 +1,4 @@
-"""A workload is found by its name, and what cannot be opened says why."""
+"""Test that a workload is found by its name, and the errors when it cannot be opened."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def refusal(name: str, **changes: object) -> str:
 
 @pytest.mark.parametrize("name", built_in_names())
 def test_every_built_in_mix_has_a_rate_and_all_its_groups(name: str) -> None:
-    asked = list(open_workload(name, seed=1, count=400, rate=None))
-    assert {ask.group for ask in asked} == {group.name for group in built_in(name).groups}
+    requests = list(open_workload(name, seed=1, count=400, rate=None))
+    assert {scheduled.group for scheduled in requests} == {group.name for group in built_in(name).groups}
 
 
-def test_the_mixes_of_the_issue_have_their_shapes() -> None:
+def test_built_in_mixes_have_their_shapes() -> None:
     def shape(name: str) -> dict[str, tuple[float, object]]:
         return {group.name: (group.share, group.prompt) for group in built_in(name).groups}
 
     assert shape("mix") == {"short": (0.7, (64, 200)), "medium": (0.2, (550, 650)), "long": (0.1, (2400, 2600))}
     by_group: dict[str, list[int]] = {}
-    for ask in open_workload("rag", seed=1, count=1000, rate=1.0):
-        by_group.setdefault(ask.group, []).append(len(ask.request.prompt_tokens))
+    for scheduled in open_workload("rag", seed=1, count=1000, rate=1.0):
+        by_group.setdefault(scheduled.group, []).append(len(scheduled.request.prompt_tokens))
     assert {name: len(found) for name, found in by_group.items()} == {"short": 600, "rag": 300, "transcript": 100}
     assert max(by_group["short"]) < 256 and min(by_group["transcript"]) > 14_000
     assert min(by_group["rag"]) >= 8_000 and max(by_group["rag"]) < 16_500
@@ -49,11 +49,11 @@ def test_the_mixes_of_the_issue_have_their_shapes() -> None:
 def test_a_path_to_a_mix_is_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(MIX)
-    asked = list(islice(open_workload(str(path), seed=1, count=None, rate=None), 50))
-    assert [len(ask.request.prompt_tokens) for ask in asked] == [10] * 50
+    requests = list(islice(open_workload(str(path), seed=1, count=None, rate=None), 50))
+    assert [len(scheduled.request.prompt_tokens) for scheduled in requests] == [10] * 50
 
 
-def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+def test_opening_errors_say_why(tmp_path: Path) -> None:
     names = "agent, mix, noisy, rag, tenants"
     assert refusal("nothing") == f"nothing: is neither a file nor one of the built-in mixes: {names}"
     assert "cannot be read" in refusal(str(tmp_path / "missing.yaml"))
@@ -62,6 +62,6 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     assert "give a rate" in refusal("mix", speedup=2.0)
 
 
-def test_a_workload_says_at_once_what_is_wrong() -> None:
+def test_wrong_arguments_are_refused_at_once() -> None:
     with pytest.raises(TandemError):
         open_workload("nothing", seed=1, count=1, rate=1.0)

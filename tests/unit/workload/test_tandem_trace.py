@@ -1,4 +1,4 @@
-"""What is recorded is read back as it was, and without contents when a key is given."""
+"""Test that recorded requests are read back unchanged, and without contents when a key is given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tandem.core.lane import Lane
 from tandem.workload.ask import ScheduledRequest
 from tandem.workload.source import open_workload
-from tandem.workload.tandem_trace import block_ids, entry_of, reader, written
+from tandem.workload.tandem_trace import block_ids, entry_of, reader, trace_lines
 from tandem.workload.trace_entry import PromptBlocks, TraceEntry
 from tandem.workload.yaml_field import Field
 
@@ -49,37 +49,37 @@ ENTRIES = st.builds(
 
 
 @given(st.lists(ENTRIES, max_size=6))
-def test_what_is_written_is_read_as_it_was(entries: list[TraceEntry]) -> None:
-    lines = list(written(entries, SIZE))
+def test_entries_are_read_back_unchanged(entries: list[TraceEntry]) -> None:
+    lines = list(trace_lines(entries, SIZE))
     assert not any("\n" in line for line in lines)
     assert read(lines) == entries
 
 
-def asked(count: int) -> list[ScheduledRequest]:
+def requests(count: int) -> list[ScheduledRequest]:
     return list(open_workload("tenants", seed=3, count=count, rate=20.0))
 
 
 def test_a_recorded_mix_replays_as_itself(tmp_path: Path) -> None:
-    asks = asked(40)
+    replayed = requests(40)
     path = tmp_path / "own.jsonl"
-    entries = [entry_of(ask, ask.request.sampling.max_tokens, block_size=SIZE) for ask in asks]
-    path.write_text("\n".join(written(entries, SIZE)))
+    entries = [entry_of(scheduled, scheduled.request.sampling.max_tokens, block_size=SIZE) for scheduled in replayed]
+    path.write_text("\n".join(trace_lines(entries, SIZE)))
     again = list(open_workload(str(path), seed=3, count=40, rate=None))
-    for one, other in zip(asks, again, strict=True):
-        assert other.due_s == pytest.approx(one.due_s - asks[0].due_s, abs=2e-6)
+    for one, other in zip(replayed, again, strict=True):
+        assert other.due_s == pytest.approx(one.due_s - replayed[0].due_s, abs=2e-6)
         assert replace(other.request, id=one.request.id, sampling=one.request.sampling) == one.request
         assert other.request.sampling.max_tokens == one.request.sampling.max_tokens
         assert (other.group, other.tenant) == (one.group, one.tenant)
 
 
-def test_with_a_key_no_token_is_recorded_and_replays_share_the_same_blocks() -> None:
-    asks = asked(60)
-    entries = [entry_of(ask, 5, block_size=SIZE, key=KEY) for ask in asks]
+def test_with_a_key_no_token_is_recorded_and_replays_share_equal_blocks() -> None:
+    replayed = requests(60)
+    entries = [entry_of(scheduled, 5, block_size=SIZE, key=KEY) for scheduled in replayed]
     assert {entry.num_output_tokens for entry in entries} == {5}
-    text = "\n".join(written(entries, SIZE))
+    text = "\n".join(trace_lines(entries, SIZE))
     assert 'prompt_tokens":[' not in text
     again = [entry.tokens(1, number, "") for number, entry in enumerate(read(text.splitlines()))]
-    prompts = [ask.request.prompt_tokens for ask in asks]
+    prompts = [scheduled.request.prompt_tokens for scheduled in replayed]
     assert [len(prompt) for prompt in again] == [len(prompt) for prompt in prompts]
     num_shared = 0
     for i, one in enumerate(prompts):
@@ -91,14 +91,14 @@ def test_with_a_key_no_token_is_recorded_and_replays_share_the_same_blocks() -> 
 
 
 def shared_blocks(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Full blocks at the beginning of both."""
+    """Return the number of full leading blocks that both share."""
     same = 0
     while same + SIZE <= min(len(one), len(other)) and one[same : same + SIZE] == other[same : same + SIZE]:
         same += SIZE
     return same // SIZE
 
 
-def test_a_name_covers_its_block_all_before_it_and_the_key() -> None:
+def test_an_id_covers_its_block_all_before_it_and_the_key() -> None:
     usual = list(block_ids(range(40), SIZE, KEY))
     assert len(usual) == 3 and all(0 <= each < 2**52 for each in usual)
     assert list(block_ids([99, *range(1, 40)], SIZE, KEY))[1] != usual[1]
@@ -110,4 +110,4 @@ def test_a_name_covers_its_block_all_before_it_and_the_key() -> None:
 
 def test_blocks_of_another_size_are_not_written() -> None:
     with pytest.raises(ValueError, match="blocks of 16 tokens in a file of blocks of 64"):
-        list(written([TraceEntry(0, PromptBlocks(3, (1,), 16), 1)], 64))
+        list(trace_lines([TraceEntry(0, PromptBlocks(3, (1,), 16), 1)], 64))

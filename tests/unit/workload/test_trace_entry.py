@@ -1,4 +1,4 @@
-"""A recorded request's prompt shares exactly the blocks that its trace says are shared."""
+"""Test that a recorded request's prompt shares exactly the blocks of equal ids."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_blocks_are_equal_where_their_ids_are(one: list[int], other: list[int], 
             assert same == (name == other_name) or (len(block) < 3 and same)
 
 
-def test_what_is_not_told_is_drawn_by_seed_and_number() -> None:
+def test_unknown_tokens_are_generated_by_seed_and_number() -> None:
     entry = TraceEntry(0, 50, 1)
-    drawn = {entry.tokens(seed, number, salt) for seed in (1, 2) for number in (0, 1) for salt in ("", "a")}
-    assert len({each[:16] for each in drawn}) == 8 and {len(each) for each in drawn} == {50}
+    generated = {entry.tokens(seed, number, salt) for seed in (1, 2) for number in (0, 1) for salt in ("", "a")}
+    assert len({each[:16] for each in generated}) == 8 and {len(each) for each in generated} == {50}
     assert TraceEntry(0, (4, 5), 1).tokens(1, 2, "a") == (4, 5)
     assert [TraceEntry(0, prompt, 1).num_prompt_tokens for prompt in (50, (4, 5), PromptBlocks(33, (1, 2), 32))] == [
         50,
@@ -44,7 +44,7 @@ def test_what_is_not_told_is_drawn_by_seed_and_number() -> None:
     ]
 
 
-def test_a_prompt_has_a_name_for_each_of_its_blocks() -> None:
+def test_a_prompt_has_an_id_for_each_of_its_blocks() -> None:
     for num_tokens, needed in [(1, 1), (32, 1), (33, 2)]:
         PromptBlocks(num_tokens, tuple(range(needed)), SIZE)
         with pytest.raises(ValueError, match=f"{num_tokens} tokens are {needed} blocks of 32, but {needed + 1} are"):

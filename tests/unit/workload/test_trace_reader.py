@@ -1,6 +1,6 @@
-"""Traces are told apart by what is in them and replayed in time and order; what is wrong in one is told with its line.
+"""Test that trace formats are detected and replayed in time and order, and that errors name their line.
 
-The lines are made up, in the very format of each trace.
+The lines are invented, in the exact format of each trace.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def replayed(
 
 
 def refusal(tmp_path: Path, text: str, **options: object) -> str:
-    """What is said of the file, without its folder."""
+    """Return the error message without the folder of the file."""
     with pytest.raises(TandemError) as caught:
         list(replayed(tmp_path, text, **options))  # type: ignore[arg-type]
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
@@ -55,70 +55,70 @@ def refusal(tmp_path: Path, text: str, **options: object) -> str:
     return caught.value.message.removeprefix(f"{tmp_path}/")
 
 
-def seen(ask: ScheduledRequest) -> tuple[str, float, int, int]:
-    return ask.group, ask.due_s, len(ask.request.prompt_tokens), ask.request.sampling.max_tokens
+def seen(scheduled: ScheduledRequest) -> tuple[str, float, int, int]:
+    return scheduled.group, scheduled.due_s, len(scheduled.request.prompt_tokens), scheduled.request.sampling.max_tokens
 
 
 # ---- formats
 
 
 def test_mooncake(tmp_path: Path) -> None:
-    asks = list(replayed(tmp_path, MOONCAKE))
-    assert [seen(ask) for ask in asks] == [
+    requests = list(replayed(tmp_path, MOONCAKE))
+    assert [seen(scheduled) for scheduled in requests] == [
         ("1K to 8K", 0.0, 1100, 52),
         ("1K to 8K", 0.5, 1300, 1),
         ("over 32K", 0.5, 40000, 7),
         ("under 1K", 3.0, 512, 3),
     ]
-    first, second, long, last = [ask.request.prompt_tokens for ask in asks]
+    first, second, long, last = [scheduled.request.prompt_tokens for scheduled in requests]
     assert first[:1024] == second[:1024] and first[1024:1040] != second[1024:1040]
     assert last == first[:512]
     assert not set(zip(*[iter(long)] * 16, strict=False)) & set(zip(*[iter(first)] * 16, strict=False))
-    assert [ask.request.id for ask in asks] == ["r0", "r1", "r2", "r3"]
+    assert [scheduled.request.id for scheduled in requests] == ["r0", "r1", "r2", "r3"]
 
 
 def test_azure(tmp_path: Path) -> None:
-    asks = list(replayed(tmp_path, AZURE))
-    assert [seen(ask) for ask in asks] == [
+    requests = list(replayed(tmp_path, AZURE))
+    assert [seen(scheduled) for scheduled in requests] == [
         ("1K to 8K", 0.0, 4808, 10),
         ("under 1K", 0.052, 318, 8),
         ("under 1K", 2.0, 110, 1),
     ]
-    assert len({ask.request.prompt_tokens[:16] for ask in asks}) == 3
+    assert len({scheduled.request.prompt_tokens[:16] for scheduled in requests}) == 3
 
 
-def test_a_time_without_a_zone_is_utc_and_a_mark_of_byte_order_is_nothing(tmp_path: Path) -> None:
+def test_a_time_without_a_zone_is_utc_and_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     text = "\ufeff" + AZURE + "\n2023-11-17 01:00:02+01:00,9,5"
-    assert [ask.due_s for ask in replayed(tmp_path, text)][-1] == 2.02004
+    assert [scheduled.due_s for scheduled in replayed(tmp_path, text)][-1] == 2.02004
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "name"),
     [(1023, "under 1K"), (1024, "1K to 8K"), (8192, "8K to 32K"), (32767, "8K to 32K"), (32768, "over 32K")],
 )
-def test_requests_without_a_group_are_classed_by_length(tmp_path: Path, num_tokens: int, name: str) -> None:
+def test_requests_without_a_group_are_classified_by_length(tmp_path: Path, num_tokens: int, name: str) -> None:
     text = AZURE.splitlines()[0] + f"\n2024-05-10 00:00:00,{num_tokens},5"
-    assert [ask.group for ask in replayed(tmp_path, text)] == [name]
+    assert [scheduled.group for scheduled in replayed(tmp_path, text)] == [name]
 
 
-def test_azure_of_2024_names_its_zone(tmp_path: Path) -> None:
+def test_azure_of_2024_has_zones(tmp_path: Path) -> None:
     text = AZURE.splitlines()[0] + "\n2024-05-10 00:00:00.009930+00:00,9,5\n2024-05-10 02:00:01+02:00,8,4\n"
-    assert [ask.due_s for ask in replayed(tmp_path, text)] == [0.0, 0.99007]
+    assert [scheduled.due_s for scheduled in replayed(tmp_path, text)] == [0.0, 0.99007]
 
 
 def test_recorded(tmp_path: Path) -> None:
-    asks = list(replayed(tmp_path, RECORDED))
-    assert [seen(ask) for ask in asks] == [
+    requests = list(replayed(tmp_path, RECORDED))
+    assert [seen(scheduled) for scheduled in requests] == [
         ("chat", 0.0, 3, 4),
         ("under 1K", 0.25, 130, 1),
         ("8K to 32K", 0.25, 9000, 2),
     ]
-    assert asks[0].request.prompt_tokens == (5, 6, 7)
-    assert [(ask.tenant, ask.request.priority) for ask in asks] == [("acme", 2), ("", 0), ("", 0)]
+    assert requests[0].request.prompt_tokens == (5, 6, 7)
+    assert [(scheduled.tenant, scheduled.request.priority) for scheduled in requests] == [("acme", 2), ("", 0), ("", 0)]
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_packed_trace_is_the_same(tmp_path: Path, name: str) -> None:
+def test_a_gzip_trace_is_the_same(tmp_path: Path, name: str) -> None:
     packed = tmp_path / f"{name}.gz"
     packed.write_bytes(gzip.compress(ALL[name].encode()))
     assert list(open_workload(str(packed), seed=1, count=None, rate=None)) == list(replayed(tmp_path, ALL[name]))
@@ -131,29 +131,29 @@ def test_a_packed_trace_is_the_same(tmp_path: Path, name: str) -> None:
 def test_a_speed_up_divides_times_and_a_count_takes_the_first(tmp_path: Path, name: str) -> None:
     usual = list(replayed(tmp_path, ALL[name]))
     fast = list(replayed(tmp_path, ALL[name], speedup=4.0, count=2))
-    assert [ask.due_s for ask in fast] == [ask.due_s / 4 for ask in usual[:2]]
-    assert [ask.request for ask in fast] == [ask.request for ask in usual[:2]]
+    assert [scheduled.due_s for scheduled in fast] == [scheduled.due_s / 4 for scheduled in usual[:2]]
+    assert [scheduled.request for scheduled in fast] == [scheduled.request for scheduled in usual[:2]]
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_seed_and_salt_change_what_a_trace_does_not_tell(tmp_path: Path, name: str) -> None:
+def test_seed_and_salt_change_what_a_trace_does_not_contain(tmp_path: Path, name: str) -> None:
     usual, again = list(replayed(tmp_path, ALL[name])), list(replayed(tmp_path, ALL[name]))
     assert usual == again
     for other in (list(replayed(tmp_path, ALL[name], seed=2)), list(replayed(tmp_path, ALL[name], salt="b"))):
-        assert [seen(ask) for ask in other] == [seen(ask) for ask in usual]
-        told = [a.request.prompt_tokens == b.request.prompt_tokens for a, b in zip(usual, other, strict=True)]
-        assert told == [name == "own.jsonl" and number == 0 for number in range(len(usual))]
+        assert [seen(scheduled) for scheduled in other] == [seen(scheduled) for scheduled in usual]
+        message = [a.request.prompt_tokens == b.request.prompt_tokens for a, b in zip(usual, other, strict=True)]
+        assert message == [name == "own.jsonl" and number == 0 for number in range(len(usual))]
 
 
-def test_a_trace_is_taken_one_by_one(tmp_path: Path) -> None:
-    """A bad line harms nobody who does not come so far."""
-    asks = replayed(tmp_path, MOONCAKE + "nonsense\n")
-    assert len(list(islice(asks, 4))) == 4
-    with pytest.raises(TandemError, match=r"some.trace:5: is no JSON"):
-        next(asks)
+def test_a_trace_is_read_lazily(tmp_path: Path) -> None:
+    """A bad line has no effect before it is reached."""
+    requests = replayed(tmp_path, MOONCAKE + "nonsense\n")
+    assert len(list(islice(requests, 4))) == 4
+    with pytest.raises(TandemError, match=r"some.trace:5: is not JSON"):
+        next(requests)
 
 
-def test_blank_lines_are_nothing(tmp_path: Path) -> None:
+def test_blank_lines_are_ignored(tmp_path: Path) -> None:
     spaced = MOONCAKE.replace("\n", "\n\n")
     assert list(replayed(tmp_path, spaced, count=4)) == list(replayed(tmp_path, MOONCAKE))
 
@@ -161,26 +161,26 @@ def test_blank_lines_are_nothing(tmp_path: Path) -> None:
 # ---- refusals
 
 
-def test_a_file_that_cannot_be_a_trace_is_refused_at_once(tmp_path: Path) -> None:
-    for text, told in {
+def test_a_file_that_is_no_trace_is_refused_at_once(tmp_path: Path) -> None:
+    for text, message in {
         "": "some.trace: is empty",
         "due,tokens\n1,2": "some.trace: is none of the traces that can be read: Mooncake's JSON lines, TIMESTAMP,",
         '{"model": "a"}': "some.trace: is none of the traces",
-        "{": "some.trace:1: is no JSON",
+        "{": "some.trace:1: is not JSON",
         '{"timestamp": 0, "input_length": 5}': "some.trace:1: 'output_length' is missing",
-        AZURE.splitlines()[0]: "some.trace: holds 0 requests, 1 are asked for",
+        AZURE.splitlines()[0]: "some.trace: holds 0 requests, 1 are requested",
         '{"format": "tandem-requests", "version": 2, "block_size": 1}': "some.trace:1: version: must be 1, got 2",
     }.items():
-        assert refusal(tmp_path, text).startswith(told), told
-    with pytest.raises(TandemError, match="cannot be read on"):
+        assert refusal(tmp_path, text).startswith(message), message
+    with pytest.raises(TandemError, match="cannot be read further"):
         open_workload(str(tmp_path), seed=1, count=None, rate=None)
 
 
-def test_too_few_requests_are_told_before_the_first_is_sent(tmp_path: Path) -> None:
+def test_too_few_requests_are_reported_before_the_first(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
     assert len(list(open_workload(str(path), seed=1, count=3, rate=None))) == 3
-    with pytest.raises(TandemError, match=r"azure.csv: holds 3 requests, 4 are asked for"):
+    with pytest.raises(TandemError, match=r"azure.csv: holds 3 requests, 4 are requested"):
         open_workload(str(path), seed=1, count=4, rate=None)
 
 
@@ -198,7 +198,7 @@ OWN = RECORDED.splitlines()[0] + "\n" + '{"due_s": 1, "num_prompt_tokens": 9, "n
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (LINE + "\n[1]", ":2: must be a mapping, got [1]"),
         (LINE + "\n" + LINE.replace("timestamp", "time"), ":2: 'time' is not known, only timestamp, input_length"),
@@ -213,8 +213,8 @@ OWN = RECORDED.splitlines()[0] + "\n" + '{"due_s": 1, "num_prompt_tokens": 9, "n
         (LINE.replace(": 1,", ": NaN,", 1), ":1: timestamp: must be a number, got nan"),
         (LINE.replace(": 1,", ": 1e400,", 1), ":1: timestamp: must be a number, got inf"),
         (LINE.replace(": 1,", ": " + "9" * 400 + ",", 1), ":1: timestamp: must be a number, got 999"),
-        (LINE.replace(": 1,", ": " + "9" * 5000 + ",", 1), ":1: is no JSON"),
-        (LINE + "\n" + "[" * 200_000, ":2: is no JSON"),
+        (LINE.replace(": 1,", ": " + "9" * 5000 + ",", 1), ":1: is not JSON"),
+        (LINE + "\n" + "[" * 200_000, ":2: is not JSON"),
         (LINE + "\n" + LINE.replace(": 1,", ": 0.5,", 1), ":2: is due 0.0005 s before the line above it; sort the"),
         (AZURE + "\nnever,1,1", ":5: 'never' is no time such as"),
         (AZURE + "\n2023-11-17 00:00:09,1", ":5: must be TIMESTAMP,ContextTokens,GeneratedTokens, got"),
@@ -232,19 +232,19 @@ OWN = RECORDED.splitlines()[0] + "\n" + '{"due_s": 1, "num_prompt_tokens": 9, "n
         (OWN.replace('"due_s": 1', '"due_s": 1, "lane": 2'), ":2: lane: must be interactive, standard, batch, got 2"),
     ],
 )  # fmt: skip
-def test_a_bad_line_is_told_with_its_number(tmp_path: Path, text: str, told: str) -> None:
-    assert refusal(tmp_path, text).startswith(f"some.trace{told}")
+def test_a_bad_line_is_reported_with_its_number(tmp_path: Path, text: str, message: str) -> None:
+    assert refusal(tmp_path, text).startswith(f"some.trace{message}")
 
 
-def test_bytes_that_are_no_text_are_told_with_their_line(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "some.trace"
     path.write_bytes(AZURE.encode() + b"\n\xff\xfe")
-    asks = open_workload(str(path), seed=1, count=None, rate=None)
+    requests = open_workload(str(path), seed=1, count=None, rate=None)
     with pytest.raises(TandemError, match=r"some.trace:5: cannot be read"):
-        list(asks)
+        list(requests)
 
 
-def test_a_packed_trace_that_was_cut_is_told(tmp_path: Path) -> None:
+def test_a_truncated_gzip_trace_is_reported(tmp_path: Path) -> None:
     packed = tmp_path / "cut.gz"
     packed.write_bytes(gzip.compress(MOONCAKE.encode())[:-20])
     with pytest.raises(TandemError, match="cannot be read"):
@@ -262,11 +262,18 @@ def test_a_packed_trace_that_was_cut_is_told(tmp_path: Path) -> None:
         ("azure_llm_code_2023.csv.gz", 8_819, 3435.948056, 18_059_974),
     ],
 )
-def test_a_published_trace_is_read_whole(name: str, num_requests: int, last_s: float, num_prompt_tokens: int) -> None:
+def test_a_published_trace_is_read_completely(
+    name: str, num_requests: int, last_s: float, num_prompt_tokens: int
+) -> None:
     path = Path(os.environ.get("TANDEM_TRACES", "")) / name
     if not path.is_file():
         pytest.skip(f"no {name} in the folder that TANDEM_TRACES names")
-    asks = [
-        (ask.due_s, len(ask.request.prompt_tokens)) for ask in open_workload(str(path), seed=1, count=None, rate=None)
+    requests = [
+        (scheduled.due_s, len(scheduled.request.prompt_tokens))
+        for scheduled in open_workload(str(path), seed=1, count=None, rate=None)
     ]
-    assert (len(asks), asks[-1][0], sum(length for _, length in asks)) == (num_requests, last_s, num_prompt_tokens)
+    assert (len(requests), requests[-1][0], sum(length for _, length in requests)) == (
+        num_requests,
+        last_s,
+        num_prompt_tokens,
+    )

@@ -91,12 +91,12 @@ class PrefixIndexClient:
         A worker that repeatedly has less than predicted is loaded again from its snapshot."""
         if self.false_hits.reported(predicted, num_cached):
             _log.warning("%s holds less than the prefix index says; its entries are loaded again", predicted.worker)
-            self._mirror.doubt(predicted.worker)
+            self._mirror.suspect(predicted.worker)
 
     @property
     def num_unloaded_workers(self) -> int:
         """Return the number of workers whose blocks have to be loaded from a snapshot."""
-        return len(self._mirror.wanted())
+        return len(self._mirror.missing_snapshots())
 
     # ---- the task
 
@@ -117,14 +117,14 @@ class PrefixIndexClient:
         return has_more
 
     async def _follow(self) -> bool:
-        for gone in self._mirror.expect(self._scope.workers()):
+        for gone in self._mirror.set_workers(self._scope.workers()):
             self.false_hits.forget(gone)
         entries, has_more = await self._reader.read()
         await self._take(entries)
         now = self._clock.now()
         if now >= self._load_at:
             self._load_at = now + RETRY_S
-            for worker, min_number in self._mirror.wanted():
+            for worker, min_number in self._mirror.missing_snapshots():
                 await self._load(worker, min_number)
         return has_more
 

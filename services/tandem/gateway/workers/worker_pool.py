@@ -169,7 +169,7 @@ class WorkerPool:
             can_serve_alone
             or policy == "off"
             or pairs.linked
-            or (policy == "prefer" and (pairs.doubted or pairs.refused))
+            or (policy == "prefer" and (pairs.suspected or pairs.refused))
         ):
             return None
         missing = [pool for pool in ("prefill", "decode") if not any(v.pool in (pool, "mixed") for v in views)]
@@ -180,7 +180,7 @@ class WorkerPool:
     def suspect(self, workers: Set[WorkerRef]) -> None:
         """Stop using the pairs among `workers` until each has moved a test block, because KV may have been lost between
         two."""
-        for pair in self.pairs.doubt(workers, self._clock.now()):
+        for pair in self.pairs.suspect(workers, self._clock.now()):
             log.warning("%s lost KV of %s: the link between them is tested again", pair[1].id, pair[0].id)
         self._probe_pairs()
 
@@ -386,7 +386,7 @@ class WorkerPool:
 
         Reports on sources that are not live are ignored, because nothing would remove them; `_on_view_change` repeats
         them once the source is live."""
-        changed = [link for link in reports if link.source in self._live and self.pairs.reported(consumer, link)]
+        changed = [link for link in reports if link.source in self._live and self.pairs.on_link_report(consumer, link)]
         for report in changed:
             what = f"not used: {report.problem}" if report.refused else "used again"
             log.warning("the link from %s to %s is %s", report.source.id, consumer.id, what)
