@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from tandem.core.errors import TandemError
 from tandem.engine.transfer_messages import Command, Event, TransferStopped
-from tandem.transfer.interfaces import OpenMover
+from tandem.transfer.interfaces import OpenRankTransfer
 from tandem.wire.gen import mover_pb2 as pb
 from tandem.wire.transfer_codec import decode_command, decode_event, encode_command, encode_event
 
@@ -85,7 +85,7 @@ class TransferServer:
     """The mover of this process's rank, driven by its leader. Each event goes to `send`, which never raises, on the
     mover's thread."""
 
-    def __init__(self, open_mover: OpenMover, send: Send) -> None:
+    def __init__(self, open_mover: OpenRankTransfer, send: Send) -> None:
         self._send = send
         self._mover = open_mover(self._tell)
 
