@@ -26,7 +26,7 @@ def moved(*, rdma: int = 0, network: int = 0, usual: int = 0) -> TransferSample:
 
 
 @pytest.mark.parametrize(
-    ("seen", "ends", "way"),
+    ("seen", "ends", "link_type"),
     [
         (moved(), NEAR, "shared_memory"),
         (moved(), GPUS, "cuda_ipc"),
