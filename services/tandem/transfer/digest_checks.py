@@ -109,7 +109,8 @@ class DigestChecks:
         expected = task.request.digests
         assert expected is not None
         places = task.places(part)
-        copies, logical = task.request.copies, task.request.logical
+        copies = task.request.copies
+        logical = task.request.logical
         digests_here = self._digest([copies[place].local for place in places], [logical[place] for place in places])
         for place, digest_here in zip(places, digests_here, strict=True):
             if digest_here != expected[place][self._heads]:

@@ -39,7 +39,8 @@ def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
     if len({rank.agent for rank in peer.ranks}) != len(peer.ranks):
         raise PeerError(f"{peer.worker} names one agent for several ranks")
     regions = sorted((rank.region for rank in peer.ranks), key=lambda region: region.head_start)
-    starts, stops = [region.head_start for region in regions], [region.head_stop for region in regions]
+    starts = [region.head_start for region in regions]
+    stops = [region.head_stop for region in regions]
     num_heads = pool.layout.group.heads
     if [0, *stops] != [*starts, num_heads] or any(start >= stop for start, stop in zip(starts, stops, strict=True)):
         ranges = ", ".join(f"[{start}, {stop})" for start, stop in zip(starts, stops, strict=True)) or "none"
@@ -63,7 +64,8 @@ def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[RankShare, ...]:
 
 
 def _share(pool: MemoryPool, rank: TransportRank) -> RankShare:
-    head_bytes, region = pool.layout.head_bytes, rank.region
+    head_bytes = pool.layout.head_bytes
+    region = rank.region
     start = max(region.head_start, pool.head_start)
     stop = min(region.head_stop, pool.heads.stop)
     return RankShare(
@@ -79,7 +81,8 @@ def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCo
     """Raise CopyRefused unless `copies` is not empty and names blocks inside both pools."""
     if not copies:
         raise CopyRefused("a read of no blocks")
-    theirs, ours = peer.ranks[0].region, pool.region()
+    theirs = peer.ranks[0].region
+    ours = pool.region()
     for copy in copies:
         if not 0 <= copy.remote < theirs.num_all_blocks:
             raise CopyRefused(f"{peer.worker} has no block {copy.remote}, it has {theirs.num_all_blocks}")

@@ -32,7 +32,8 @@ def prefault(pool: MemoryPool, num_threads: int) -> None:
         return
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     page = os.sysconf("SC_PAGE_SIZE")
-    start, stop = -(-pool.address // page) * page, pool.address + pool.num_bytes
+    start = -(-pool.address // page) * page
+    stop = pool.address + pool.num_bytes
 
     def populate(address: int) -> None:
         libc.madvise(address, min(PIECE_BYTES, stop - address), _MADV_POPULATE_WRITE)

@@ -167,8 +167,11 @@ class ProcessVmTransport:
 
     def _spans(self, share: RankShare, copies: Sequence[BlockCopy]) -> Iterator[CopySpan]:
         """Yield one span per run of copies adjacent on both sides, or one per copy where the sides' heads differ."""
-        theirs, size = share.rank.region.address + share.remote_offset, share.num_bytes
-        ours, step, own_step = self.pool.address + share.local_offset, share.rank.region.block_bytes, self._block_bytes
+        theirs = share.rank.region.address + share.remote_offset
+        size = share.num_bytes
+        ours = self.pool.address + share.local_offset
+        step = share.rank.region.block_bytes
+        own_step = self._block_bytes
         start = 0
         for stop in range(1, len(copies) + 1):
             if stop < len(copies) and share.is_whole:

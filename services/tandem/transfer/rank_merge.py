@@ -203,7 +203,9 @@ class RankEventMerger:
         elif _RankState.LINGERING in known.ranks:
             self.events.append(ConnectFailed(peer, f"a read of {peer.worker} is not proven to have ended"))
         else:
-            known.phase, known.ranks, known.reason = _Phase.CONNECTING, [_RankState.CONNECTING] * self._num_ranks, ""
+            known.phase = _Phase.CONNECTING
+            known.ranks = [_RankState.CONNECTING] * self._num_ranks
+            known.reason = ""
             self._send_all(command)
 
     def _submit_teardown(self, command: TearDownPeer) -> None:
@@ -230,7 +232,8 @@ class RankEventMerger:
         """End the phase of a peer when all events that the phase waits for have arrived."""
         if known.phase is _Phase.CONNECTING and _RankState.CONNECTING not in known.ranks:
             if known.ranks == [_RankState.CONNECTED] * self._num_ranks:
-                known.phase, known.owes_peer_lost = _Phase.UP, True
+                known.phase = _Phase.UP
+                known.owes_peer_lost = True
                 self.events.append(Connected(known.peer))
                 self._release(known)
             else:
@@ -250,7 +253,8 @@ class RankEventMerger:
             self._release(known)
 
     def _tear_down(self, known: _Peer, reason: str) -> None:
-        known.phase, known.reason = _Phase.LOSING, known.reason or reason
+        known.phase = _Phase.LOSING
+        known.reason = known.reason or reason
         for rank, state in enumerate(known.ranks):
             if state is _RankState.CONNECTED:
                 known.ranks[rank] = _RankState.LEAVING

@@ -85,7 +85,8 @@ def split(request: ReadRequest, block_bytes: int, max_bytes: int) -> Iterator[Re
     part delays the whole request.
     """
     most, last = (max(1, num_bytes // block_bytes) for num_bytes in (max_bytes, LAST_PART_BYTES))
-    start, stop = 0, len(request.copies)
+    start = 0
+    stop = len(request.copies)
     while start < stop:
         left = stop - start
         num = min(most, left if 2 * left <= 3 * last else max(last, 2 * left // 3))

@@ -133,7 +133,8 @@ class TransferEngine:
             drained = True
         except Exception as failure:
             # Every request must be reported, whatever the exception.
-            drained, error = False, error or str(failure)
+            drained = False
+            error = error or str(failure)
         reason = error or "the transfer thread was stopped"
         for task in self._tasks.values():
             safe = drained or not task.open
@@ -227,10 +228,12 @@ class TransferEngine:
         else:
             self.checks.work()
         for check in self.checks.take():
-            task, request = check.task, check.task.request
+            task = check.task
+            request = task.request
             task.num_checking -= 1
             if check.wrong is not None:
-                block, index = request.copies[check.wrong].remote, request.logical[check.wrong]
+                block = request.copies[check.wrong].remote
+                index = request.logical[check.wrong]
                 reason = f"block {block} of {request.peer.worker} (prompt block {index}) has a different digest"
                 task.fail(FailureKind.DIGEST, reason)
 
