@@ -24,8 +24,8 @@ HEAD = """# Runbook
 
 <!-- Written by `make runbook` from prometheus/alerts.yaml: change it there. -->
 
-What each alert means, what to check and what to do. `page`: users are affected now. `ticket`: users will be affected, or
-capacity is lost. `info`: good to know.
+What each alert means, what to check and what to do. `page`: users are affected now. `ticket`: users will be affected,
+or capacity is lost. `info`: good to know.
 
 On Kubernetes, where release and namespace are `tandem`:
 
@@ -39,9 +39,9 @@ $ kubectl -n tandem exec deploy/tandem-gateway -- tandem doctor --all-pairs --co
 $ kubectl -n tandem logs deploy/tandem-planner --since=15m                # with planner.enabled
 ```
 
-A worker's name begins with the name of its pod, or of its node where pods use the host network. `kubectl delete pod POD`
-drains and stops its workers; KubeRay starts another pod. [README.md](README.md) says how to add workers, change settings
-and roll back.
+A worker's name begins with the name of its pod, or of its node where pods use the host network. `kubectl delete pod
+POD` drains and stops its workers; KubeRay starts another pod. [README.md](README.md) says how to add workers, change
+settings and roll back.
 """
 
 
