@@ -1,4 +1,4 @@
-"""Generates deploy/RUNBOOK.md from deploy/prometheus/alerts.yaml, where each thing to do is said once; never judges it.
+"""Generate deploy/RUNBOOK.md from the alerts and their instructions in deploy/prometheus/alerts.yaml.
 
 `--check` writes nothing and exits 1 when the committed file is not what would be written.
 """
@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "deploy"
 SOURCE = TARGET / "prometheus" / "alerts.yaml"
 WIDTH = 155
-"""Columns of a line."""
+"""Most columns of a line."""
 HEAD = """# Runbook
 
 <!-- Written by `make runbook` from prometheus/alerts.yaml: change it there. -->
 
-What each alert means, what to look at and what to do. `page`: users are hurt now. `ticket`: they will be, or capacity
-is lost. `info`: good to know.
+What each alert means, what to check and what to do. `page`: users are affected now. `ticket`: users will be affected,
+or capacity is lost. `info`: good to know.
 
 On Kubernetes, where release and namespace are `tandem`:
 
@@ -39,9 +39,9 @@ $ kubectl -n tandem exec deploy/tandem-gateway -- tandem doctor --all-pairs --co
 $ kubectl -n tandem logs deploy/tandem-planner --since=15m                # with planner.enabled
 ```
 
-A worker's name begins with its pod's, where pods have the nodes' network with its node's. `kubectl delete pod POD`
-drains its workers and ends them; KubeRay starts another pod. More workers, another setting or the release before:
-[README.md](README.md).
+A worker's name begins with the name of its pod, or of its node where pods use the host network. `kubectl delete pod
+POD` drains and stops its workers; KubeRay starts another pod. [README.md](README.md) says how to add workers, change
+settings and roll back.
 """
 
 
@@ -55,8 +55,8 @@ def generate() -> dict[str, str]:
 
 
 def contents(groups: list[dict[str, Any]]) -> Iterator[str]:
-    """A table of all alerts."""
-    yield "| alert | severity | board |\n|---|---|---|"
+    """Yield a table of all alerts."""
+    yield "| alert | severity | dashboard |\n|---|---|---|"
     for rule in (rule for group in groups for rule in group["rules"]):
         name, board = rule["alert"], rule["annotations"]["dashboard"]
         yield f"| [{name}](#{name.lower()}) | {rule['labels']['severity']} | {board} |"
@@ -66,11 +66,11 @@ def contents(groups: list[dict[str, Any]]) -> Iterator[str]:
 def chapter(group: dict[str, Any]) -> Iterator[str]:
     yield f"## {group['name'].removeprefix('tandem-').capitalize()}\n"
     for rule in group["rules"]:
-        told = rule["annotations"]
+        annotations = rule["annotations"]
         yield f"### {rule['alert']}\n"
-        when = f"{rule['labels']['severity']}, after {rule['for']}; board `{told['dashboard']}`"
-        yield f"**{summary(told['summary'])}** ({when})\n"
-        yield f"{filled(told['runbook'])}\n"
+        when = f"{rule['labels']['severity']}, after {rule['for']}; dashboard `{annotations['dashboard']}`"
+        yield f"**{summary(annotations['summary'])}** ({when})\n"
+        yield f"{filled(annotations['runbook'])}\n"
         yield f"```promql\n{filled(rule['expr'])}\n```\n"
 
 
@@ -79,7 +79,7 @@ def filled(text: str) -> str:
 
 
 def summary(template: str) -> str:
-    """For people: labels by their names, and figures as N."""
+    """Replace the labels of a template by their names, and its figures by N."""
     named = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda label: label[1].upper(), template)
     return re.sub(r"\{\{ \$value[^}]*\}\}", "N", named.replace("| humanizePercentage }}", "}} %"))
 

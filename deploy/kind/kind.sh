@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Tandem on a Kubernetes in containers of this machine, with workers on CPUs: makes the images and the cluster, installs
+# Tandem on a Kubernetes in containers of this machine, with workers on CPUs: builds the images, creates the cluster, installs
 # KubeRay's operator and the chart, waits until it serves and runs the chart's tests.
 #
-#   kind.sh [--print] up      what is there already is kept; settings are brought up to date, and code by down and up
-#   kind.sh [--print] down    delete the cluster and all that is in it
+#   kind.sh [--print] up      keeps what exists and updates settings; to update code, run down and up
+#   kind.sh [--print] down    delete the cluster and everything in it
 #
-# --print says the commands and runs none. Those who wrote this had no engine of containers: its commands have been
-# printed and run with programs that only write them down, and no more.
+# --print prints the commands and runs none. The authors had no container engine: the commands were only printed, and
+# run with fake programs that record them.
 #
-# It needs docker, kind (v0.33 or later), kubectl and helm, some 12 GiB of memory and 15 GiB of disk, and takes the time
-# of two image builds and of a model that every pod fetches. TANDEM_TORCH_INDEX, an index of CPU wheels, makes the image of
-# workers gigabytes smaller.
+# It needs docker, kind (v0.33 or later), kubectl and helm, some 12 GiB of memory and 15 GiB of disk, and takes as long as
+# two image builds and a model download by every pod. TANDEM_TORCH_INDEX, an index of CPU wheels, makes the worker image
+# gigabytes smaller.
 set -Eeuo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -20,7 +20,7 @@ NAMESPACE=tandem
 CONTEXT=kind-$CLUSTER
 CHART=helm/tandem
 VALUES=$CHART/ci/cpu-trial-values.yaml
-# One of those that kind v0.33.0 was released with.
+# One of the node images of kind v0.33.0.
 NODE=kindest/node:v1.37.0@sha256:a1ed56cfb0e7b93589bdf97c8cd566405a265939e3620fc4f5de89adff580ae5
 KUBERAY=1.7.1
 KUBERAY_CHARTS=https://ray-project.github.io/kuberay-helm/
@@ -59,7 +59,7 @@ has_cluster() {
     [ -z "$is_printed" ] && kind get clusters 2>/dev/null | grep -qx "$CLUSTER"
 }
 
-# What the first look at a failure asks for.
+# Diagnostics for a failed run.
 tell_failure() {
     [ -z "$is_printed" ] || return 0
     say "It failed. This is what is there:" >&2

@@ -20,16 +20,16 @@ def test_the_way_to_a_first_answer() -> None:
     assert 'authorization: Bearer $TANDEM_API_KEY"' in told
     secret = trial.one("tenants-secret")
     assert f"get secret {secret['metadata']['name']} -o jsonpath='{{.data.key}}'" in told
-    assert "http://127.0.0.1:8000/console" in told and "gRPC is at port 8001" in told
+    assert "http://127.0.0.1:8000/console" in told and "gRPC is on port 8001" in told
     assert f"-n {NAMESPACE} exec deploy/{trial.one('gateway-deployment')['metadata']['name']} -- tandem doctor" in told
     assert "helm -n inference test rel" in told and "dashboards.enabled" in told
 
 
 def test_what_is_not_ready_yet_is_said() -> None:
     told = of("cpu-trial")
-    for said in ("Redis is one pod without a disk", "ray.gcsFaultTolerance", "model cache is of each pod", "validated"):
+    for said in ("Redis is one pod without a disk", "ray.gcsFaultTolerance", "own model cache", "validated"):
         assert said in told
-    assert "need pools with `colocate`" in told and "everybody who reaches" not in told
+    assert "need pools with `colocate`" in told and "everybody who can reach" not in told
 
 
 def test_keys_are_not_spoken_of_where_nobody_asks_for_them() -> None:
@@ -40,10 +40,10 @@ def test_keys_are_not_spoken_of_where_nobody_asks_for_them() -> None:
 
 def test_a_set_up_for_production_is_told_less() -> None:
     told = of("rdma")
-    for said in ("Redis is one pod", "gcsFaultTolerance", "cache is of each pod", "slo.ttft_ms is 0"):
+    for said in ("Redis is one pod", "gcsFaultTolerance", "own model cache", "slo.ttft_ms is 0"):
         assert said not in told
     assert "a key of your tenants file" in told and '"model": "llama-70b"' in told
-    assert "not held by NetworkPolicies" in told
+    assert "NetworkPolicies do not apply" in told
 
 
 def test_only_colocated_pools_are_promised_nvlink() -> None:

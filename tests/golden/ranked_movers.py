@@ -69,7 +69,7 @@ class RankedMover:
     def accept(self, command: Command) -> None:
         if isinstance(command, ReadRequest):
             self._orders[command.id] = command
-        self._joint.ask(command)
+        self._joint.submit(command)
         self._tell()
         if isinstance(command, ConnectPeer):
             assert self.turn() == [Connected(command.peer)], "nodes order reads at once"
@@ -77,7 +77,7 @@ class RankedMover:
     def turn(self) -> list[Event]:
         for number, rank in enumerate(self._ranks):
             for event in rank.carrier.turn():
-                self._joint.heard(number, event)
+                self._joint.on_event(number, event)
         self._tell()
         events = list(self._joint.events)
         self._joint.events.clear()

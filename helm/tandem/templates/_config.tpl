@@ -1,6 +1,6 @@
-{{/* The tree of settings, as programs read it; never a secret, and never a key of the chart's own. */}}
+{{/* The tree of settings that programs read, without secrets and without the chart's own keys. */}}
 
-{{/* cuda where pools have GPUs. */}}
+{{/* The device of all workers: cuda if pools have GPUs, else cpu. */}}
 {{- define "tandem.device" -}}
 {{- $device := "cpu" -}}
 {{- range $name, $_ := .Values.pools -}}
@@ -9,7 +9,7 @@
 {{ $device }}
 {{- end }}
 
-{{/* Sections that workers read: a change of them rolls the workers. */}}
+{{/* Sections that workers read: a change restarts the workers. */}}
 {{- define "tandem.workerSettings" -}}
 {{- $secrets := "/etc/tandem-secrets" -}}
 {{- $cluster := dict "secret_file" (printf "%s/secret" $secrets) -}}
@@ -59,7 +59,7 @@
 {{ toYaml (merge $own $settings) }}
 {{- end }}
 
-{{/* The whole file. */}}
+{{/* The complete settings file. */}}
 {{- define "tandem.config" -}}
 {{- $sections := include "tandem.workerSettings" . | fromYaml -}}
 {{- $_ := set $sections "gateway" (include "tandem.gatewaySettings" . | fromYaml) -}}
@@ -67,12 +67,12 @@
 {{ toYaml $sections }}
 {{- end }}
 
-{{/* Not empty where gateways ask for keys; YAML reads a bare `off` as false. */}}
+{{/* Not empty if gateways require keys; YAML reads a bare `off` as false. */}}
 {{- define "tandem.asksForKeys" -}}
 {{- if eq (toString .Values.gateway.auth) "keys" }}yes{{ end -}}
 {{- end }}
 
-{{/* Seconds that a setting says, as a whole number. */}}
+{{/* The seconds of a setting as a whole number. */}}
 {{- define "tandem.seconds" -}}
 {{ . | float64 | ceil | int }}
 {{- end }}

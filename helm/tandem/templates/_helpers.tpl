@@ -1,13 +1,13 @@
-{{/* Names, labels and images; never a part of a pod. */}}
+{{/* Names, labels and images. */}}
 
-{{/* The beginning of every name: at most 40 characters, since KubeRay takes 47 for a RayService and adds to it. */}}
+{{/* The prefix of every name: at most 40 characters, because KubeRay allows 47 for a RayService and adds to it. */}}
 {{- define "tandem.fullname" -}}
 {{- $chart := default .Chart.Name .Values.nameOverride -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
 {{- default $name .Values.fullnameOverride | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* What selects the pods of a component: list of context and component. */}}
+{{/* Selector labels of a component's pods: list of context and component. */}}
 {{- define "tandem.selector" -}}
 {{- $root := first . -}}
 app.kubernetes.io/part-of: tandem
@@ -15,7 +15,7 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ last . }}
 {{- end }}
 
-{{/* Labels of an object: list of context and component. app.kubernetes.io/name is KubeRay's in its own pods. */}}
+{{/* Labels of an object: list of context and component. In Ray pods KubeRay sets app.kubernetes.io/name itself. */}}
 {{- define "tandem.labels" -}}
 {{- $root := first . -}}
 {{ include "tandem.selector" . }}
@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* Name, namespace and labels: list of context, component and what follows the name. */}}
+{{/* Name, namespace and labels: list of context, component and name suffix. */}}
 {{- define "tandem.metadata" -}}
 {{- $root := first . -}}
 name: {{ include "tandem.fullname" $root }}{{ with last . }}-{{ . }}{{ end }}
@@ -36,7 +36,7 @@ labels:
   {{- include "tandem.labels" (list $root (index . 1)) | nindent 2 }}
 {{- end }}
 
-{{/* Labels of a component's pods: list of context, component and labels of its own. */}}
+{{/* Labels of a component's pods: list of context, component and additional labels. */}}
 {{- define "tandem.podLabels" -}}
 {{- include "tandem.selector" (list (first .) (index . 1)) }}
 {{- with (first .).Values.commonLabels }}
@@ -47,7 +47,7 @@ labels:
 {{- end }}
 {{- end }}
 
-{{/* Reference of an image: list of its values and the tag that it has without one. */}}
+{{/* Reference of an image: list of its values and the default tag. */}}
 {{- define "tandem.image" -}}
 {{- $image := first . -}}
 {{- if $image.digest -}}
@@ -66,7 +66,7 @@ labels:
 {{ include "tandem.image" (list .Values.image.worker (printf "%s%s" .Chart.AppVersion $flavour)) }}
 {{- end }}
 
-{{/* Names of the Secrets, whoever makes them. */}}
+{{/* Names of the Secrets, created by the chart or by the user. */}}
 {{- define "tandem.clusterSecret" -}}
 {{ default (printf "%s-cluster" (include "tandem.fullname" .)) .Values.cluster.existingSecret }}
 {{- end }}
@@ -79,21 +79,21 @@ labels:
 {{ default (printf "%s-redis" (include "tandem.fullname" .)) .Values.redis.builtin.existingSecret }}
 {{- end }}
 
-{{/* What a Secret that is there has under a key, else nothing: list of context, name and key. An upgrade keeps by this
-     what was drawn once; without a cluster (helm template) nothing is there. */}}
+{{/* The value of a key of an existing Secret, or nothing: list of context, name and key. By this an upgrade keeps what
+     was generated once; without a cluster (helm template) no Secret is found. */}}
 {{- define "tandem.kept" -}}
 {{- $there := lookup "v1" "Secret" (first .).Release.Namespace (index . 1) -}}
 {{- if $there -}}{{ index $there.data (last .) | default "" | b64dec }}{{- end -}}
 {{- end }}
 
-{{/* The name of an account: list of context and component. */}}
+{{/* The name of a service account: list of context and component. */}}
 {{- define "tandem.serviceAccountName" -}}
 {{- $root := first . -}}
 {{- $own := ternary (printf "%s-%s" (include "tandem.fullname" $root) (last .)) "default" $root.Values.serviceAccount.create -}}
 {{ default $own (get $root.Values.serviceAccount (last .)) }}
 {{- end }}
 
-{{/* Metadata of an account: list of context and component. */}}
+{{/* Metadata of a service account: list of context and component. */}}
 {{- define "tandem.accountMetadata" -}}
 {{- $root := first . -}}
 name: {{ include "tandem.serviceAccountName" . }}

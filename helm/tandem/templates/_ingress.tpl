@@ -1,4 +1,4 @@
-{{/* An Ingress to the gateways' Service: list of context, what follows its name, its values and the Service's port. */}}
+{{/* Render an Ingress for the gateways' Service: list of context, name suffix, values and port of the Service. */}}
 {{- define "tandem.ingress" -}}
 {{- $root := first . -}}{{- $ingress := index . 2 -}}{{- $port := last . -}}
 apiVersion: networking.k8s.io/v1
@@ -30,7 +30,7 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* A route of the Gateway API, but for its rules: list of context, kind, what follows its name and its values. */}}
+{{/* Render a route of the Gateway API without its rules: list of context, kind, name suffix and values. */}}
 {{- define "tandem.route" -}}
 {{- $route := last . -}}
 apiVersion: gateway.networking.k8s.io/v1

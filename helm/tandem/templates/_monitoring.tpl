@@ -1,6 +1,6 @@
-{{/* Parts of what the Prometheus operator and the collector are told. */}}
+{{/* Parts of the configuration of the Prometheus operator and the collector. */}}
 
-{{/* The head of one of the operator's objects: list of context, kind, component, what follows the name and the values. */}}
+{{/* The head of an object of the operator: list of context, kind, component, name suffix and values. */}}
 {{- define "tandem.monitor" -}}
 {{- $root := first . -}}
 apiVersion: monitoring.coreos.com/v1
@@ -12,14 +12,15 @@ metadata:
     {{- end }}
 {{- end }}
 
-{{/* The label that alerts and boards know programs by. */}}
+{{/* The label by which alerts and dashboards identify programs. */}}
 {{- define "tandem.job" -}}
 - {targetLabel: job, replacement: tandem-{{ . }}}
 {{- end }}
 
-{{/* Where workers are scraped. Those that take free ports, several of a pool in a pod, are not here: gateways list them at
-     /metrics/targets, for Prometheus' HTTP service discovery. `worker` tells workers apart, as boards and alerts need;
-     ids, which end in what Ray draws, are known there only. `scraped` keeps alerts from comparing all workers with some. */}}
+{{/* Scrape endpoints of workers. Workers with free ports (several of a pool in a pod) are not included: gateways list
+     them at /metrics/targets, for Prometheus' HTTP service discovery. `worker` distinguishes workers for dashboards and
+     alerts; full worker ids, which end in Ray's random suffix, are not known here. `scraped` marks releases of which only
+     some workers are scraped, so that alerts do not compare them with all workers. */}}
 {{- define "tandem.podEndpoints" -}}
 {{- $root := . -}}
 {{- $hasFreePorts := false -}}
@@ -45,7 +46,7 @@ metadata:
 {{- end }}
 {{- end }}
 
-{{/* Groups of rules of a file, looked at as often as the values say: list of context and file. */}}
+{{/* Rule groups of a file with the evaluation interval of the values: list of context and file. */}}
 {{- define "tandem.ruleGroups" -}}
 {{- $root := first . -}}
 {{- $groups := list -}}
@@ -55,7 +56,7 @@ metadata:
 {{ toYaml $groups }}
 {{- end }}
 
-{{/* The collector's configuration. Metrics are scraped, and come here from nobody. */}}
+{{/* The collector's configuration, for traces only: metrics are scraped. */}}
 {{- define "tandem.collectorConfig" -}}
 {{- $collector := .Values.otel.collector -}}
 {{- $host := ternary "[::]" .Values.bindAddress (eq .Values.bindAddress "::") -}}

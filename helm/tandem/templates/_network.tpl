@@ -1,6 +1,6 @@
-{{/* Parts of network policies; never a whole one. */}}
+{{/* Parts of network policies. */}}
 
-{{/* The head of a policy: list of context, component, what follows the name and further labels that its pods have. */}}
+{{/* The head of a policy: list of context, component, name suffix and additional labels of its pods. */}}
 {{- define "tandem.policy" -}}
 {{- $root := first . -}}
 apiVersion: networking.k8s.io/v1
@@ -23,7 +23,7 @@ spec:
       {{- include "tandem.selector" . | nindent 6 }}
 {{- end }}
 
-{{/* Pods of workers and the head, and the nodes where some are in the nodes' own network. */}}
+{{/* Pods of workers and the head, and the nodes if some pods use the host network. */}}
 {{- define "tandem.rayPeers" -}}
 {{ include "tandem.peer" (list . "ray") }}
 {{- if include "tandem.usesHostNetwork" . }}
@@ -31,8 +31,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* A rule of egress; none where nobody is named, since an empty list would mean everybody: list of peers and
-     ports. */}}
+{{/* An egress rule, or nothing without peers, because an empty list would allow everybody: list of peers and ports. */}}
 {{- define "tandem.egressTo" -}}
 {{- $ports := last . -}}
 {{- with first . }}
@@ -67,13 +66,13 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* Port of host:port or of a URL, with the one that is meant without any: list of both. */}}
+{{/* Port of a host:port or URL: list of the address and the default port. */}}
 {{- define "tandem.portOf" -}}
 {{- $host := first . | trimPrefix "https://" | trimPrefix "http://" | splitList "/" | first -}}
 {{ ternary (splitList ":" $host | last) (last . | toString) (regexMatch ":[0-9]+$" $host) }}
 {{- end }}
 
-{{/* Where spans go, if they go anywhere. gRPC takes 443 where an address has no port, HTTP what the scheme says. */}}
+{{/* Egress to the receiver of spans, if there is one. The default port is 443 for gRPC, and that of the scheme for HTTP. */}}
 {{- define "tandem.toCollector" -}}
 {{- $endpoint := .Values.otel.endpoint -}}
 {{- if $endpoint -}}
@@ -91,7 +90,7 @@ spec:
 {{ include "tandem.egressTo" (list .Values.networkPolicy.apiServerTo (list 443 6443)) }}
 {{- end }}
 
-{{/* Ports of workers that have ports of their own: list of context and the first one. */}}
+{{/* Ports of workers with fixed ports: list of context and the first port. */}}
 {{- define "tandem.fixedPorts" -}}
 {{- $root := first . -}}{{- $first := last . -}}
 {{- $ports := list -}}
@@ -104,8 +103,8 @@ spec:
 {{ toYaml (uniq $ports) }}
 {{- end }}
 
-{{/* Ports of all workers: list of context and the first one. Where a pod has several workers of a pool these take free
-     ones, which are those that Linux draws from; so does NIXL, which is for who must ask such workers only. */}}
+{{/* Ports of all workers: list of context and the first port. Where a pod has several workers of a pool, these use free
+     ports, so Linux' ephemeral range is opened. NIXL uses that range too, so use this only for callers of such workers. */}}
 {{- define "tandem.workerPorts" -}}
 {{- $ports := include "tandem.fixedPorts" . | fromYamlArray -}}
 {{- range $group := (include "tandem.groups" (first .) | fromYaml).groups -}}

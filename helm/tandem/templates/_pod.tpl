@@ -1,6 +1,6 @@
-{{/* Parts of pods: who they run as, what they know and what is mounted; never a whole one. */}}
+{{/* Parts of pods: user, environment and volumes. */}}
 
-{{/* Of every pod of ours. 10001 is the images' user. */}}
+{{/* Security context of every pod of the chart. 10001 is the user of the images. */}}
 {{- define "tandem.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
@@ -10,7 +10,7 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* Of every container. A capability added here is lost when a program starts that is not root. */}}
+{{/* Security context of every container. Capabilities added here are lost because programs do not run as root. */}}
 {{- define "tandem.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -19,7 +19,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* Where pods run: the values that have nodeSelector, tolerations, affinity, priorityClassName. */}}
+{{/* Scheduling of pods: values with nodeSelector, tolerations, affinity, priorityClassName. */}}
 {{- define "tandem.placement" -}}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" }}
 {{- with get $ $key }}
@@ -41,7 +41,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Where the pod is, Redis, OpenTelemetry. The names of pod and node come first, because later ones use them. */}}
+{{/* Variables for the pod's location, Redis and OpenTelemetry. Names of pod and node come first: later ones use them. */}}
 {{- define "tandem.env" -}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
@@ -57,7 +57,7 @@ imagePullSecrets:
 - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ $endpoint | quote }}}
 - {name: OTEL_EXPORTER_OTLP_PROTOCOL, value: {{ .Values.otel.protocol | quote }}}
 - {name: OTEL_TRACES_EXPORTER, value: otlp}
-- {name: OTEL_METRICS_EXPORTER, value: none} # they are scraped
+- {name: OTEL_METRICS_EXPORTER, value: none} # metrics are scraped
 - {name: OTEL_TRACES_SAMPLER, value: {{ .Values.otel.sampler | quote }}}
 {{- if contains "ratio" .Values.otel.sampler }}
 - {name: OTEL_TRACES_SAMPLER_ARG, value: {{ .Values.otel.samplerArg | quote }}}
@@ -67,14 +67,14 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The collector's address; empty: spans go nowhere. */}}
+{{/* The receiver of spans; empty: none. */}}
 {{- define "tandem.otelEndpoint" -}}
 {{- $port := ternary 4317 4318 (eq .Values.otel.protocol "grpc") -}}
 {{- $own := printf "http://%s-collector:%d" (include "tandem.fullname" .) $port -}}
 {{- if or .Values.otel.endpoint .Values.otel.collector.enabled }}{{ default $own .Values.otel.endpoint }}{{ end -}}
 {{- end }}
 
-{{/* Redis with its password, which is in no file of settings. */}}
+{{/* Variables for Redis with its password, which is not in the settings file. */}}
 {{- define "tandem.redisEnv" -}}
 {{- $external := .Values.redis.external -}}
 {{- if eq .Values.redis.mode "builtin" -}}
@@ -101,15 +101,15 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Variables of values: a map. */}}
+{{/* Environment variables from a map of values. */}}
 {{- define "tandem.ownEnv" -}}
 {{- range $name, $value := . }}
 - {name: {{ $name }}, value: {{ toString $value | quote }}}
 {{- end }}
 {{- end }}
 
-{{/* Settings and secrets, as directories, so that files that change are seen: list of context and who reads them.
-     Tenants are for gateways, and for the doctor, which reads all that the settings name. */}}
+{{/* Settings and secrets, mounted as directories so that changed files become visible: list of context and component.
+     Tenants are mounted for gateways, and for the doctor, which reads every file that the settings name. */}}
 {{- define "tandem.volumes" -}}
 {{- $root := first . -}}
 - name: config
@@ -146,7 +146,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The Secret with the certificates that Redis is believed by, if there is one. */}}
+{{/* The Secret with the CA certificates for Redis, if there is one. */}}
 {{- define "tandem.redisCa" -}}
 {{- $tls := .Values.redis.external.tls -}}
 {{- if and (eq .Values.redis.mode "external") $tls.enabled }}{{ $tls.caSecret }}{{ end -}}

@@ -1,6 +1,6 @@
-{{/* Pools of workers and the worker groups that they make; never a part of a pod. */}}
+{{/* Pools of workers and their worker groups. */}}
 
-{{/* A pool with its defaults: list of context and name. Its pod is not there yet. */}}
+{{/* A pool with its defaults, but without its pod: list of context and name. */}}
 {{- define "tandem.pool" -}}
 {{- $root := first . -}}
 {{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (get $root.Values.pools (last .) | default dict) -}}
@@ -11,7 +11,7 @@
 {{ toYaml $pool }}
 {{- end }}
 
-{{/* Worker groups as a list under `groups`: each with name, pools and pod. Colocated pools share the last one. */}}
+{{/* Worker groups as a list under `groups`: each has name, pools and pod. Colocated pools share the last group. */}}
 {{- define "tandem.groups" -}}
 {{- $root := . -}}
 {{- $groups := list -}}
@@ -31,13 +31,13 @@
 {{ toYaml (dict "groups" $groups) }}
 {{- end }}
 
-{{/* Port of the pool at an index of its pod, or 0 where several workers of it are in a pod: list of first port, pool and
+{{/* Port of the pool at an index of its pod, or 0 if a pod has several workers of the pool: list of first port, pool and
      index. */}}
 {{- define "tandem.workerPort" -}}
 {{ ternary (add (first .) (last .)) 0 (eq (int (index . 1).replicasPerPod) 1) }}
 {{- end }}
 
-{{/* Pods for so many workers: list of workers and how many are in a pod. */}}
+{{/* Number of pods for a number of workers: list of workers and workers per pod. */}}
 {{- define "tandem.pods" -}}
 {{ div (add (first .) (last .) -1) (last .) }}
 {{- end }}
@@ -66,13 +66,13 @@
 {{ toYaml (mergeOverwrite (include "tandem.workerSettings" $root | fromYaml) $own) }}
 {{- end }}
 
-{{/* Not empty where the planner's target moves the number of a pool's workers: list of context and pool. */}}
+{{/* Not empty if the planner sets the number of a pool's workers: list of context and pool. */}}
 {{- define "tandem.isPlanned" -}}
 {{- $planner := (first .).Values.planner -}}
 {{- if and $planner.enabled (eq $planner.mode "act") (ne (last .).role "mixed") }}yes{{ end -}}
 {{- end }}
 
-{{/* The pool of a role that the planner plans: list of context and role; nothing where there is none, or several. */}}
+{{/* The pool of a role that the planner scales, or nothing without exactly one such pool: list of context and role. */}}
 {{- define "tandem.plannedPool" -}}
 {{- $root := first . -}}{{- $role := last . -}}
 {{- $found := list -}}
@@ -83,17 +83,17 @@
 {{- if eq (len $found) 1 }}{{ toYaml (first $found) }}{{ end -}}
 {{- end }}
 
-{{/* Not empty where the planner asks the Kubernetes API. */}}
+{{/* Not empty if the planner calls the Kubernetes API. */}}
 {{- define "tandem.patchesClusters" -}}
 {{- if and .Values.planner.enabled (eq .Values.planner.actuator "raycluster") }}yes{{ end -}}
 {{- end }}
 
-{{/* Not empty where pods are in their nodes' own network, where no policy knows them by their labels. */}}
+{{/* Not empty if pods use the host network, where policies cannot select them by labels. */}}
 {{- define "tandem.usesHostNetwork" -}}
 {{- range (include "tandem.groups" . | fromYaml).groups }}{{ if .pod.hostNetwork }}yes{{ end }}{{ end -}}
 {{- end }}
 
-{{/* What cannot be; each message begins with the key. */}}
+{{/* Reject impossible values; each message begins with the key. */}}
 {{- define "tandem.check" -}}
 {{- $root := . -}}
 {{- $roles := list -}}

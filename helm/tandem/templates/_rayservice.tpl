@@ -1,6 +1,6 @@
-{{/* Parts of the RayService; never the whole. */}}
+{{/* Parts of the RayService. */}}
 
-{{/* What Ray Serve runs: an application for each pool. */}}
+{{/* The configuration of Ray Serve: an application for each pool. */}}
 {{- define "tandem.serveConfig" -}}
 {{- $root := . -}}
 {{- $applications := list -}}
@@ -27,7 +27,7 @@
     "applications" $applications) }}
 {{- end }}
 
-{{/* How many replicas: list of context and pool. The builder of the application says all else. */}}
+{{/* Number of replicas: list of context and pool. The application builder sets everything else. */}}
 {{- define "tandem.deployment" -}}
 {{- $root := first . -}}{{- $pool := last . -}}
 name: tandem-{{ $pool.name }}
@@ -45,13 +45,13 @@ autoscaling_config:
 num_replicas: {{ $pool.replicas }}
 {{- end }}
 {{- if not (or $root.Values.ray.inTreeAutoscaling.enabled $pool.surgePods) }}
-max_surge_percent: 0 # a new worker would wait for a pod that never comes
+max_surge_percent: 0 # a new worker would wait forever for a pod
 {{- end }}
 {{- end }}
 
-{{/* Pods of a group as KubeRay's replicas, minReplicas and maxReplicas: list of context and group. The least is for the
-     planner: without it all are there. The most leaves room to grow wherever Ray may add pods: KubeRay takes no other bound
-     for a cluster that runs. */}}
+{{/* Pods of a group as KubeRay's replicas, minReplicas and maxReplicas: list of context and group. The minimum is lower
+     than replicas only with a planner. The maximum leaves room to grow wherever Ray may add pods, because KubeRay does not
+     change the bounds of a running cluster. */}}
 {{- define "tandem.groupSize" -}}
 {{- $root := first . -}}
 {{- $least := 0 -}}{{- $most := 0 -}}{{- $now := 0 -}}{{- $spare := 0 -}}
@@ -74,7 +74,7 @@ maxReplicas: {{ add $most $spare }}
 {{- end }}
 {{- end }}
 
-{{/* Ray's own resources of a group's pod: a slot for each worker, and as many CPUs as it has ranks. */}}
+{{/* Ray's custom resources of a group's pod: a slot per worker, and one CPU per rank. */}}
 {{- define "tandem.rayStartParams" -}}
 {{- $root := first . -}}
 {{- $slots := dict -}}{{- $ranks := 0 -}}{{- $gpus := 0 -}}
@@ -89,7 +89,7 @@ object-store-memory: {{ $root.Values.ray.objectStoreMemory | int64 | quote }}
 resources: {{ printf "'%s'" (toJson $slots | quote) }}
 {{- end }}
 
-{{/* Variables of a group's pod: list of context and group. */}}
+{{/* Environment variables of a group's pod: list of context and group. */}}
 {{- define "tandem.rayEnv" -}}
 {{- $root := first . -}}{{- $group := last . -}}{{- $pod := $group.pod -}}
 {{ include "tandem.env" $root }}
@@ -121,7 +121,7 @@ resources: {{ printf "'%s'" (toJson $slots | quote) }}
 {{- end }}
 {{- end }}
 
-{{/* What a group's container is given, GPUs and RDMA devices with it. */}}
+{{/* Resources of a group's container, including GPUs and RDMA devices. */}}
 {{- define "tandem.rayResources" -}}
 {{- $pod := deepCopy .pod.resources -}}
 {{- $devices := dict -}}{{- $gpus := 0 -}}
@@ -133,7 +133,7 @@ resources: {{ printf "'%s'" (toJson $slots | quote) }}
     "requests" (merge (dict) $devices (default $pod.limits $pod.requests))) }}
 {{- end }}
 
-{{/* Volumes of every Ray pod: list of context and /dev/shm's size. */}}
+{{/* Volumes of every Ray pod: list of context and size of /dev/shm. */}}
 {{- define "tandem.rayVolumes" -}}
 {{- $root := first . -}}
 {{ include "tandem.volumes" (list $root "ray") }}
@@ -141,7 +141,7 @@ resources: {{ printf "'%s'" (toJson $slots | quote) }}
   emptyDir: {medium: Memory, sizeLimit: {{ last . }}}
 {{- end }}
 
-{{/* The model cache, which only workers have: a claim for one node would bind the head to theirs. */}}
+{{/* The model cache, which only workers mount: a claim bound to one node would bind the head to that node too. */}}
 {{- define "tandem.cacheVolume" -}}
 - name: cache
 {{- if eq .Values.cache.type "pvc" }}
@@ -156,7 +156,7 @@ resources: {{ printf "'%s'" (toJson $slots | quote) }}
 - {name: shm, mountPath: /dev/shm}
 {{- end }}
 
-{{/* The worker group of pools: list of context and group. KubeRay gives the container its command and its probes. */}}
+{{/* The worker group of pools: list of context and group. KubeRay sets the container's command and probes. */}}
 {{- define "tandem.workerGroup" -}}
 {{- $root := first . -}}{{- $group := last . -}}{{- $pod := $group.pod -}}
 groupName: {{ $group.name }}
@@ -175,7 +175,7 @@ template:
     serviceAccountName: {{ include "tandem.serviceAccountName" (list $root "worker") }}
     automountServiceAccountToken: false
     enableServiceLinks: false
-    # Longer than what its workers have may take to move or to end.
+    # Longer than the pod's sequences may take to migrate or finish.
     terminationGracePeriodSeconds: {{ add (include "tandem.seconds" $root.Values.worker.drain_s) 40 }}
     {{- if $pod.hostNetwork }}
     hostNetwork: true
@@ -221,7 +221,8 @@ template:
       {{- include "tandem.cacheVolume" $root | nindent 6 }}
 {{- end }}
 
-{{/* Fetches and converts the model: list of context and group, whose variables may say the way to the hub. */}}
+{{/* Init container that downloads and converts the model: list of context and group, whose variables may configure
+     access to the hub. */}}
 {{- define "tandem.fetch" -}}
 {{- $root := first . -}}{{- $group := last . -}}
 - name: fetch-model
@@ -247,7 +248,7 @@ template:
     - {name: cache, mountPath: /cache}
 {{- end }}
 
-{{/* The head: Ray's own, Serve's controller and the planner's policy; no worker. */}}
+{{/* The head group: Ray's own processes, Serve's controller and the planner's policy, without workers. */}}
 {{- define "tandem.headGroup" -}}
 {{- $head := .Values.ray.head -}}
 rayStartParams:
@@ -267,7 +268,7 @@ template:
     {{- if not .Values.ray.inTreeAutoscaling.enabled }}
     serviceAccountName: {{ include "tandem.serviceAccountName" (list . "worker") }}
     {{- end }}
-    # KubeRay makes an account for its autoscaler, which is a container of this pod.
+    # KubeRay creates an account for Ray's autoscaler, which is a container of this pod.
     automountServiceAccountToken: {{ .Values.ray.inTreeAutoscaling.enabled }}
     enableServiceLinks: false
     terminationGracePeriodSeconds: 60
@@ -301,7 +302,7 @@ template:
       {{- include "tandem.rayVolumes" (list . "512Mi") | nindent 6 }}
 {{- end }}
 
-{{/* Where Ray keeps its own state. */}}
+{{/* The Redis in which Ray keeps its own state. */}}
 {{- define "tandem.rayState" -}}
 {{- $external := .Values.redis.external -}}
 {{- if eq .Values.redis.mode "builtin" -}}

@@ -1,6 +1,6 @@
-{{/* A pod that `helm test` runs and looks at the end of; never a part of the release. */}}
+{{/* A pod that `helm test` runs and checks. */}}
 
-{{/* The pod: list of context, what follows the name, the command and its variables. */}}
+{{/* The pod: list of context, name suffix, command and variables. */}}
 {{- define "tandem.testPod" -}}
 {{- $root := first . -}}
 apiVersion: v1
@@ -17,7 +17,7 @@ spec:
   restartPolicy: Never
   automountServiceAccountToken: false
   enableServiceLinks: false
-  activeDeadlineSeconds: 720 # the doctor measures 16 ways, which may take half a minute each
+  activeDeadlineSeconds: 720 # the doctor measures 16 links, which may take half a minute each
   securityContext:
     {{- include "tandem.podSecurity" $root | nindent 4 }}
   {{- include "tandem.pullSecrets" $root | nindent 2 }}
@@ -42,7 +42,7 @@ spec:
     {{- include "tandem.volumes" (list $root "test") | nindent 4 }}
 {{- end }}
 
-{{/* What a request is made with. A key is known only where the chart drew it. */}}
+{{/* Variables for a test request. The key is known only if the chart generated it. */}}
 {{- define "tandem.testEnv" -}}
 - {name: HTTP, value: "http://{{ include "tandem.fullname" . }}-gateway:{{ .Values.gateway.service.httpPort }}"}
 - {name: GRPC, value: "{{ include "tandem.fullname" . }}-gateway:{{ .Values.gateway.service.grpcPort }}"}

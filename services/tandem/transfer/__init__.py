@@ -1,1 +1,1 @@
-"""Floor 4, moves KV blocks between workers; never decides which."""
+"""Move KV blocks between workers over NIXL or shared memory; which blocks move is decided in `kv` and `engine`."""

@@ -1,8 +1,8 @@
-"""Keeps one thread off the core that another one is on; never ties a thread to a core.
+"""Keep a helper thread off the CPU core of the thread that works beside it; the helper may use all other cores.
 
-A kernel that copies for a reader is not interrupted, and where cores are few the scheduler often queues a thread that
-is woken on the core of the one that woke it: a helper would then wait for the very copy that it should overlap with
-(measured on two cores: a third to a half of all digests).
+A `process_vm_readv` copy inside the kernel is not preempted, and on a machine with few cores the scheduler often queues
+a woken thread on the core of the thread that woke it. The digest helper would then wait for the very copy that it
+should overlap with (measured on two cores: a third to a half of all digests).
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Callable
 
 
 class CoreAvoidance:
-    """For the thread that calls `keep`. Does nothing where the system cannot, or where only one core may be used."""
+    """Move another thread away from the core of the calling thread.
+
+    Does nothing where the system has no `sched_getcpu` or `sched_setaffinity`, or where only one core may be used.
+    """
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -21,7 +24,7 @@ class CoreAvoidance:
         self._avoided = -1
 
     def keep(self, thread: int) -> None:
-        """Let another thread of this process, by its native id, run on any core that we may use but this one."""
+        """Allow `thread`, a native thread id of this process, every core of the process but the current one."""
         if self._current_core is None or not hasattr(os, "sched_setaffinity"):
             return
         core = self._current_core()

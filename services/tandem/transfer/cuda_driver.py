@@ -1,9 +1,11 @@
-"""What a transport needs of the CUDA driver: a context for its thread, and whether memory can be shared; never copies.
+"""Give a transport thread its CUDA context, and check whether GPU memory can be shared with other processes.
 
-By ctypes, so that a transport needs no torch. Why it is needed at all: a thread begins without a context, and UCX takes
-cuda_ipc for unreachable when it looks at a peer's memory in one, without a word (openucx/ucx pull request 11240); and
-memory of the driver's virtual memory calls, torch's expandable segments, has no handle that cuda_ipc passes on, so that
-reads of it go over TCP at a hundredth of the rate (ai-dynamo/nixl issue 1754).
+The driver is called by ctypes, so that a transport needs no torch. Two facts make the calls necessary:
+
+- A thread starts without a CUDA context. When UCX looks at a peer's memory in such a thread, it silently treats
+  cuda_ipc as unreachable (openucx/ucx pull request 11240).
+- Memory from the driver's virtual memory management API, such as torch's expandable segments, has no handle that
+  cuda_ipc can pass on, so reads of it go over TCP at a hundredth of the rate (ai-dynamo/nixl issue 1754).
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from tandem.core.errors import ErrorKind, TandemError
 
 _LIBRARY = "libcuda.so.1"
 _IS_LEGACY_CUDA_IPC_CAPABLE = 10
-"""Of CUpointer_attribute: whether cuIpcGetMemHandle takes the memory."""
+"""CUpointer_attribute that says whether cuIpcGetMemHandle accepts the memory."""
 
 
 class CudaDriver:
-    """The driver of this machine. Raises TandemError(UNSUPPORTED) where there is none. Any thread may call it."""
+    """Call the CUDA driver of this machine, from any thread.
+
+    Raises TandemError(UNSUPPORTED) where there is no driver.
+    """
 
     def __init__(self, library: Any = None) -> None:
         try:
@@ -29,14 +34,18 @@ class CudaDriver:
         self._call("cuInit", ctypes.c_uint(0))
 
     def enter(self, number: int) -> None:
-        """Make the primary context of a device, which torch uses too, the calling thread's. It is kept from then on."""
-        device, context = ctypes.c_int(), ctypes.c_void_p()
+        """Make the primary context of device `number` current for the calling thread.
+
+        torch uses the primary context too. The context is retained until the process ends.
+        """
+        device = ctypes.c_int()
+        context = ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxSetCurrent", context)
 
     def can_share(self, address: int) -> bool:
-        """Whether other processes of this machine can map the memory at an address."""
+        """Return whether other processes of this machine can map the memory at `address`."""
         is_capable = ctypes.c_int(0)
         attribute = ctypes.c_int(_IS_LEGACY_CUDA_IPC_CAPABLE)
         self._call("cuPointerGetAttribute", ctypes.byref(is_capable), attribute, ctypes.c_uint64(address))

@@ -1,6 +1,7 @@
-"""Digests of parts that arrived, computed by whichever thread has time; never decides what a wrong one means.
+"""Compute the digests of received parts, on the transfer thread or on its helper thread.
 
-All but `help` belongs to the carrier's thread. Each check is done once, by the carrier or its helper.
+Every method but `help` is called on the transfer thread. Each check is done once, by one of the two threads. What a
+wrong digest means for the read is decided by the transfer engine.
 """
 
 from __future__ import annotations
@@ -13,21 +14,31 @@ from tandem.core.ids import BlockId
 from tandem.transfer.read_task import ReadPart, ReadTask
 
 Digest = Callable[[Sequence[BlockId], Sequence[int]], Sequence[tuple[int, ...]]]
-"""`digest(blocks, logical)`: of our own blocks, at these positions of the prompt; one number per head there."""
+"""`digest(blocks, logical)`: digests of blocks of the own pool, `blocks[i]` being block `logical[i]` of the prompt.
+
+One tuple per block, with one 64-bit number per KV head of the pool.
+"""
 
 
 @dataclass(slots=True)
 class DigestCheck:
-    """`wrong` is set when it is done: the index in the order of a block that is another one. So is `defect`."""
+    """A received part whose digests are to be compared with those that the producer computed.
 
-    reading: ReadTask
+    `wrong`: index in the request of the first block whose digest differs, set when the check is done; None: all match.
+    `defect`: the exception that the digest function raised instead.
+    """
+
+    task: ReadTask
     part: ReadPart
     wrong: int | None = None
     defect: Exception | None = None
 
 
-class Checks:
-    """Waiting, being worked on, done. `heads` are those of the model's KV heads that `digest` sees."""
+class DigestChecks:
+    """Own the digest checks of one transfer engine: those that wait, run, and are done.
+
+    `heads`: the KV heads of the model that `digest` covers, a rank's part of the producer's digests.
+    """
 
     def __init__(self, digest: Digest, heads: range) -> None:
         self._digest = digest
@@ -38,7 +49,7 @@ class Checks:
 
     @property
     def num_open(self) -> int:
-        """Checks that were begun or shared and not taken yet."""
+        """Count the checks that were shared or begun and whose result `take` has not returned yet."""
         return self._num_open
 
     @property
@@ -46,17 +57,17 @@ class Checks:
         return not self._waiting.empty()
 
     def share(self, check: DigestCheck) -> None:
-        """Leave a check to the helper, or to `work`."""
+        """Queue a check for the helper thread, or for `work`."""
         self._num_open += 1
         self._waiting.put(check)
 
     def do(self, check: DigestCheck) -> None:
-        """Do a check at once. Waking the helper for it may take longer than a small one takes."""
+        """Do a check on the calling thread. Waking the helper may take longer than a small check."""
         self._num_open += 1
         self._do(check)
 
     def work(self) -> None:
-        """Do the oldest shared check that nobody does, if there is one."""
+        """Do the oldest queued check, if there is one."""
         try:
             check = self._waiting.get_nowait()
         except queue.Empty:
@@ -65,17 +76,17 @@ class Checks:
             self._do(check)
 
     def help(self, on_done: Callable[[], None]) -> None:
-        """Do checks as they come until `close`; `on_done` after each."""
+        """Run the helper thread: do queued checks until `close`, and call `on_done` after each."""
         while (check := self._waiting.get()) is not None:
             self._do(check)
             on_done()
 
     def close(self) -> None:
-        """Send the helper home."""
+        """Make the helper thread return from `help`."""
         self._waiting.put(None)
 
     def take(self) -> list[DigestCheck]:
-        """What has been done since the last call. Raises what a digest raised."""
+        """Return the checks that were done since the last call. Raises the exception of a check that has a `defect`."""
         done: list[DigestCheck] = []
         while not self._done.empty():
             check = self._done.get()
@@ -87,20 +98,21 @@ class Checks:
 
     def _do(self, check: DigestCheck) -> None:
         try:
-            if check.reading.failure is None:
-                check.wrong = self._find_wrong(check.reading, check.part)
+            if check.task.failure is None:
+                check.wrong = self._find_wrong(check.task, check.part)
         except Exception as defect:
-            # It belongs to the carrier's thread, which fails with it.
+            # Raised again by `take` on the transfer thread, which fails with it.
             check.defect = defect
         self._done.put(check)
 
-    def _find_wrong(self, reading: ReadTask, part: ReadPart) -> int | None:
-        expected = reading.order.digests
+    def _find_wrong(self, task: ReadTask, part: ReadPart) -> int | None:
+        expected = task.request.digests
         assert expected is not None
-        places = reading.places(part)
-        copies, logical = reading.order.copies, reading.order.logical
-        found = self._digest([copies[place].local for place in places], [logical[place] for place in places])
-        for place, mine in zip(places, found, strict=True):
-            if mine != expected[place][self._heads]:
+        places = task.places(part)
+        copies = task.request.copies
+        logical = task.request.logical
+        digests_here = self._digest([copies[place].local for place in places], [logical[place] for place in places])
+        for place, digest_here in zip(places, digests_here, strict=True):
+            if digest_here != expected[place][self._heads]:
                 return place
         return None

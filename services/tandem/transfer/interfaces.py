@@ -1,4 +1,4 @@
-"""What may be asked of a mover, be it one rank's or several joined; moves nothing itself."""
+"""Define the calls of a KV transfer, of one rank or of all ranks of a worker."""
 
 from __future__ import annotations
 
@@ -19,55 +19,65 @@ from tandem.engine.transfer_messages import (
 
 
 class RankTransfer(Protocol):
-    """Commands from any thread, in order; their answers, in order, to whom it was made with, MoverStopped last."""
+    """Accept commands from any thread and carry them out in order.
+
+    Events go, in order, to the `on_event` that the transfer was opened with. TransferStopped is the last one.
+    """
 
     def start(self) -> None: ...
 
     def send(self, command: Command) -> None:
-        """Never waits. Raises RuntimeError once it was halted or has failed: then nothing would ever answer."""
+        """Queue a command without waiting. Raises RuntimeError after a halt or failure, when no event would answer."""
         ...
 
     def halt(self) -> None:
-        """Let open reads end, then close the transport and end, started or not. Returns at once."""
+        """Begin to stop, whether started or not: open reads end, then the transport is closed. Returns at once."""
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end. False when it hangs."""
+        """Wait for the end of the transfer thread. Returns False when the thread is still running after `timeout_s`."""
         ...
 
 
-OpenMover = Callable[[Callable[[Event], None]], RankTransfer]
-"""`open(on_event)`: a mover that is not started yet. `on_event` never waits, and may be called from any thread."""
+OpenRankTransfer = Callable[[Callable[[Event], None]], RankTransfer]
+"""`open(on_event)` returns a transfer that is not started. `on_event` must not block; any thread may call it."""
 
 
 class KVTransfer(RankTransfer, Protocol):
-    """A command for each verb."""
+    """Offer one method for each command of a KV transfer."""
 
     def connect(self, peer: TransportPeer) -> None:
-        """Answered by Connected or ConnectFailed."""
+        """Make the blocks of `peer` readable. Connected or ConnectFailed answers."""
         self.send(ConnectPeer(peer))
 
-    def read(self, order: ReadRequest) -> None:
-        """Answered by exactly one ReadDone or ReadFailed."""
-        self.send(order)
+    def read(self, request: ReadRequest) -> None:
+        """Read and check blocks of a peer. Exactly one ReadDone or ReadFailed answers."""
+        self.send(request)
 
     def cancel(self, id: int) -> None:
-        """Lets an order end early; it is still answered once."""
+        """End read request `id` early. One ReadDone or ReadFailed still answers the request."""
         self.send(Cancel(id))
 
     def teardown(self, peer: TransportPeer, reason: str) -> None:
-        """Answered by a report of each of the peer's orders and PeerLost; by PeerDrained if the proof comes later."""
+        """Disconnect a peer and fail its reads.
+
+        ReadFailed answers for each of its requests, then PeerLost. PeerDrained follows when some read was not proven
+        to have ended and the proof arrives later.
+        """
         self.send(TearDownPeer(peer, reason))
 
     def self_test(self) -> None:
-        """Answered by SelfTestDone. No answer within seconds means that a thread hangs in a transport call."""
+        """Move a few bytes through the transport. SelfTestDone answers.
+
+        No answer within seconds means that a thread hangs in a transport call.
+        """
         self.send(SelfTest())
 
     def set_busy(self, busy: bool) -> None:
-        """Whether leases are open here: peers that read over TCP move only as often as we poll."""
+        """Poll often while leases are open here: a peer's TCP read from this worker advances only when polled here."""
         self.send(SetPolling(busy))
 
     def stop(self, timeout_s: float) -> bool:
-        """Halt and wait. False when it hangs."""
+        """Halt, then wait. Returns False when the thread is still running after `timeout_s`."""
         self.halt()
         return self.join(timeout_s)

@@ -1,10 +1,12 @@
-"""Which way bytes have taken, concluded from what the machine has counted meanwhile; pure, never reads a counter.
+"""Infer the type of a link between two workers from the network counters before and after a read.
 
-Neither NIXL nor UCX tells which transport carried a read: `query_xfer_backend` says UCX, its telemetry counts bytes and
-time, and what UCX logs of its choice is for people. What counts is what rose: a TCP connection shows in the counters of
-network interfaces, over loopback too, RDMA past the kernel only in those of RDMA ports. TCP over InfiniBand raises
-both, so interfaces are asked first. A driver that counts RoCE in its interface's statistics too looks like TCP: better
-that than RDMA claimed where there is none.
+Neither NIXL nor UCX reports which transport carried a read: `query_xfer_backend` says UCX, its telemetry counts bytes
+and time, and the log line in which UCX names its choice is meant for people. The counters do show it: TCP traffic,
+over loopback too, raises the counters of network interfaces; RDMA bypasses the kernel and raises only those of RDMA
+ports. TCP over InfiniBand raises both, so network interfaces are checked first. A driver that also counts RoCE in its
+interface's statistics looks like TCP, which is better than a report of RDMA where there is none.
+
+`nic_counters` reads the counters.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from dataclasses import dataclass
 
 from tandem.core.link import LinkType
 
-_SHARE = 0.9
-"""Of the bytes read must have been counted: headers make it more, statistics that lag behind a little less."""
+_MIN_FRACTION = 0.9
+"""Least fraction of the bytes read that a set of counters must have risen by to prove the link type.
+
+Headers make the rise larger than the read, statistics that lag behind make it a little smaller.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Bytes received since boot, by RDMA port and by network interface, at a moment of the caller's clock."""
+    """Bytes received since boot by RDMA ports and network interfaces, at time `at` of the caller's clock (seconds)."""
 
     at: float
     rdma: Mapping[str, int]
@@ -29,8 +34,11 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class LinkEndpoints:
-    """Both ends of a read. `transport`: "local" or "nixl"; `same_machine`: under one kernel, whatever the containers;
-    devices as `KVRegion` has them."""
+    """Both ends of a read.
+
+    `transport`: "local" or "nixl". `same_machine`: both processes run under one kernel, whatever their containers.
+    `device`, `source_device`: as in `KVRegion`.
+    """
 
     transport: str
     same_machine: bool
@@ -39,13 +47,16 @@ class LinkEndpoints:
 
     @property
     def is_cuda(self) -> bool:
-        """GPU memory at both."""
+        """Return whether both ends are GPU memory."""
         return all(device.startswith("cuda") for device in (self.device, self.source_device))
 
 
 @dataclass(frozen=True, slots=True)
 class TransferSample:
-    """`num_bytes` were read between the counters of `before` and `after`; from `idle` to `before` nothing of it was."""
+    """A read of `num_bytes` between the counters `before` and `after`.
+
+    From `idle` to `before` nothing of the read was moved, so that interval shows the background traffic.
+    """
 
     num_bytes: int
     idle: Counters
@@ -53,13 +64,13 @@ class TransferSample:
     after: Counters
 
 
-def detect_link_type(moved: TransferSample, ends: LinkEndpoints) -> tuple[LinkType, str]:
-    """The way, and what it was concluded from, for people."""
+def detect_link_type(sample: TransferSample, ends: LinkEndpoints) -> tuple[LinkType, str]:
+    """Return the link type of a read, and a sentence for people with the figures that it was inferred from."""
     if ends.transport == "local":
         return "shared_memory", "the local transport reads the other process's memory"
-    network, rdma = (_risen(moved, kind) for kind in ("network", "rdma"))
-    rose = f"of {_mb(moved.num_bytes)} read, network interfaces received {_told(network)}, RDMA ports {_told(rdma)}"
-    enough = _SHARE * moved.num_bytes
+    network, rdma = (_risen(sample, kind) for kind in ("network", "rdma"))
+    rose = f"of {_mb(sample.num_bytes)} read, network interfaces received {_named(network)}, RDMA ports {_named(rdma)}"
+    enough = _MIN_FRACTION * sample.num_bytes
     if sum(network.values()) >= enough:
         return "tcp", rose
     if sum(rdma.values()) >= enough:
@@ -71,11 +82,11 @@ def detect_link_type(moved: TransferSample, ends: LinkEndpoints) -> tuple[LinkTy
     return "shared_memory", f"{rose}; one machine"
 
 
-def _risen(moved: TransferSample, kind: str) -> dict[str, float]:
-    """Bytes by which each counter rose, less what it would have by its rate before."""
-    idle, before, after = (getattr(counters, kind) for counters in (moved.idle, moved.before, moved.after))
-    idle_s = moved.before.at - moved.idle.at
-    times = (moved.after.at - moved.before.at) / idle_s if idle_s > 0 else 0.0
+def _risen(sample: TransferSample, kind: str) -> dict[str, float]:
+    """Return by how many bytes each counter of `kind` rose, minus its background rate over the same time."""
+    idle, before, after = (getattr(counters, kind) for counters in (sample.idle, sample.before, sample.after))
+    idle_s = sample.before.at - sample.idle.at
+    times = (sample.after.at - sample.before.at) / idle_s if idle_s > 0 else 0.0
     risen: dict[str, float] = {}
     for name in before.keys() & after.keys():
         usual = max(0, before[name] - idle.get(name, before[name])) * times
@@ -83,7 +94,7 @@ def _risen(moved: TransferSample, kind: str) -> dict[str, float]:
     return risen
 
 
-def _told(risen: Mapping[str, float]) -> str:
+def _named(risen: Mapping[str, float]) -> str:
     if not risen:
         return "nothing: there are none"
     most = max(risen, key=lambda name: risen[name])

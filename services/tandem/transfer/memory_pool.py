@@ -1,4 +1,4 @@
-"""One rank's KV memory as transports see it: an address, a layout, a range of heads; never allocates or frees it."""
+"""Describe one rank's KV memory to transports: address, layout and range of heads. The owner allocates and frees it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tandem.kv.layout import KVLayout, KVRegion
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """`num_blocks` blocks, back to back from `address` of this process, on `device` (`cpu`, `cuda:N`).
+    """`num_blocks` contiguous KV blocks from `address` of this process, on `device` (`cpu`, `cuda:N`).
 
-    `layout` is the whole model's; here are its KV heads `[head_start, head_stop)`, None: up to the last. `keepalive` is
-    whatever must live for the memory to stay mapped, a tensor for instance. Behind its blocks lie twice
-    `num_probe_blocks`, see `KVRegion`.
+    `layout` is that of the whole model; the pool holds its KV heads `[head_start, head_stop)`, where None means up to
+    the last head. `keepalive` is the object that keeps the memory mapped, for instance a tensor. The blocks are
+    followed by 2 * `num_probe_blocks` blocks for bandwidth probes, see `KVRegion`.
     """
 
     address: int
@@ -32,7 +32,10 @@ class MemoryPool:
 
     @classmethod
     def of(cls, region: KVRegion, layout: KVLayout, keepalive: object) -> MemoryPool:
-        """The pool of a region of this process. Raises ValueError when its blocks are not its share of the layout's."""
+        """Return the pool of a region of this process.
+
+        Raises ValueError when the block size does not match the region's heads in `layout`.
+        """
         pool = cls(
             region.address,
             region.num_blocks,
@@ -49,7 +52,7 @@ class MemoryPool:
 
     @property
     def heads(self) -> range:
-        """Which of the model's KV heads are here."""
+        """Return which KV heads of the model the pool holds."""
         return range(self.head_start, self.layout.group.heads if self.head_stop is None else self.head_stop)
 
     @property
@@ -58,11 +61,11 @@ class MemoryPool:
 
     @property
     def num_bytes(self) -> int:
-        """With the blocks of trials."""
+        """Count the bytes of all blocks, those for bandwidth probes included."""
         return self.region().num_all_blocks * self.block_bytes
 
     def region(self) -> KVRegion:
-        """The pool as peers are told of it."""
+        """Return the description of the pool that peers receive."""
         return KVRegion(
             address=self.address,
             num_blocks=self.num_blocks,
@@ -78,5 +81,5 @@ class MemoryPool:
 
 
 def agent_name(worker: WorkerId, incarnation: Incarnation, rank: int = 0) -> str:
-    """A transport agent's name; contains the incarnation, so that a later life is another agent."""
+    """Return the name of a rank's transport agent; with the incarnation in it, a restarted worker is another agent."""
     return f"{worker}.{incarnation}.{rank}"

@@ -1,4 +1,7 @@
-"""One mover of several ranks' movers: hands commands on and joins their answers; decides nothing, see the joint."""
+"""Drive the transfers of all ranks of a worker as one: send each command to the ranks and merge their events.
+
+The merge itself is `rank_merge.RankEventMerger`, which this module calls under a lock.
+"""
 
 from __future__ import annotations
 
@@ -7,78 +10,81 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tandem.engine.transfer_messages import Command, Event
-from tandem.transfer.interfaces import KVTransfer, OpenMover, RankTransfer
+from tandem.transfer.interfaces import KVTransfer, OpenRankTransfer, RankTransfer
 from tandem.transfer.rank_merge import RankEventMerger
 
 
 class MultiRankTransfer(KVTransfer):
-    """What a `Mover` promises, for all ranks of a worker at once.
+    """A `KVTransfer` over all ranks of a worker.
 
-    `open_movers[r]` opens the mover of rank r, here or in another process. `on_event` must not block and must not
-    raise; it is called on the ranks' threads and on those that send, one at a time and in order. When one rank stops,
-    the others are halted.
+    `open_ranks[r]` opens the transfer of rank r, in this process or another one. `on_event` must not block and must
+    not raise; it is called on the ranks' threads and on the threads that call `send`, one call at a time and in order.
+    When one rank stops, the others are halted.
     """
 
-    def __init__(self, open_movers: Sequence[OpenMover], on_event: Callable[[Event], None]) -> None:
-        self._joint = RankEventMerger(len(open_movers))
+    def __init__(self, open_ranks: Sequence[OpenRankTransfer], on_event: Callable[[Event], None]) -> None:
+        self._merger = RankEventMerger(len(open_ranks))
         self._on_event = on_event
         self._is_open = True
-        self._is_working = False
+        self._is_dispatching = False
         self._lock = threading.RLock()
-        self._movers: list[RankTransfer] = []
+        self._ranks: list[RankTransfer] = []
         with self._lock:
-            self._movers.extend(open_mover(self._listener(rank)) for rank, open_mover in enumerate(open_movers))
+            self._ranks.extend(open_rank(self._listener(rank)) for rank, open_rank in enumerate(open_ranks))
 
     def __repr__(self) -> str:
-        return f"JoinedMover({self._joint!r})"
+        return f"MultiRankTransfer({self._merger!r})"
 
     def start(self) -> None:
-        for mover in self._movers:
-            mover.start()
+        for transfer in self._ranks:
+            transfer.start()
 
     def send(self, command: Command) -> None:
-        """Raises RuntimeError once the mover was stopped, or one of its ranks has: then nothing would ever answer."""
+        """Queue a command for the ranks. Raises RuntimeError once a rank has stopped, when no event would answer."""
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the transfer thread has stopped")
-            self._joint.ask(command)
-            self._work()
+            self._merger.submit(command)
+            self._dispatch()
 
     def halt(self) -> None:
         with self._lock:
             self._is_open = False
-            for mover in self._movers:
-                mover.halt()
+            for transfer in self._ranks:
+                transfer.halt()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of all ranks, that long for each."""
-        have_ended = [mover.join(timeout_s) for mover in self._movers]
+        """Wait for the end of all ranks, up to `timeout_s` for each. Returns False when one is still running."""
+        have_ended = [transfer.join(timeout_s) for transfer in self._ranks]
         return all(have_ended)
 
     def _listener(self, rank: int) -> Callable[[Event], None]:
-        def hear(event: Event) -> None:
+        def on_event(event: Event) -> None:
             with self._lock:
-                self._joint.heard(rank, event)
-                self._work()
+                self._merger.on_event(rank, event)
+                self._dispatch()
 
-        return hear
+        return on_event
 
-    def _work(self) -> None:
-        """Carry out what follows. A rank may answer inside `send`: then whoever is carrying out goes on with that."""
-        if self._is_working:
+    def _dispatch(self) -> None:
+        """Send the commands and publish the events that the merger has produced.
+
+        A rank may answer inside `send`: the outer call of this method then handles the answer.
+        """
+        if self._is_dispatching:
             return
-        self._is_working = True
-        joint = self._joint
+        self._is_dispatching = True
+        merger = self._merger
         try:
-            while joint.commands or joint.events:
-                if joint.commands:
-                    rank, command = joint.commands.popleft()
-                    # A rank that takes no more commands says MoverStopped, which answers for it.
+            while merger.commands or merger.events:
+                if merger.commands:
+                    rank, command = merger.commands.popleft()
+                    # A rank that accepts no more commands reports TransferStopped, which answers them all.
                     with contextlib.suppress(RuntimeError):
-                        self._movers[rank].send(command)
+                        self._ranks[rank].send(command)
                 else:
-                    self._on_event(joint.events.popleft())
+                    self._on_event(merger.events.popleft())
         finally:
-            self._is_working = False
-        if joint.is_over and self._is_open:
+            self._is_dispatching = False
+        if merger.is_over and self._is_open:
             self.halt()

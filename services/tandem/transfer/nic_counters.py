@@ -1,4 +1,4 @@
-"""Reads what this machine has counted on its networks; never concludes anything from it."""
+"""Read the received-byte counters of this machine's network interfaces and RDMA ports."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from pathlib import Path
 from tandem.transfer.link_detection import Counters
 
 _PORT_WORD_BYTES = 4
-"""`port_rcv_data` counts these (InfiniBand specification, PortCounters), for RoCE too."""
+"""Unit of `port_rcv_data`, in bytes (InfiniBand specification, PortCounters); the same for RoCE."""
 _BYTE_COUNTERS = ("rx_bytes", "rdma_read_bytes")
-"""Of adapters that are no InfiniBand ports, as EFA: messages, and what was read of others."""
+"""Byte counters of adapters that are not InfiniBand ports, such as EFA: received messages, and RDMA reads."""
 
 
 def read_counters(at: float, root: Path = Path("/")) -> Counters:
-    """What there is of them: a container may see no RDMA ports, and sees the interfaces of its own network."""
+    """Return the counters that are visible here; a container sees its own interfaces, and perhaps no RDMA ports.
+
+    `at`: time of the reading by the caller's clock, in seconds. `root`: where `/sys` and `/proc` are found.
+    """
     return Counters(at, dict(_rdma(root / "sys/class/infiniband")), dict(_network(root / "proc/net/dev")))
 
 
@@ -26,7 +29,10 @@ def _rdma(ports: Path) -> Iterator[tuple[str, int]]:
 
 
 def _network(table: Path) -> Iterator[tuple[str, int]]:
-    """Lines of `name: received bytes, packets, ...`, below two lines of headings."""
+    """Yield name and received bytes of each interface in a file of the form of `/proc/net/dev`.
+
+    Two heading lines are followed by lines `name: received bytes, packets, ...`.
+    """
     try:
         lines = table.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Finds the NIXL library and opens one of its agents; never moves a byte."""
+"""Find the NIXL library and open an agent with UCX as its backend."""
 
 from __future__ import annotations
 
@@ -11,26 +11,36 @@ from typing import Any
 from tandem.core.errors import ErrorKind, TandemError
 
 PACKAGES = ("nixl_cu13", "nixl_cu12")
-"""Import names, the first that is installed wins. Both work without a GPU; the package `nixl` pulls in both."""
+"""Import names of the NIXL builds; the first that is installed is used. Both work without a GPU.
+
+The package `nixl` depends on both, which are gigabytes.
+"""
 
 _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",
     "UCX_LOG_LEVEL": "error",
     "UCX_LOG_FILE": "stderr",
 }
-"""Read once, when the library is loaded. NIXL's own errors reach us as exceptions, and a peer that dies is no news
-to print; UCX prints to stdout unless told otherwise."""
+"""Environment that quiets the libraries, which read it once, when they are loaded.
+
+NIXL's errors arrive as exceptions, so its log adds nothing, for example when a peer dies. UCX logs to stdout by
+default.
+"""
 _CUDA_ENVIRONMENT = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on", "UCX_MEMTYPE_CACHE": "n"}
-"""For GPU memory. We only ever read, and UCX reads over cuda_ipc of GPUs without NVLink only when it is told to: its
-choice would be TCP. The pool is older than UCX here, whose cache knows what was allocated since it was loaded and takes
-all else for the host's: without it UCX asks the driver, once for each registration."""
+"""Environment for pools in GPU memory.
+
+`GET_ZCOPY`: workers only read, and UCX reads over cuda_ipc between GPUs without NVLink only when this is on; otherwise
+it would choose TCP. `MEMTYPE_CACHE`: the pool is allocated before UCX is loaded, and the cache takes memory that was
+allocated earlier for host memory. Without the cache UCX asks the driver, once for each registration.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class NixlAgent:
-    """An open agent with UCX as its only backend, its name, and the exceptions that its calls raise.
+    """An open agent with UCX as its only backend.
 
-    `disconnected` is the one exception that proves that UCX closed the connection by force and ended its reads.
+    `errors`: the exceptions that calls of `api` raise. `disconnected`: the one exception that proves that UCX closed
+    the connection by force and ended its reads.
     """
 
     name: str
@@ -40,14 +50,14 @@ class NixlAgent:
 
 
 def open_agent(name: str, *, uses_cuda: bool = False) -> NixlAgent:
-    """Takes about half a second. Raises TandemError when NIXL is missing or does not work here, or where UCX is told to
-    use no way that moves the memory of GPUs.
+    """Open an agent, which takes about half a second.
 
-    Without a progress thread: one that is idle burns a whole core. The owner must poll instead.
+    The agent has no progress thread, because an idle one burns a whole core; the owner must poll instead. Raises
+    TandemError when NIXL is missing or does not work here, or when UCX_TLS excludes the transports of GPU memory.
     """
     _set_environment(_ENVIRONMENT | _CUDA_ENVIRONMENT if uses_cuda else _ENVIRONMENT)
     if uses_cuda:
-        _check_ways(os.environ.get("UCX_TLS", "all"))
+        _check_ucx_tls(os.environ.get("UCX_TLS", "all"))
     package = _find_package()
     api = importlib.import_module(f"{package}._api")
     bindings = importlib.import_module(f"{package}._bindings")
@@ -78,22 +88,28 @@ def _find_package() -> str:
     )
 
 
-def _check_ways(told: str) -> None:
-    """Without cuda_copy UCX does not know GPU memory for what it is. `told` is a list, or `^` and what is left out."""
-    names = set(told.lstrip("^").split(","))
-    if bool(names & {"cuda", "cuda_copy"}) is told.startswith("^") and "all" not in names:
+def _check_ucx_tls(ucx_tls: str) -> None:
+    """Raise TandemError when `ucx_tls` excludes cuda_copy, without which UCX does not recognise GPU memory.
+
+    `ucx_tls`: a comma-separated list of UCX transports, or `^` and a list of those left out.
+    """
+    names = set(ucx_tls.lstrip("^").split(","))
+    if bool(names & {"cuda", "cuda_copy"}) is ucx_tls.startswith("^") and "all" not in names:
         raise TandemError(
             ErrorKind.UNSUPPORTED,
-            f"UCX_TLS={told} leaves out cuda_copy, without which no GPU memory moves: "
+            f"UCX_TLS={ucx_tls} leaves out cuda_copy, without which no GPU memory moves: "
             "unset it, or name cuda_copy and cuda_ipc too",
             param="handoff.transport",
         )
 
 
-def _set_environment(wanted: Mapping[str, str]) -> None:
-    """Only what the user left unset. Where an agent may not even look for its configuration in the home directory
-    it fails, so there it is given an empty one."""
-    for name, value in wanted.items():
+def _set_environment(defaults: Mapping[str, str]) -> None:
+    """Set the variables that the user left unset.
+
+    An agent fails to start where it may not even look for its configuration in the home directory. Its configuration
+    is then set to an empty file.
+    """
+    for name, value in defaults.items():
         os.environ.setdefault(name, value)
     try:
         os.stat(os.path.join(os.environ.get("HOME", ""), ".nixl.cfg"))

@@ -1,4 +1,4 @@
-"""The transport over NIXL and UCX; never frees memory under a read that may still write to it."""
+"""Transport over NIXL and UCX: RDMA, CUDA IPC, shared memory or TCP, whichever UCX chooses."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ _INITIATOR = "NIXL_INIT_AGENT"
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A rank of a peer that is loaded into the agent, and two prepared lists: for each block of its pool and of ours a
-    descriptor of the heads that both hold."""
+    """A rank of a peer whose metadata is loaded into the agent.
+
+    `theirs`, `ours`: prepared descriptor lists, one descriptor for each block of its pool and of the local pool, which
+    covers the heads that both hold.
+    """
 
     agent: str
     theirs: Any
@@ -38,8 +41,11 @@ class _Source:
 
 @dataclass(slots=True)
 class _Read:
-    """The transfers of one read, one for each rank of the peer that holds heads of ours, without those that have ended.
-    `failed`: one was cut off."""
+    """One read of a peer.
+
+    `transfers`: the open transfers, one for each rank of the peer that holds some of the local heads. `failed`: a
+    transfer was cut off by a disconnect.
+    """
 
     transfers: list[Any] = field(default_factory=list)
     failed: bool = False
@@ -47,10 +53,10 @@ class _Read:
 
 @dataclass(slots=True)
 class _Link:
-    """A peer that is loaded into the agent.
+    """A peer whose ranks are loaded into the agent.
 
-    `leaving`: torn down, but a read of it is not proven to have ended. `tainted`: a post failed half-way, which
-    leaves nothing to poll, so that no proof will come before `close`.
+    `leaving`: torn down, but some read is not proven to have ended. `tainted`: a post failed half-way and left no
+    handle to poll, so nothing but `close` can prove that its read has ended.
     """
 
     peer: TransportPeer
@@ -61,24 +67,26 @@ class _Link:
 
 
 class NixlTransport:
-    """One NIXL agent, one registered pool; blocks by prepared descriptor lists, whose neighbours NIXL merges itself.
+    """Own one NIXL agent and one registered pool, and read blocks by prepared descriptor lists.
 
-    When is memory under a read safe? A handle that reports DONE has ended. One that raises the disconnect error has
-    ended too: UCX closed the endpoint by force and purged its requests. Releasing an unfinished handle and removing
-    the agent proves nothing: both return at once, yet UCX only closes after a flush, and a stopped peer that
-    wakes up still fills the memory (measured over TCP). So `disconnect` keeps unfinished handles and the agent
-    until each has ended, and says False until then. Destroying our agent, as `close` does, ends everything.
+    NIXL merges descriptors of adjacent blocks itself. A read of several ranks is over when it is over at each of them;
+    a transfer that is cut off ends the peer as a whole.
 
-    A read of several ranks is over when it is over at all of them; one that is cut off ends the peer as a whole.
+    When memory under a read is safe to reuse: a handle that reports DONE has ended. A handle that raises the disconnect
+    error has ended too, because UCX closed the endpoint by force and purged its requests. Releasing an unfinished
+    handle or removing the remote agent proves nothing: both return at once, but UCX closes only after a flush, and a
+    stopped peer that resumes still fills the memory (measured over TCP). So `disconnect` keeps unfinished handles and
+    the remote agent until each handle has ended, and returns False until then. Destroying the own agent, as `close`
+    does, ends every read.
 
-    When may a GPU's kernel use what was read into its memory? When it is launched after the poll that said DONE. Within
-    a machine that is when UCX has seen the event behind its copy; over RDMA, work that the host submits after the last
-    write has completed sees it (CUDA's GPUDirect RDMA guide, on memory ordering). So no stream has to wait for ours,
-    and a kernel that runs already must not be given the block.
+    When a GPU kernel may use what was read into GPU memory: when the kernel is launched after the poll that returned
+    DONE. Within a machine, DONE means that UCX has seen the event behind its copy; over RDMA, work that the host
+    submits after the last write has completed sees that write (CUDA's GPUDirect RDMA guide, on memory ordering). So no
+    stream has to wait for the transfer, and a kernel that is already running must not be given the block.
 
-    Two things NIXL does not protect from. Memory that a living peer has recycled, or deregistered, is read without
-    an error: leases and digests are what guards it. And UCX answers a TCP read in the peer's own polling, where it
-    aborts that process when the reader dies in the middle: a reader should end its reads before it goes.
+    NIXL does not protect from two things. Memory that a live peer has reused or deregistered is read without an error:
+    leases and digests guard against that. And UCX answers a TCP read in the peer's own polling, and aborts the peer's
+    process when the reader dies during the read: a reader should end its reads before it exits.
     """
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
@@ -120,7 +128,7 @@ class NixlTransport:
         return f"NixlTransport({self._nixl.name}, {links or 'no peers'})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Our side of the handshake; constant, so any thread may call it."""
+        """Return this worker's side of the handshake. The value is constant, so any thread may call this."""
         rank = TransportRank(self._nixl.name, self._metadata, self.pool.region())
         return TransportPeer(worker, self.pool.layout, (rank,))
 
@@ -144,7 +152,10 @@ class NixlTransport:
         self._links[peer.life] = _Link(peer, tuple(sources))
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """False while a read is not proven to have ended; call again. Until True the peer cannot be connected."""
+        """Tear the peer down. Returns False while some read is not proven to have ended; call again until True.
+
+        Until then the peer cannot be connected.
+        """
         link = self._links.get(peer.life)
         if link is None:
             return True
@@ -187,11 +198,11 @@ class NixlTransport:
         return state
 
     def progress(self) -> None:
-        """Also what answers peers that read from us over TCP: only their target's own polling moves those bytes."""
+        """Poll UCX once, which also answers peers that read from this worker over TCP."""
         self._api.get_new_notifs()
 
     def enter_thread(self) -> None:
-        """UCX needs a CUDA context of each thread that registers GPU memory or looks at a peer's."""
+        """Give the thread a CUDA context, which UCX needs to register GPU memory or to look at a peer's."""
         if self._driver is not None:
             self._driver.enter(memory_type(self.pool.device)[1])
 
@@ -215,9 +226,9 @@ class NixlTransport:
         return handle
 
     def close(self) -> None:
-        """Destroys the agent with its endpoints; a second call does nothing.
+        """Destroy the agent with its endpoints. A second call does nothing.
 
-        Raises PeerError when somebody else still refers to the agent, so that reads may go on.
+        Raises PeerError when another reference keeps the agent alive, so that its reads may go on.
         """
         if self._api is None:
             return
@@ -230,14 +241,14 @@ class NixlTransport:
         self._api = None
         self._nixl = replace(self._nixl, api=None)
         if alive() is not None:
-            # What was there when the process began to serve is left alone otherwise.
+            # Objects from before serving are frozen, so a collection would not see them.
             gc.unfreeze()
             gc.collect()
         if alive() is not None:
             raise PeerError(f"agent {self._nixl.name} is still in use: its reads may go on")
 
     def _load(self, peer: TransportPeer, share: RankShare) -> _Source:
-        """Make a rank of a peer known to the agent."""
+        """Load a rank's metadata into the agent and prepare its descriptor lists. Raises PeerError."""
         try:
             name = self._api.add_remote_agent(share.rank.metadata)
         except self._nixl.errors as error:
@@ -260,24 +271,27 @@ class NixlTransport:
                     source.theirs.release()
                 self._api.remove_remote_agent(source.agent)
             except self._nixl.errors:
-                # Of a peer that is gone; what matters, that no read is open, was established before.
+                # The peer is gone. That none of its reads is open was established before.
                 continue
 
     def _own_list(self, share: RankShare) -> Any:
-        """Our blocks' part that a share fills. Peers of one degree share it."""
+        """Return the descriptor list of the part of local blocks that a share fills; peers of equal layout reuse it."""
         part = (share.local_offset, share.num_bytes)
         if part not in self._own_lists:
             self._own_lists[part] = self._prepare(_INITIATOR, self.pool.region(), *part)
         return self._own_lists[part]
 
     def _prepare(self, agent: str, region: KVRegion, offset: int, num_bytes: int) -> Any:
-        """A list of one descriptor per block of a region: `num_bytes` of it, from `offset` on."""
+        """Prepare one descriptor per block of a region for the bytes `[offset, offset + num_bytes)` of the block."""
         memory, number = memory_type(region.device)
         strided = (region.address + offset, num_bytes, number, region.block_bytes, region.num_all_blocks)
         return self._api.prep_xfer_dlist(agent, np.array([strided], dtype=np.uint64), memory)
 
     def _post(self, link: _Link, read: Any) -> None:
-        """May copy everything before it returns. After an error nothing was read, or the link is tainted."""
+        """Start a transfer, which may copy all bytes before it returns.
+
+        Raises PeerError. Then nothing was read, or the link is marked as tainted.
+        """
         try:
             state = self._api.transfer(read)
         except self._nixl.disconnected as error:
@@ -290,7 +304,7 @@ class NixlTransport:
             raise PeerError(f"{link.peer.worker} cannot be read")
 
     def _state(self, name: str, read: Any) -> ReadState:
-        """Raises PeerError when the read failed in a way that proves nothing."""
+        """Return the state of a transfer. Raises PeerError when it failed without proof that it has ended."""
         try:
             word = self._api.check_xfer_state(read)
         except self._nixl.disconnected:
@@ -302,7 +316,7 @@ class NixlTransport:
         return ReadState.DONE if word == "DONE" else ReadState.PENDING
 
     def _read_state(self, link: _Link, read: _Read) -> ReadState:
-        """FAILED only when no transfer of the read is open any more. Raises PeerError as `_state` does."""
+        """Return the state of a read, FAILED only once none of its transfers is open. Raises as `_state` does."""
         for transfer in list(read.transfers):
             state = self._state(f"{link.peer.worker}", transfer)
             if state is not ReadState.PENDING:
@@ -335,7 +349,7 @@ class NixlTransport:
 
 
 def memory_type(device: str) -> tuple[str, int]:
-    """NIXL's name of a device's memory, and the device's number there."""
+    """Return NIXL's name for the memory of a device, and the device number. Raises ValueError for other devices."""
     kind, _, number = device.partition(":")
     if kind == "cpu" and not number:
         return ("DRAM", 0)

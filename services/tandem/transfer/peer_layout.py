@@ -1,5 +1,8 @@
-"""What a transport checks before it touches a peer's memory, and where the heads that it needs lie there; pure, never
-talks to the peer."""
+"""Check a peer's memory description before a read, and compute which byte ranges of its blocks hold the local KV heads.
+
+With different tensor-parallel degrees on the two sides, a local block is filled from several ranks of the peer, or
+from a part of one rank's block. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,33 @@ from tandem.transfer.memory_pool import MemoryPool
 
 
 class CopyRefused(PeerError):
-    """A read named a block that does not exist. Nothing was read; the peer and its other reads are unharmed."""
+    """Raised when a read names a block that does not exist. Nothing was read, and the peer's other reads go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What one rank of a peer holds of each of our blocks: `num_bytes`, at these offsets in its block and in ours."""
+    """The part of each local block that one rank of a peer holds: `num_bytes`, at an offset in either block."""
 
     rank: TransportRank
     remote_offset: int
     local_offset: int
     num_bytes: int
     is_whole: bool
-    """Its blocks hold the same heads as ours, so that neighbours on both sides are one piece of memory."""
+    """Whether both sides' blocks hold the same heads, so that adjacent blocks are contiguous memory on both sides."""
 
 
 def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
-    """Raise PeerError unless the ranks of the peer hold each of the model's KV heads once, in blocks that can be copied
-    into ours. How many ranks either side has does not matter."""
+    """Raise PeerError unless the peer's ranks hold each KV head of the model once, in blocks that fit the local ones.
+
+    The two sides may have different numbers of ranks.
+    """
     if peer.layout != pool.layout:
         raise PeerError(f"{peer.worker} holds KV blocks of {peer.layout}, this worker of {pool.layout}")
     if len({rank.agent for rank in peer.ranks}) != len(peer.ranks):
         raise PeerError(f"{peer.worker} names one agent for several ranks")
     regions = sorted((rank.region for rank in peer.ranks), key=lambda region: region.head_start)
-    starts, stops = [region.head_start for region in regions], [region.head_stop for region in regions]
+    starts = [region.head_start for region in regions]
+    stops = [region.head_stop for region in regions]
     num_heads = pool.layout.group.heads
     if [0, *stops] != [*starts, num_heads] or any(start >= stop for start, stop in zip(starts, stops, strict=True)):
         ranges = ", ".join(f"[{start}, {stop})" for start, stop in zip(starts, stops, strict=True)) or "none"
@@ -49,7 +55,7 @@ def check_peer(pool: MemoryPool, peer: TransportPeer) -> None:
 
 
 def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[RankShare, ...]:
-    """Where our heads lie, of a peer that was checked; ranks that hold none of them are not named."""
+    """Return the share of each rank of a checked peer that holds some of the pool's heads; other ranks are left out."""
     return tuple(
         _share(pool, rank)
         for rank in peer.ranks
@@ -58,7 +64,8 @@ def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[RankShare, ...]:
 
 
 def _share(pool: MemoryPool, rank: TransportRank) -> RankShare:
-    head_bytes, region = pool.layout.head_bytes, rank.region
+    head_bytes = pool.layout.head_bytes
+    region = rank.region
     start = max(region.head_start, pool.head_start)
     stop = min(region.head_stop, pool.heads.stop)
     return RankShare(
@@ -74,7 +81,8 @@ def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCo
     """Raise CopyRefused unless `copies` is not empty and names blocks inside both pools."""
     if not copies:
         raise CopyRefused("a read of no blocks")
-    theirs, ours = peer.ranks[0].region, pool.region()
+    theirs = peer.ranks[0].region
+    ours = pool.region()
     for copy in copies:
         if not 0 <= copy.remote < theirs.num_all_blocks:
             raise CopyRefused(f"{peer.worker} has no block {copy.remote}, it has {theirs.num_all_blocks}")
@@ -83,7 +91,10 @@ def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCo
 
 
 def join_ranks(parts: Sequence[TransportPeer]) -> TransportPeer:
-    """One worker, of what each of its ranks' transports says of itself. Raises ValueError when they are of several."""
+    """Merge the descriptions of a worker's ranks into one peer.
+
+    Raises ValueError when the descriptions differ in worker or layout.
+    """
     first, *others = parts
     if any((part.worker, part.layout) != (first.worker, first.layout) for part in others):
         raise ValueError(f"{len(parts)} ranks describe different workers or layouts: {parts}")

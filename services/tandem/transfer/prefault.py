@@ -1,10 +1,11 @@
-"""Makes the pages of a fresh KV pool exist before there is work; never changes what they hold.
+"""Fault in the pages of a fresh KV pool in host memory before the first request, without changing their content.
 
-A pool is mapped, not written, so each of its pages comes with the first access, and a pool hands out blocks that nobody
-used yet first. A huge page costs 0.2 ms where the kernel has memory at hand, 5 ms on a virtual machine whose host has
-to find it first. Without this steps that begin blocks and pulls into them pay for that. A thread of low priority beside
-the work is no way out: with all cores busy it takes minutes, and is put aside while it holds the lock of the address
-space (measured: an mmap beside it took up to 950 ms).
+A pool is mapped but not written, so the kernel allocates each page on first access, and the pool hands out unused
+blocks first. A huge page costs 0.2 ms where the kernel has free memory, and 5 ms on a virtual machine whose host must
+find the memory first. Without prefaulting, steps that start new blocks and pulls into them would pay that price.
+
+A low-priority thread that prefaults during serving is no alternative: with all cores busy it takes minutes, and it
+may be descheduled while it holds the lock of the address space (measured: a concurrent mmap took up to 950 ms).
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from concurrent.futures import ThreadPoolExecutor
 from tandem.transfer.memory_pool import MemoryPool
 
 PIECE_BYTES = 16 << 20
-"""Of one call into the kernel: dealt out to threads, and a signal waits for no longer than that."""
+"""Bytes of one madvise call. The calls are spread over threads, and a signal waits for one call at most."""
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14. Gives pages like a write does, and leaves alone what is there."""
+"""Since Linux 5.14: allocate pages as a write would, and keep the content of those that exist."""
 
 
 def prefault(pool: MemoryPool, num_threads: int) -> None:
-    """Returns when all pages of a pool in host memory exist; where the kernel knows no such call or has no memory left,
-    pages come with their first use."""
+    """Allocate all pages of a pool in host memory with `num_threads` threads, then return.
+
+    Where the kernel lacks the call or has no memory left, pages are allocated on first use instead.
+    """
     libc = ctypes.CDLL(None)
     if pool.device != "cpu" or not hasattr(libc, "madvise"):
         return
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     page = os.sysconf("SC_PAGE_SIZE")
-    start, stop = -(-pool.address // page) * page, pool.address + pool.num_bytes
+    start = -(-pool.address // page) * page
+    stop = pool.address + pool.num_bytes
 
-    def give(address: int) -> None:
+    def populate(address: int) -> None:
         libc.madvise(address, min(PIECE_BYTES, stop - address), _MADV_POPULATE_WRITE)
 
     with ThreadPoolExecutor(num_threads, thread_name_prefix="tandem-pages") as threads:
-        for _ in threads.map(give, range(start, stop, PIECE_BYTES)):
+        for _ in threads.map(populate, range(start, stop, PIECE_BYTES)):
             pass

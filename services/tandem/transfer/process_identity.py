@@ -1,4 +1,4 @@
-"""Which process of which host this is, so that a recycled pid is noticed; never signals or reads memory."""
+"""Identify a process of a host across pid reuse, by its start time and the boot of its kernel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _START_TIME_FIELD = 22
-"""Of /proc/PID/stat, counted from 1 as proc(5) does: clock ticks between boot and the start of the process."""
+"""Field of /proc/PID/stat, counted from 1 as in proc(5): start time of the process in clock ticks since boot."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One life of one process. `host` is equal only for processes that can address each other by pid."""
+    """Identity of one process until it ends. `host` is equal only for processes that can address each other by pid."""
 
     host: str
     pid: int
@@ -25,13 +25,13 @@ def this_process() -> ProcessIdentity:
 
 
 def host_identity() -> str:
-    """One boot of one kernel, and the pid namespace: what makes a pid mean the same to two processes."""
+    """Return the boot id of the kernel and the pid namespace; where both are equal, a pid names the same process."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def machine_identity() -> str:
-    """One boot of one kernel, in whatever container; empty where the system does not tell."""
+    """Return the boot id of the kernel, the same in all containers of a machine; empty where it is not available."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -39,7 +39,7 @@ def machine_identity() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process that has this pid now started. Raises ProcessLookupError when none has."""
+    """Return the start time of the process that has `pid` now. Raises ProcessLookupError when there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

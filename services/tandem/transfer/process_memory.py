@@ -1,4 +1,4 @@
-"""Reads another process's memory through the kernel; never writes it and never judges what it read."""
+"""Read memory of another process through the kernel, by process_vm_readv(2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MAX_SPANS = 1024
-"""The kernel's limit on the pieces of one call (UIO_MAXIOV)."""
+"""Most spans of one call, a limit of the kernel (UIO_MAXIOV)."""
 
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
@@ -16,7 +16,7 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 @dataclass(frozen=True, slots=True)
 class CopySpan:
-    """Copy `num_bytes` from `source`, an address of the other process, to `target`, one of ours."""
+    """A copy of `num_bytes` from `source`, an address of the other process, to `target`, an address of this one."""
 
     source: int
     target: int
@@ -28,7 +28,7 @@ class _IoVec(ctypes.Structure):
 
 
 class ProcessMemory:
-    """process_vm_readv(2) of the C library. Raises OSError where the platform lacks it."""
+    """Call process_vm_readv(2) of the C library. Raises OSError where the platform lacks it."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -39,17 +39,17 @@ class ProcessMemory:
         self._prctl: Callable[..., int] = libc.prctl
 
     def allow_readers(self) -> None:
-        """Let processes of the same user read this one where the Yama security module would keep siblings out.
+        """Allow processes of the same user to read this one where the Yama security module forbids it by default.
 
-        The kernel's own check of user and capabilities stays. Without Yama the call does nothing.
+        The kernel's own check of user and capabilities remains. Without Yama the call does nothing.
         """
         self._prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
     def read(self, pid: int, spans: Sequence[CopySpan]) -> None:
-        """Copy all spans, at most MAX_SPANS, in order; a source may be another process or this one.
+        """Copy at most MAX_SPANS spans, in order, from process `pid`, which may be this one.
 
         Raises ProcessLookupError (no such process), PermissionError, or OSError (EFAULT: a source is not mapped).
-        What lies in the targets after an error is unknown; nothing is written after the call.
+        After an error the content of the targets is undefined; nothing is written to them after the call.
         """
         count = len(spans)
         targets = (_IoVec * count)(*(_IoVec(span.target, span.num_bytes) for span in spans))

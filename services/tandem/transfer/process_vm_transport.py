@@ -1,4 +1,4 @@
-"""The transport between workers of one host: reads the other process's memory; never reaches another host."""
+"""Transport between workers of one host that reads the peer's memory with process_vm_readv."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NONCE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The other end: its process, and where in its memory the nonce of this very transport lies."""
+    """The process of a peer's transport, and the address of the nonce that proves that it is still that transport."""
 
     process: ProcessIdentity
     nonce_address: int
@@ -35,7 +35,7 @@ class _Target:
 
     @classmethod
     def from_bytes(cls, metadata: bytes) -> _Target:
-        """Raises ValueError when the bytes are not those of a local transport."""
+        """Decode the metadata of a peer. Raises ValueError when it is not that of a local transport."""
         try:
             host, pid, ticks, address, nonce = json.loads(metadata)
             target = cls(ProcessIdentity(str(host), int(pid), int(ticks)), int(address), bytes.fromhex(nonce))
@@ -48,18 +48,18 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A peer that is connected, and which of its ranks, whose process is known, holds what of our blocks."""
+    """A connected peer, with the share of our blocks that each of its ranks holds and the process of that rank."""
 
     peer: TransportPeer
     sources: tuple[tuple[RankShare, _Target], ...]
 
 
 class ProcessVmTransport:
-    """Blocks by process_vm_readv; a read is over when `post_read` returns, whatever the peer does, stopped or not.
+    """Read blocks by process_vm_readv, synchronously: a read is over when `post_read` returns, even of a stopped peer.
 
-    A pid and an address can be recycled, so the reader proves whose memory it reads: 16 random bytes that live only
-    as long as the peer's transport are read in the same call before and after the blocks. Also reaches transports
-    of its own process, by the same path: an unmapped source is then an error and not a crash.
+    A pid and an address can be reused, so each read proves whose memory it reads: 16 random bytes (the nonce), which
+    exist only as long as the peer's transport, are read in the same call before and after the blocks. A transport of
+    the own process is read by the same path, so an unmapped source is an error and not a crash.
     """
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
@@ -90,10 +90,10 @@ class ProcessVmTransport:
         self._done: set[int] = set()
 
     def __repr__(self) -> str:
-        return f"LocalTransport({self._agent}, peers={[str(link.peer.worker) for link in self._links.values()]})"
+        return f"ProcessVmTransport({self._agent}, peers={[str(link.peer.worker) for link in self._links.values()]})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        """Our side of the handshake; constant, so any thread may call it."""
+        """Return this worker's side of the handshake. The value is constant, so any thread may call this."""
         rank = TransportRank(self._agent, self._own.to_bytes(), self.pool.region())
         return TransportPeer(worker, self.pool.layout, (rank,))
 
@@ -108,7 +108,7 @@ class ProcessVmTransport:
         self._links[peer.life] = link
 
     def disconnect(self, peer: TransportPeer) -> bool:
-        """Always True: no read outlives `post_read`."""
+        """Forget the peer. Always returns True, because no read outlives `post_read`."""
         self._links.pop(peer.life, None)
         return True
 
@@ -126,10 +126,10 @@ class ProcessVmTransport:
         return ReadState.DONE
 
     def progress(self) -> None:
-        """Readers need no help of ours."""
+        """Do nothing: peers read this worker's memory without its help."""
 
     def enter_thread(self) -> None:
-        """Any thread reads host memory."""
+        """Do nothing: any thread may read host memory."""
 
     def post_self_test(self) -> int:
         me = self._own.process
@@ -137,7 +137,7 @@ class ProcessVmTransport:
         return self._finished_handle()
 
     def close(self) -> None:
-        """Peers that read from us notice from now on, even while this process lives."""
+        """Disconnect all peers and clear the nonce, so that reads of this worker fail even while its process lives."""
         self._links.clear()
         ctypes.memset(self._nonce, 0, NONCE_BYTES)
 
@@ -147,7 +147,7 @@ class ProcessVmTransport:
         return handle
 
     def _target(self, peer: TransportPeer, rank: TransportRank) -> _Target:
-        """Who the metadata names, if that process still is who it was."""
+        """Return the process that a rank's metadata names. Raises PeerError unless that process is still running."""
         try:
             target = _Target.from_bytes(rank.metadata)
         except ValueError as error:
@@ -159,16 +159,19 @@ class ProcessVmTransport:
             alive = start_ticks(process.pid) == process.start_ticks
         except ProcessLookupError:
             alive = False
-        except OSError as error:  # as where processes of other users cannot be looked at
+        except OSError as error:  # for example where /proc hides processes of other users
             raise PeerError(f"{peer.worker}: {error}") from None
         if not alive:
             raise PeerError(f"{peer.worker} is gone: pid {process.pid} is another process or none")
         return target
 
     def _spans(self, share: RankShare, copies: Sequence[BlockCopy]) -> Iterator[CopySpan]:
-        """One span per run of copies that are neighbours on both sides; one per copy where a side has more heads."""
-        theirs, size = share.rank.region.address + share.remote_offset, share.num_bytes
-        ours, step, own_step = self.pool.address + share.local_offset, share.rank.region.block_bytes, self._block_bytes
+        """Yield one span per run of copies adjacent on both sides, or one per copy where the sides' heads differ."""
+        theirs = share.rank.region.address + share.remote_offset
+        size = share.num_bytes
+        ours = self.pool.address + share.local_offset
+        step = share.rank.region.block_bytes
+        own_step = self._block_bytes
         start = 0
         for stop in range(1, len(copies) + 1):
             if stop < len(copies) and share.is_whole:
@@ -180,13 +183,13 @@ class ProcessVmTransport:
             start = stop
 
     def _read(self, peer: TransportPeer, target: _Target, spans: list[CopySpan]) -> None:
-        """Copy the spans; no spans only check that the peer still is who it was."""
+        """Copy the spans. An empty list only checks that the peer is still alive."""
         step = MAX_SPANS - 2
         for start in range(0, max(1, len(spans)), step):
             self._probe(str(peer.worker), target, spans[start : start + step])
 
     def _probe(self, name: str, target: _Target, spans: list[CopySpan]) -> None:
-        """Copy the spans between two looks at the nonce. Raises PeerError when either look shows another life."""
+        """Copy the spans between two reads of the nonce. Raises PeerError unless both return the peer's nonce."""
         seen = ctypes.addressof(self._seen)
         before = CopySpan(target.nonce_address, seen, NONCE_BYTES)
         after = CopySpan(target.nonce_address, seen + NONCE_BYTES, NONCE_BYTES)
@@ -202,4 +205,4 @@ class ProcessVmTransport:
         except OSError as error:
             raise PeerError(f"{name} is gone: {error}") from None
         if self._seen.raw != target.nonce * 2:
-            raise PeerError(f"{name} is gone: another life uses its memory")
+            raise PeerError(f"{name} is gone: another incarnation uses its memory")

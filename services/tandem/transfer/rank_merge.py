@@ -1,8 +1,8 @@
-"""What the movers of several ranks say, joined into what one mover would say; pure, owns no thread and never waits.
+"""Merge the transfer events of several ranks into those of one transfer, without I/O, threads or waiting.
 
-A peer is connected when it is so at every rank. An order goes to all of them and is over when each has answered. Where
-one rank loses a peer, the others are told to give it up as well; that it is lost is said when all have, and no order of
-it is open any more.
+A peer is connected when every rank has connected it. A read request goes to all ranks and is over when each has
+answered. When one rank loses a peer, the others are commanded to tear it down too; PeerLost is reported when all have
+done so and no read request of the peer is open.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tandem.engine.transfer_messages import (
 
 
 class _RankState(Enum):
-    """How a peer stands at one rank, as far as has been heard."""
+    """State of a peer at one rank, by the events received so far. LINGERING: lost, with a read perhaps still open."""
 
-    OUT = auto()
-    ASKED = auto()
-    IN = auto()
+    DISCONNECTED = auto()
+    CONNECTING = auto()
+    CONNECTED = auto()
     LEAVING = auto()
     LINGERING = auto()
 
 
 class _Phase(Enum):
-    """How a peer stands as a whole. LOSING: given up, and some rank has not said yet that it is lost there."""
+    """State of a peer at the worker. LOSING: being torn down, and some rank has not yet reported the loss."""
 
     DOWN = auto()
     CONNECTING = auto()
@@ -54,23 +54,26 @@ class _Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """`reason`: the first one for which it is given up. `is_owed_end`: it was said to be connected, so its loss will
-    be said. `held` waits for the end of a phase."""
+    """A peer and its state at each rank.
+
+    `reason`: the first reason why the peer is torn down. `owes_peer_lost`: Connected was reported, so PeerLost must
+    follow. `held`: commands that wait for the end of the current phase.
+    """
 
     peer: TransportPeer
     ranks: list[_RankState]
     phase: _Phase = _Phase.DOWN
     reason: str = ""
-    num_orders: int = 0
-    is_owed_end: bool = False
+    num_requests: int = 0
+    owes_peer_lost: bool = False
     held: deque[ConnectPeer | TearDownPeer] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)
-class _Order:
-    """`waiting`: ranks that have not answered. `unsafe`: those that may still write to its blocks."""
+class _Request:
+    """An open read request. `waiting`: ranks yet to answer. `unsafe`: ranks that may still write to its blocks."""
 
-    of: _Peer
+    peer: _Peer
     waiting: set[int]
     unsafe: set[int] = field(default_factory=set)
     num_bytes: int = 0
@@ -86,10 +89,11 @@ class _Test:
 
 
 class RankEventMerger:
-    """Commands in by `ask`, the ranks' events by `heard`; what follows from them is taken from `events` and `commands`.
+    """Turn commands (`submit`) and the ranks' events (`on_event`) into commands for the ranks and merged events.
 
-    Relies on each rank to answer commands in their order, and to say MoverStopped last. `is_over`: a rank has stopped,
-    so all must be halted, and nothing may be asked any more.
+    The owner takes the results from `commands`, pairs of rank and command, and `events`. Each rank must answer commands
+    in their order and report TransferStopped last. `is_over`: a rank has stopped, so all ranks must be halted and no
+    further command may be submitted.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -98,45 +102,49 @@ class RankEventMerger:
         self.is_over = False
         self._num_ranks = num_ranks
         self._peers: dict[TransportPeer, _Peer] = {}
-        self._orders: dict[int, _Order] = {}
+        self._requests: dict[int, _Request] = {}
         self._test: _Test | None = None
         self._stopped: set[int] = set()
         self._error: str | None = None
 
     def __repr__(self) -> str:
         peers = ", ".join(f"{known.peer.worker} {known.phase.name.lower()}" for known in self._peers.values())
-        return f"Joint({self._num_ranks} ranks, {len(self._orders)} orders, {peers or 'no peers'})"
+        return f"RankEventMerger({self._num_ranks} ranks, {len(self._requests)} requests, {peers or 'no peers'})"
 
-    def ask(self, command: Command) -> None:
+    def submit(self, command: Command) -> None:
         match command:
             case ReadRequest():
-                self._ask_order(command)
+                self._submit_read(command)
             case ConnectPeer():
-                self._ask_connect(command)
+                self._submit_connect(command)
             case TearDownPeer():
-                self._ask_teardown(command)
+                self._submit_teardown(command)
             case Cancel(id):
-                if id in self._orders:
-                    self._tell(self._orders[id].waiting, command)
+                if id in self._requests:
+                    self._send(self._requests[id].waiting, command)
             case SelfTest():
                 if self._test is None:
                     self._test = _Test(set(range(self._num_ranks)))
-                    self._tell_all(command)
+                    self._send_all(command)
             case SetPolling():
-                self._tell_all(command)
+                self._send_all(command)
 
-    def heard(self, rank: int, event: Event) -> None:
+    def on_event(self, rank: int, event: Event) -> None:
         match event:
             case ReadDone() | ReadFailed():
-                self._end_order_at(rank, event)
+                self._end_request_at(rank, event)
             case Connected(peer):
-                self._move(rank, peer, _RankState.IN, before=(_RankState.ASKED,))
+                self._set_rank_state(rank, peer, _RankState.CONNECTED, before=(_RankState.CONNECTING,))
             case ConnectFailed(peer, reason):
-                self._move(rank, peer, _RankState.OUT, before=(_RankState.ASKED,), reason=reason)
+                self._set_rank_state(
+                    rank, peer, _RankState.DISCONNECTED, before=(_RankState.CONNECTING,), reason=reason
+                )
             case PeerLost(peer, proven, reason):
                 # In other states it answers a teardown that crossed the rank's own loss of the peer.
-                after = _RankState.OUT if proven else _RankState.LINGERING
-                self._move(rank, peer, after, before=(_RankState.IN, _RankState.LEAVING), reason=reason)
+                after = _RankState.DISCONNECTED if proven else _RankState.LINGERING
+                self._set_rank_state(
+                    rank, peer, after, before=(_RankState.CONNECTED, _RankState.LEAVING), reason=reason
+                )
             case PeerDrained(peer):
                 self._drain_at(rank, peer)
             case SelfTestDone(error, seconds):
@@ -144,50 +152,50 @@ class RankEventMerger:
             case TransferStopped(error):
                 self._stop_at(rank, error)
 
-    def _tell(self, ranks: set[int], command: Command) -> None:
+    def _send(self, ranks: set[int], command: Command) -> None:
         self.commands.extend((rank, command) for rank in sorted(ranks))
 
-    def _tell_all(self, command: Command) -> None:
-        self._tell(set(range(self._num_ranks)), command)
+    def _send_all(self, command: Command) -> None:
+        self._send(set(range(self._num_ranks)), command)
 
-    # Orders
+    # Read requests
 
-    def _ask_order(self, order: ReadRequest) -> None:
-        """A second order under an open id is the first one sent twice: it is reported once."""
-        if order.id in self._orders:
+    def _submit_read(self, request: ReadRequest) -> None:
+        """Send a request to all ranks. A second request with an open id is a duplicate, and is ignored."""
+        if request.id in self._requests:
             return
-        known = self._peers.get(order.peer)
+        known = self._peers.get(request.peer)
         if known is None or known.phase is not _Phase.UP:
-            reason = f"{order.peer.worker} is not connected"
-            self.events.append(ReadFailed(order.id, FailureKind.REFUSED, reason, drained=True))
+            reason = f"{request.peer.worker} is not connected"
+            self.events.append(ReadFailed(request.id, FailureKind.REFUSED, reason, drained=True))
             return
-        known.num_orders += 1
-        self._orders[order.id] = _Order(known, set(range(self._num_ranks)))
-        self._tell_all(order)
+        known.num_requests += 1
+        self._requests[request.id] = _Request(known, set(range(self._num_ranks)))
+        self._send_all(request)
 
-    def _end_order_at(self, rank: int, event: ReadDone | ReadFailed) -> None:
-        order = self._orders[event.id]
-        order.waiting.remove(rank)
+    def _end_request_at(self, rank: int, event: ReadDone | ReadFailed) -> None:
+        request = self._requests[event.id]
+        request.waiting.remove(rank)
         if isinstance(event, ReadDone):
-            order.num_bytes += event.num_bytes
-            order.seconds = max(order.seconds, event.seconds)
+            request.num_bytes += event.num_bytes
+            request.seconds = max(request.seconds, event.seconds)
         else:
             if not event.drained:
-                order.unsafe.add(rank)
-            if order.failure is None:
-                order.failure = event.kind, event.reason
-                self._tell(order.waiting, Cancel(event.id))
-        if not order.waiting:
-            del self._orders[event.id]
-            self.events.append(_report(event.id, order))
-            order.of.num_orders -= 1
-            self._settle(order.of)
+                request.unsafe.add(rank)
+            if request.failure is None:
+                request.failure = event.kind, event.reason
+                self._send(request.waiting, Cancel(event.id))
+        if not request.waiting:
+            del self._requests[event.id]
+            self.events.append(_report(event.id, request))
+            request.peer.num_requests -= 1
+            self._settle(request.peer)
 
     # Peers
 
-    def _ask_connect(self, command: ConnectPeer) -> None:
+    def _submit_connect(self, command: ConnectPeer) -> None:
         peer = command.peer
-        known = self._peers.setdefault(peer, _Peer(peer, [_RankState.OUT] * self._num_ranks))
+        known = self._peers.setdefault(peer, _Peer(peer, [_RankState.DISCONNECTED] * self._num_ranks))
         if known.phase is _Phase.UP:
             self.events.append(Connected(peer))
         elif known.phase is not _Phase.DOWN:
@@ -195,23 +203,25 @@ class RankEventMerger:
         elif _RankState.LINGERING in known.ranks:
             self.events.append(ConnectFailed(peer, f"a read of {peer.worker} is not proven to have ended"))
         else:
-            known.phase, known.ranks, known.reason = _Phase.CONNECTING, [_RankState.ASKED] * self._num_ranks, ""
-            self._tell_all(command)
+            known.phase = _Phase.CONNECTING
+            known.ranks = [_RankState.CONNECTING] * self._num_ranks
+            known.reason = ""
+            self._send_all(command)
 
-    def _ask_teardown(self, command: TearDownPeer) -> None:
-        """One that is given up already is answered by the end of that."""
+    def _submit_teardown(self, command: TearDownPeer) -> None:
+        """Tear a peer down. The end of a teardown that is already under way answers the command."""
         known = self._peers.get(command.peer)
         if known is None:
             self.events.append(PeerLost(command.peer, True, command.reason))
         elif known.phase is _Phase.UP:
-            self._lose(known, command.reason)
+            self._tear_down(known, command.reason)
         elif known.phase is _Phase.CONNECTING:
             known.held.append(command)
 
-    def _move(
+    def _set_rank_state(
         self, rank: int, peer: TransportPeer, after: _RankState, before: tuple[_RankState, ...], reason: str = ""
     ) -> None:
-        """A peer stands otherwise at a rank than before."""
+        """Change the state of a peer at a rank to `after`, if it is one of `before`."""
         known = self._peers.get(peer)
         if known is not None and known.ranks[rank] in before:
             known.ranks[rank] = after
@@ -219,55 +229,57 @@ class RankEventMerger:
             self._settle(known)
 
     def _settle(self, known: _Peer) -> None:
-        """End the phase when all that it waits for has come."""
-        if known.phase is _Phase.CONNECTING and _RankState.ASKED not in known.ranks:
-            if known.ranks == [_RankState.IN] * self._num_ranks:
-                known.phase, known.is_owed_end = _Phase.UP, True
+        """End the phase of a peer when all events that the phase waits for have arrived."""
+        if known.phase is _Phase.CONNECTING and _RankState.CONNECTING not in known.ranks:
+            if known.ranks == [_RankState.CONNECTED] * self._num_ranks:
+                known.phase = _Phase.UP
+                known.owes_peer_lost = True
                 self.events.append(Connected(known.peer))
                 self._release(known)
             else:
                 self.events.append(ConnectFailed(known.peer, known.reason))
-                self._lose(known, known.reason)
-        elif known.phase is _Phase.UP and known.ranks != [_RankState.IN] * self._num_ranks:
-            self._lose(known, known.reason)
+                self._tear_down(known, known.reason)
+        elif known.phase is _Phase.UP and known.ranks != [_RankState.CONNECTED] * self._num_ranks:
+            self._tear_down(known, known.reason)
         elif (
             known.phase is _Phase.LOSING
-            and known.num_orders == 0
-            and not {_RankState.IN, _RankState.LEAVING} & {*known.ranks}
+            and known.num_requests == 0
+            and not {_RankState.CONNECTED, _RankState.LEAVING} & {*known.ranks}
         ):
             known.phase = _Phase.DOWN
-            if known.is_owed_end:
-                known.is_owed_end = False
+            if known.owes_peer_lost:
+                known.owes_peer_lost = False
                 self.events.append(PeerLost(known.peer, _RankState.LINGERING not in known.ranks, known.reason))
             self._release(known)
 
-    def _lose(self, known: _Peer, reason: str) -> None:
-        known.phase, known.reason = _Phase.LOSING, known.reason or reason
-        for rank, at in enumerate(known.ranks):
-            if at is _RankState.IN:
+    def _tear_down(self, known: _Peer, reason: str) -> None:
+        known.phase = _Phase.LOSING
+        known.reason = known.reason or reason
+        for rank, state in enumerate(known.ranks):
+            if state is _RankState.CONNECTED:
                 known.ranks[rank] = _RankState.LEAVING
-                self._tell({rank}, TearDownPeer(known.peer, known.reason))
+                self._send({rank}, TearDownPeer(known.peer, known.reason))
         self._settle(known)
 
     def _release(self, known: _Peer) -> None:
-        """After the end of a phase: what was held, and a peer of which nothing is left is forgotten."""
+        """Submit the held commands after the end of a phase, and forget a peer that no rank holds any more."""
         if known.phase is _Phase.DOWN and _RankState.LINGERING not in known.ranks:
             del self._peers[known.peer]
         held, known.held = known.held, deque()
         for command in held:
-            self.ask(command)
+            self.submit(command)
 
     def _drain_at(self, rank: int, peer: TransportPeer) -> None:
         known = self._peers[peer]
-        known.ranks[rank] = _RankState.OUT
-        for order in self._orders.values():
-            if order.of is known:
-                order.unsafe.discard(rank)
+        known.ranks[rank] = _RankState.DISCONNECTED
+        for request in self._requests.values():
+            if request.peer is known:
+                request.unsafe.discard(rank)
         if known.phase is _Phase.DOWN and _RankState.LINGERING not in known.ranks:
             self.events.append(PeerDrained(peer))
             self._release(known)
 
-    # Ends
+    # Self-tests and stops
 
     def _end_test_at(self, rank: int, error: str | None, seconds: float) -> None:
         test = self._test
@@ -281,21 +293,24 @@ class RankEventMerger:
             self.events.append(SelfTestDone(test.error, test.seconds))
 
     def _stop_at(self, rank: int, error: str | None) -> None:
-        """A rank that ended in order has answered everything; what one owes that did not is in doubt for ever."""
+        """Fail what a stopped rank has not answered.
+
+        A rank that stopped in order has answered everything; the blocks of other requests stay unsafe for good.
+        """
         self.is_over = True
         self._stopped.add(rank)
         self._error = self._error or (None if error is None else f"rank {rank}: {error}")
         reason = error or "the transfer thread was stopped"
-        for id, order in list(self._orders.items()):
-            if rank in order.waiting:
-                self._end_order_at(rank, ReadFailed(id, FailureKind.STOPPED, reason, drained=False))
+        for id, request in list(self._requests.items()):
+            if rank in request.waiting:
+                self._end_request_at(rank, ReadFailed(id, FailureKind.STOPPED, reason, drained=False))
         self._end_test_at(rank, reason, 0.0)
         if len(self._stopped) == self._num_ranks:
             self.events.append(TransferStopped(self._error))
 
 
-def _report(id: int, order: _Order) -> ReadDone | ReadFailed:
-    if order.failure is None:
-        return ReadDone(id, order.num_bytes, order.seconds)
-    kind, reason = order.failure
-    return ReadFailed(id, kind, reason, drained=not order.unsafe)
+def _report(id: int, request: _Request) -> ReadDone | ReadFailed:
+    if request.failure is None:
+        return ReadDone(id, request.num_bytes, request.seconds)
+    kind, reason = request.failure
+    return ReadFailed(id, kind, reason, drained=not request.unsafe)

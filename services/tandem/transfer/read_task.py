@@ -1,4 +1,4 @@
-"""One read order on its way, part by part; never calls a transport and never reads time."""
+"""Track one read request, part by part, from the first post to its report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from tandem.engine.ports import BlockCopy
 from tandem.engine.transfer_messages import FailureKind, ReadDone, ReadFailed, ReadRequest
 
 MAX_OPEN_PARTS = 2
-"""Of one order: two keep a TCP peer busy between polls, and no more than two must drain after a cancel."""
+"""Most open parts of one request: two keep a TCP peer busy between polls, and only two must drain after a cancel."""
 LAST_PART_BYTES = 3 << 20
-"""Or a little more. Its digest takes a tenth of a millisecond; so does the post of another part."""
+"""Approximate size of the last part, in bytes.
+
+Its digest takes a tenth of a millisecond, as long as the post of another part.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """`[start, stop)` of an order's copies, in the order in which they are read: what one post carries."""
+    """The copies `[start, stop)` of a request, in reading order, that one post carries."""
 
     start: int
     stop: int
@@ -25,14 +28,14 @@ class ReadPart:
 
 @dataclass(slots=True)
 class ReadTask:
-    """A part is waiting, then open under a handle, then being checked. Only the carrier moves it. `block_bytes` are
-    read of each block.
+    """Own the parts of one read request: waiting, open under a handle of the transport, or being checked.
 
-    Copies are read by rising remote block, whatever their order in the prompt, so that neighbours can be merged: pools
-    give blocks back last one first. Once failed, nothing is posted any more, but open parts and checks are waited for.
+    Only the transfer engine changes a task. `block_bytes` are read of each block. Copies are read by rising remote
+    block, whatever their order in the prompt, so that adjacent blocks can be merged: pools hand out freed blocks last
+    one first. After a failure no part is posted any more, but open parts and checks are awaited.
     """
 
-    order: ReadRequest
+    request: ReadRequest
     block_bytes: int
     started: float
     waiting: deque[ReadPart]
@@ -43,7 +46,7 @@ class ReadTask:
     _copies: Sequence[BlockCopy] = field(init=False)
 
     def __post_init__(self) -> None:
-        copies = self.order.copies
+        copies = self.request.copies
         self._sequence = sorted(range(len(copies)), key=[copy.remote for copy in copies].__getitem__)
         self._copies = [copies[place] for place in self._sequence]
 
@@ -56,30 +59,34 @@ class ReadTask:
         return not (self.waiting or self.open or self.num_checking)
 
     def places(self, part: ReadPart) -> Sequence[int]:
-        """Where a part's copies stand in the order."""
+        """Return the indices of a part's copies in the request."""
         return self._sequence[part.start : part.stop]
 
     def copies(self, part: ReadPart) -> Sequence[BlockCopy]:
         return self._copies[part.start : part.stop]
 
     def fail(self, kind: FailureKind, reason: str) -> None:
-        """The first failure stands."""
+        """Record a failure and drop the waiting parts. An earlier failure is kept."""
         self.failure = self.failure or (kind, reason)
         self.waiting.clear()
 
     def report(self, now: float) -> ReadDone | ReadFailed:
-        """Of a reading that is over."""
+        """Return the final event of a task that is over."""
         if self.failure is None:
-            return ReadDone(self.order.id, len(self.order.copies) * self.block_bytes, now - self.started)
+            return ReadDone(self.request.id, len(self.request.copies) * self.block_bytes, now - self.started)
         kind, reason = self.failure
-        return ReadFailed(self.order.id, kind, reason, drained=True)
+        return ReadFailed(self.request.id, kind, reason, drained=True)
 
 
-def split(order: ReadRequest, block_bytes: int, max_bytes: int) -> Iterator[ReadPart]:
-    """Parts of at most `max_bytes`, at least one block of `block_bytes` each. Towards the end each takes two thirds of
-    what is left, down to LAST_PART_BYTES, because the digest of what is read last delays the whole order."""
+def split(request: ReadRequest, block_bytes: int, max_bytes: int) -> Iterator[ReadPart]:
+    """Yield parts of at most `max_bytes` each, and of at least one block of `block_bytes`.
+
+    Towards the end each part takes two thirds of the rest, down to LAST_PART_BYTES, because the digest of the last
+    part delays the whole request.
+    """
     most, last = (max(1, num_bytes // block_bytes) for num_bytes in (max_bytes, LAST_PART_BYTES))
-    start, stop = 0, len(order.copies)
+    start = 0
+    stop = len(request.copies)
     while start < stop:
         left = stop - start
         num = min(most, left if 2 * left <= 3 * last else max(last, 2 * left // 3))

@@ -1,4 +1,7 @@
-"""All that a mover decides, one turn at a time: the one user of its transport; owns no thread and never waits."""
+"""Decide, one turn at a time, what the transfer thread posts, polls, checks and reports.
+
+The engine is the only user of its transport. It owns no thread and does not wait: `transfer_thread` drives it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tandem.engine.transfer_messages import (
     TearDownPeer,
     TransferStopped,
 )
-from tandem.transfer.digest_checks import Checks, Digest, DigestCheck
+from tandem.transfer.digest_checks import Digest, DigestCheck, DigestChecks
 from tandem.transfer.peer_layout import CopyRefused
 from tandem.transfer.read_task import ReadPart, ReadTask, split
 from tandem.transfer.transport import Transport
@@ -41,17 +44,17 @@ class _Test:
 
 
 class TransferEngine:
-    """Orders in, events out. Each accepted order is reported exactly once, whatever its peer does.
+    """Carry out read requests and report each of them exactly once, whatever its peer does.
 
-    A turn posts at most one part and checks at most one, because either may take as long as a copy of these bytes,
-    and peers that read from us wait for our polling. `is_helped`: another thread works on `checks` too, so that a turn
-    checks only when it has nothing to read.
+    A turn posts at most one part and checks at most one, because either may take as long as a copy of the part's
+    bytes, and peers that read from this worker wait for its polling. `is_helped`: a helper thread works on `checks`
+    too, so a turn checks only when there is nothing to read.
     """
 
     def __init__(
         self, transport: Transport, digest: Digest, clock: Clock, max_post_bytes: int, *, is_helped: bool = False
     ) -> None:
-        self.checks = Checks(digest, transport.pool.heads)
+        self.checks = DigestChecks(digest, transport.pool.heads)
         self._transport = transport
         self._is_helped = is_helped
         self._clock = clock
@@ -59,46 +62,46 @@ class TransferEngine:
         self._peers: dict[Life, TransportPeer] = {}
         self._lingering: dict[Life, TransportPeer] = {}
         self._newest: dict[WorkerId, Incarnation] = {}
-        self._readings: dict[int, ReadTask] = {}
-        self._turns: deque[int] = deque()
+        self._tasks: dict[int, ReadTask] = {}
+        self._post_queue: deque[int] = deque()
         self._arrived: deque[DigestCheck] = deque()
         self._test: _Test | None = None
         self._leases_open = False
         self._events: list[Event] = []
 
     def __repr__(self) -> str:
-        open_parts = sum(len(reading.open) for reading in self._readings.values())
+        open_parts = sum(len(task.open) for task in self._tasks.values())
         return (
-            f"Carrier({len(self._readings)} orders, {open_parts} parts open, "
+            f"TransferEngine({len(self._tasks)} requests, {open_parts} parts open, "
             f"{len(self._peers)} peers, {len(self._lingering)} lingering)"
         )
 
     @property
     def is_busy(self) -> bool:
-        """Bytes move, or may be asked of us at any moment."""
-        return self._leases_open or bool(self._readings) or self._test is not None
+        """Return whether bytes are moving, or a peer may read from this worker at any moment."""
+        return self._leases_open or bool(self._tasks) or self._test is not None
 
     @property
     def has_ready_work(self) -> bool:
-        """The next turn has something to do that waits for nobody."""
+        """Return whether the next turn can post or check something without waiting."""
         may_check = bool(self._arrived) or self.checks.may_work
-        return may_check or any(reading.may_post for reading in self._readings.values())
+        return may_check or any(task.may_post for task in self._tasks.values())
 
     @property
     def is_drained(self) -> bool:
-        """No read of ours is under way anywhere, and no check."""
+        """Return whether no read and no check of this engine is open."""
         is_checking = bool(self._arrived) or self.checks.num_open > 0
-        return not (self._lingering or is_checking or any(reading.open for reading in self._readings.values()))
+        return not (self._lingering or is_checking or any(task.open for task in self._tasks.values()))
 
     def accept(self, command: Command) -> None:
         match command:
             case ReadRequest():
-                self._accept_order(command)
+                self._accept_request(command)
             case ConnectPeer(peer):
                 self._connect(peer)
             case Cancel(id):
-                if id in self._readings:
-                    self._readings[id].fail(FailureKind.CANCELLED, "cancelled")
+                if id in self._tasks:
+                    self._tasks[id].fail(FailureKind.CANCELLED, "cancelled")
             case TearDownPeer(peer, reason):
                 self._tear_down(peer, reason)
             case SelfTest():
@@ -107,8 +110,8 @@ class TransferEngine:
                 self._leases_open = busy
 
     def turn(self) -> list[Event]:
-        """Move everything on by one beat. Returns what happened since the last turn, in order."""
-        if self._readings or self._arrived or self.checks.num_open:
+        """Post, poll and check once, and return the events since the last turn, in order."""
+        if self._tasks or self._arrived or self.checks.num_open:
             self._check_arrived()
             self._post_next()
             self._poll_open()
@@ -119,23 +122,24 @@ class TransferEngine:
         return self._take_events()
 
     def cancel_all(self, reason: str) -> None:
-        """Post nothing more. What is open is still waited for, turn by turn, until `is_drained`."""
-        for reading in self._readings.values():
-            reading.fail(FailureKind.STOPPED, reason)
+        """Fail all requests, so that no part is posted any more; later turns poll the open parts until `is_drained`."""
+        for task in self._tasks.values():
+            task.fail(FailureKind.STOPPED, reason)
 
     def close(self, error: str | None = None) -> list[Event]:
-        """Close the transport, report every open order, and end with MoverStopped."""
+        """Close the transport and return a report of every open request, with TransferStopped as the last event."""
         try:
             self._transport.close()
             drained = True
         except Exception as failure:
-            # Whatever it is, every order is still owed its report.
-            drained, error = False, error or str(failure)
+            # Every request must be reported, whatever the exception.
+            drained = False
+            error = error or str(failure)
         reason = error or "the transfer thread was stopped"
-        for reading in self._readings.values():
-            safe = drained or not reading.open
-            self._events.append(ReadFailed(reading.order.id, FailureKind.STOPPED, reason, safe))
-        self._readings.clear()
+        for task in self._tasks.values():
+            safe = drained or not task.open
+            self._events.append(ReadFailed(task.request.id, FailureKind.STOPPED, reason, safe))
+        self._tasks.clear()
         if self._test is not None:
             self._end_self_test(reason)
         if drained:
@@ -149,53 +153,53 @@ class TransferEngine:
         events, self._events = self._events, []
         return events
 
-    # Orders
+    # Read requests
 
-    def _accept_order(self, order: ReadRequest) -> None:
-        """A second order under an open id is the first one sent twice: it is reported once."""
-        if order.id in self._readings:
+    def _accept_request(self, request: ReadRequest) -> None:
+        """Start a task for a request. A second request with an open id is a duplicate, and is ignored."""
+        if request.id in self._tasks:
             return
-        if self._peers.get(order.peer.life) != order.peer:
-            reason = f"{order.peer.worker} is not connected"
-            self._events.append(ReadFailed(order.id, FailureKind.REFUSED, reason, drained=True))
+        if self._peers.get(request.peer.life) != request.peer:
+            reason = f"{request.peer.worker} is not connected"
+            self._events.append(ReadFailed(request.id, FailureKind.REFUSED, reason, drained=True))
             return
         block_bytes = self._transport.pool.block_bytes
-        parts = deque(split(order, block_bytes, self._max_post_bytes))
-        self._readings[order.id] = ReadTask(order, block_bytes, self._clock.now(), parts)
-        self._turns.append(order.id)
+        parts = deque(split(request, block_bytes, self._max_post_bytes))
+        self._tasks[request.id] = ReadTask(request, block_bytes, self._clock.now(), parts)
+        self._post_queue.append(request.id)
 
     def _post_next(self) -> None:
-        """One part of the order that has waited longest for its turn."""
-        for _ in range(len(self._turns)):
-            id = self._turns.popleft()
-            reading = self._readings.get(id)
-            if reading is None or not reading.waiting:
+        """Post one part of the request whose last post is the longest ago."""
+        for _ in range(len(self._post_queue)):
+            id = self._post_queue.popleft()
+            task = self._tasks.get(id)
+            if task is None or not task.waiting:
                 continue
-            self._turns.append(id)
-            if reading.may_post:
-                self._post(reading, reading.waiting.popleft())
+            self._post_queue.append(id)
+            if task.may_post:
+                self._post(task, task.waiting.popleft())
                 return
 
-    def _post(self, reading: ReadTask, part: ReadPart) -> None:
-        peer = reading.order.peer
+    def _post(self, task: ReadTask, part: ReadPart) -> None:
+        peer = task.request.peer
         try:
-            handle = self._transport.post_read(peer, reading.copies(part))
+            handle = self._transport.post_read(peer, task.copies(part))
         except CopyRefused as error:
-            reading.fail(FailureKind.REFUSED, str(error))
+            task.fail(FailureKind.REFUSED, str(error))
         except PeerError as error:
-            # Of this part nothing may be open; `disconnect` knows, and decides what is drained.
-            self._disconnect_peer(peer, FailureKind.PEER, str(error), failed_post=reading.order.id)
+            # Some transfers of this part may be open; `disconnect` returns whether all have ended.
+            self._disconnect_peer(peer, FailureKind.PEER, str(error), failed_post=task.request.id)
         else:
-            reading.open[handle] = part
+            task.open[handle] = part
 
     def _poll_open(self) -> None:
-        for id, reading in list(self._readings.items()):
-            for handle, part in list(reading.open.items()):
-                if id in self._readings:
-                    self._poll(reading, handle, part)
+        for id, task in list(self._tasks.items()):
+            for handle, part in list(task.open.items()):
+                if id in self._tasks:
+                    self._poll(task, handle, part)
 
-    def _poll(self, reading: ReadTask, handle: int, part: ReadPart) -> None:
-        peer = reading.order.peer
+    def _poll(self, task: ReadTask, handle: int, part: ReadPart) -> None:
+        peer = task.request.peer
         try:
             state = self._transport.poll(handle)
         except PeerError as error:
@@ -203,16 +207,19 @@ class TransferEngine:
             return
         if state is ReadState.PENDING:
             return
-        del reading.open[handle]
+        del task.open[handle]
         if state is ReadState.FAILED:
             self._disconnect_peer(peer, FailureKind.PEER, f"{peer.worker} is gone: a read of it failed")
-        elif reading.failure is None and reading.order.digests is not None:
-            reading.num_checking += 1
-            self._arrived.append(DigestCheck(reading, part))
+        elif task.failure is None and task.request.digests is not None:
+            task.num_checking += 1
+            self._arrived.append(DigestCheck(task, part))
 
     def _check_arrived(self) -> None:
-        """Just before a post: the helper, once woken, needs the interpreter's lock, which is free from the post on."""
-        is_reading = any(reading.open or reading.may_post for reading in self._readings.values())
+        """Queue received parts for a check, or do one check here, and fail requests with a wrong digest.
+
+        Called just before a post: the woken helper needs the interpreter lock, which the post releases.
+        """
+        is_reading = any(task.open or task.may_post for task in self._tasks.values())
         if self._is_helped and is_reading:
             while self._arrived:
                 self.checks.share(self._arrived.popleft())
@@ -221,18 +228,20 @@ class TransferEngine:
         else:
             self.checks.work()
         for check in self.checks.take():
-            reading, order = check.reading, check.reading.order
-            reading.num_checking -= 1
+            task = check.task
+            request = task.request
+            task.num_checking -= 1
             if check.wrong is not None:
-                block, index = order.copies[check.wrong].remote, order.logical[check.wrong]
-                reason = f"block {block} of {order.peer.worker} (prompt block {index}) is another"
-                reading.fail(FailureKind.DIGEST, reason)
+                block = request.copies[check.wrong].remote
+                index = request.logical[check.wrong]
+                reason = f"block {block} of {request.peer.worker} (prompt block {index}) has a different digest"
+                task.fail(FailureKind.DIGEST, reason)
 
     def _report_finished(self) -> None:
-        for id, reading in list(self._readings.items()):
-            if reading.is_over:
-                del self._readings[id]
-                self._events.append(reading.report(self._clock.now()))
+        for id, task in list(self._tasks.items()):
+            if task.is_over:
+                del self._tasks[id]
+                self._events.append(task.report(self._clock.now()))
 
     # Peers
 
@@ -246,7 +255,7 @@ class TransferEngine:
         self._newest[peer.worker.id] = peer.worker.incarnation
         for other in list(self._peers.values()):
             if other.worker.id == peer.worker.id:
-                self._disconnect_peer(other, FailureKind.PEER, f"{other.worker} connects anew")
+                self._disconnect_peer(other, FailureKind.PEER, f"{other.worker} reconnects")
         try:
             self._transport.connect(peer)
         except PeerError as error:
@@ -267,15 +276,18 @@ class TransferEngine:
     def _disconnect_peer(
         self, peer: TransportPeer, kind: FailureKind, reason: str, failed_post: int | None = None
     ) -> None:
-        """Disconnect a peer and report all its orders; `failed_post` is one that may have an open part unseen."""
+        """Disconnect a peer and report all its requests.
+
+        `failed_post`: id of the request whose post failed, which may have left an open transfer without a handle.
+        """
         del self._peers[peer.life]
         proven = self._transport.disconnect(peer)
-        for id, reading in list(self._readings.items()):
-            if reading.order.peer.life == peer.life:
-                del self._readings[id]
-                reading.fail(kind, reason)
-                safe = proven or not (reading.open or id == failed_post)
-                first_kind, first_reason = reading.failure or (kind, reason)
+        for id, task in list(self._tasks.items()):
+            if task.request.peer.life == peer.life:
+                del self._tasks[id]
+                task.fail(kind, reason)
+                safe = proven or not (task.open or id == failed_post)
+                first_kind, first_reason = task.failure or (kind, reason)
                 self._events.append(ReadFailed(id, first_kind, first_reason, safe))
         if not proven:
             self._lingering[peer.life] = peer
@@ -290,7 +302,7 @@ class TransferEngine:
     # Self-test
 
     def _start_self_test(self) -> None:
-        """One at a time; a second command while one runs is answered with the first."""
+        """Start a self-test, unless one is running; its result then answers both commands."""
         if self._test is not None:
             return
         started = self._clock.now()

@@ -1,4 +1,4 @@
-"""What the carrier needs of a transport beyond the engine's port; owns no implementation."""
+"""Define the calls that the transfer engine needs of a transport beyond the `KVTransport` of the engine room."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from tandem.transfer.memory_pool import MemoryPool
 
 
 class Transport(KVTransport, Protocol):
-    """A KVTransport that keeps more promises.
+    """A KVTransport with stronger guarantees about the memory under its reads.
 
-    `disconnect` may be called again until it returns True: while a read's end is unproven, the peer lingers, can not
-    be posted to, and its reads go on being progressed. `poll` raises PeerError when a read ended badly without proof
-    that it touches our memory no more. After `close` returns, nothing of the transport touches our memory.
+    `disconnect` may be called again until it returns True. Until then some read is not proven to have ended: the peer
+    accepts no new reads, and its open reads still make progress. `poll` raises PeerError when a read failed without
+    proof that it no longer writes to local memory. After `close` returns, no read writes to local memory.
     """
 
     @property
     def pool(self) -> MemoryPool:
-        """Where reads end: all blocks, and of each the heads of this rank."""
+        """Return the pool that reads write to, with this rank's heads of every block."""
         ...
 
     def enter_thread(self) -> None:
-        """The first call of the thread that uses the transport from then on, which may be another than made it."""
+        """Prepare the calling thread, which is the only one to use the transport from then on.
+
+        Another thread may have created the transport.
+        """
         ...
 
     def post_self_test(self) -> int:
-        """Start to move a few bytes of the transport's own memory, never of the pool, through itself.
+        """Start a read of a few bytes of the transport's own memory, not of the pool, and return its handle.
 
-        The handle is polled like a read's; FAILED when the bytes did not arrive intact. Raises PeerError.
+        The handle is polled like that of a read: FAILED when the bytes did not arrive intact. Raises PeerError.
         """
         ...

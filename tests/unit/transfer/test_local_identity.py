@@ -54,7 +54,7 @@ def forged(peer: TransportPeer, field: int, value: object) -> TransportPeer:
         (HOST, "another/boot", "not on this host"),
         (TICKS, 1, "is gone"),
         (PID, 2**22 + 1, "is gone"),
-        (NONCE, "00" * 16, "another life"),
+        (NONCE, "00" * 16, "another incarnation"),
         (NONCE, "00", "no local transport"),
         (ADDRESS, 64, "is gone"),
         (PID, 0, "no local transport"),
@@ -91,7 +91,7 @@ def test_a_life_that_ends_between_connect_and_read_is_noticed(producer) -> None:
     consumer, _ = open_local("consumer")
     consumer.connect(peer)
     transport.close()
-    with pytest.raises(PeerError, match="another life"):
+    with pytest.raises(PeerError, match="another incarnation"):
         consumer.post_read(peer, [BlockCopy(BlockId(1), BlockId(1))])
 
 

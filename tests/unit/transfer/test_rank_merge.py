@@ -42,11 +42,11 @@ class Two:
         self.joint = RankEventMerger(2)
 
     def ask(self, command: Command) -> list[Event]:
-        self.joint.ask(command)
+        self.joint.submit(command)
         return self.events()
 
     def heard(self, rank: int, event: Event) -> list[Event]:
-        self.joint.heard(rank, event)
+        self.joint.on_event(rank, event)
         return self.events()
 
     def events(self) -> list[Event]:
@@ -328,7 +328,7 @@ class JointMachine(RuleBasedStateMachine):
         self.unsafe.discard(peer)
 
     def ask(self, command: Command) -> None:
-        self.joint.ask(command)
+        self.joint.submit(command)
         self.work()
 
     def peer(self, name: str) -> TransportPeer:
@@ -387,7 +387,7 @@ class JointMachine(RuleBasedStateMachine):
     def hear(self, data: st.DataObject, num: int) -> None:
         number = data.draw(st.integers(0, len(self.ranks) - 1))
         for _ in range(min(num, len(self.ranks[number].outbox))):
-            self.joint.heard(number, self.ranks[number].outbox.popleft())
+            self.joint.on_event(number, self.ranks[number].outbox.popleft())
             self.work()
 
     @precondition(lambda self: self.next_id > 4)
@@ -403,7 +403,7 @@ class JointMachine(RuleBasedStateMachine):
     def hear_all(self) -> None:
         for number, rank in enumerate(self.ranks):
             while rank.outbox:
-                self.joint.heard(number, rank.outbox.popleft())
+                self.joint.on_event(number, rank.outbox.popleft())
                 self.work()
 
     def teardown(self) -> None:

@@ -51,7 +51,7 @@ async def test_what_arrives_wrong_is_no_measurement(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     producer.executor.memory[512 + 1] = 77
     reply = await measure(consumer, producer.worker.me)
-    assert reply.refusal.kind == "kv_lost" and "is another" in reply.refusal.message
+    assert reply.refusal.kind == "kv_lost" and "has a different digest" in reply.refusal.message
     producer.executor.memory[512 + 1] = 2
     assert (await measure(consumer, producer.worker.me)).report.num_bytes > 0
 

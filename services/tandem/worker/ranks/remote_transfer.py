@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from tandem.core.errors import TandemError
 from tandem.engine.transfer_messages import Command, Event, TransferStopped
-from tandem.transfer.interfaces import OpenMover
+from tandem.transfer.interfaces import OpenRankTransfer
 from tandem.wire.gen import mover_pb2 as pb
 from tandem.wire.transfer_codec import decode_command, decode_event, encode_command, encode_event
 
@@ -86,7 +86,7 @@ class TransferServer:
     """Own the transfer of this process's rank, driven by the first rank. Each event goes to `send`, which must not
     raise, on the transfer thread."""
 
-    def __init__(self, open_mover: OpenMover, send: Send) -> None:
+    def __init__(self, open_mover: OpenRankTransfer, send: Send) -> None:
         self._send = send
         self._transfer = open_mover(self._send_event)
 
