@@ -100,7 +100,7 @@ async def _flush(gateway: Gateway) -> None:
     """Have the spans sent that wait for more."""
     sender = gateway._telemetry._spans
     if sender is not None:
-        sender._is_due.set()
+        sender._batch_due.set()
         while sender._waiting:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
 

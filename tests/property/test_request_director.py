@@ -22,12 +22,12 @@ from tandem.core.events import (
     SampledToken,
     Token,
 )
-from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.orchestration.commands import CancelJob, Command, EndRequest, ReleaseLease, SubmitJob
+from tandem.orchestration.commands import CancelJob, Command, EndRequest, SubmitJob
 from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.request_queue import RequestTerms
 from tandem.routing.placement import Placement
@@ -50,7 +50,8 @@ def token_of(request: RequestId, choice: int, index: int) -> int:
 
 @dataclass(eq=False)
 class _RunningJob:
-    """A job at a worker. `next_index`: of each choice that has not ended there; `is_accepted`: its worker has answered."""
+    """A job at a worker. `next_index`: of each choice that has not ended there; `is_accepted`: its worker has
+    answered."""
 
     worker: WorkerRef
     job: Job
@@ -274,33 +275,39 @@ class DirectorMachine(RuleBasedStateMachine):
         for command in commands:
             match command:
                 case SubmitJob(worker, job):
-                    assert job.request.id in self.open, f"{job.key} is of a request that has ended"
-                    first = len(job.output_tokens)
-                    choices = range(job.choice, job.choice + job.num_choices)
-                    running = _RunningJob(worker, job, dict.fromkeys(choices, first))
-                    if worker in self.workers.views:
-                        self.jobs.append(running)
-                    else:
-                        gone = TandemError(ErrorKind.WORKER_LOST, "it is gone")
-                        self.execute(self.director.on_submit_result(worker, job.key, gone, self.now))
+                    self.submit_job(worker, job)
                 case CancelJob(worker, keys):
                     for key in keys:
-                        for job in [x for x in self.jobs if x.worker == worker and x.job.key.attempt == key.attempt]:
-                            if job.job.request.id == key.request and key.choice in job.next_index:
-                                self.leave(job, key.choice)
-                case Token(key, index, token):
-                    assert key.request in self.open, f"{command} after the end"
-                    told = self.tokens[key.request, key.choice]
-                    if (key.request, key.choice) not in self.choice_ends:
-                        assert index == len(told) and token.id == token_of(key.request, key.choice, index)
-                    told.append(token.id)
+                        self.cancel_job(worker, key)
+                case Token():
+                    self.deliver(command)
                 case Finished(key):
                     assert key.request in self.open and (key.request, key.choice) not in self.choice_ends
                     self.choice_ends.add((key.request, key.choice))
                 case EndRequest(request, outcome, usage):
                     self.end(request, outcome, usage is not None)
-                case ReleaseLease():
-                    pass
+
+    def submit_job(self, worker: WorkerRef, job: Job) -> None:
+        assert job.request.id in self.open, f"{job.key} is of a request that has ended"
+        if worker not in self.workers.views:
+            gone = TandemError(ErrorKind.WORKER_LOST, "it is gone")
+            self.execute(self.director.on_submit_result(worker, job.key, gone, self.now))
+            return
+        choices = range(job.choice, job.choice + job.num_choices)
+        self.jobs.append(_RunningJob(worker, job, dict.fromkeys(choices, len(job.output_tokens))))
+
+    def cancel_job(self, worker: WorkerRef, key: JobKey) -> None:
+        for job in [job for job in self.jobs if job.worker == worker and job.job.attempt == key.attempt]:
+            if job.job.request.id == key.request and key.choice in job.next_index:
+                self.leave(job, key.choice)
+
+    def deliver(self, token: Token) -> None:
+        request, choice = token.key.request, token.key.choice
+        assert request in self.open, f"{token} after the end"
+        delivered = self.tokens[request, choice]
+        if (request, choice) not in self.choice_ends:
+            assert token.index == len(delivered) and token.token.id == token_of(request, choice, token.index)
+        delivered.append(token.token.id)
 
     def end(self, request: RequestId, outcome: Finished | TandemError, is_charged: bool) -> None:
         assert self.open.pop(request, None) is not None, f"{request} ended twice"
@@ -309,7 +316,8 @@ class DirectorMachine(RuleBasedStateMachine):
         if isinstance(outcome, Finished):
             assert is_charged and len(self.tokens[request, outcome.key.choice]) == outcome.num_output_tokens
         else:
-            assert outcome.kind is not ErrorKind.INTERNAL or outcome.__cause__ is None, repr(outcome.__cause__)
+            if outcome.__cause__ is not None:
+                raise AssertionError(f"{request} was aborted") from outcome.__cause__
 
 
 TestDirector = DirectorMachine.TestCase

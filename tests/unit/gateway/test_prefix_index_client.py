@@ -49,7 +49,7 @@ class Cluster:
 
     async def tell(self, stored: Sequence[BlockHash] = (), evicted: Sequence[BlockHash] = ()) -> None:
         facts: list[KVFact] = [*(BlockStored(h, None) for h in stored), *(BlockEvicted(h) for h in evicted)]
-        self.publisher.told(facts)
+        self.publisher.on_kv_events(facts)
         await self.publisher.turn()
 
     async def pass_by(self, seconds: float) -> None:
@@ -120,7 +120,7 @@ async def test_facts_that_a_worker_drops_while_redis_is_away_are_in_a_snapshot(c
     await cluster.tell(BLOCKS[:1])
     await cluster.pass_by(SOON_S)
     for _ in range(301):
-        cluster.publisher.told([BlockStored(BLOCKS[2], None), BlockEvicted(BLOCKS[2])])
+        cluster.publisher.on_kv_events([BlockStored(BLOCKS[2], None), BlockEvicted(BLOCKS[2])])
     await cluster.tell(BLOCKS[5:6])
     for _ in range(3):
         await cluster.pass_by(BEACON_S)

@@ -120,7 +120,7 @@ async def refusal(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: in
 def hurry(quotas: TenantQuotas, answer_s: float = 0.1) -> None:
     """Let it wait no longer for a server that does not answer anyhow."""
     store: Any = quotas._store
-    store._line._redis.answer_s = answer_s
+    store._calls._redis.answer_s = answer_s
 
 
 async def num_admitted(calls: list[Callable[[], object]]) -> int:

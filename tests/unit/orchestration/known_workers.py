@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tandem.core.events import KVReceived
 from tandem.core.ids import RequestId, WorkerRef
-from tandem.core.request import Job, PrefillJob
+from tandem.core.request import Job
 from tandem.routing.placement import Placement
 from tandem.routing.router import BY_COST
 from tandem.routing.worker_ranking import WorkerRanking
@@ -39,7 +39,6 @@ class BookedWorkers:
             self.inflight.pop((worker, request), None)
 
     def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
-        assert worker in self.views or not self.views or isinstance(job, PrefillJob)
         self.jobs.append(job)
 
     def measured(self, placement: Placement, pulled: KVReceived) -> None:

@@ -489,7 +489,9 @@ def test_a_prompt_alone_ends_with_the_prefill() -> None:
     life.reported(P, scores(1, 3))
     assert life.reported(D, Finished(key(), None, 0, 0)) == []
     (end, *rest) = reversed(life.reported(P, Finished(key(), FinishReason.LENGTH, 0, 2)))
-    assert end == EndRequest(RequestId("r"), Finished(key(), FinishReason.LENGTH, 0, 2)) and shape(rest) == ["release p"]
+    assert end == EndRequest(RequestId("r"), Finished(key(), FinishReason.LENGTH, 0, 2)) and shape(rest) == [
+        "release p"
+    ]
 
 
 # ---- several choices
@@ -503,7 +505,9 @@ def several(num_choices: int = 3, is_remote: bool = True) -> RequestState:
     commands = life.accepted(D, key())
     if is_remote:
         (start,) = commands
-        assert isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob) and start.job.num_choices == num_choices
+        assert (
+            isinstance(start, SubmitJob) and isinstance(start.job, PrefillJob) and start.job.num_choices == num_choices
+        )
         life.accepted(P, key())
     return life
 

@@ -88,13 +88,13 @@ async def test_two_request_queues_share_their_totals(redis_url: str) -> None:
             await sync.stop()
     for name, tenant in (("first", "acme"), ("second", "globex")):
         request = _request(name, tenant, 10)
-        assert queues[1].enter(request, queues[1].ticket(request, 1.0)) is None
+        assert queues[1].enter(request, queues[1].item_for(request, 1.0)) is None
     assert queues[1].first("m") == "second"
 
 
 def _serve(queue: RequestQueue) -> ModelFlow:
     request = _request(f"r{next(_numbers)}", "acme", 1000)
-    queue.enter(request, queue.ticket(request, 1.0))
+    queue.enter(request, queue.item_for(request, 1.0))
     queue.send(request.id)
     queue.leave(request.id)
     return ModelFlow("m", FlowKey(request.lane, request.tenant))

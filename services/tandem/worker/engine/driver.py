@@ -44,9 +44,8 @@ Command = Callable[[Engine, float], list[Effect]]
 class EngineSnapshot:
     """State of the engine between two steps.
 
-    `is_transferring`: KV is offered or being read. `step_cost` is None until measured. `num_generated` counts the tokens
-    sampled since the start.
-    """
+    `is_transferring`: KV is offered or being read. `step_cost` is None until measured. `num_generated` counts the
+    tokens sampled since the start. """
 
     load: WorkerLoad = WorkerLoad()
     num_live: int = 0
