@@ -22,7 +22,7 @@ from tandem.core.events import (
     SampledToken,
     Token,
 )
-from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.core.step_cost import StepCost
