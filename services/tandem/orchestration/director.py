@@ -196,6 +196,8 @@ class RequestDirector:
             assert request in self._open, f"{request} has a place in the queue and is not open"
         for request, one in self._open.items():
             assert one.fixed_placement is not None or request in self.queue, f"{one!r} is open and has no place"
+        num_queued = sum(one.is_queued for one in self._open.values() if one.fixed_placement is None)
+        assert num_queued == len(self.queue), f"{num_queued} requests are queued, {len(self.queue)} wait"
 
     # ---- requests
 
