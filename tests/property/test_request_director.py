@@ -106,12 +106,12 @@ class DirectorMachine(RuleBasedStateMachine):
         terms = RequestTerms(timeout_s=timeout_s, policy=policy)  # type: ignore[arg-type]
         self.reserved[request.id] = num_prompt
         try:
-            commands = self.director.submit(request, self.now, terms)
+            admitted = self.director.submit(request, self.now, terms)
         except TandemError:
             self.settled[request.id] = self.reserved[request.id]
             return
         self.open[request.id] = request
-        self.execute(commands)
+        self.execute(admitted.commands)
 
     @rule(data=st.data())
     @precondition(lambda self: len(self.workers.views) > 1)
@@ -126,7 +126,7 @@ class DirectorMachine(RuleBasedStateMachine):
         )
         self.open[request.id] = request
         self.reserved[request.id] = 1
-        self.execute(self.director.probe(request, Placement(*pair), self.now))
+        self.execute(self.director.probe(request, Placement(*pair), self.now).commands)
 
     @rule(data=st.data())
     @precondition(lambda self: self.open)

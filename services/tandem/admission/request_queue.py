@@ -108,6 +108,13 @@ class RequestQueue:
             entry.is_sent = False
             self._num_waiting += 1
 
+    def withdraw(self, request: RequestId) -> None:
+        """Move a waiting request to the sent state because nothing of it waits any more; does nothing when it does not
+        wait."""
+        entry = self._entries.get(request)
+        if entry is not None and not entry.is_sent:
+            self.send(request)
+
     def charge_output(self, request: RequestId, num_tokens: int) -> None:
         """Charge further output tokens of a request; does nothing when it is unknown."""
         entry = self._entries.get(request)

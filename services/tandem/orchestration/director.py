@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tandem.admission.request_queue import RequestQueue
 from tandem.admission.usage_estimator import TokenUsage
@@ -73,7 +73,7 @@ class KnownWorkers(Protocol):
 class OpenRequest:
     """One open request: its state, where its time goes, and what bounds it.
 
-    Times are seconds of the director's clock: `received_at`, when it was admitted; `progress_at`, when a worker last
+    Times are seconds of the director's clock: `progress_at`, when a worker last
     reported on it; `delivered_at`, when its client last got something new, at first its admission. `deadline`: the
     client's, None without one. `prefill_s`: the least time that its prompt takes. `predicted`: what of its prompt is
     cached where, until the worker that computes it has reported. `fixed_placement`: the workers of a link probe, which
@@ -81,13 +81,12 @@ class OpenRequest:
 
     __slots__ = (
         "deadline", "delivered_at", "fixed_placement", "has_begun", "ledger", "predicted", "prefill_s", "progress_at",
-        "received_at", "state",
+        "state",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, ledger: PhaseLedger, now: float) -> None:
         self.state = state
         self.ledger = ledger
-        self.received_at = now
         self.progress_at = now
         self.delivered_at = now
         self.deadline: float | None = None
@@ -130,6 +129,13 @@ class OpenRequest:
         return f"<open {self.state!r}>"
 
 
+class Admitted(NamedTuple):
+    """A request that was admitted, and what is to be done now: one of the commands may end it already."""
+
+    open_request: OpenRequest
+    commands: list[Command]
+
+
 class RequestDirector:
     """Owns every open request of one gateway: admission, queueing, placement, attempts, retries and deadlines.
 
@@ -151,14 +157,8 @@ class RequestDirector:
         self._prefixes = prefixes
         self._queue = PlacementQueue(workers.candidates(), config, targets, prefixes, workers.routing)
         self._open: dict[RequestId, OpenRequest] = {}
-        self._submitted: OpenRequest | None = None
 
     # ---- what is open
-
-    def take(self, request: RequestId) -> OpenRequest:
-        """Return the request that was submitted last, also where one of its commands ends it already."""
-        assert self._submitted is not None and self._submitted.id == request, f"{request} was not submitted last"
-        return self._submitted
 
     def requests(self) -> Sequence[OpenRequest]:
         """Return all open requests, link probes included."""
@@ -178,8 +178,8 @@ class RequestDirector:
 
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Count the open requests of clients by tenant and by whether they wait for a place."""
-        of_clients = [one for one in self.requests() if one.fixed_placement is None]
-        return Counter((one.state.request.tenant, one.is_queued) for one in of_clients)
+        of_clients = [open_request for open_request in self.requests() if open_request.fixed_placement is None]
+        return Counter((open_request.state.request.tenant, open_request.is_queued) for open_request in of_clients)
 
     def breakers(self, now: float) -> Mapping[WorkerId, BreakerState]:
         """Return the circuit breakers that are not closed."""
@@ -187,69 +187,77 @@ class RequestDirector:
 
     def positions(self, worker: WorkerRef) -> list[tuple[JobKey, int]]:
         """Return the choices that a worker is to report on, and the index of each one's next token."""
-        return [position for one in self._open.values() for position in one.state.positions(worker)]
+        return [position for open_request in self._open.values() for position in open_request.state.positions(worker)]
 
     def check(self) -> None:
         """Raise AssertionError where the queue and the open requests disagree."""
         self.queue.check()
         for request in self._queue.known():
             assert request in self._open, f"{request} has a place in the queue and is not open"
-        for request, one in self._open.items():
-            assert one.fixed_placement is not None or request in self.queue, f"{one!r} is open and has no place"
-        num_queued = sum(one.is_queued for one in self._open.values() if one.fixed_placement is None)
+        for request, open_request in self._open.items():
+            assert open_request.fixed_placement is not None or request in self.queue, (
+                f"{open_request!r} is open and has no place"
+            )
+        num_queued = sum(
+            open_request.is_queued for open_request in self._open.values() if open_request.fixed_placement is None
+        )
         assert num_queued == len(self.queue), f"{num_queued} requests are queued, {len(self.queue)} wait"
 
     # ---- requests
 
     def submit(
         self, request: Request, now: float, terms: RequestTerms = NO_TERMS, ledger: PhaseLedger | None = None
-    ) -> list[Command]:
+    ) -> Admitted:
         """Admit a request: it is placed now, or waits for its turn.
 
         Raises TandemError, and keeps nothing, when by prediction it would miss its target (SLO_MISS) or the queue is
         full of requests that come before it (OVERLOADED)."""
-        admitted = self._queue.admit(request, terms)
+        admission = self._queue.admit(request, terms)
         out: list[Command] = []
-        if admitted.leaves is not None and admitted.error is not None:
-            leaver = self._open.get(admitted.leaves)
+        if admission.leaves is not None and admission.error is not None:
+            leaver = self._open.get(admission.leaves)
             if leaver is None:  # the newcomer itself
-                self._queue.leave(admitted.leaves)
-                raise admitted.error
-            self._apply(leaver, partial(leaver.state.failed, admitted.error), now, out)
-        one = self._begin(request, ledger, now, self._config.max_retries)
-        one.prefill_s = admitted.prefill_s
+                self._queue.leave(admission.leaves)
+                raise admission.error
+            self._apply(leaver, partial(leaver.state.failed, admission.error), now, out)
+        open_request = self._begin(request, ledger, now, self._config.max_retries)
+        open_request.prefill_s = admission.prefill_s
         if terms.timeout_s is not None:
-            one.deadline = now + terms.timeout_s
+            open_request.deadline = now + terms.timeout_s
         self._place_queued(now, out)
-        return out
+        return Admitted(open_request, out)
 
-    def probe(self, request: Request, placement: Placement, now: float) -> list[Command]:
+    def probe(self, request: Request, placement: Placement, now: float) -> Admitted:
         """Send a request through two given workers, once, past queue and router: it shows whether KV moves between
         them."""
-        one = self._begin(request, None, now, max_retries=0)
-        one.fixed_placement = placement
+        open_request = self._begin(request, None, now, max_retries=0)
+        open_request.fixed_placement = placement
         out: list[Command] = []
-        self._apply(one, partial(one.state.placed, placement), now, out)
-        return out
+        self._apply(open_request, partial(open_request.state.placed, placement), now, out)
+        return Admitted(open_request, out)
 
     def cancel(self, request: RequestId, now: float) -> list[Command]:
         """End a request whose client is gone or has enough; nothing where it has ended."""
-        return self._decide(request, lambda one: one.state.cancelled(), now)
+        return self._decide(request, lambda open_request: open_request.state.cancelled(), now)
 
     def finish(self, request: RequestId, choice: int, now: float) -> list[Command]:
         """End one choice of which the client has enough; nothing where it has ended."""
-        return self._decide(request, lambda one: one.state.finished(choice), now)
+        out = self._decide(request, lambda open_request: open_request.state.finished(choice), now)
+        open_request = self._open.get(request)
+        if open_request is not None and not open_request.is_queued:
+            self.queue.withdraw(request)  # the choice may have been the last one of it that waited
+        return out
 
     def fail(self, request: RequestId, error: TandemError, now: float) -> list[Command]:
         """End a request with an error; nothing where it has ended."""
-        return self._decide(request, lambda one: one.state.failed(error), now)
+        return self._decide(request, lambda open_request: open_request.state.failed(error), now)
 
     def abort(self, request: RequestId, failure: Exception, now: float) -> list[Command]:
         """End a request because this program failed at it; nothing where it has ended."""
         out: list[Command] = []
-        one = self._open.get(request)
-        if one is not None:
-            self._abort(one, failure, now, out)
+        open_request = self._open.get(request)
+        if open_request is not None:
+            self._abort(open_request, failure, now, out)
         return out
 
     # ---- what workers report
@@ -258,24 +266,24 @@ class RequestDirector:
         """Apply what a worker reports of its jobs, in order; reports on requests that have ended are ignored."""
         out: list[Command] = []
         for event in events:
-            one = self._open.get(event.key.request)
-            if one is None:
+            open_request = self._open.get(event.key.request)
+            if open_request is None:
                 continue
-            one.progress_at = now
+            open_request.progress_at = now
             if type(event) is not Token:
-                self._learn(one, worker, event, out)
+                self._learn(open_request, worker, event, out)
             # A job's first token reports more than what was sampled.
             elif event.num_cached_tokens is not None or event.stages is not None:
-                self._learn_first_token(one, worker, event, now, out)
-            elif one.state.streamed(worker, event.key, event.index, (event.token.id,)):
-                one.delivered_at = now
-                one.has_begun = True
+                self._learn_first_token(open_request, worker, event, now, out)
+            elif open_request.state.streamed(worker, event.key, event.index, (event.token.id,)):
+                open_request.delivered_at = now
+                open_request.has_begun = True
                 self._queue.line.charge_output(event.key.request, 1)
                 out.append(event)
-                if one.ledger.phase is not LedgerPhase.DECODE:
-                    one.move_ledger(now)
+                if open_request.ledger.phase is not LedgerPhase.DECODE:
+                    open_request.move_ledger(now)
                 continue
-            self._apply(one, partial(one.state.reported, worker, event), now, out)
+            self._apply(open_request, partial(open_request.state.reported, worker, event), now, out)
         return out
 
     def on_tokens(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int], now: float) -> bool:
@@ -283,32 +291,34 @@ class RequestDirector:
 
         True: all of them go to the client, and the caller delivers them.
         """
-        one = self._open.get(key.request)
-        if one is None or not one.state.streamed(worker, key, first_index, ids):
+        open_request = self._open.get(key.request)
+        if open_request is None or not open_request.state.streamed(worker, key, first_index, ids):
             return False
-        one.progress_at = now
-        one.delivered_at = now
-        one.has_begun = True
+        open_request.progress_at = now
+        open_request.delivered_at = now
+        open_request.has_begun = True
         self._queue.line.charge_output(key.request, len(ids))
-        one.move_ledger(now)
+        open_request.move_ledger(now)
         return True
 
     def on_submit_result(self, worker: WorkerRef, key: JobKey, error: TandemError | None, now: float) -> list[Command]:
         """Apply a worker's answer to a job: accepted, or rejected with `error` (WORKER_LOST: it could not be
         reached)."""
         out: list[Command] = []
-        one = self._open.get(key.request)
-        if one is None:
+        open_request = self._open.get(key.request)
+        if open_request is None:
             return out
         if error is None:
-            one.progress_at = now
-            self._apply(one, partial(one.state.accepted, worker, key), now, out)
-            one.has_begun = one.has_begun or one.state.phase is JobGroupPhase.RUNNING
-        elif one.fixed_placement is not None and error.kind is ErrorKind.WORKER_LOST:
-            self._apply(one, partial(one.state.failed, error), now, out)  # a probe has no other workers
+            open_request.progress_at = now
+            self._apply(open_request, partial(open_request.state.accepted, worker, key), now, out)
+            open_request.has_begun = open_request.has_begun or open_request.state.phase is JobGroupPhase.RUNNING
+        elif open_request.fixed_placement is not None and error.kind is ErrorKind.WORKER_LOST:
+            self._apply(
+                open_request, partial(open_request.state.failed, error), now, out
+            )  # a probe has no other workers
         else:
-            self._apply(one, partial(one.state.refused, worker, key, error), now, out)
-        if one.is_queued and key.request in self._open:
+            self._apply(open_request, partial(open_request.state.refused, worker, key, error), now, out)
+        if open_request.is_queued and key.request in self._open:
             self._place_queued(now, out)
         return out
 
@@ -316,8 +326,8 @@ class RequestDirector:
         """A worker is gone with all that ran on it."""
         self._queue.forget(worker)
         out: list[Command] = []
-        for one in self.requests():
-            self._apply(one, partial(one.state.worker_lost, worker, reason), now, out)
+        for open_request in self.requests():
+            self._apply(open_request, partial(open_request.state.worker_lost, worker, reason), now, out)
         return out
 
     def on_capacity(self, worker: WorkerView, now: float) -> list[Command]:
@@ -335,16 +345,18 @@ class RequestDirector:
     def overdue(self, now: float) -> Sequence[RequestId]:
         """Return the requests that `on_timer` would end or take from their workers now."""
         return [
-            one.id for one in self._open.values() if self._timeout(one, now) is not None or self._is_stalled(one, now)
+            open_request.id
+            for open_request in self._open.values()
+            if self._timeout(open_request, now) is not None or self._is_stalled(open_request, now)
         ]
 
     def on_timer(self, now: float) -> list[Command]:
         """End what is overdue, look for consumers again, and place what waits. Call it every `TICK_S`."""
         out: list[Command] = []
-        for one in self.requests():
-            self._apply(one, partial(self._timed_out, one, now), now, out)
-            for search in one.state.seeks():
-                self._find_consumer(one, search, now, out)
+        for open_request in self.requests():
+            self._apply(open_request, partial(self._timed_out, open_request, now), now, out)
+            for search in open_request.state.seeks():
+                self._find_consumer(open_request, search, now, out)
         self._place_queued(now, out)
         return out
 
@@ -352,53 +364,52 @@ class RequestDirector:
 
     def _begin(self, request: Request, ledger: PhaseLedger | None, now: float, max_retries: int) -> OpenRequest:
         state = RequestState(request, self._new_handoff(request.id), max_retries)
-        one = self._open[request.id] = OpenRequest(state, PhaseLedger(now) if ledger is None else ledger, now)
-        one.move_ledger(now)
-        self._submitted = one
-        return one
+        open_request = self._open[request.id] = OpenRequest(state, PhaseLedger(now) if ledger is None else ledger, now)
+        open_request.move_ledger(now)
+        return open_request
 
     def _place_queued(self, now: float, out: list[Command]) -> None:
         while (turn := self._queue.next(now)) is not None:
-            one = self._open[turn.request]
+            open_request = self._open[turn.request]
             self._workers.add_inflight(turn.placement.prefill, turn.request, self.queue.charged(turn.request))
-            one.predicted = turn.predicted
-            self._apply(one, partial(one.state.placed, turn.placement), now, out)
+            open_request.predicted = turn.predicted
+            self._apply(open_request, partial(open_request.state.placed, turn.placement), now, out)
 
     def _decide(
         self, request: RequestId, decide: Callable[[OpenRequest], Sequence[StateCommand]], now: float
     ) -> list[Command]:
         out: list[Command] = []
-        one = self._open.get(request)
-        if one is not None:
-            self._apply(one, partial(decide, one), now, out)
+        open_request = self._open.get(request)
+        if open_request is not None:
+            self._apply(open_request, partial(decide, open_request), now, out)
         return out
 
     def _apply(
-        self, one: OpenRequest, decide: Callable[[], Sequence[StateCommand]], now: float, out: list[Command]
+        self, open_request: OpenRequest, decide: Callable[[], Sequence[StateCommand]], now: float, out: list[Command]
     ) -> None:
         """Resolve what one request wants done into commands for the driver."""
         try:
             for command in decide():
-                self._resolve(one, command, now, out)
-            one.move_ledger(now)
+                self._resolve(open_request, command, now, out)
+            open_request.move_ledger(now)
         except Exception as failure:
-            self._abort(one, failure, now, out)
+            self._abort(open_request, failure, now, out)
 
-    def _resolve(self, one: OpenRequest, command: StateCommand, now: float, out: list[Command]) -> None:
+    def _resolve(self, open_request: OpenRequest, command: StateCommand, now: float, out: list[Command]) -> None:
         match command:
             case Token():
-                one.delivered_at = one.progress_at
-                one.has_begun = True
-                self.queue.charge_output(one.id, 1)
+                open_request.delivered_at = open_request.progress_at
+                open_request.has_begun = True
+                self.queue.charge_output(open_request.id, 1)
                 out.append(command)
             case PromptLogprobs() | Finished():
-                one.delivered_at = now
-                one.has_begun = one.has_begun or isinstance(command, Finished)
+                open_request.delivered_at = now
+                open_request.has_begun = open_request.has_begun or isinstance(command, Finished)
                 out.append(command)
             case Requeue():
-                self._requeue(one, command, now)
+                self._requeue(open_request, command, now)
             case FindConsumer():
-                self._find_consumer(one, command, now, out)
+                self._find_consumer(open_request, command, now, out)
             case ReportWorkerFailure(workers):
                 self._queue.breaker.failed(workers, now)
                 out.append(command)
@@ -406,108 +417,112 @@ class RequestDirector:
                 self._workers.add_inflight_job(worker, job)
                 out.append(command)
             case EndRequest(outcome=outcome):
-                self._end(one, outcome, out)
+                self._end(open_request, outcome, out)
             case _:
                 out.append(command)
 
-    def _requeue(self, one: OpenRequest, place: Requeue, now: float) -> None:
+    def _requeue(self, open_request: OpenRequest, place: Requeue, now: float) -> None:
         """Back to its place in the queue; a probe, which has none, is sent again with the next tick."""
-        self._forget_placement(one)
-        if one.fixed_placement is None:
+        self._forget_placement(open_request)
+        if open_request.fixed_placement is None:
             self._queue.refused(place.excluded, now)
             if place.has_failed:
-                self._queue.failed(one.id, place)
-            self.queue.put_back(one.id)
+                self._queue.failed(open_request.id, place)
+            self.queue.put_back(open_request.id)
 
-    def _find_consumer(self, one: OpenRequest, search: FindConsumer, now: float, out: list[Command]) -> None:
+    def _find_consumer(self, open_request: OpenRequest, search: FindConsumer, now: float, out: list[Command]) -> None:
         """Look for a worker that takes over. A probe keeps to its own two workers."""
         consumer = None
-        if one.fixed_placement is None:
-            consumer = self._queue.pick_consumer(one.state.request.model, search, now)
-        self._apply(one, partial(one.state.consumer_found, search.choice, consumer), now, out)
+        if open_request.fixed_placement is None:
+            consumer = self._queue.pick_consumer(open_request.state.request.model, search, now)
+        self._apply(open_request, partial(open_request.state.consumer_found, search.choice, consumer), now, out)
 
-    def _end(self, one: OpenRequest, outcome: Finished | TandemError, out: list[Command]) -> None:
-        if self._open.pop(one.id, None) is None:
+    def _end(self, open_request: OpenRequest, outcome: Finished | TandemError, out: list[Command]) -> None:
+        if self._open.pop(open_request.id, None) is None:
             return
-        self._forget_placement(one)
-        self._queue.leave(one.id, one.state.num_cached)
-        one.has_begun = one.has_begun or isinstance(outcome, Finished)
-        out.append(EndRequest(one.id, outcome, one.usage()))
+        self._forget_placement(open_request)
+        self._queue.leave(open_request.id, open_request.state.num_cached)
+        open_request.has_begun = open_request.has_begun or isinstance(outcome, Finished)
+        out.append(EndRequest(open_request.id, outcome, open_request.usage()))
 
-    def _forget_placement(self, one: OpenRequest) -> None:
+    def _forget_placement(self, open_request: OpenRequest) -> None:
         """It does not go where it was to go."""
-        if one.state.placement is not None:
-            self._workers.add_inflight(one.state.placement.prefill, one.id, 0)
+        if open_request.state.placement is not None:
+            self._workers.add_inflight(open_request.state.placement.prefill, open_request.id, 0)
 
-    def _abort(self, one: OpenRequest, failure: Exception, now: float, out: list[Command]) -> None:
+    def _abort(self, open_request: OpenRequest, failure: Exception, now: float, out: list[Command]) -> None:
         error = TandemError(ErrorKind.INTERNAL, f"the gateway failed at this request: {failure!r}")
         error.__cause__ = failure
         try:
-            for command in one.state.failed(error):
-                self._resolve(one, command, now, out)
+            for command in open_request.state.failed(error):
+                self._resolve(open_request, command, now, out)
         except Exception as another:
             failure.add_note(f"and at ending it: {another!r}")
-        self._end(one, error, out)
+        self._end(open_request, error, out)
 
     # ---- time and what workers teach
 
-    def _timed_out(self, one: OpenRequest, now: float) -> Sequence[StateCommand]:
-        error = self._timeout(one, now)
+    def _timed_out(self, open_request: OpenRequest, now: float) -> Sequence[StateCommand]:
+        error = self._timeout(open_request, now)
         if error is not None:
-            return one.state.failed(error)
-        if one.is_queued:
-            return () if one.fixed_placement is None else one.state.placed(one.fixed_placement)
-        if self._is_stalled(one, now):
-            one.progress_at = now
-            return one.state.stalled(f"no progress within {self._config.progress_timeout_s:g} s")
+            return open_request.state.failed(error)
+        if open_request.is_queued:
+            return (
+                () if open_request.fixed_placement is None else open_request.state.placed(open_request.fixed_placement)
+            )
+        if self._is_stalled(open_request, now):
+            open_request.progress_at = now
+            return open_request.state.stalled(f"no progress within {self._config.progress_timeout_s:g} s")
         return ()
 
-    def _timeout(self, one: OpenRequest, now: float) -> TandemError | None:
+    def _timeout(self, open_request: OpenRequest, now: float) -> TandemError | None:
         """A request that went back to the queue does not begin its wait anew."""
-        if one.deadline is not None:
-            error = deadline_error(one.deadline - now, one.prefill_s if one.is_queued else 0.0)
+        if open_request.deadline is not None:
+            error = deadline_error(
+                open_request.deadline - now, open_request.prefill_s if open_request.is_queued else 0.0
+            )
             if error is not None:
                 return error
-        if not one.is_queued:
+        if not open_request.is_queued:
             return None
-        model = one.state.request.model
+        model = open_request.state.request.model
         why = partial(self._queue.why, model, now)
-        return queue_timeout_error(self._config, one.delivered_at, self._queue.hopeless_since(model), now, why)
+        return queue_timeout_error(self._config, open_request.delivered_at, self._queue.hopeless_since(model), now, why)
 
-    def _is_stalled(self, one: OpenRequest, now: float) -> bool:
-        return not one.is_queued and now - one.progress_at >= self._config.progress_timeout_s
+    def _is_stalled(self, open_request: OpenRequest, now: float) -> bool:
+        return not open_request.is_queued and now - open_request.progress_at >= self._config.progress_timeout_s
 
-    def _learn(self, one: OpenRequest, worker: WorkerRef, event: JobEvent, out: list[Command]) -> None:
+    def _learn(self, open_request: OpenRequest, worker: WorkerRef, event: JobEvent, out: list[Command]) -> None:
         """Learn from anything but a token: that a worker is well, and how fast KV moved."""
         if isinstance(event, Finished):
             self._queue.breaker.on_success(worker)
         elif isinstance(event, KVReceived):
-            placement = one.state.placement
+            placement = open_request.state.placement
             if event.source is not None:
                 out.append(KVMoved(event.source, worker, event.num_bytes, is_prefix=True))
             # Of KV that came to another worker than the chosen one, the source is not known.
             elif placement is not None and placement.decode == worker:
                 self._workers.measured(placement, event)
-                if one.fixed_placement is None:
+                if open_request.fixed_placement is None:
                     out.append(KVMoved(placement.prefill, worker, event.num_bytes, is_prefix=False))
 
     def _learn_first_token(
-        self, one: OpenRequest, worker: WorkerRef, token: Token, now: float, out: list[Command]
+        self, open_request: OpenRequest, worker: WorkerRef, token: Token, now: float, out: list[Command]
     ) -> None:
         """Learn from a job's first token where its time went and how much of the prompt was cached, also where the
         client has the token already."""
-        if token.stages is not None and one.state.attempts.is_open(worker, token.key.attempt):
-            one.ledger.told(token.key.attempt, token.stages)
+        if token.stages is not None and open_request.state.attempts.is_open(worker, token.key.attempt):
+            open_request.ledger.told(token.key.attempt, token.stages)
         if token.num_cached_tokens is None:
             return
-        self._compare(one, token.num_cached_tokens, now)
-        if one.state.num_cached is None and one.fixed_placement is None:
-            out.append(PromptComputed(one.state.request, token.num_cached_tokens))
+        self._compare(open_request, token.num_cached_tokens, now)
+        if open_request.state.num_cached is None and open_request.fixed_placement is None:
+            out.append(PromptComputed(open_request.state.request, token.num_cached_tokens))
 
-    def _compare(self, one: OpenRequest, num_cached: int, now: float) -> None:
+    def _compare(self, open_request: OpenRequest, num_cached: int, now: float) -> None:
         """Compare what was predicted of a prompt's cached tokens with what was found."""
-        placement = one.state.placement
-        predicted, one.predicted = one.predicted, ()
+        placement = open_request.state.placement
+        predicted, open_request.predicted = open_request.predicted, ()
         for prediction in predicted:
             if self._prefixes is not None:
                 self._prefixes.reported(prediction, num_cached)

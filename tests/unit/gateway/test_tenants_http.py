@@ -268,8 +268,8 @@ def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveReque
     job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=num_choices)
     worker = WorkerRef(WorkerId("w"), 1, "w:1")
     director = RequestDirector(BookedWorkers(), GatewayConfig(), lambda request: HandoffId("h"))
-    director.probe(job, Placement(worker, worker), 0.0)
-    active = ActiveRequest(director.take(job.id), lambda request: None, lambda request, choice: None)
+    admitted = director.probe(job, Placement(worker, worker), 0.0)
+    active = ActiveRequest(admitted.open_request, lambda request: None, lambda request, choice: None)
     assert active.spent() is None, "no worker has begun it"
     director.on_submit_result(worker, active.state.key, None, 0.0)
 

@@ -37,7 +37,7 @@ from tandem.orchestration.commands import (
     ReportWorkerFailure,
     SubmitJob,
 )
-from tandem.orchestration.director import TICK_S, RequestDirector
+from tandem.orchestration.director import TICK_S, Admitted, RequestDirector
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import RequestTerms
 from tandem.routing.circuit_breaker import BreakerState
@@ -146,14 +146,14 @@ class RequestDriver:
                 hashes=hashes,
                 session=caller.tenant_session,
             )
-            commands = self.director.submit(request, self._clock.now(), terms, ledger)
+            admitted = self.director.submit(request, self._clock.now(), terms, ledger)
         except BaseException:
             quota.close()
             raise
-        active = self._stream(request.id)
+        active = self._open_stream(admitted)
         active.quota = quota
         quota.watch(active.spent)
-        self._execute(commands)
+        self._execute(admitted.commands)
         return active
 
     # ---- what the worker pool reports
@@ -176,9 +176,9 @@ class RequestDriver:
     async def probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; return whether its KV block has moved."""
         request = probe_request(model)
-        commands = self.director.probe(request, placement, self._clock.now())
-        active = self._stream(request.id)
-        self._execute(commands)
+        admitted = self.director.probe(request, placement, self._clock.now())
+        active = self._open_stream(admitted)
+        self._execute(admitted.commands)
         return await has_moved(active)
 
     # ---- inside
@@ -187,10 +187,11 @@ class RequestDriver:
         if self._is_closed:
             raise TandemError(ErrorKind.DRAINING, _DRAINING, retry_after_s=1.0)
 
-    def _stream(self, request: RequestId) -> ActiveRequest:
-        """Open the stream of a request that was submitted just now, before its commands are carried out."""
+    def _open_stream(self, admitted: Admitted) -> ActiveRequest:
+        """Open the stream of a request before its commands are carried out."""
         self._idle.clear()
-        active = self._streams[request] = ActiveRequest(self.director.take(request), self._cancel, self._finish)
+        active = ActiveRequest(admitted.open_request, self._cancel, self._finish)
+        self._streams[admitted.open_request.id] = active
         return active
 
     def _cancel(self, request: RequestId) -> None:

@@ -80,12 +80,12 @@ class SimGateway:
             tenant = self._quotas.tenant(request.tenant)
             hashes = self._workers.names(request)
             terms = RequestTerms(weight=tenant.weight, policy=tenant.disaggregation, hashes=hashes)
-            commands = self._director.submit(request, now, terms)
+            admitted = self._director.submit(request, now, terms)
         except TandemError as error:
             self.streams.refuse(ask.request, trace, ended, error)
             return
-        self.streams.open(self._director.take(trace.id), trace, ended)
-        self._execute(commands)
+        self.streams.open(admitted.open_request, trace, ended)
+        self._execute(admitted.commands)
         if not self._is_ticking:
             self._is_ticking = True
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
