@@ -57,6 +57,7 @@ class _RunningJob:
     job: Job
     next_index: dict[int, int] = field(default_factory=dict)
     is_accepted: bool = False
+    has_kv: bool = True
 
 
 class DirectorMachine(RuleBasedStateMachine):
@@ -69,6 +70,7 @@ class DirectorMachine(RuleBasedStateMachine):
         self.workers = BookedWorkers([self.new_view(pool) for pool in pools])
         self.director = RequestDirector(self.workers, CONFIG, lambda request: HandoffId(f"h{request}"))
         self.jobs: list[_RunningJob] = []
+        self.offered: set[HandoffKey] = set()  # KV that a source has computed for a consumer
         self.open: dict[RequestId, Request] = {}
         self.reserved: dict[RequestId, int] = {}
         self.settled: dict[RequestId, int] = {}
@@ -156,10 +158,10 @@ class DirectorMachine(RuleBasedStateMachine):
         self.execute(self.director.on_submit_result(asked.worker, asked.job.key, error, self.now))
 
     @rule(data=st.data(), num_tokens=st.integers(1, 3), repeats=st.booleans())
-    @precondition(lambda self: any(job.next_index for job in self.jobs))
+    @precondition(lambda self: any(job.next_index and job.has_kv for job in self.jobs))
     def sample(self, data: st.DataObject, num_tokens: int, repeats: bool) -> None:
         """A job samples tokens, perhaps its last ones; a message may be repeated after a stream was opened anew."""
-        job = data.draw(st.sampled_from([job for job in self.jobs if job.next_index]))
+        job = data.draw(st.sampled_from([job for job in self.jobs if job.next_index and job.has_kv]))
         choice = data.draw(st.sampled_from(sorted(job.next_index)))
         key, request = job.job.key._replace(choice=choice), job.job.request
         first, most = job.next_index[choice], request.sampling.max_tokens
@@ -169,6 +171,8 @@ class DirectorMachine(RuleBasedStateMachine):
             for i in range(first, last)
         ]
         job.next_index[choice] = last
+        if isinstance(job.job, PrefillJob):
+            self.offered.add(job.job.offer)
         if isinstance(job.job, PrefillJob) or last == most:
             reason = FinishReason.LENGTH if last == most and not isinstance(job.job, PrefillJob) else None
             events.append(Finished(key, reason, last, 0))
@@ -187,20 +191,20 @@ class DirectorMachine(RuleBasedStateMachine):
         self.execute(self.director.on_worker_events(job.worker, [event], self.now))
 
     @rule(data=st.data())
-    @precondition(lambda self: any(isinstance(job.job, ResumeJob) for job in self.jobs))
+    @precondition(lambda self: self.pullable())
     def pull(self, data: st.DataObject) -> None:
-        job = data.draw(st.sampled_from([job for job in self.jobs if isinstance(job.job, ResumeJob)]))
+        job = data.draw(st.sampled_from(self.pullable()))
+        job.has_kv = True
         event = KVReceived(job.job.key, 1, 64, 0, 64, 0.1, 0.1, 0.1)
         self.execute(self.director.on_worker_events(job.worker, [event], self.now))
 
     @rule(data=st.data())
-    @precondition(lambda self: any(job.next_index and not isinstance(job.job, PrefillJob) for job in self.jobs))
+    @precondition(lambda self: self.movable())
     def offer_migration(self, data: st.DataObject) -> None:
-        job = data.draw(
-            st.sampled_from([job for job in self.jobs if job.next_index and not isinstance(job.job, PrefillJob)])
-        )
+        job = data.draw(st.sampled_from(self.movable()))
         choice = data.draw(st.sampled_from(sorted(job.next_index)))
         offer = HandoffKey(HandoffId(f"m{job.job.request.id}/{choice}"), job.job.attempt)
+        self.offered.add(offer)
         event = MigrationOffered(job.job.key._replace(choice=choice), offer)
         self.execute(self.director.on_worker_events(job.worker, [event], self.now))
 
@@ -264,6 +268,18 @@ class DirectorMachine(RuleBasedStateMachine):
         assert self.settled.keys() == self.reserved.keys() and not self.workers.inflight
         assert not [job for job in self.jobs if job.next_index], f"these run for nobody: {self.jobs}"
 
+    def movable(self) -> list[_RunningJob]:
+        """Return the jobs that a draining worker may offer to others."""
+        return [job for job in self.jobs if job.next_index and job.has_kv and not isinstance(job.job, PrefillJob)]
+
+    def pullable(self) -> list[_RunningJob]:
+        """Return the jobs whose KV lies ready at its source."""
+        return [
+            job
+            for job in self.jobs
+            if not job.has_kv and isinstance(job.job, ResumeJob) and job.job.offer in self.offered
+        ]
+
     # ---- the driver
 
     def leave(self, job: _RunningJob, choice: int) -> None:
@@ -294,7 +310,8 @@ class DirectorMachine(RuleBasedStateMachine):
             self.execute(self.director.on_submit_result(worker, job.key, gone, self.now))
             return
         choices = range(job.choice, job.choice + job.num_choices)
-        self.jobs.append(_RunningJob(worker, job, dict.fromkeys(choices, len(job.output_tokens))))
+        next_index = dict.fromkeys(choices, len(job.output_tokens))
+        self.jobs.append(_RunningJob(worker, job, next_index, has_kv=not isinstance(job, ResumeJob)))
 
     def cancel_job(self, worker: WorkerRef, key: JobKey) -> None:
         for job in [job for job in self.jobs if job.worker == worker and job.job.attempt == key.attempt]:

@@ -129,7 +129,7 @@ class OpenRequest:
         return f"<open {self.state!r}>"
 
 
-class Admitted(NamedTuple):
+class AdmittedRequest(NamedTuple):
     """A request that was admitted, and what is to be done now: one of the commands may end it already."""
 
     open_request: OpenRequest
@@ -207,7 +207,7 @@ class RequestDirector:
 
     def submit(
         self, request: Request, now: float, terms: RequestTerms = NO_TERMS, ledger: PhaseLedger | None = None
-    ) -> Admitted:
+    ) -> AdmittedRequest:
         """Admit a request: it is placed now, or waits for its turn.
 
         Raises TandemError, and keeps nothing, when by prediction it would miss its target (SLO_MISS) or the queue is
@@ -225,16 +225,16 @@ class RequestDirector:
         if terms.timeout_s is not None:
             open_request.deadline = now + terms.timeout_s
         self._place_queued(now, out)
-        return Admitted(open_request, out)
+        return AdmittedRequest(open_request, out)
 
-    def probe(self, request: Request, placement: Placement, now: float) -> Admitted:
+    def probe(self, request: Request, placement: Placement, now: float) -> AdmittedRequest:
         """Send a request through two given workers, once, past queue and router: it shows whether KV moves between
         them."""
         open_request = self._begin(request, None, now, max_retries=0)
         open_request.fixed_placement = placement
         out: list[Command] = []
         self._apply(open_request, partial(open_request.state.placed, placement), now, out)
-        return Admitted(open_request, out)
+        return AdmittedRequest(open_request, out)
 
     def cancel(self, request: RequestId, now: float) -> list[Command]:
         """End a request whose client is gone or has enough; nothing where it has ended."""

@@ -37,7 +37,7 @@ from tandem.orchestration.commands import (
     ReportWorkerFailure,
     SubmitJob,
 )
-from tandem.orchestration.director import TICK_S, Admitted, RequestDirector
+from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import RequestTerms
 from tandem.routing.circuit_breaker import BreakerState
@@ -187,7 +187,7 @@ class RequestDriver:
         if self._is_closed:
             raise TandemError(ErrorKind.DRAINING, _DRAINING, retry_after_s=1.0)
 
-    def _open_stream(self, admitted: Admitted) -> ActiveRequest:
+    def _open_stream(self, admitted: AdmittedRequest) -> ActiveRequest:
         """Open the stream of a request before its commands are carried out."""
         self._idle.clear()
         active = ActiveRequest(admitted.open_request, self._cancel, self._finish)
