@@ -113,6 +113,6 @@ class ScriptedTransport:
         del self.open[handle]
         self.ended[handle] = state
 
-    def doubt(self, handle: int) -> None:
+    def lose_track(self, handle: int) -> None:
         """The read ends badly, and may still write."""
         self.ended[handle] = PeerError("in doubt")

@@ -25,7 +25,7 @@ class CutOff(Exception):
     """What the library raises when UCX has closed the connection by force."""
 
 
-class Doubt(Exception):
+class UncertainError(Exception):
     """Any other of its errors."""
 
 
@@ -107,7 +107,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
 
     def open_agent(name: str, *, uses_cuda: bool) -> NixlAgent:
-        return NixlAgent(name, library, (CutOff, Doubt), CutOff)
+        return NixlAgent(name, library, (CutOff, UncertainError), CutOff)
 
     monkeypatch.setattr(nixl_transport, "open_agent", open_agent)
     return library
@@ -187,7 +187,7 @@ def test_one_rank_that_is_cut_off_fails_the_read_when_the_others_have_ended(libr
     assert transport.disconnect(peer)
 
 
-def test_a_post_that_fails_at_the_second_rank_leaves_the_first_in_doubt(library: Library) -> None:
+def test_a_post_that_fails_at_the_second_rank_leaves_the_first_uncertain(library: Library) -> None:
     transport, peer = consumer(), producer(2)
     transport.connect(peer)
     library.post_errors["g1"] = CutOff("reset")
@@ -201,18 +201,18 @@ def test_a_post_that_fails_at_the_second_rank_leaves_the_first_in_doubt(library:
     assert library.loaded == []
 
 
-def test_an_end_in_doubt_at_one_rank_is_no_end(library: Library) -> None:
+def test_an_uncertain_end_at_one_rank_is_no_end(library: Library) -> None:
     transport, peer = consumer(), producer(2)
     transport.connect(peer)
     handle = transport.post_read(peer, COPIES)
-    library.transfers[0].state = Doubt("?")
+    library.transfers[0].state = UncertainError("?")
     with pytest.raises(PeerError, match="in doubt"):
         transport.poll(handle)
     library.transfers[1].state = "DONE"
     assert not transport.disconnect(peer)
 
 
-def test_a_post_that_the_library_calls_an_error_leaves_its_peer_in_doubt(library: Library) -> None:
+def test_a_post_error_of_the_library_leaves_its_peer_uncertain(library: Library) -> None:
     """Nobody can say what it still reads."""
     transport, peer = consumer(), producer(1)
     transport.connect(peer)
