@@ -70,7 +70,7 @@ class SimulatedWorker:
         self._noise = noise
         self._random = Random(seed)
 
-    def ask(self, num_prompt: int, max_tokens: int = 1, lane: Lane = Lane.INTERACTIVE, text: int = 0) -> Trace:
+    def add_request(self, num_prompt: int, max_tokens: int = 1, lane: Lane = Lane.INTERACTIVE, text: int = 0) -> Trace:
         """Prompts share a prefix where they have one `text`."""
         number = len(self.traces)
         request = Request(
@@ -90,8 +90,8 @@ class SimulatedWorker:
         plan = self.scheduler.plan(self.now).step
         if plan is None:
             return None
-        drawn = tuple(SliceResult(s.seq, (SampledToken(0),) if s.sampling else ()) for s in plan.slices)
-        result = StepResult(plan.number, drawn)
+        results = tuple(SliceResult(s.seq, (SampledToken(0),) if s.sampling else ()) for s in plan.slices)
+        result = StepResult(plan.number, results)
         progress = self.scheduler.commit(result)
         opened = self.scheduler.pacer._open[plan.number]
         seconds = self.truth(opened.features) * max(0.3, self._random.gauss(1, self._noise))
@@ -118,7 +118,7 @@ class SimulatedWorker:
 
     def decoding(self, num_seqs: int, num_prompt: int = 64, max_tokens: int = 100_000 // 200) -> list[Trace]:
         """So many sequences, run until all of them decode."""
-        traces = [self.ask(num_prompt, max_tokens) for _ in range(num_seqs)]
+        traces = [self.add_request(num_prompt, max_tokens) for _ in range(num_seqs)]
         while not all(trace.token_times for trace in traces):
             self.step()
         return traces

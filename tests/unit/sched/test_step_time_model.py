@@ -132,16 +132,16 @@ def test_coefficients_never_become_negative() -> None:
     assert min(model.cost.vector) >= 0
 
 
-def test_others_hear_only_of_changes_worth_it() -> None:
+def test_only_significant_changes_are_published() -> None:
     model = StepCostModel()
     assert model.published is None
-    told = set()
+    published = set()
     random = Random(3)
     for _ in range(1000):
         now = step(random)
         model.observe(now, TRUTH.predict(now) * max(0.2, random.gauss(1, 0.05)))
-        told.add(model.published)
-    settled = len(told)
+        published.add(model.published)
+    settled = len(published)
     assert 2 <= settled < 60, "one in sixteen steps at most, and the first ones are most of them"
     assert model.published is not None
     assert model.published.predict(step(random)) > 0
