@@ -89,8 +89,8 @@ def test_unsampled_slices_yield_no_token(executor: AnyExecutor) -> None:
 def test_chained_slice_takes_the_last_token(executor: AnyExecutor) -> None:
     first = _token(_run(executor, 1, _slice(1))[0])
     chained = _token(_run(executor, 2, _chained(1, 7))[0])
-    told = _token(_run(executor, 3, _slice(2, (*_PROMPT, first), base=8))[0])
-    assert chained == told
+    single = _token(_run(executor, 3, _slice(2, (*_PROMPT, first), base=8))[0])
+    assert chained == single
 
 
 def test_chained_over_a_plan_that_does_not_name_the_sequence(executor: AnyExecutor) -> None:
@@ -130,7 +130,7 @@ def _greedy(executor: AnyExecutor, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("num_right", range(5))
-def test_guesses_are_drawn_until_one_is_wrong(executor: AnyExecutor, num_right: int) -> None:
+def test_draft_tokens_are_verified_until_one_is_wrong(executor: AnyExecutor, num_right: int) -> None:
     right = _greedy(executor, 6)
     guesses = [token if i < num_right else (token + 1) % 50 for i, token in enumerate(right[1:5])]
     _run(executor, 10, _slice(1))
@@ -144,8 +144,8 @@ def test_guesses_are_drawn_until_one_is_wrong(executor: AnyExecutor, num_right: 
     last = result.tokens[-1].id
     (after,) = _run(executor, 13, _slice(1, (last,), start=place))
     chained = _run(executor, 14, _chained(1, place + 1))[0]
-    told = _token(_run(executor, 15, _slice(3, (*_PROMPT, *right[: 2 + num_right]), base=24))[0])
-    assert _token(after) == told
+    single = _token(_run(executor, 15, _slice(3, (*_PROMPT, *right[: 2 + num_right]), base=24))[0])
+    assert _token(after) == single
     assert _token(chained) == _token(_run(executor, 16, _chained(3, place + 1, base=24))[0])
 
 
@@ -247,7 +247,7 @@ def test_digests_follow_the_blocks_and_their_place(executor: AnyExecutor) -> Non
     assert second.digests[1].heads == digest.heads, "same tokens, same place in the prompt"
 
 
-def test_blocks_go_out_before_others_come_in_and_slices_read_them(model_dir: Path) -> None:
+def test_blocks_are_offloaded_before_others_are_onloaded_and_slices_read_them(model_dir: Path) -> None:
     executor = _executor(model_dir, host_cache_memory=2 << 10)
     (first,) = _run(executor, 1, _slice(1))
     block, other = BlockId(0), BlockId(9)

