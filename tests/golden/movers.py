@@ -70,7 +70,7 @@ class Movers(Cluster):
         self._submit(self.nodes[0], GenerateJob(request=request, attempt=1, num_choices=num_choices))
         return [self.stories[name, choice] for choice in range(num_choices)]
 
-    def evacuate(self, node: Node) -> None:
+    def start_drain(self, node: Node) -> None:
         self._carry_out(node, node.engine.start_drain(self.clock.now()))
 
     def answer(self) -> None:
