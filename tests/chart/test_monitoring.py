@@ -93,7 +93,7 @@ def test_each_worker_with_a_port_of_its_own_is_scraped_once() -> None:
     assert len({one["worker"] for one in labels.values()}) == 3
 
 
-@pytest.mark.parametrize("several, told", [(1, set()), (2, {"partly"})])
+@pytest.mark.parametrize("several, scraped_values", [(1, set()), (2, {"partly"})])
 def test_targets_are_labelled_partly_where_some_workers_are_not_scraped(several: int, scraped_values: set[str]) -> None:
     """Without the label, an alert would never see the workers that are not scraped."""
     pools = {"prefill": {"role": "prefill"}, "decode": {"role": "decode", "replicas": 2, "replicasPerPod": several}}

@@ -133,7 +133,7 @@ class Ended(Fields, frozen=True):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "ended",
     [
         Ended("m", 0.5, ("a", "b")),
         Ended(),
@@ -144,14 +144,14 @@ class Ended(Fields, frozen=True):
     ],
 )
 @pytest.mark.parametrize("error", [None, raised("not today")])
-def test_fields_of_a_struct_are_written_like_plain_fields(record_type: Ended, error: BaseException | None) -> None:
-    given = {name: value for name in Ended.__struct_fields__ if (value := getattr(record_type, name)) is not None}
-    typed, plain = (JSON.format(record("m", error=error, **extra)) for extra in (record_type.extra(), fields(**given)))
+def test_fields_of_a_struct_are_written_like_plain_fields(ended: Ended, error: BaseException | None) -> None:
+    given = {name: value for name in Ended.__struct_fields__ if (value := getattr(ended, name)) is not None}
+    typed, plain = (JSON.format(record("m", error=error, **extra)) for extra in (ended.extra(), fields(**given)))
     assert typed.isascii() and len(typed.splitlines()) == 1
-    if record_type.seconds != math.inf:  # which JSON has no name for
+    if ended.seconds != math.inf:  # which JSON has no name for
         assert json.loads(typed) == json.loads(plain)
     with InRequest("r-1"):
-        assert "r-1" not in TEXT.format(record("m", error=error, **record_type.extra()))
+        assert "r-1" not in TEXT.format(record("m", error=error, **ended.extra()))
 
 
 @pytest.mark.parametrize("error", [None, raised("not today")])

@@ -116,7 +116,7 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tracing", "came"),
+    ("tracing", "header"),
     [
         (lambda: OFF, CLIENT),
         (lambda: Traced(TraceSampling(0.0, is_parent_based=False)).tracing, CLIENT),

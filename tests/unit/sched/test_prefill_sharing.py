@@ -107,8 +107,8 @@ def test_the_bounds_that_the_module_states(prompts: list[PendingPrefill], num_to
     assert sum(got.values()) <= num_tokens
     oldest = min(prompts, key=lambda p: p.order)
     assert got[oldest.seq] >= min(oldest.num_remaining, num_tokens // 2, (num_tokens + 1) // 2)
-    num_wanted_tokens = min(num_tokens, sum(p.num_remaining for p in prompts))
-    assert sum(got.values()) > num_wanted_tokens - 16, "no more is left over than is too little for a start"
+    num_expected_tokens = min(num_tokens, sum(p.num_remaining for p in prompts))
+    assert sum(got.values()) > num_expected_tokens - 16, "no more is left over than is too little for a start"
     others = sorted(
         (p for p in prompts if p is not oldest),
         key=lambda p: (p.order[1], not p.is_late, p.num_remaining, p.order[2]),
