@@ -1,4 +1,4 @@
-"""Ranks of one model as threads of this process, over gloo; never a process of its own or a fake exchange."""
+"""Run the ranks of one model as threads of this process, over gloo."""
 
 from __future__ import annotations
 

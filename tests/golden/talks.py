@@ -1,4 +1,4 @@
-"""A few conversations of several turns on tiny models, which all begin alike; never asks anybody but the reference."""
+"""Make conversations of several turns on tiny models, which share their beginning."""
 
 from __future__ import annotations
 

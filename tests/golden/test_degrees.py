@@ -1,4 +1,4 @@
-"""Hand-offs between workers of different tensor-parallel degrees: the tokens are those of one worker of one rank."""
+"""Test that handoffs between workers of different tensor-parallel degrees give the tokens of one single-rank worker."""
 
 from __future__ import annotations
 

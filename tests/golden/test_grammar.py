@@ -1,4 +1,4 @@
-"""Output that a grammar shapes is what transformers' logits and that grammar say, however a request is computed."""
+"""Test that structured output is what transformers' logits and the grammar give, however a request is computed."""
 
 from __future__ import annotations
 

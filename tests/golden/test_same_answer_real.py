@@ -1,4 +1,4 @@
-"""The real model in float32: tokens equal transformers, whatever the path of a request; near-ties are counted.
+"""Test the real model in float32: tokens equal transformers', whatever path a request takes; near-ties are counted.
 
 `make test` takes most prompts over the default path and a few over each pair of settings; `make nightly` all of them
 over each setting.

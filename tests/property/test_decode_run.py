@@ -1,5 +1,4 @@
-"""Runs of decodes against the same steps one by one, on random schedulers: what they leave is the same; never a
-simulator."""
+"""Test that runs of decode steps leave the same state as the same steps one by one, on random schedulers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is drawn within the mask of a schema's grammar, what ends by itself is JSON that fits the schema."""
+"""Test that an output sampled within a schema's grammar mask is, when it ends, JSON that fits the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ends of hand-offs over a stream that breaks, a transport that does what it likes, and clocks that stall."""
+"""Test both ends of handoffs over a stream that breaks, a transport of arbitrary order, and clocks that stall."""
 
 from __future__ import annotations
 

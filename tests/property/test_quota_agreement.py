@@ -1,4 +1,4 @@
-"""The arithmetic of quotas in Python and its Lua in Redis, call by call over random sequences; never by the clock."""
+"""Test that quota arithmetic in Python and its Lua in Redis agree, call by call over random sequences."""
 
 from __future__ import annotations
 

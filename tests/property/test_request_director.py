@@ -1,4 +1,4 @@
-"""The request director under random requests, reports, failures, losses, cancellations and time."""
+"""Test the request director under random requests, reports, failures, losses, cancellations and time."""
 
 from __future__ import annotations
 

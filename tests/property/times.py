@@ -1,4 +1,4 @@
-"""What one engine tells of its jobs' times, checked as it comes; never looks into the engine."""
+"""Check the times that one engine reports for its jobs, as they arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that overlap, on the CPU as their device: what is chained, what fails in the middle, what comes back."""
+"""Test overlapping steps with the CPU as device: chained steps, failures in the middle, and offloaded blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding a step to the ladder changes no row and writes nothing."""
+"""Test that padding a step to a captured size changes no row and writes no KV."""
 
 from __future__ import annotations
 

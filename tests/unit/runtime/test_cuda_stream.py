@@ -1,4 +1,4 @@
-"""What is asked of a GPU's driver, and what is made of its answers, by a double of it; computes nothing."""
+"""Test the calls to a GPU's driver and the handling of its answers, with a double of the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans become results slice by slice; a slice that cannot be computed fails alone."""
+"""Test that plans become results slice by slice, and that a slice that cannot be computed fails alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file becomes a model directory: same weights, configuration and tokenizer; the unknown is refused by name."""
+"""Test the conversion of a GGUF file to a model directory; unknown parts are refused by name."""
 
 from __future__ import annotations
 

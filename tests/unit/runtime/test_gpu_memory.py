@@ -1,4 +1,4 @@
-"""The KV pool gets what is left of a worker's share of a GPU, and never what is not there."""
+"""Test that the KV pool gets the rest of a worker's share of a GPU, and no more than is free."""
 
 from __future__ import annotations
 

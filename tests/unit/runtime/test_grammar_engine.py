@@ -1,4 +1,4 @@
-"""What grammars let come: masks against a plain walk, ends, failures, and that what is kept is only a cache."""
+"""Test grammar masks against a plain walk of the grammar, ends, failures, and that cached state changes no mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch says for each row which token it is, where it stands and where its KV goes."""
+"""Test that a batch has the token, the position and the KV slot of each row."""
 
 from __future__ import annotations
 

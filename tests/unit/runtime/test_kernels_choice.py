@@ -1,4 +1,4 @@
-"""Which kernels a model gets: compiled where they can compute it, an error where they were asked for in vain."""
+"""Test which kernels a model gets: compiled ones where possible, an error where they are required and impossible."""
 
 from __future__ import annotations
 

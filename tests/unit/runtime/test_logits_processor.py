@@ -1,4 +1,4 @@
-"""Adjusted logits against a plain reading of the parameters and transformers' processors; order, memory, refusals."""
+"""Test adjusted logits against a plain computation and transformers' processors; order, memory, refusals."""
 
 from __future__ import annotations
 

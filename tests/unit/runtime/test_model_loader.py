@@ -1,4 +1,4 @@
-"""What a device asks of a model's settings, and what is refused before a weight is read; no GPU is needed for that."""
+"""Test the model settings that a device requires, and refusals before any weight is read; no GPU is needed."""
 
 from __future__ import annotations
 

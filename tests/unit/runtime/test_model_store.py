@@ -1,4 +1,4 @@
-"""Ids lead to directories, imports happen once and whole, and what cannot be had is a typed error."""
+"""Test that model ids lead to directories, imports are atomic and happen once, and failures are typed errors."""
 
 from __future__ import annotations
 

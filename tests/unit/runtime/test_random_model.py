@@ -1,4 +1,4 @@
-"""Models of random weights: real shapes, the same numbers from one seed everywhere, and nothing of weights on disk."""
+"""Test random weights: real shapes, the same numbers from one seed everywhere, and no weight file on disk."""
 
 from __future__ import annotations
 

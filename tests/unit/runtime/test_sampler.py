@@ -1,4 +1,4 @@
-"""Draws follow their distribution, filters keep what they say, and nothing but the stated inputs matters."""
+"""Test that samples follow their distribution, filters keep the right tokens, and only the stated inputs matter."""
 
 from __future__ import annotations
 

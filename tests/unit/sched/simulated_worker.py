@@ -1,4 +1,4 @@
-"""A scheduler on a machine whose steps take what a function says; time is virtual. It never decides anything itself."""
+"""Run a scheduler on a simulated machine whose step times are a given function; time is virtual."""
 
 from __future__ import annotations
 

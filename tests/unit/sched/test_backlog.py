@@ -1,5 +1,4 @@
-"""How much of prompts a worker takes on: two steps of those no larger beside the longest, by lane, without what its
-cache holds."""
+"""Test how many prompt tokens a worker accepts, by lane, and without the tokens that its cache holds."""
 
 from __future__ import annotations
 

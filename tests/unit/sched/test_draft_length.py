@@ -1,4 +1,4 @@
-"""How far a sequence guesses follows from what became of its guesses."""
+"""Test how the draft length of a sequence follows from the acceptance of its draft tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker takes on, and what it refuses because it might wait for it in a circle."""
+"""Test which jobs a worker accepts, and which it refuses because workers could wait for each other in a cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency targets and fair shares on a simulated clock: kept where they can be, counted where not, never a stall."""
+"""Test latency targets and fair shares on a simulated clock: met where possible, counted where not, no stall."""
 
 from __future__ import annotations
 

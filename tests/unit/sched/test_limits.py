@@ -1,4 +1,4 @@
-"""How a step's budget is split, and which leases may be given."""
+"""Test how a step's token budget is split, and which leases may be granted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sequence that moves to another worker offers of its blocks, and when."""
+"""Test which blocks a migrating sequence offers, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prompt lookup proposes is what a scan of the whole sequence finds, and has always followed the same tokens."""
+"""Test that prompt lookup proposes what a scan of the whole sequence finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The non-negative solver against all subsets of free coefficients, one by one."""
+"""Test the non-negative least squares solver against all subsets of free coefficients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blocks another worker may read of this one's cache, and which of them are still to be digested."""
+"""Test which cached blocks another worker may read, and which of them still need a digest."""
 
 from __future__ import annotations
 

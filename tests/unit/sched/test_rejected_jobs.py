@@ -1,4 +1,4 @@
-"""Jobs that are turned away for lack of room, and who comes before whom when they ask again."""
+"""Test jobs that are rejected for lack of room, and their order when they are submitted again."""
 
 from __future__ import annotations
 

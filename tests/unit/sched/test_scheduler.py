@@ -1,4 +1,4 @@
-"""Single decisions of the scheduler, each by hand."""
+"""Test single decisions of the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single decisions about guesses, each by hand; what they must never do is in the property tests."""
+"""Test single decisions about draft tokens; invariants are in the property tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder: where its rungs are, when it moves, and what an allowance pays for."""
+"""Test the ladder of step budgets: its rungs, when it moves, and what an allowance pays for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a plan until its step has been timed."""
+"""Test which features of a plan are kept until its step has been timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The online fit on steps whose true cost is known: noise, outliers, a machine that changes, a model that is wrong."""
+"""Test the online fit on steps of known cost: noise, outliers, a machine that changes, a wrong model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transport whose reads end when a test says so, and orders for it; asserts nothing."""
+"""A transport whose reads end when a test decides, and read orders for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread is kept off one core and no more, and only where there is another one."""
+"""Test that a thread is kept off exactly one core, and only where there is another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to a GPU's memory: what the driver is asked, and what is refused where reads would crawl or fail later."""
+"""Test queries of the CUDA driver, and refusals where reads of GPU memory would be slow or fail later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a way is concluded from: what rose, and between which ends."""
+"""Test how the type of a link is derived from counters that rose, and from the two ends."""
 
 from __future__ import annotations
 

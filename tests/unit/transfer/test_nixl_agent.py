@@ -1,4 +1,4 @@
-"""Loading NIXL: what is missing is said with its fix, and the user's own settings win."""
+"""Test loading NIXL: a missing part is reported with its fix, and the user's own settings win."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A read of several ranks over NIXL: it is over when no transfer of it is open, whatever became of the others."""
+"""Test reads of several ranks over NIXL: a read is over only when none of its transfers is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which peers can be read: any number of ranks that hold each KV head once; and where our heads lie in theirs."""
+"""Test which peers can be read (ranks that hold each KV head once), and where our heads lie in their blocks."""
 
 from __future__ import annotations
 

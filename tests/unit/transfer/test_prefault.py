@@ -1,4 +1,4 @@
-"""Pages of a pool come before their first use, and what is in them stays."""
+"""Test that pages of a pool are faulted in before their first use and keep their content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of ranks cover a model once, in order; what cannot be divided is named."""
+"""Test that the shards of ranks cover a model exactly once, and that an indivisible size is named."""
 
 from __future__ import annotations
 
