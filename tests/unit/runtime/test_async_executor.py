@@ -53,7 +53,7 @@ def executor(model_dir: Path) -> AsyncExecutor:
 def _slice(
     seq: int, tokens: Sequence[int] = _PROMPT, start: int = 0, params: SamplingParams = _GREEDY, index: int = 0
 ) -> ScheduledSlice:
-    """A slice in blocks that no other sequence has."""
+    """Return a slice in blocks that no other sequence uses."""
     blocks = tuple(BlockId(seq * 6 + i) for i in range(-(-(start + len(tokens)) // 4)))
     output = tuple(tokens[len(_PROMPT) :]) if params.needs_history else ()
     prompt = _PROMPT if params.needs_history else ()
@@ -73,7 +73,7 @@ def _ids(result: SliceResult) -> list[int]:
 
 
 def _at_once(executor: AnyExecutor, seq: int, params: SamplingParams, count: int) -> list[int]:
-    """Outputs whose every token is drawn from the whole prompt, computed anew."""
+    """Return outputs of which each token is sampled after computing the whole prompt anew."""
     tokens: list[int] = []
     for number in range(count):
         piece = _slice(seq, (*_PROMPT, *tokens), params=params, index=number)
@@ -82,7 +82,7 @@ def _at_once(executor: AnyExecutor, seq: int, params: SamplingParams, count: int
 
 
 def _overlapping(executor: AsyncExecutor, seqs: Sequence[tuple[int, SamplingParams]], count: int) -> list[list[int]]:
-    """Outputs of sequences whose plans are launched before the ones before them are collected."""
+    """Return outputs of sequences of which each plan is launched before the previous one is collected."""
     executor.launch(StepPlan(0, tuple(_slice(seq, params=params) for seq, params in seqs)))
     steps: list[StepResult] = []
     for number in range(1, count):
@@ -106,7 +106,7 @@ def test_chained_steps_sample_the_same_tokens_as_single_steps(model_dir: Path, g
 
 
 def test_device_and_host_sample_the_same_tokens_in_one_batch(model_dir: Path) -> None:
-    """Draws of all kinds in one step, in an order in which the device's and the host's rows alternate."""
+    """Sample with all kinds of parameters in one step, in which rows of the device and of the host alternate."""
     plain, deep = _load(model_dir, depth=1), _load(model_dir)
     kinds = [_ALL_KINDS[name] for name in ("told", "greedy", "penalised", "filtered", "biased", "sampled")]
     plan = StepPlan(0, tuple(_slice(seq, params=params) for seq, params in enumerate(kinds)))
@@ -177,7 +177,7 @@ def test_at_most_two_plans_are_in_flight_and_execute_requires_none(executor: Asy
 def test_what_is_chained_to_a_row_that_is_not_finite_fails_with_it(
     executor: AsyncExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device goes on with some token, in blocks of its own, and nobody sees what comes of it."""
+    """The device continues with an arbitrary token in the sequence's own blocks, and its result is discarded."""
     logits = executor.model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ def test_what_is_chained_to_a_row_that_is_not_finite_fails_with_it(
 def test_a_step_that_fails_is_run_slice_by_slice_between_two_that_overlap(
     executor: AsyncExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that can be computed go on in the chain, those that cannot end it."""
+    """Slices that can be computed continue their chain; the others end theirs."""
     right = _at_once(executor, 5, _GREEDY, 3)
     forward = executor.model.forward
 
@@ -286,7 +286,7 @@ def _raise(error: Exception) -> Callable[..., Any]:
 
 
 def test_digests_are_those_of_the_step_s_own_writes(model_dir: Path) -> None:
-    """Of slices and of loans, while the next step writes to other blocks."""
+    """Digests of slices and of served prefixes are right while the next step writes to other blocks."""
     plain, deep = _load(model_dir, depth=1), _load(model_dir)
     assert isinstance(deep, AsyncExecutor)
     piece = replace(_slice(1), digest_blocks=(BlockId(7), BlockId(6)))
@@ -328,7 +328,7 @@ def test_plans_may_be_larger_than_the_first_staging_memory(
 
 
 def test_kv_in_float8_is_the_same_whatever_chunks_and_company(model_dir: Path) -> None:
-    """And nearly that of a pool in the model's own numbers."""
+    """The logits are also close to those of a pool in the model's own dtype."""
     wide = _load(model_dir, depth=1, dtype="float32", max_model_len=64)
     narrow = [_load(model_dir, depth, "float32", kv_cache_dtype="float8_e4m3fn", max_model_len=64) for depth in (1, 2)]
     exact, *rounded = (one.logits(_slice(0)) for one in (wide, *narrow))
@@ -361,7 +361,7 @@ def test_sampling_numbers_arrive_as_the_kernel_reads_them(
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_every_part_of_a_step_is_aligned_for_the_kernels(executor: AsyncExecutor, count: int) -> None:
-    """And holds what it would in memory of its own."""
+    """Each part has the same values as in a separate allocation."""
     pieces = [_slice(seq, _PROMPT[: count + seq]) for seq in range(count)]
     works = [PreparedSlice(piece, piece.tokens) for piece in pieces]
     staged = executor._staging.stage(works, [(BlockId(7), 3)] * count)

@@ -18,7 +18,7 @@ LAYOUT = KVLayout(16, (KVGroup(3, 4, 8, "float32"),))
 
 
 def test_a_gpu_on_which_tiles_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not only once the first prompt comes."""
+    """The refusal is at start, not at the first prompt."""
     shared = 99 << 10
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(shared_memory_per_block_optin=shared)

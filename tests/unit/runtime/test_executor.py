@@ -121,7 +121,7 @@ def _guessing(seq: int, tokens: tuple[int, ...], num_drafted: int, start: int = 
 
 
 def _greedy(executor: AnyExecutor, count: int) -> list[int]:
-    """What follows the prompt, drawn one by one in blocks far from those of tests."""
+    """Return the greedy continuation of the prompt, sampled token by token in blocks that no test uses."""
     tokens, number = [_token(_run(executor, 1, _slice(90, base=40))[0])], 2
     while len(tokens) < count:
         tokens.append(_token(_run(executor, number, _chained(90, 6 + len(tokens), base=40))[0]))
@@ -150,7 +150,7 @@ def test_draft_tokens_are_verified_until_one_is_wrong(executor: AnyExecutor, num
 
 
 def test_each_guess_is_judged_with_its_own_random_number(executor: AnyExecutor) -> None:
-    """Sampled tokens too are the same whether they were guessed or not."""
+    """Sampled tokens are the same with and without draft tokens."""
     params = SamplingParams(max_tokens=8, seed=3)
     tokens: list[int] = []
     for index in range(5):
@@ -286,7 +286,7 @@ def test_a_grammar_without_masks_fails_its_slice_only(executor: AnyExecutor) -> 
 
 @pytest.mark.parametrize("cut", range(1, len(_PROMPT) + 1))
 def test_scores_do_not_depend_on_chunks_or_company(executor: AnyExecutor, cut: int) -> None:
-    """Each row by the last hidden row's own logits; drawing goes on as without."""
+    """Each row is scored as if it were the last one, and sampling is not changed by scoring."""
     logprobs = torch.log_softmax(executor.logits(_slice(9, base=24)).double(), -1)
     pieces = [(0, cut), (cut, len(_PROMPT))][: 1 + (cut < len(_PROMPT))]
     found: list[SampledToken] = []

@@ -45,7 +45,7 @@ Edit = Callable[[GGUFWriter], object]
 
 
 def _permuted(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """What llama.cpp's converter does to query and key rows."""
+    """Permute query and key rows as llama.cpp's converter does."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 

@@ -24,7 +24,7 @@ def test_never_more_than_is_free() -> None:
 
 
 def test_two_workers_of_one_gpu_fit_in_any_start_order() -> None:
-    """The second one to come finds less free memory, and the same share."""
+    """The second worker to start finds less free memory, and gets the same share."""
     share = 0.9 / 2
     first = _H200.for_pool(share)
     second = GpuMemory(140 * _GIB, _H200.free - first - 18 * _GIB, 16 * _GIB, 2 * _GIB).for_pool(share)

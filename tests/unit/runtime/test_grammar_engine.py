@@ -148,7 +148,7 @@ def test_a_tokenizer_that_cannot_be_read() -> None:
 def test_a_mask_depends_on_nothing_but_grammar_and_output(
     masks: LlguidanceMasks, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences in random order, taken back, gone on elsewhere, more of them than are kept; against walks anew."""
+    """Compare with a fresh walk: sequences in random order, shortened, replaced, and more than are cached."""
     monkeypatch.setattr(module, "MAX_COMPILED", 2)
     rng = random.Random(5)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}, "required": ["b"]}

@@ -53,7 +53,7 @@ def _adjusted(
 
 
 def _plainly(params: SamplingParams, logits: torch.Tensor, output: Sequence[int]) -> list[float]:
-    """Token by token, as `SamplingParams` says it."""
+    """Compute the adjusted logits token by token, as the documentation of `SamplingParams` defines them."""
     row = [float(value) for value in logits]
     for token in {*_PROMPT, *output}:
         row[token] *= params.repetition_penalty if row[token] < 0 else 1 / params.repetition_penalty
@@ -67,7 +67,7 @@ def _plainly(params: SamplingParams, logits: torch.Tensor, output: Sequence[int]
 
 
 class Even:
-    """Grammar masks that allow even tokens, the stop ids after `length` tokens only."""
+    """Grammar masks that allow even tokens, and stop ids only after `length` tokens."""
 
     def __init__(self, length: int = 0) -> None:
         self.length = length
@@ -125,7 +125,7 @@ def test_order_and_meaning_are_those_of_transformers() -> None:
 
 
 def test_what_is_remembered_changes_nothing() -> None:
-    """One adjuster over outputs that grow, shrink and change, as no scheduler would make them."""
+    """One processor sees outputs that grow, shrink and change more freely than a scheduler would change them."""
     adjuster, rng = LogitsProcessor(), random.Random(5)
     params, logits = _params(**_ALL), _logits(2)
     for _ in range(200):
@@ -239,7 +239,7 @@ def test_sampling_where_no_token_is_allowed_is_refused() -> None:
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
 def test_a_forbidden_token_is_never_sampled(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even with the least and the greatest number there is; first and last token are forbidden."""
+    """The least and the greatest random number do not select the forbidden first and last token."""
     monkeypatch.setattr("tandem.runtime.sampler.uniform", lambda seed, choice, index: number)
     stops = frozenset({0, 1, 2, _VOCAB - 2, _VOCAB - 1})
     sampling = _sampling(_params(temperature=1.0, min_tokens=50, stop_token_ids=stops))

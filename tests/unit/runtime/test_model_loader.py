@@ -144,7 +144,7 @@ def test_batch_invariant_kernels_are_requested_on_a_gpu(
 
 
 def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
-    """Float8 KV of a model in bfloat16 is not that of one in float32."""
+    """Float8 KV of a bfloat16 model differs from that of a float32 model, so their fingerprints differ."""
     config = read_model_config(model_dir)
 
     def fingerprint(dtype: Any, kv: Any) -> str:
@@ -157,7 +157,7 @@ def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
 
 
 def test_batch_invariant_workers_exchange_kv_where_they_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all others whatever computes them."""
+    """Other workers exchange KV whichever kernels they use."""
     monkeypatch.setattr(model_loader, "cuda_arithmetic", lambda: "kernels on a GPU")
     found = [
         model_loader._arithmetic(ModelConfig(batch_invariant=is_so, device=device), EngineConfig(tensor_parallel=ranks))

@@ -45,7 +45,7 @@ def _samples(logits: torch.Tensor, params: SamplingParams, count: int) -> list[i
 def test_philox_known_answers(
     counter: tuple[int, int, int, int], key: tuple[int, int], expected: tuple[int, int, int, int]
 ) -> None:
-    """The published vectors of the Random123 library."""
+    """Compare with the published test vectors of the Random123 library."""
     assert philox4x32(counter, key) == expected
 
 
@@ -122,7 +122,7 @@ def _sorted_nucleus(logits: torch.Tensor, top_p: float) -> list[int]:
 
 @pytest.mark.parametrize("make", [lambda n: torch.randn(n), lambda n: torch.randn(n) * 6], ids=["flat", "peaked"])
 def test_nucleus_of_a_large_vocabulary(make: Callable[[int], torch.Tensor]) -> None:
-    """Flat: beyond the first guess; peaked: within it."""
+    """The nucleus of flat logits is larger than the first candidate set, that of peaked ones is within it."""
     torch.manual_seed(1)
     logits = make(3000).double()
     assert kept_tokens(logits, filters_of(_params(top_p=0.9))).tolist() == _sorted_nucleus(logits, 0.9)

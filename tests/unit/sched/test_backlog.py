@@ -90,7 +90,7 @@ def test_an_idle_worker_reports_as_many_figures_as_a_busy_one() -> None:
     st.sampled_from([64, 512]),
 )
 def test_worker_and_gateway_agree_on_what_is_taken(jobs: list[tuple[int, Lane, bool]], budget: int) -> None:
-    """Whether the gateway has heard of all before, or of nothing since the last step."""
+    """Worker and gateway agree with a current load report, and with one that is as old as the last step."""
     one = worker(budget)
     known, coming = load_of(one), list[tuple[int, Lane]]()
     for num_prompt, lane, steps in jobs:

@@ -16,7 +16,7 @@ ITL = LatencyTargets(interactive=LaneSlo(itl_s=0.2))
 
 
 def chunks(worker: SimulatedWorker, first: int = 0) -> list[int]:
-    """Tokens of prompts per step, of the steps that had some."""
+    """Return the prompt tokens of each step that had some."""
     return [n for r in worker.records[first:] if (n := r.features.num_prefill_tokens)]
 
 
@@ -116,7 +116,7 @@ def test_a_machine_that_slows_down_costs_a_few_late_steps() -> None:
 
 
 def test_a_wrong_model_keeps_the_target_nevertheless() -> None:
-    """Tiles of 64 tokens, a root and a penalty on mixed steps: nothing that five coefficients can say."""
+    """True costs have tiles of 64 tokens, a root and a mixed-step penalty, which the five coefficients cannot express."""
 
     def truth(step: StepFeatures) -> float:
         tiles = -(-step.num_prefill_tokens // 64) * 64

@@ -71,7 +71,7 @@ def test_a_prompt_does_not_start_with_the_last_few_tokens() -> None:
 
 
 def test_the_floor_is_shared_too() -> None:
-    """No time is left at all, and far into a prompt a token costs a lot."""
+    """The time budget is zero, and tokens late in a long prompt are expensive."""
     long, short = prompt(0, 16000, start=30000), prompt(1, 200)
     got = split_budget([long, short], PrefillBudget(512, -1.0, COST))
     assert got == {SeqId(0): FLOOR_TOKENS // 2, SeqId(1): FLOOR_TOKENS // 2}

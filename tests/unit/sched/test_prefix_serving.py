@@ -12,7 +12,7 @@ NAMES = tuple(BlockHash(bytes([number]) * 16) for number in range(1, 4))
 
 
 def server_of_three_blocks() -> PrefixServer:
-    """Nobody runs, and nothing is promised."""
+    """Return a prefix server of three cached blocks, without running sequences or reservations."""
     pool = BlockPool(8, 2)
     table = BlockTable()
     assert pool.grow(table, len(NAMES))

@@ -44,7 +44,7 @@ def takes(scheduler: Scheduler, job: ResumeJob, now: float) -> bool:
 
 
 def test_a_job_of_several_sequences_is_not_overtaken_for_ever_by_single_ones() -> None:
-    """One seat becomes free at a time, and another gateway always has somebody for it."""
+    """One sequence slot becomes free at a time, and another gateway always has a job for it."""
     scheduler, now = worker(), 0.0
     running = [job(f"s{i}") for i in range(NUM_SEATS)]
     assert all(takes(scheduler, one, now) for one in running)

@@ -54,7 +54,7 @@ def names(s: Scheduler, step: StepPlan | None) -> list[str]:
 
 
 def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[SequenceUpdate]:
-    """Commit a plan in which every draw yields `tokens`, one unless a test says otherwise."""
+    """Commit a plan in which each sampling slice yields `tokens`, by default one."""
     assert step is not None
     sampled = tuple(SampledToken(t) for t in tokens or (50,))
     return s.commit(
@@ -63,7 +63,7 @@ def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[SequenceUp
 
 
 def step(s: Scheduler) -> tuple[list[str], ScheduleResult]:
-    """One whole step: who was in it, and what was planned."""
+    """Plan and commit one step; return its sequences and the schedule result."""
     planned = s.plan()
     who = names(s, planned.step)
     if planned.step is not None:
@@ -227,7 +227,7 @@ def scored(job: Job, num_top: int = 1, **sampling: object) -> Job:
 
 
 def score(s: Scheduler) -> tuple[StepPlan, list[SequenceUpdate]]:
-    """One whole step of an executor that scores."""
+    """Plan and commit one step with prompt log probabilities."""
     planned = s.plan().step
     assert planned is not None
     results = [SliceResult(p.seq, (SampledToken(50),) if p.sampling else (),
@@ -329,7 +329,7 @@ def test_an_output_that_is_complete_before_its_first_token_ends_each_choice(job:
     ids=lambda more: next(iter(more)),
 )
 def test_a_step_after_host_sampling_is_planned_only_after_its_token(more: dict[str, object]) -> None:
-    """A device knows the tokens that it draws itself; the next step may be chained to those alone."""
+    """The next step may be chained only to tokens that the device samples itself."""
     s = scheduler()
     job = generate("a", 3, 9)
     s.add(replace(job, request=replace(job.request, sampling=replace(job.request.sampling, **more))))  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def plan(s: Scheduler) -> StepPlan:
 
 
 def commit(s: Scheduler, step: StepPlan, *sampled: int) -> list[SequenceUpdate]:
-    """Every slice that draws yields `drawn`."""
+    """Commit a step in which each sampling slice yields `token_ids`."""
     tokens = tuple(SampledToken(token) for token in sampled)
     results = tuple(SliceResult(p.seq, tokens if p.sampling else ()) for p in step.slices)
     progress = s.commit(StepResult(step.number, results))
@@ -56,7 +56,7 @@ def commit(s: Scheduler, step: StepPlan, *sampled: int) -> list[SequenceUpdate]:
 
 
 def started(s: Scheduler, *jobs: Job) -> Scheduler:
-    """Prompts are computed and one token of each is drawn."""
+    """Add jobs, compute their prompts and sample one token of each."""
     for job in jobs:
         s.add(job)
     commit(s, plan(s), 50)
@@ -182,7 +182,7 @@ def test_prompts_are_scheduled_before_draft_tokens() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "waiting", "drafted"), [(2, 0, 1), (3, 0, 4), (6, 17, 1)])
 def test_guesses_take_no_block_that_others_grow_into_or_wait_for(num_blocks: int, waiting: int, drafted: int) -> None:
-    """The sequence's next token takes the last slot but one of its block; another block would hold more guesses."""
+    """The next token takes the last slot but one of its block; more draft tokens would need another block."""
     s = started(scheduler(num_blocks=num_blocks), generate("a", length=2, max_tokens=6))
     if waiting:
         s.add(generate("w", length=waiting, max_tokens=1))

@@ -34,7 +34,7 @@ def errors(
     noise: float = 0.05,
     outliers: float = 0.0,
 ) -> list[float]:
-    """Relative errors of the predictions, each made before its step was seen."""
+    """Return the relative errors of predictions, each made before its step was observed."""
     random = Random(seed)
     found: list[float] = []
     for _ in range(num_steps):
@@ -102,7 +102,7 @@ def test_a_machine_that_changes_is_followed_within_some_ten_steps(factor: float)
 
 
 def test_a_model_that_is_wrong_still_predicts_what_it_sees() -> None:
-    """Tiles of 128 tokens, and decodes that cost the root of their number: nothing that five coefficients can say."""
+    """True costs have tiles of 128 tokens and a root of the number of decodes, which the model cannot express."""
 
     def truth(now: StepFeatures) -> float:
         tiles = -(-now.num_prefill_tokens // 128) * 128

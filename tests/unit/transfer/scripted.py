@@ -114,5 +114,5 @@ class ScriptedTransport:
         self.ended[handle] = state
 
     def lose_track(self, handle: int) -> None:
-        """The read ends badly, and may still write."""
+        """End a read with an error that leaves it uncertain: it may still write."""
         self.ended[handle] = PeerError("in doubt")

@@ -15,7 +15,7 @@ ALL = os.sched_getaffinity(0)
 
 @pytest.fixture
 def thread() -> Iterator[int]:
-    """The native id of a thread that waits."""
+    """Yield the native id of a waiting thread."""
     over = threading.Event()
     waiting = threading.Thread(target=over.wait)
     waiting.start()
@@ -27,7 +27,7 @@ def thread() -> Iterator[int]:
 
 @pytest.fixture
 def on_one_core() -> Iterator[int]:
-    """This thread stays on one core for a test."""
+    """Pin this thread to one core for a test."""
     core = min(ALL)
     os.sched_setaffinity(0, {core})
     yield core

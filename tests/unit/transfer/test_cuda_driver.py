@@ -22,7 +22,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 
 
 class Library:
-    """A driver that notes calls; `failing` is the name of one that does not work."""
+    """A driver double that records calls; the call named `failing` fails."""
 
     def __init__(self, failing: str = "", *, is_shareable: bool = True) -> None:
         self.calls: list[str] = []

@@ -22,11 +22,11 @@ ADDRESS = 1 << 20
 
 
 class CutOff(Exception):
-    """What the library raises when UCX has closed the connection by force."""
+    """The library's error when UCX has closed the connection by force."""
 
 
 class UncertainError(Exception):
-    """Any other of its errors."""
+    """Any other error of the library."""
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class Blocks:
 
 
 class Alive:
-    """What stands for the library's own agent."""
+    """A stand-in for the library's own agent."""
 
 
 @dataclass
@@ -213,7 +213,7 @@ def test_an_uncertain_end_at_one_rank_is_no_end(library: Library) -> None:
 
 
 def test_a_post_error_of_the_library_leaves_its_peer_uncertain(library: Library) -> None:
-    """Nobody can say what it still reads."""
+    """Transfers of the failed post may still be running."""
     transport, peer = consumer(), producer(1)
     transport.connect(peer)
     library.posted = "ERR"

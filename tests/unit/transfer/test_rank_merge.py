@@ -220,7 +220,7 @@ def test_reads_of_a_rank_that_vanished_are_not_drained(two: Two) -> None:
 
 @dataclass
 class Rank:
-    """A carrier of its own, and what is on its way to it and from it."""
+    """A transfer engine of one rank, with the commands and events in flight to and from the merger."""
 
     transport: ScriptedTransport = field(default_factory=ScriptedTransport)
     inbox: deque[Command] = field(default_factory=deque)
@@ -257,7 +257,7 @@ class Rank:
 
 
 class JointMachine(RuleBasedStateMachine):
-    """Real carriers over scripted transports, with commands and events that arrive in any interleaving."""
+    """Real transfer engines over scripted transports, with commands and events in any interleaving."""
 
     @initialize(num=st.integers(1, 3))
     def open(self, num: int) -> None:
@@ -421,7 +421,7 @@ class JointMachine(RuleBasedStateMachine):
         assert self.end is not None
 
     def settle(self) -> None:
-        """Let everything that is under way come to its end."""
+        """Run until every open read, command and event is finished."""
         for _ in range(12):
             for rank in self.ranks:
                 rank.transport.post_error = None

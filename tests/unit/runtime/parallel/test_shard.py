@@ -60,7 +60,7 @@ def test_settings_that_ranks_do_not_support_are_refused_at_start(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_parts_of_a_tensor_are_its_rows_and_columns(model_dir: Path, dtype: torch.dtype) -> None:
-    """Also where they are stored in the dtype that is asked for."""
+    """Read the parts also where the file has the requested dtype already."""
     name = "model.layers.0.mlp.down_proj.weight"
     whole = tensors()[name]
     for rows, columns in ((None, range(24, 48)), (range(8, 16), None), (range(2, 3), range(5)), (range(32, 32), None)):
