@@ -116,7 +116,7 @@ def test_a_machine_that_slows_down_costs_a_few_late_steps() -> None:
 
 
 def test_a_wrong_model_keeps_the_target_nevertheless() -> None:
-    """True costs have tiles of 64 tokens, a root and a mixed-step penalty, which the five coefficients cannot express."""
+    """True costs have tiles of 64 tokens, a root and a mixed-step penalty: five coefficients cannot express that."""
 
     def truth(step: StepFeatures) -> float:
         tiles = -(-step.num_prefill_tokens // 64) * 64
