@@ -1,4 +1,4 @@
-"""What docs/ says about fields, errors, reasons and tenants is what the code has; never judges how it is said."""
+"""Test that docs/ lists exactly the fields, errors, reasons and tenant settings of the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLE = ROOT / "docs/tenants.yaml"
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
-    """The cells of the table rows between a heading and the next."""
+    """Return the cells of the table rows between a heading and the next one."""
     section = re.split(r"^## ", text.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     table = [line for line in section.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
@@ -40,12 +40,12 @@ def names(cell: str) -> list[str]:
 
 
 def test_every_field_is_described_once_and_where_it_is() -> None:
-    told = {name: where for cell, where, *_ in rows(HTTP, "Parameters") for name in names(cell)}
+    documented = {name: where for cell, where, *_ in rows(HTTP, "Parameters") for name in names(cell)}
     chat, text = ({field.name for field in msgspec.structs.fields(kind)} for kind in (ChatBody, CompletionBody))
-    assert told == {
+    assert documented == {
         name: "both" if name in chat & text else "chat" if name in chat else "text" for name in sorted(chat | text)
     }
-    assert sum(len(names(row[0])) for row in rows(HTTP, "Parameters")) == len(told)
+    assert sum(len(names(row[0])) for row in rows(HTTP, "Parameters")) == len(documented)
 
 
 def test_every_refused_field_is_named() -> None:
@@ -56,9 +56,9 @@ def test_every_refused_field_is_named() -> None:
 
 
 def test_the_error_table_is_the_code_s() -> None:
-    told = [(*names(code + grpc + kind), http) for code, http, grpc, kind in rows_of_errors()]
+    documented = [(*names(code + grpc + kind), http) for code, http, grpc, kind in rows_of_errors()]
     expected = [(k.value, facts.grpc, facts.openai_type, str(facts.http)) for k, facts in ERROR_TABLE.items()]
-    assert told == expected and set(ERROR_TABLE) == set(ErrorKind)
+    assert documented == expected and set(ERROR_TABLE) == set(ErrorKind)
 
 
 def rows_of_errors() -> list[list[str]]:
@@ -66,7 +66,7 @@ def rows_of_errors() -> list[list[str]]:
 
 
 def test_every_reason_is_in_the_table() -> None:
-    told = {name for row in rows(HTTP, "Errors") if len(row) == 3 for name in names(row[0])}
+    documented = {name for row in rows(HTTP, "Errors") if len(row) == 3 for name in names(row[0])}
     written = set[str]()
     for room in ("gateway", "admission", "orchestration"):
         for path in (ROOT / "services/tandem" / room).glob("*.py"):
@@ -77,12 +77,12 @@ def test_every_reason_is_in_the_table() -> None:
                         for word in call.keywords
                         if word.arg == "reason" and isinstance(word.value, ast.Constant)
                     }
-    assert written and written <= told
+    assert written and written <= documented
 
 
 def test_the_headers_are_the_code_s() -> None:
-    told = {name for row in rows(HTTP, "Headers") for name in names(row[0])}
-    assert {LANE_HEADER, TIMEOUT_HEADER, EXPLAIN_HEADER, TIMING_HEADER, TRACEPARENT_HEADER} <= told
+    documented = {name for row in rows(HTTP, "Headers") for name in names(row[0])}
+    assert {LANE_HEADER, TIMEOUT_HEADER, EXPLAIN_HEADER, TIMING_HEADER, TRACEPARENT_HEADER} <= documented
     assert all(f"`{lane.label}`" in HTTP for lane in Lane)
 
 

@@ -1,4 +1,4 @@
-"""Settings, flags and keys of the chart's values that the doctor names are there; never judges its advice."""
+"""Test that the settings, flags and chart values that the doctor's texts name exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/doctor.md").read_text()
 VALUES: dict[str, Any] = yaml.safe_load((ROOT / "helm/tandem/values.yaml").read_text())
 FILES = {"model.safetensors", "model.safetensors.index", "worker.proto"}
-"""Names that only look like settings."""
+"""Names that look like settings and are none."""
 ELSEWHERE = {
     "--add-host",
     "--cap-add",
@@ -34,7 +34,7 @@ ELSEWHERE = {
 
 
 def written() -> str:
-    """All texts of the room, one after the other."""
+    """Return the source text of all doctor modules."""
     trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "services/tandem/doctor").glob("*.py"))]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     return "\n".join(node.value for node in nodes if isinstance(node.value, str))
@@ -49,22 +49,22 @@ def own_flags() -> set[str]:
 def test_every_setting_and_every_key_of_values_that_is_named_is_there() -> None:
     keys = {setting.key for setting in settings()}
     sections = "|".join(sorted({key.partition(".")[0] for key in keys} | {"tenants", "cache", r"pools\.<name>"}))
-    told = set(re.findall(rf"(?<![\w./-])((?:{sections})\.[a-z][A-Za-z_]*(?:\.[a-z][A-Za-z]*)?)(?![\w(/])", written()))
-    assert len(told & keys) > 20 and len(told - keys) > 8
-    assert {key for key in told - keys - FILES if not is_value(key)} == set()
+    named = set(re.findall(rf"(?<![\w./-])((?:{sections})\.[a-z][A-Za-z_]*(?:\.[a-z][A-Za-z]*)?)(?![\w(/])", written()))
+    assert len(named & keys) > 20 and len(named - keys) > 8
+    assert {key for key in named - keys - FILES if not is_value(key)} == set()
     assert "colocate" in VALUES["poolDefaults"]
 
 
 def test_every_flag_that_is_named_is_one() -> None:
     flags = {flag for found in flags_of().values() for flag in found} | own_flags() | ELSEWHERE
-    told = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", written()))
-    assert len(told) > 8 and told <= flags
+    named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", written()))
+    assert len(named) > 8 and named <= flags
 
 
 def test_the_page_has_the_doctor_s_own_flags() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `--")]
-    told = {name.split()[0] for row in rows for name in names(row.split("|")[1])}
-    assert told == own_flags()
+    named = {name.split()[0] for row in rows for name in names(row.split("|")[1])}
+    assert named == own_flags()
 
 
 def is_value(key: str) -> bool:

@@ -36,8 +36,8 @@ def test_planted_violations_are_found(tmp_path: Path) -> None:
     (tmp_path / "tandem_kernels" / "__init__.py").touch()
     result = lint_imports(tmp_path, [tmp_path])
     assert result.returncode != 0
-    for told in ("tandem.kv -> tandem.sched", "tandem.runtime -> tandem.transfer", "tandem.core -> threading"):
-        assert told in " ".join(result.stdout.split()), result.stdout
+    for violation in ("tandem.kv -> tandem.sched", "tandem.runtime -> tandem.transfer", "tandem.core -> threading"):
+        assert violation in " ".join(result.stdout.split()), result.stdout
 
 
 def test_every_pure_room_is_under_the_purity_contract() -> None:

@@ -1,4 +1,4 @@
-"""Settings, metrics and errors that docs/operations.md names are the code's; never judges how it is said."""
+"""Test that the settings, metrics and errors that docs/operations.md names exist."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TEXT = (ROOT / "docs/operations.md").read_text()
 
 
 def test_the_defaults_are_the_code_s() -> None:
-    told = {names(row[0])[0]: row[1] for row in rows(TEXT, "Settings that matter")}
-    assert told == {key: str(value_of(Config(), key)) or "empty" for key in told} and len(told) > 10
+    documented = {names(row[0])[0]: row[1] for row in rows(TEXT, "Settings that matter")}
+    assert documented == {key: str(value_of(Config(), key)) or "empty" for key in documented} and len(documented) > 10
 
 
 def test_every_setting_that_is_named_is_one() -> None:
@@ -28,7 +28,7 @@ def test_every_setting_that_is_named_is_one() -> None:
     assert named <= {names(row[0])[0] for row in rows(TEXT, "Settings that matter")}, "each that is named is explained"
 
 
-def test_every_metric_that_is_named_is_told() -> None:
+def test_every_metric_that_is_named_exists() -> None:
     named = set(re.findall(r"`(tandem_\w+)`", TEXT))
     assert named and named <= {prometheus_name(instrument) for instrument in all_instruments()}
 

@@ -1,4 +1,4 @@
-"""What is installed where: tested versions for all that is asked for, and a gateway without torch."""
+"""Test requirements: each has a tested version in the constraints, and a gateway runs without torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_requirement_has_a_tested_version_that_it_allows(requirement: Requ
     assert constraints()[canonicalize_name(requirement.name)] in requirement.specifier
 
 
-def test_nothing_asks_for_the_package_that_brings_every_cuda() -> None:
+def test_no_requirement_is_the_package_that_installs_every_cuda_version() -> None:
     names = {canonicalize_name(r.name) for requirements in [BASE, *EXTRAS.values()] for r in requirements}
     assert "nixl" not in names | constraints().keys()
 

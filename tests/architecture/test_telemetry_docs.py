@@ -1,4 +1,4 @@
-"""What docs/telemetry.md names is the code's; never judges how it is said."""
+"""Test that the stages, variables, settings and metrics that docs/telemetry.md names exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_setting_is_one() -> None:
     assert named and named <= {setting.key for setting in settings()}
 
 
-def test_every_metric_is_told() -> None:
+def test_every_metric_is_documented() -> None:
     instruments = {each.name for each in all_instruments()}
     prometheus = {prometheus_name(each) for each in all_instruments()}
     aliases = {alias.name + ("_total" if alias.kind is Kind.COUNTER else "") for alias in ALIASES}

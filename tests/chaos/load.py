@@ -1,4 +1,4 @@
-"""Clients that ask without a pause and compare every answer; never strikes anything."""
+"""Run clients that send requests without a pause and compare every answer with that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 from tandem.wire.channels import open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.chaos.asks import Answered, Ask
+from tests.chaos.random_requests import Answered, ChaosRequest
 
 ANSWER_S = 120.0
 """A client that waits for this long has been forgotten."""
@@ -39,7 +39,7 @@ class Outcome:
     """One request as its client saw it. `problem`: None when the answer is the one of an undisturbed run; `wait_s`:
     until the first event of a stream, `stall_s`: the longest time between two."""
 
-    ask: str
+    request: str
     gateway: str
     began: float
     ended: float = 0.0
@@ -56,7 +56,7 @@ class AnswerError(Exception):
 
 @dataclass(slots=True)
 class Seen:
-    """What has come of one answer."""
+    """What a client has received of one answer."""
 
     choices: list[Answered]
     last: float
@@ -72,39 +72,42 @@ class Seen:
         else:
             self.stall_s = max(self.stall_s, since_s)
 
-    def tell(self, about: dict[str, Any] | None) -> None:
+    def add_extension(self, about: dict[str, Any] | None) -> None:
         self.path = (about or {}).get("path", self.path)
 
 
-async def ask_once(http: httpx.AsyncClient, target: Target, ask: Ask, key: str, extra: dict[str, Any]) -> Seen:
-    """Raises AnswerError for an error of the gateway, OSError or a transport's error for a connection that broke."""
-    seen = Seen([Answered.empty() for _ in range(ask.num_choices)], time.monotonic())
-    if ask.over_grpc:
-        await _by_grpc(target, ask, key, extra, seen)
+async def send_once(
+    http: httpx.AsyncClient, target: Target, request: ChaosRequest, key: str, extra: dict[str, Any]
+) -> Seen:
+    """Send a request and return what was received. Raises AnswerError for an error of the gateway, OSError or a
+    transport's error for a connection that broke."""
+    seen = Seen([Answered.empty() for _ in range(request.num_choices)], time.monotonic())
+    if request.over_grpc:
+        await _by_grpc(target, request, key, extra, seen)
     elif extra.get("stream"):
-        await _streamed(http, target, ask, key, extra, seen)
+        await _streamed(http, target, request, key, extra, seen)
     else:
-        await _whole(http, target, ask, key, extra, seen)
+        await _whole(http, target, request, key, extra, seen)
     return seen
 
 
 async def _whole(
-    http: httpx.AsyncClient, target: Target, ask: Ask, key: str, extra: dict[str, Any], seen: Seen
+    http: httpx.AsyncClient, target: Target, request: ChaosRequest, key: str, extra: dict[str, Any], seen: Seen
 ) -> None:
-    answer = await http.post(f"{target.url}/v1/completions", json=ask.body | extra, headers={"x-api-key": key})
+    answer = await http.post(f"{target.url}/v1/completions", json=request.body | extra, headers={"x-api-key": key})
     if answer.status_code != 200:
         raise AnswerError(f"{answer.status_code}: {answer.text}")
-    told = answer.json()
-    seen.tell(told.get("tandem"))
-    for choice in told["choices"]:
+    document = answer.json()
+    seen.add_extension(document.get("tandem"))
+    for choice in document["choices"]:
         seen.choices[choice["index"]].add(choice)
 
 
 async def _streamed(
-    http: httpx.AsyncClient, target: Target, ask: Ask, key: str, extra: dict[str, Any], seen: Seen
+    http: httpx.AsyncClient, target: Target, request: ChaosRequest, key: str, extra: dict[str, Any], seen: Seen
 ) -> None:
     url, headers = f"{target.url}/v1/completions", {"x-api-key": key}
-    async with http.stream("POST", url, json=ask.body | extra, headers=headers) as answer:
+    async with http.stream("POST", url, json=request.body | extra, headers=headers) as answer:
         if answer.status_code != 200:
             raise AnswerError(f"{answer.status_code}: {(await answer.aread()).decode()}")
         is_done = False
@@ -119,20 +122,20 @@ async def _streamed(
             event = msgspec.json.decode(line[6:])
             if "error" in event:
                 raise AnswerError(str(event["error"]))
-            seen.tell(event.get("tandem"))
+            seen.add_extension(event.get("tandem"))
             for choice in event["choices"]:
                 seen.choices[choice["index"]].add(choice)
         if not is_done:
             raise httpx.RemoteProtocolError("the stream ended without [DONE]")
 
 
-async def _by_grpc(target: Target, ask: Ask, key: str, extra: dict[str, Any], seen: Seen) -> None:
-    given = {name: value for name, value in (ask.body | extra).items() if name not in ("prompt", "stream")}
-    asked = pb.CompleteRequest(prompt=[pb.Prompt(token_ids=pb.TokenIds(ids=ask.body["prompt"]))], **given)
+async def _by_grpc(target: Target, request: ChaosRequest, key: str, extra: dict[str, Any], seen: Seen) -> None:
+    given = {name: value for name, value in (request.body | extra).items() if name not in ("prompt", "stream")}
+    message = pb.CompleteRequest(prompt=[pb.Prompt(token_ids=pb.TokenIds(ids=request.body["prompt"]))], **given)
     async with open_channel(target.grpc_target) as channel:
         try:
             async for reply in InferenceStub(channel).StreamComplete(  # type: ignore[attr-defined]
-                asked, metadata=(("x-api-key", key),), timeout=ANSWER_S
+                message, metadata=(("x-api-key", key),), timeout=ANSWER_S
             ):
                 seen.event()
                 seen.path = reply.path or seen.path
@@ -155,17 +158,21 @@ class Report:
     num_open: int = 0
 
     def problems(self) -> list[str]:
-        return [f"{one.ask} at {one.gateway}: {one.problem}" for one in self.outcomes if one.problem]
+        return [f"{one.request} at {one.gateway}: {one.problem}" for one in self.outcomes if one.problem]
 
 
 class Load:
     """Runs in a thread of its own between `start` and `stop`. `targets` gives the gateways that live."""
 
     def __init__(
-        self, asks: Sequence[Ask], expected: Sequence[Seen], keys: Sequence[str], targets: Callable[[], list[Target]]
+        self,
+        requests: Sequence[ChaosRequest],
+        expected: Sequence[Seen],
+        keys: Sequence[str],
+        targets: Callable[[], list[Target]],
     ) -> None:
         self.report = Report()
-        self._asks = asks
+        self._requests = requests
         self._expected = expected
         self._keys = keys
         self._targets = targets
@@ -187,22 +194,22 @@ class Load:
         async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_S, limits=limits) as http:
             await asyncio.gather(*(self._client(http, random.Random(f"{seed} {n}")) for n in range(num_clients)))
 
-    async def _client(self, http: httpx.AsyncClient, draws: random.Random) -> None:
+    async def _client(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         while not self._is_over.is_set():
-            index, key = draws.randrange(len(self._asks)), draws.choice(self._keys)
-            extra: dict[str, Any] = {"cache_salt": f"{draws.random()}"} if draws.random() < 0.6 else {}
-            if draws.random() < 0.7:
+            index, key = rng.randrange(len(self._requests)), rng.choice(self._keys)
+            extra: dict[str, Any] = {"cache_salt": f"{rng.random()}"} if rng.random() < 0.6 else {}
+            if rng.random() < 0.7:
                 extra["stream"] = True
             self.report.num_open += 1
             try:
-                await self._one(http, index, key, extra, draws.random())
+                await self._one(http, index, key, extra, rng.random())
             finally:
                 self.report.num_open -= 1
 
     async def _one(self, http: httpx.AsyncClient, index: int, key: str, extra: dict[str, Any], where: float) -> None:
         """One request to its end; again, at another gateway, where the first was killed under it."""
-        ask = self._asks[index]
-        outcome = Outcome(ask.name, "", time.monotonic())
+        request = self._requests[index]
+        outcome = Outcome(request.name, "", time.monotonic())
         self.report.outcomes.append(outcome)
         while True:
             targets = [target for target in self._targets() if not target.was_killed]
@@ -212,7 +219,7 @@ class Load:
             target = targets[int(where * len(targets))]
             outcome.gateway = target.name
             try:
-                seen = await ask_once(http, target, ask, key, extra)
+                seen = await send_once(http, target, request, key, extra)
             except (httpx.TransportError, OSError) as error:
                 if target.was_killed:
                     outcome.num_resent += 1
@@ -232,17 +239,17 @@ class Load:
                 outcome.problem = f"choice {index}: {difference}"
 
 
-def undisturbed(target: Target, asks: Sequence[Ask], key: str) -> list[Seen]:
-    """What one gateway answers to each while nothing strikes."""
+def undisturbed(target: Target, requests: Sequence[ChaosRequest], key: str) -> list[Seen]:
+    """Return the answers of one gateway to all requests while there is no fault."""
 
     async def run() -> list[Seen]:
         room = asyncio.Semaphore(8)
         async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_S) as http:
 
-            async def one(ask: Ask) -> Seen:
+            async def one(request: ChaosRequest) -> Seen:
                 async with room:
-                    return await ask_once(http, target, Ask(ask.name, ask.body, False), key, {})
+                    return await send_once(http, target, ChaosRequest(request.name, request.body, False), key, {})
 
-            return await asyncio.gather(*map(one, asks))
+            return await asyncio.gather(*map(one, requests))
 
     return asyncio.run(run())

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class NoNamespaces(Exception):
-    """This machine does not let this user make them."""
+    """This user may not make network namespaces on this machine."""
 
 
 def ip(*words: str) -> None:
@@ -47,11 +47,11 @@ class Network:
     def plug_in(self) -> None:
         ip("link", "set", self._port, "up")
 
-    def lose_way_to(self, other: Network) -> None:
-        """What it sends there vanishes."""
+    def blackhole_route_to(self, other: Network) -> None:
+        """Drop everything that this network sends to `other`."""
         ip("-n", self._name, "route", "add", "blackhole", f"{other.address}/32")
 
-    def find_way_to(self, other: Network) -> None:
+    def restore_route_to(self, other: Network) -> None:
         ip("-n", self._name, "route", "del", "blackhole", f"{other.address}/32")
 
 

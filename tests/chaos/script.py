@@ -1,4 +1,4 @@
-"""Which fault strikes whom and for how long, as a function of a seed; never strikes."""
+"""Generate the script of faults from a seed: kind, victim and duration of each."""
 
 from __future__ import annotations
 
@@ -32,17 +32,15 @@ class Fault:
 
 
 def script(seed: int, number: int, kinds: Sequence[Kind] = KINDS) -> list[Fault]:
-    """Every kind before any comes again, in random order."""
-    draws = random.Random(f"faults {seed}")
+    """Return `number` faults; every kind is used, in random order, before any is repeated."""
+    rng = random.Random(f"faults {seed}")
     out: list[Fault] = []
     while len(out) < number:
-        out += [_draw(draws, kind) for kind in draws.sample(kinds, len(kinds))]
+        out += [_random_fault(rng, kind) for kind in rng.sample(kinds, len(kinds))]
     return out[:number]
 
 
-def _draw(draws: random.Random, kind: Kind) -> Fault:
+def _random_fault(rng: random.Random, kind: Kind) -> Fault:
     # Links are mended before and after a worker counts as lost, which takes 2 to 3 s.
-    lasts_s = draws.choice([0.3, 1.0, 4.0])
-    return Fault(
-        kind, draws.choice(("prefill", "decode")), draws.choice([0, 0, 0, 1]), draws.uniform(0.2, 1.0), lasts_s
-    )
+    lasts_s = rng.choice([0.3, 1.0, 4.0])
+    return Fault(kind, rng.choice(("prefill", "decode")), rng.choice([0, 0, 0, 1]), rng.uniform(0.2, 1.0), lasts_s)

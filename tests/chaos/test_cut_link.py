@@ -29,13 +29,13 @@ class Apart:
     prefill_network: Network
     decode_network: Network
 
-    def ask(self, salt: int, max_tokens: int = 200) -> Answer:
+    def request(self, salt: int, max_tokens: int = 200) -> Answer:
         with Post(self.gateway.url, completion(300, salt, max_tokens)) as post:
             return post.finish()
 
     def wait_whole(self) -> None:
         until(lambda: live(self.gateway) == (1, 1), "a gateway that sees both")
-        until(lambda: self.ask(7, 2).path == "remote", "a request that is split")
+        until(lambda: self.request(7, 2).path == "remote", "a request that is split")
         for worker in (self.prefill, self.decode):
             until(worker.is_idle, f"an idle {worker.name}")
 
@@ -63,7 +63,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory, redis: Redis, model: Path) -
 
 
 def test_the_link_of_a_decode_worker_is_cut(apart: Apart) -> None:
-    expected = [apart.ask(salt).text() for salt in range(NUM_STREAMS)]
+    expected = [apart.request(salt).text() for salt in range(NUM_STREAMS)]
     with ExitStack() as stack:
         bodies = [completion(300, salt, 200, stream=True) for salt in range(NUM_STREAMS)]
         posts = [stack.enter_context(Post(apart.gateway.url, body)) for body in bodies]
@@ -81,11 +81,11 @@ def test_the_link_of_a_decode_worker_is_cut(apart: Apart) -> None:
 
 @pytest.mark.nightly
 def test_two_workers_cannot_reach_each_other(apart: Apart) -> None:
-    expected = apart.ask(50).text()
-    apart.decode_network.lose_way_to(apart.prefill_network)
+    expected = apart.request(50).text()
+    apart.decode_network.blackhole_route_to(apart.prefill_network)
     try:
-        answer = apart.ask(50)
+        answer = apart.request(50)
     finally:
-        apart.decode_network.find_way_to(apart.prefill_network)
+        apart.decode_network.restore_route_to(apart.prefill_network)
     assert answer.error() is None and answer.text() == expected
     apart.wait_whole()

@@ -1,5 +1,5 @@
 """Two prefill and two decode workers, two gateways and a Redis as processes, each worker behind a proxy, and what
-strikes them; never asks as a client does."""
+injects their faults."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SETTINGS = (
 class World:
     """Programs by name: p0, p1, d0, d1, g0, g1. `struck`: what was done and when, for people."""
 
-    def __init__(self, programs: Cluster, redis: Redis, tenants: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, programs: Cluster, redis: Redis, tenants: Path, log: Callable[[str], None]) -> None:
         self.workers: dict[str, Worker] = {}
         self.gateways: dict[str, Gateway] = {}
         self._lives: dict[str, Target] = {}
         self._programs = programs
         self._redis = redis
         self._tenants = tenants
-        self._say = say
+        self._log = log
         self._proxies = Proxies()
         self._before: dict[str, Proxy] = {}
         self._starting: list[Worker | Gateway] = []
@@ -98,17 +98,17 @@ class World:
         until(lambda: not self._reservations(), "settled reservations")
 
     def errors(self) -> list[str]:
-        """Log lines that say that a program has a defect."""
-        told = ((program.name, line) for program in self._programs.programs for line in program.log.splitlines())
+        """Return the log lines that show a defect of a program."""
+        lines = ((program.name, line) for program in self._programs.programs for line in program.log.splitlines())
         wrong = ("Traceback", "ERROR", "CRITICAL", "never retrieved", "was destroyed")
-        return [f"{name}: {line}" for name, line in told if any(word in line for word in wrong)]
+        return [f"{name}: {line}" for name, line in lines if any(word in line for word in wrong)]
 
     def _reservations(self) -> list[bytes]:
         with redis_client.Redis.from_url(self._redis.url) as client:
             return [name for key in client.scan_iter("*:quota:*:open") for name in client.hkeys(key)]
 
     def _lapse(self) -> None:
-        """Do what only time can: what a gateway that was killed had reserved is past its expiry."""
+        """Expire the reservations of a killed gateway without waiting for their TTL."""
         with redis_client.Redis.from_url(self._redis.url) as client:
             for key in client.scan_iter("*:quota:*:expiry"):
                 client.zadd(key, dict.fromkeys(client.zrange(key, 0, -1), 1))
@@ -141,7 +141,7 @@ class World:
         """By how much it has to do."""
         held = {name: worker.books().num_sequences for name, worker in self.workers.items() if name[0] == pool[0]}
         name = sorted(held, key=lambda name: (-held[name], name))[rank]
-        self._say(f"    {name}, which has {held[name]} sequences")
+        self._log(f"    {name}, which has {held[name]} sequences")
         return name
 
     def _kill_worker(self, name: str) -> None:
@@ -175,7 +175,7 @@ class World:
         pids = [program.pid for other, program in others.items() if other != name]
         proxy = self._before[name]
         count = self._proxies.do(proxy.cut(pids, how)).result()
-        self._say(f"    {count} connections")
+        self._log(f"    {count} connections")
         assert count or whom == "peers", "every gateway watches every worker, so this cut nothing"
         time.sleep(lasts_s)
         self._proxies.do(proxy.heal()).result()
@@ -190,18 +190,18 @@ class World:
 
 def live(gateway: Gateway) -> tuple[float, float]:
     """Prefill and decode workers that it sees."""
-    told = gateway.metrics()
-    return told['tandem_live_workers{pool="prefill"}'], told['tandem_live_workers{pool="decode"}']
+    lines = gateway.metrics()
+    return lines['tandem_live_workers{pool="prefill"}'], lines['tandem_live_workers{pool="decode"}']
 
 
 @contextmanager
-def whole_world(directory: Path, redis: Redis, model: Path, say: Callable[[str], None]) -> Iterator[World]:
+def whole_world(directory: Path, redis: Redis, model: Path, log: Callable[[str], None]) -> Iterator[World]:
     tenants = directory / "tenants.yaml"
     terms = "requests_per_minute: 1000000, tokens_per_minute: 1000000000, max_concurrency: 100000"
     lines = [f"  {name}: {{{terms}, keys: [{{hash: '{hash_text(key_digest(key))}'}}]}}\n" for name, key in KEYS.items()]
     tenants.write_text("tenants:\n" + "".join(lines))
     with cluster(directory, redis.url, model, *SETTINGS) as programs:
-        world = World(programs, redis, tenants, say)
+        world = World(programs, redis, tenants, log)
         try:
             yield world
         finally:

@@ -1,5 +1,4 @@
-"""The chart as Helm renders it, parsed, once for all tests of a process, and rendered once for all runs; never judges
-it."""
+"""Render the chart with Helm and parse it, once for all tests of a process; outputs are cached between runs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.chart.kept import Said, ask
+from tests.chart.kept import ProgramOutput, run_cached
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "tandem"
@@ -61,27 +60,27 @@ class Rendered:
 
     @property
     def applications(self) -> dict[str, Any]:
-        """By pool."""
+        """Return the Serve applications by pool."""
         return {one["args"]["pool"]: one for one in self.serve["applications"]}
 
     @property
     def groups(self) -> dict[str, Any]:
-        """Worker groups by name."""
+        """Return the worker groups by name."""
         return {one["groupName"]: one for one in self.ray["rayClusterConfig"]["workerGroupSpecs"]}
 
 
-def helm(*arguments: str, values: str = "", told: Sequence[str] | None = None) -> Said:
-    """What the one beside this Python, or on PATH, says of the chart. `told` stands for the arguments where these name
-    temporary files."""
+def helm(*arguments: str, values: str = "", key_arguments: Sequence[str] | None = None) -> ProgramOutput:
+    """Run the helm beside this Python, or on PATH, on the chart. `key_arguments` replaces the arguments in the cache
+    key where these name temporary files."""
     beside = Path(sys.executable).parent / "helm"
     program = str(beside) if beside.exists() else shutil.which("helm")
     assert program, "helm is in the extra dev"
-    return ask([program, *arguments], reads=[CHART], values=values, told=told)
+    return run_cached([program, *arguments], reads=[CHART], values=values, key_arguments=key_arguments)
 
 
 @functools.cache
 def ci(name: str, release: str = RELEASE) -> Rendered:
-    """One of the files in ci/."""
+    """Render the chart with one of the value files in ci/."""
     return _rendered(CI[name].read_text(), release)
 
 
@@ -103,18 +102,20 @@ def _rendered(values: str, release: str) -> Rendered:
 
 
 def refusal(values: Mapping[str, Any]) -> str:
-    """What Helm says of values that are not taken."""
+    """Return Helm's error message for values that it refuses."""
     done = helm("template", RELEASE, str(CHART), "-f", "-", values=json.dumps(values))
     assert done.returncode != 0, "these values are taken"
     return done.stderr
 
 
 def notes(values: Mapping[str, Any] | None = None) -> str:
-    """What is told after an installation. Helm tells it to nobody but a cluster, so a copy of the chart has it in an
+    """Return the rendered NOTES.txt. Helm prints notes only with a cluster, so a copy of the chart has them in an
     object."""
     flags = ("--namespace", NAMESPACE, "--show-only", "templates/notes.yaml", "-f", "-")
     given = json.dumps(values or {})
-    done = helm("template", RELEASE, str(_chart_with_notes()), *flags, values=given, told=[*NOTES.values(), *flags])
+    done = helm(
+        "template", RELEASE, str(_chart_with_notes()), *flags, values=given, key_arguments=[*NOTES.values(), *flags]
+    )
     assert done.returncode == 0, done.stderr
     return str(yaml.safe_load(done.stdout)["text"])
 
@@ -136,7 +137,7 @@ def _chart_with_notes() -> Path:
 
 
 def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
-    """Templates of pods and whose they are."""
+    """Yield each pod template with the name of its owner."""
     for one in objects:
         name = f"{one['kind']}/{one['metadata']['name']}"
         if one["kind"] == "RayService":
@@ -154,10 +155,10 @@ def containers(pod: Object) -> list[Object]:
 
 
 def env(container: Object) -> dict[str, Any]:
-    """Values, or where they come from."""
+    """Return a container's environment: each variable's value, or its `valueFrom`."""
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in container.get("env", [])}
 
 
 def gateway(rendered: Rendered) -> Object:
-    """The spec of the gateways' pods."""
+    """Return the spec of the gateway pods."""
     return rendered.one("gateway-deployment")["spec"]["template"]["spec"]

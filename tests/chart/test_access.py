@@ -1,4 +1,4 @@
-"""Redis, secrets, accounts, the planner's rights and who may speak with whom, as values say; never a real network."""
+"""Test how values set Redis, secrets, accounts, the planner's rights and network policies; no real network is used."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ RDMA, EXTERNAL = ci("rdma"), ci("external-redis")
 
 
 def redis_url(rendered: Rendered) -> str:
-    """As a gateway's environment has it, with a password in it."""
-    told = env(gateway(rendered)["containers"][0])
-    return told["TANDEM_REDIS__URL"].replace("$(STORE_PASSWORD)", "pass")
+    """Return the Redis URL of a gateway's environment, with a password filled in."""
+    environment = env(gateway(rendered)["containers"][0])
+    return environment["TANDEM_REDIS__URL"].replace("$(STORE_PASSWORD)", "pass")
 
 
 @pytest.mark.parametrize("name", ["rdma", "external-redis"])
@@ -59,16 +59,16 @@ def test_an_external_redis_can_do_without_all_of_that() -> None:
     assert redis_url(render({"redis": {"mode": "external", "external": external}})) == "redis://stores:6379/3"
 
 
-def test_a_whole_url_comes_from_a_secret() -> None:
+def test_a_whole_redis_url_comes_from_a_secret() -> None:
     rendered = render(
         {"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri", "urlPort": 6380}}}
     )
-    told = env(gateway(rendered)["containers"][0])
-    assert told["TANDEM_REDIS__URL"] == {"secretKeyRef": {"name": "store", "key": "uri"}}
-    assert "STORE_PASSWORD" not in told
+    environment = env(gateway(rendered)["containers"][0])
+    assert environment["TANDEM_REDIS__URL"] == {"secretKeyRef": {"name": "store", "key": "uri"}}
+    assert "STORE_PASSWORD" not in environment
 
 
-def test_the_built_in_redis_asks_for_its_password() -> None:
+def test_the_built_in_redis_requires_its_password() -> None:
     (container,) = TRIAL.one("redis-deployment")["spec"]["template"]["spec"]["containers"]
     assert env(container)["REDISCLI_AUTH"]["secretKeyRef"] == {"name": "rel-tandem-redis", "key": "password"}
     script = container["command"][-1]
@@ -83,7 +83,7 @@ def test_the_built_in_redis_asks_for_its_password() -> None:
 
 @pytest.mark.redis
 def test_the_built_in_redis_starts_and_is_shut_to_strangers(tmp_path: Path) -> None:
-    """Its own command, with a server of this machine and another place and port."""
+    """Run the container's command with this machine's redis-server, in another folder and at another port."""
     (container,) = TRIAL.one("redis-deployment")["spec"]["template"]["spec"]["containers"]
     shell, flags, script = container["command"]
     port = free_port()
@@ -116,7 +116,7 @@ def test_secrets_that_are_there_are_used_and_not_made() -> None:
 
 
 def secret_files(pod: Object) -> dict[str, tuple[str, str]]:
-    """File below /etc/tandem-secrets -> Secret and key."""
+    """Return the Secret and key of each file below /etc/tandem-secrets."""
     (volume,) = [one["projected"] for one in pod["volumes"] if one["name"] == "secrets"]
     sources = [source["secret"] for source in volume["sources"]]
     return {item["path"]: (secret["name"], item["key"]) for secret in sources for item in secret["items"]}
@@ -134,8 +134,8 @@ def test_settings_name_files_that_are_mounted(name: str) -> None:
             continue
         part = pod["metadata"]["labels"]["app.kubernetes.io/component"]
         files = {f"/etc/tandem-secrets/{path}" for path in secret_files(pod["spec"])}
-        wanted = {*cluster.values()} | ({tenants} if tenants and part in ("gateway", "test") else set())
-        assert files == wanted, where
+        expected = {*cluster.values()} | ({tenants} if tenants and part in ("gateway", "test") else set())
+        assert files == expected, where
         for container in pod["spec"]["containers"]:
             assert {"/etc/tandem", "/etc/tandem-secrets"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
         seen.add(part)
@@ -144,7 +144,7 @@ def test_settings_name_files_that_are_mounted(name: str) -> None:
     assert seen == {"gateway", "ray"} | planner | tests
 
 
-def test_nobody_is_asked_for_a_key_where_that_is_off() -> None:
+def test_no_key_is_required_where_auth_is_off() -> None:
     assert not OFF.has("tenants-secret") and "tenants" not in OFF.config["gateway"]
     assert resolve([("config.yaml", OFF.config)]).config.gateway.auth == "off"
 
@@ -152,8 +152,8 @@ def test_nobody_is_asked_for_a_key_where_that_is_off() -> None:
 @pytest.mark.parametrize(
     ("template", "key"), [("cluster-secret", "secret"), ("redis-secret", "password"), ("tenants-secret", "key")]
 )
-def test_an_upgrade_keeps_what_was_drawn_once(template: str, key: str) -> None:
-    """No cluster can be looked into here: what is drawn is only the default of what is there."""
+def test_an_upgrade_keeps_generated_secrets(template: str, key: str) -> None:
+    """`lookup` needs a cluster, so the template text is checked: a random value is only the default of the old one."""
     text = (CHART / "templates" / f"{template}.yaml").read_text()
     assert text.count("randAlphaNum") == 1
     (line,) = [line for line in text.splitlines() if "randAlphaNum" in line]
@@ -165,8 +165,8 @@ def test_an_upgrade_keeps_what_was_drawn_once(template: str, key: str) -> None:
 
 
 def test_two_installations_have_two_secrets() -> None:
-    drawn = {render(release=name).one("cluster-secret")["stringData"]["secret"] for name in ("one", "two", "three")}
-    assert len(drawn) == 3 and all(len(secret) >= 32 for secret in drawn)
+    secrets = {render(release=name).one("cluster-secret")["stringData"]["secret"] for name in ("one", "two", "three")}
+    assert len(secrets) == 3 and all(len(secret) >= 32 for secret in secrets)
 
 
 def test_accounts_are_made_or_named() -> None:
@@ -201,8 +201,8 @@ def test_only_a_planner_that_patches_has_rights_and_no_more_than_it_needs(name: 
     granted = {
         (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
     }
-    asked = {tuple(one) for one in required_permissions(resolve([("config.yaml", rendered.config)]).config)}
-    assert asked and asked <= granted, "the doctor misses none"
+    required = {tuple(one) for one in required_permissions(resolve([("config.yaml", rendered.config)]).config)}
+    assert required and required <= granted, "the doctor misses none"
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     pod = rendered.one("planner-deployment")["spec"]["template"]["spec"]
     assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
@@ -224,28 +224,28 @@ def test_the_planner_is_a_program_with_the_same_settings(name: str) -> None:
     assert rules(ci(name).one("networkpolicy-planner"), "ingress", "") == ["metrics"]
 
 
-def test_there_is_no_planner_unless_it_is_wanted() -> None:
+def test_there_is_no_planner_unless_it_is_enabled() -> None:
     assert not any("planner" in template for template in TRIAL.by_template)
     assert ON.config["planner"]["headroom"] == 0.2
     assert ON.one("planner-deployment")["spec"]["template"]["metadata"]["labels"]["tier"] == "edge"
-    told = {name: ci(name).one("planner-deployment")["spec"]["template"]["spec"] for name in ("rdma", "planner")}
-    assert [pod["automountServiceAccountToken"] for pod in told.values()] == [False, True]
+    pod_specs = {name: ci(name).one("planner-deployment")["spec"]["template"]["spec"] for name in ("rdma", "planner")}
+    assert [pod["automountServiceAccountToken"] for pod in pod_specs.values()] == [False, True]
 
 
 def test_a_planner_that_patches_has_pods_to_add_and_to_take_away() -> None:
-    told = {name: (group["minReplicas"], group["maxReplicas"]) for name, group in ci("planner").groups.items()}
-    assert told == {"prefill": (1, 4), "decode": (1, 3)}, "two workers in a pod that decodes"
+    pod_counts = {name: (group["minReplicas"], group["maxReplicas"]) for name, group in ci("planner").groups.items()}
+    assert pod_counts == {"prefill": (1, 4), "decode": (1, 3)}, "two workers in a pod that decodes"
     assert ci("planner").one("planner-deployment")["spec"]["replicas"] == 2
 
 
-# ---- who may speak with whom
+# ---- network policies
 
 
-def rules(policy: Object, way: str, peer: str) -> list[Any]:
-    """Ports of the rules for pods of a component, or `anyone`; None as a port: all."""
-    other = {"ingress": "from", "egress": "to"}[way]
+def rules(policy: Object, direction: str, peer: str) -> list[Any]:
+    """Return the ports of the rules for pods of a component, or for `anyone`; None as a port means all ports."""
+    other = {"ingress": "from", "egress": "to"}[direction]
     found: list[Any] = []
-    for rule in policy["spec"][way]:
+    for rule in policy["spec"][direction]:
         names = set(components(rule.get(other, [{}])))
         if peer in names or (peer == "anyone" and not rule.get(other)):
             found += [port["port"] for port in rule.get("ports", [{"port": None}])]
@@ -288,7 +288,7 @@ def test_gateways_reach_workers_at_the_ports_where_they_listen() -> None:
     assert open_range["endPort"] == 60999
 
 
-def test_gateways_are_asked_by_everybody_or_by_whom_values_name() -> None:
+def test_gateways_accept_connections_from_everybody_or_from_the_peers_in_values() -> None:
     assert rules(TRIAL.one("networkpolicy-gateway"), "ingress", "anyone") == ["http", "grpc"]
     named = ON.one("networkpolicy-gateway")
     assert rules(named, "ingress", "anyone") == []
@@ -346,8 +346,8 @@ def test_a_list_without_peers_means_nobody() -> None:
         for policy in rendered.kinds("NetworkPolicy"):
             assert all(rule.get("from") for rule in policy["spec"]["ingress"][1:])
             assert all(rule["to"] for rule in policy["spec"]["egress"])
-        for way in ("ingress", "egress"):
-            assert rendered.one("networkpolicy-ray-head")["spec"][way] == []
+        for direction in ("ingress", "egress"):
+            assert rendered.one("networkpolicy-ray-head")["spec"][direction] == []
         assert rendered.one("networkpolicy-collector")["spec"]["egress"] == []
 
 
@@ -364,7 +364,7 @@ def test_redis_is_for_our_pods_only() -> None:
         assert 6380 in ports and 6379 not in ports
 
 
-def test_kuberay_reaches_the_head_where_it_submits_and_asks() -> None:
+def test_kuberay_reaches_the_submit_and_dashboard_ports_of_the_head() -> None:
     policy = TRIAL.one("networkpolicy-ray-head")
     assert policy["spec"]["podSelector"]["matchLabels"]["ray.io/node-type"] == "head"
     (rule,) = policy["spec"]["ingress"]
@@ -384,8 +384,8 @@ def test_the_api_is_reached_by_those_who_have_a_token(name: str) -> None:
     }
     scales = rendered.ray["rayClusterConfig"]["enableInTreeAutoscaling"]
     planned = rendered.config["planner"]["actuator"] == "raycluster"
-    wanted = ({"ray-head"} if scales else set()) | ({"planner"} if planned else set())
-    assert reach == (wanted if rendered.kinds("NetworkPolicy") else set())
+    expected = ({"ray-head"} if scales else set()) | ({"planner"} if planned else set())
+    assert reach == (expected if rendered.kinds("NetworkPolicy") else set())
 
 
 def test_names_are_resolved_by_all_and_spans_go_to_the_collector() -> None:
@@ -418,11 +418,11 @@ def test_models_are_fetched_over_https_or_not_at_all() -> None:
 
 def test_pods_in_the_nodes_network_are_known_by_their_addresses() -> None:
     node = {"ipBlock": {"cidr": "10.20.0.0/16"}}
-    for template, way, other in (
+    for template, direction, other in (
         ("networkpolicy-ray", "ingress", "from"),
         ("networkpolicy-ray", "egress", "to"),
         ("networkpolicy-gateway", "egress", "to"),
     ):
-        assert any(node in rule.get(other, ()) for rule in RDMA.one(template)["spec"][way]), (template, way)
+        assert any(node in rule.get(other, ()) for rule in RDMA.one(template)["spec"][direction]), (template, direction)
     assert node in ON.one("networkpolicy-redis")["spec"]["ingress"][0]["from"]
     assert not any(node in rule["to"] for rule in TRIAL.one("networkpolicy-gateway")["spec"]["egress"])

@@ -24,9 +24,9 @@ def config(name: str) -> Config:
 @EACH
 def test_ports_are_those_that_the_program_takes(name: str) -> None:
     (container,) = gateway(ci(name))["containers"]
-    told = {port["name"]: port["containerPort"] for port in container["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     settings = config(name).gateway
-    assert told == {"http": settings.port, "grpc": settings.own_grpc_port} and settings.host == "0.0.0.0"
+    assert ports == {"http": settings.port, "grpc": settings.own_grpc_port} and settings.host == "0.0.0.0"
     assert container["args"] == ["gateway", "--config", "/etc/tandem/config.yaml"]
 
 
@@ -39,16 +39,16 @@ def test_ports_of_values_are_the_program_s_and_the_service_s() -> None:
 
 
 @EACH
-def test_probes_ask_what_the_program_answers(name: str) -> None:
+def test_probes_use_paths_that_the_program_serves(name: str) -> None:
     (container,) = gateway(ci(name))["containers"]
-    asked = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
-    assert {kind: get["path"] for kind, get in asked.items()} == {
+    probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+    assert {kind: get["path"] for kind, get in probes.items()} == {
         "startup": "/live",
         "readiness": "/ready",
         "liveness": "/live",
     }
-    assert {get["path"].encode() for get in asked.values()} <= PROBES
-    assert {get["port"] for get in asked.values()} == {"http"}
+    assert {get["path"].encode() for get in probes.values()} <= PROBES
+    assert {get["port"] for get in probes.values()} == {"http"}
 
 
 @EACH
@@ -88,7 +88,7 @@ def test_gateways_are_spread_over_zones_and_nodes() -> None:
     assert "topologySpreadConstraints" not in gateway(OFF)
 
 
-def test_placement_and_images_are_as_values_say() -> None:
+def test_placement_and_images_follow_the_values() -> None:
     pod, (container,) = gateway(ON), gateway(ON)["containers"]
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"} and pod["priorityClassName"] == "high"
     assert pod["tolerations"] == [{"key": "edge", "operator": "Exists"}] and "nodeAffinity" in pod["affinity"]
@@ -145,18 +145,21 @@ def test_a_route_leads_to_the_service(template: str, kind: str, port: int) -> No
         assert rule["timeouts"] == {"request": "0s"}, "an answer is a stream of any length"
 
 
-def test_traces_go_where_values_say() -> None:
-    def told(values: dict[str, Any]) -> dict[str, Any]:
+def test_traces_go_to_the_endpoint_of_the_values() -> None:
+    def environment(values: dict[str, Any]) -> dict[str, Any]:
         found = env(gateway(render({"otel": values}))["containers"][0])
         return {name: value for name, value in found.items() if name.startswith("OTEL_")}
 
-    assert told({}) == {}
-    there = told({"endpoint": "https://collector.example.org:4317", "samplerArg": "0.5"})
+    assert environment({}) == {}
+    there = environment({"endpoint": "https://collector.example.org:4317", "samplerArg": "0.5"})
     assert there["OTEL_EXPORTER_OTLP_ENDPOINT"] == "https://collector.example.org:4317"
     assert (there["OTEL_TRACES_EXPORTER"], there["OTEL_METRICS_EXPORTER"]) == ("otlp", "none")
     assert there["OTEL_TRACES_SAMPLER_ARG"] == "0.5"
-    assert told({"collector": {"enabled": True}})["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://rel-tandem-collector:4317"
-    other = told({"collector": {"enabled": True}, "protocol": "http/protobuf", "sampler": "always_on"})
+    assert (
+        environment({"collector": {"enabled": True}})["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        == "http://rel-tandem-collector:4317"
+    )
+    other = environment({"collector": {"enabled": True}, "protocol": "http/protobuf", "sampler": "always_on"})
     assert other["OTEL_EXPORTER_OTLP_ENDPOINT"].endswith(":4318") and "OTEL_TRACES_SAMPLER_ARG" not in other
 
 
@@ -165,9 +168,9 @@ def test_variables_are_ones_that_the_program_takes(name: str) -> None:
     from tandem.core.settings import from_environment
     from tandem.obs.otel_settings import read_otel
 
-    told = {key: value for key, value in env(gateway(ci(name))["containers"][0]).items() if isinstance(value, str)}
-    resolve([("environment", from_environment(told))])
-    read_otel(told)
+    variables = {key: value for key, value in env(gateway(ci(name))["containers"][0]).items() if isinstance(value, str)}
+    resolve([("environment", from_environment(variables))])
+    read_otel(variables)
     names = [one["name"] for one in gateway(ci(name))["containers"][0]["env"]]
     assert len(set(names)) == len(names)
     for position, one in enumerate(gateway(ci(name))["containers"][0]["env"]):
@@ -175,8 +178,8 @@ def test_variables_are_ones_that_the_program_takes(name: str) -> None:
             assert used in names[:position], "a variable can use only those before it"
 
 
-def test_a_rollout_may_wait_for_workers_as_long_as_one_is_told_to() -> None:
-    """deploy/README and the notes wait half an hour; Kubernetes gives a rollout up after ten minutes by itself."""
+def test_a_rollout_may_take_as_long_as_the_documents_tell_users_to_wait() -> None:
+    """deploy/README and NOTES.txt wait half an hour; the default `progressDeadlineSeconds` is ten minutes."""
     deadline = ci("cpu-trial").one("gateway-deployment")["spec"]["progressDeadlineSeconds"]
     waits = re.findall(r"rollout status .*--timeout=(\d+)m", (ROOT / "deploy" / "README.md").read_text())
     waits += re.findall(r"rollout status .*--timeout=(\d+)m", (CHART / "templates" / "NOTES.txt").read_text())

@@ -21,7 +21,7 @@ ON, OFF, TRIAL = ci("everything-on"), ci("everything-off"), ci("cpu-trial")
 ALL = ("serviceMonitor", "podMonitor", "prometheusRule")
 
 
-def test_nothing_of_it_is_there_unless_it_is_wanted() -> None:
+def test_no_monitoring_object_exists_unless_it_is_enabled() -> None:
     kinds = {one["kind"] for one in OFF.objects}
     assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule", "Pod"}
     assert not any(OFF.has(name) for name in ("dashboards", "collector-deployment", "networkpolicy-collector"))
@@ -58,8 +58,8 @@ def test_monitors_have_the_labels_that_an_operator_looks_for(kind: str) -> None:
 def test_gateways_are_scraped_at_their_service() -> None:
     (endpoint,) = ON.one("gateway-servicemonitor")["spec"]["endpoints"]
     service = ON.one("gateway-service")
-    wanted = ON.one("gateway-servicemonitor")["spec"]["selector"]["matchLabels"]
-    assert wanted.items() <= service["metadata"]["labels"].items()
+    selector = ON.one("gateway-servicemonitor")["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= service["metadata"]["labels"].items()
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]} and endpoint["path"] == "/metrics"
     assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "tandem-gateway"}]
 
@@ -93,15 +93,15 @@ def test_each_worker_with_a_port_of_its_own_is_scraped_once() -> None:
     assert len({one["worker"] for one in labels.values()}) == 3
 
 
-@pytest.mark.parametrize("several, told", [(1, set()), (2, {"partly"})])
-def test_targets_say_that_they_are_some_of_the_workers_only(several: int, told: set[str]) -> None:
-    """Else an alert would miss the others for ever."""
+@pytest.mark.parametrize("several, scraped_values", [(1, set()), (2, {"partly"})])
+def test_targets_are_labelled_partly_where_some_workers_are_not_scraped(several: int, scraped_values: set[str]) -> None:
+    """Without the label, an alert would never see the workers that are not scraped."""
     pools = {"prefill": {"role": "prefill"}, "decode": {"role": "decode", "replicas": 2, "replicasPerPod": several}}
     rendered = render({"pools": pools, "monitoring": {"podMonitor": {"enabled": True}}})
     endpoints = rendered.one("worker-podmonitor")["spec"]["podMetricsEndpoints"]
     labels = [{one["targetLabel"]: one["replacement"] for one in each["relabelings"][1:]} for each in endpoints]
-    assert labels and {one["scraped"] for one in labels if "scraped" in one} == told
-    assert all(("scraped" in one) == bool(told) for one in labels)
+    assert labels and {one["scraped"] for one in labels if "scraped" in one} == scraped_values
+    assert all(("scraped" in one) == bool(scraped_values) for one in labels)
 
 
 def test_where_all_take_free_ports_no_pod_is_scraped() -> None:
@@ -110,7 +110,7 @@ def test_where_all_take_free_ports_no_pod_is_scraped() -> None:
     assert not render(values).has("worker-podmonitor")
 
 
-def test_the_planner_is_scraped_and_probed_at_the_port_that_it_is_told() -> None:
+def test_the_planner_is_scraped_and_probed_at_its_configured_port() -> None:
     (container,) = ON.one("planner-deployment")["spec"]["template"]["spec"]["containers"]
     assert container["ports"] == [{"name": "metrics", "containerPort": ON.config["planner"]["metrics_port"]}]
     assert {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")} == {
@@ -123,11 +123,11 @@ def test_the_planner_is_scraped_and_probed_at_the_port_that_it_is_told() -> None
 
 
 def collector(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Its configuration, and where programs send to."""
+    """Return the collector's configuration, and the endpoint that programs send to."""
     rendered = render(values)
     (gateway,) = rendered.one("gateway-deployment")["spec"]["template"]["spec"]["containers"]
-    told = rendered.one("collector-configmap")["data"]["collector.yaml"]
-    return yaml.safe_load(told), env(gateway)["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    text = rendered.one("collector-configmap")["data"]["collector.yaml"]
+    return yaml.safe_load(text), env(gateway)["OTEL_EXPORTER_OTLP_ENDPOINT"]
 
 
 @pytest.mark.parametrize("protocol, port", [("grpc", 4317), ("http/protobuf", 4318)])
@@ -165,34 +165,34 @@ def ports_of(pod: Object) -> list[Object]:
 
 
 @pytest.mark.parametrize("name", [name for name in CI if name != "everything-off"])
-def test_helm_test_asks_over_http_and_grpc_and_has_the_doctor_look(name: str) -> None:
+def test_helm_test_sends_requests_over_http_and_grpc_and_runs_the_doctor(name: str) -> None:
     found = {template: ci(name).one(template) for template in ("tests/http", "tests/grpc", "tests/doctor")}
     for pod in found.values():
         assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test" and pod["spec"]["restartPolicy"] == "Never"
         assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "test"
     service = ci(name).one("gateway-service")
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
-    told = env(found["tests/http"]["spec"]["containers"][0])
-    assert told["HTTP"] == f"http://{service['metadata']['name']}:{ports['http']}"
-    assert told["GRPC"] == f"{service['metadata']['name']}:{ports['grpc']}"
+    environment = env(found["tests/http"]["spec"]["containers"][0])
+    assert environment["HTTP"] == f"http://{service['metadata']['name']}:{ports['http']}"
+    assert environment["GRPC"] == f"{service['metadata']['name']}:{ports['grpc']}"
     (doctor,) = found["tests/doctor"]["spec"]["containers"]
     assert doctor["command"][:3] == ["tandem", "doctor", "--pairs"]
-    assert doctor["command"][3:5] == ["--url", told["HTTP"]], "the gateway is looked at too"
+    assert doctor["command"][3:5] == ["--url", environment["HTTP"]], "the gateway is looked at too"
 
 
 def test_the_doctor_of_helm_test_has_time_for_all_that_it_measures() -> None:
-    """And Helm waits for it: by itself it waits five minutes."""
+    """Helm's own limit is five minutes, so documents must pass a longer `--timeout`."""
     deadline = TRIAL.one("tests/doctor")["spec"]["activeDeadlineSeconds"]
     assert deadline > FEW_PAIRS * MEASURE_S + 60
-    told = [(CHART / "templates" / "NOTES.txt").read_text(), (DEPLOY / "README.md").read_text()]
-    waits = [int(minutes) for text in told for minutes in re.findall(r"test .*--logs --timeout (\d+)m", text)]
+    documents = [(CHART / "templates" / "NOTES.txt").read_text(), (DEPLOY / "README.md").read_text()]
+    waits = [int(minutes) for text in documents for minutes in re.findall(r"test .*--logs --timeout (\d+)m", text)]
     assert len(waits) == 2 and all(minutes * 60 > deadline for minutes in waits)
 
 
 def test_its_pods_have_a_key_where_the_chart_drew_one() -> None:
-    drawn = render({})
-    told = env(drawn.one("tests/http")["spec"]["containers"][0])
-    assert told["TANDEM_API_KEY"]["secretKeyRef"] == {"name": "rel-tandem-tenants", "key": "key"}
-    assert "key" in drawn.one("tenants-secret")["stringData"]
+    rendered = render({})
+    environment = env(rendered.one("tests/http")["spec"]["containers"][0])
+    assert environment["TANDEM_API_KEY"]["secretKeyRef"] == {"name": "rel-tandem-tenants", "key": "key"}
+    assert "key" in rendered.one("tenants-secret")["stringData"]
     own = render({"tenants": {"existingSecret": "ours"}})
     assert "TANDEM_API_KEY" not in env(own.one("tests/http")["spec"]["containers"][0])

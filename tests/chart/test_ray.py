@@ -57,7 +57,7 @@ def test_each_pool_is_an_application_whose_workers_find_a_pod(name: str) -> None
 
 
 @EACH
-def test_the_builder_takes_its_arguments_and_what_the_pod_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_builder_takes_its_arguments_and_the_pod_s_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tandem.worker.serve.application import build
 
     for variable, value in env(next(iter(ci(name).groups.values()))["template"]["spec"]["containers"][0]).items():
@@ -69,7 +69,7 @@ def test_the_builder_takes_its_arguments_and_what_the_pod_says(name: str, monkey
 
 
 @EACH
-def test_a_pod_has_what_its_workers_ask_ray_for(name: str) -> None:
+def test_a_pod_has_the_ray_resources_that_its_workers_request(name: str) -> None:
     for group in ci(name).groups.values():
         cpus = gpus = 0
         for resource, workers in slots(group).items():
@@ -110,8 +110,8 @@ def test_colocated_pools_share_pods_with_ports_of_their_own() -> None:
     assert NVLINK.groups.keys() == {"colocated"}
     group = NVLINK.groups["colocated"]
     assert slots(group) == {"tandem-decode": 1, "tandem-prefill": 1} and group["replicas"] == 1
-    told = [NVLINK.applications[pool]["args"]["settings"]["worker"] for pool in ("decode", "prefill")]
-    assert [(one["port"], one["metrics_port"]) for one in told] == [(50051, 9180), (50052, 9181)]
+    worker_settings = [NVLINK.applications[pool]["args"]["settings"]["worker"] for pool in ("decode", "prefill")]
+    assert [(one["port"], one["metrics_port"]) for one in worker_settings] == [(50051, 9180), (50052, 9181)]
     ports = {one["name"]: one["containerPort"] for one in worker(NVLINK, "colocated")["ports"]}
     assert ports == {"serve": 8000, "grpc-0": 50051, "metrics-0": 9180, "grpc-1": 50052, "metrics-1": 9181}
     on_cpus = render({"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}})
@@ -150,13 +150,13 @@ def test_a_worker_computes_with_the_cores_of_its_pod(cpu: Any, threads: int) -> 
 
 
 def test_ranks_are_as_many_as_gpus() -> None:
-    told = {pool: one["args"] for pool, one in RDMA.applications.items()}
-    assert {pool: args["settings"]["engine"]["tensor_parallel"] for pool, args in told.items()} == {
+    arguments = {pool: one["args"] for pool, one in RDMA.applications.items()}
+    assert {pool: args["settings"]["engine"]["tensor_parallel"] for pool, args in arguments.items()} == {
         "prefill": 4,
         "decode": 8,
     }
-    assert {args["num_gpus"] for args in told.values()} == {1}, "of a rank"
-    assert {args["settings"]["model"]["device"] for args in told.values()} == {"cuda"}
+    assert {args["num_gpus"] for args in arguments.values()} == {1}, "of a rank"
+    assert {args["settings"]["model"]["device"] for args in arguments.values()} == {"cuda"}
     assert {one["args"]["settings"]["model"]["device"] for one in TRIAL.applications.values()} == {"cpu"}
     assert worker(RDMA, "decode")["image"] == "tandem-worker:0.1.0-cuda"
     assert worker(TRIAL, "decode")["image"] == "tandem-worker:0.1.0"
@@ -212,20 +212,20 @@ def test_a_longer_drain_is_a_longer_end() -> None:
 @EACH
 def test_workers_know_where_they_are(name: str) -> None:
     for group in ci(name).groups.values():
-        told = env(group["template"]["spec"]["containers"][0])
-        where = {key: value["fieldRef"]["fieldPath"] for key, value in told.items() if "fieldRef" in value}
+        environment = env(group["template"]["spec"]["containers"][0])
+        where = {key: value["fieldRef"]["fieldPath"] for key, value in environment.items() if "fieldRef" in value}
         assert where["POD_IP"] == "status.podIP" and where["NODE_NAME"] == "spec.nodeName"
         assert where["TANDEM_WORKER__HOST_LABEL"] == "spec.nodeName"
-        literal = {key: value for key, value in told.items() if isinstance(value, str)}
+        literal = {key: value for key, value in environment.items() if isinstance(value, str)}
         resolve([("environment", from_environment(literal))])
 
 
-def test_a_pool_can_be_told_where_it_is() -> None:
-    told = env(worker(ON, "prefill"))
-    assert (told["TANDEM_WORKER__ZONE"], told["TANDEM_WORKER__RACK"]) == ("west", "a1")
-    told = env(worker(TRIAL, "prefill"))
-    assert "topology.kubernetes.io/zone" in told["TANDEM_WORKER__ZONE"]["fieldRef"]["fieldPath"]
-    assert "TANDEM_WORKER__RACK" not in told
+def test_zone_and_rack_of_a_pool_can_be_set() -> None:
+    environment = env(worker(ON, "prefill"))
+    assert (environment["TANDEM_WORKER__ZONE"], environment["TANDEM_WORKER__RACK"]) == ("west", "a1")
+    environment = env(worker(TRIAL, "prefill"))
+    assert "topology.kubernetes.io/zone" in environment["TANDEM_WORKER__ZONE"]["fieldRef"]["fieldPath"]
+    assert "TANDEM_WORKER__RACK" not in environment
 
 
 def test_a_pool_s_own_pod() -> None:
@@ -239,7 +239,7 @@ def test_a_pool_s_own_pod() -> None:
     assert {"nodeSelector", "tolerations", "affinity", "runtimeClassName", "hostNetwork"}.isdisjoint(bare)
 
 
-def test_a_pool_that_says_no_wins_over_a_default_that_says_yes() -> None:
+def test_false_in_a_pool_overrides_true_in_the_defaults() -> None:
     defaults = {"gpus": 1, "hostNetwork": True, "colocate": True, "ucx": {"UCX_TLS": "rc"}}
     own = {"gpus": 0, "hostNetwork": False, "colocate": False}
     rendered = render({"poolDefaults": defaults, "pools": {"prefill": own, "decode": own}})
@@ -283,7 +283,7 @@ def test_ray_s_autoscaler_is_there_or_not() -> None:
     assert "serviceAccountName" in head(OFF)["template"]["spec"]
 
 
-def test_ray_s_state_is_in_redis_where_it_is_wanted() -> None:
+def test_ray_s_state_is_in_redis_where_fault_tolerance_is_on() -> None:
     assert "gcsFaultToleranceOptions" not in TRIAL.ray["rayClusterConfig"]
     state = ON.ray["rayClusterConfig"]["gcsFaultToleranceOptions"]
     assert state["redisAddress"] == "serving-redis:6379"
@@ -291,10 +291,10 @@ def test_ray_s_state_is_in_redis_where_it_is_wanted() -> None:
     state = RDMA.ray["rayClusterConfig"]["gcsFaultToleranceOptions"]
     assert state["redisAddress"] == "rediss://redis.stores:6380"
     assert state["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == "tandem-redis"
-    told = env(head(RDMA)["template"]["spec"]["containers"][0])
-    assert told["RAY_REDIS_CA_CERT"] == "/etc/tandem-redis/ca.crt"
+    environment = env(head(RDMA)["template"]["spec"]["containers"][0])
+    assert environment["RAY_REDIS_CA_CERT"] == "/etc/tandem-redis/ca.crt"
     # KubeRay refuses a head that has these itself.
-    assert not told.keys() & {"REDIS_PASSWORD", "REDIS_USERNAME", "RAY_REDIS_ADDRESS"}
+    assert not environment.keys() & {"REDIS_PASSWORD", "REDIS_USERNAME", "RAY_REDIS_ADDRESS"}
 
 
 def test_redis_may_be_at_an_ipv6_address() -> None:
@@ -302,11 +302,14 @@ def test_redis_may_be_at_an_ipv6_address() -> None:
     values = {"redis": {"mode": "external", "external": external}, "ray": {"gcsFaultTolerance": {"enabled": True}}}
     rendered = render(values)
     state = rendered.ray["rayClusterConfig"]["gcsFaultToleranceOptions"]
-    told = env(head(rendered)["template"]["spec"]["containers"][0])
-    assert state["redisAddress"] == "redis://[fd00::1]:6380" and told["TANDEM_REDIS__URL"] == "redis://[fd00::1]:6380/0"
+    environment = env(head(rendered)["template"]["spec"]["containers"][0])
+    assert (
+        state["redisAddress"] == "redis://[fd00::1]:6380"
+        and environment["TANDEM_REDIS__URL"] == "redis://[fd00::1]:6380/0"
+    )
 
 
-def test_ray_asks_for_a_token_unless_it_is_told_not_to() -> None:
+def test_ray_requires_a_token_unless_that_is_off() -> None:
     assert TRIAL.ray["rayClusterConfig"]["authOptions"] == {"mode": "token"}
     assert "authOptions" not in OFF.ray["rayClusterConfig"]
     assert (TRIAL.ray["upgradeStrategy"], OFF.ray["upgradeStrategy"]) == ({"type": "NewCluster"}, {"type": "None"})

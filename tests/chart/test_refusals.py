@@ -12,7 +12,7 @@ from tests.chart.release import CHART, SCHEMA, refusal, render
 
 Node = Mapping[str, Any]
 Case = tuple[dict[str, Any], str]
-"""Values, and what is told of them."""
+"""Values, and a part of the error message that refuses them."""
 GPU = {"role": "prefill", "gpus": 4}
 BY_SCHEMA: list[Case] = [
     ({"gatway": {}}, "(root): Additional property gatway is not allowed"),
@@ -130,7 +130,7 @@ BY_RULE: list[Case] = [
 
 
 def rounds(cases: list[Case]) -> list[list[Case]]:
-    """Cases that can be given together, because none says anything of what another one does."""
+    """Group cases that can be rendered together, because no two of them set the same key."""
     made: list[list[Case]] = []
     for case in cases:
         together = next((one for one in made if not any(clash(case, other) for other in one)), None)
@@ -162,7 +162,7 @@ def merged(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ROUNDS = rounds(BY_SCHEMA)
-"""Helm tells all that is wrong at once."""
+"""Helm reports all schema violations of one rendering, so a round tests many cases."""
 
 
 @pytest.mark.parametrize("together", ROUNDS, ids=lambda together: f"{len(together)} values")
@@ -170,15 +170,15 @@ def test_wrong_values_are_refused_by_the_schema(together: list[Case]) -> None:
     given: dict[str, Any] = {}
     for values, _ in together:
         merged(given, values)
-    said = refusal(given)
-    assert "don't meet the specifications of the schema" in said
-    for values, told in together:
-        assert any(line.startswith(f"- {told}") for line in said.splitlines()), f"{values} {told}: {said}"
+    message = refusal(given)
+    assert "don't meet the specifications of the schema" in message
+    for values, expected in together:
+        assert any(line.startswith(f"- {expected}") for line in message.splitlines()), f"{values} {expected}: {message}"
 
 
-@pytest.mark.parametrize(("values", "told"), BY_RULE, ids=[case[1][:40] for case in BY_RULE])
-def test_what_cannot_be_together_is_refused(values: dict[str, Any], told: str) -> None:
-    assert told in refusal(values)
+@pytest.mark.parametrize(("values", "expected"), BY_RULE, ids=[case[1][:40] for case in BY_RULE])
+def test_what_cannot_be_together_is_refused(values: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(values)
 
 
 def test_a_part_of_resources_keeps_the_rest() -> None:

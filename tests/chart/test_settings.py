@@ -56,12 +56,12 @@ def resolved(tree: dict[str, Any]) -> Resolved:
 
 
 def is_given(setting: Setting) -> bool:
-    """Values may say it."""
+    """Return whether values may set `setting`."""
     return setting.name in SCHEMA["properties"].get(setting.section, {"properties": {}})["properties"]
 
 
 def sample(setting: Setting) -> Any:
-    """Another value than the setting's own."""
+    """Return a valid value other than the setting's default."""
     if setting.key in SAMPLES:
         return SAMPLES[setting.key]
     if setting.choices:
@@ -123,11 +123,11 @@ def test_each_setting_reaches_the_programs(together: tuple[Setting | None, ...])
     found = resolved(rendered.config).config
     workers = [resolved(one["args"]["settings"]).config for one in rendered.applications.values()]
     for setting in filter(None, together):
-        wanted = value_of(resolved({setting.section: {setting.name: sample(setting)}}).config, setting.key)
-        assert wanted != setting.default, "the sample shows nothing"
-        assert value_of(found, setting.key) == wanted, setting.key
+        expected = value_of(resolved({setting.section: {setting.name: sample(setting)}}).config, setting.key)
+        assert expected != setting.default, "the sample shows nothing"
+        assert value_of(found, setting.key) == expected, setting.key
         if setting.section in WORKERS_READ and setting.key not in ("worker.port", "worker.metrics_port"):
-            assert [value_of(one, setting.key) for one in workers] == [wanted, wanted], setting.key
+            assert [value_of(one, setting.key) for one in workers] == [expected, expected], setting.key
 
 
 def test_rounds_have_every_setting_that_may_be_given() -> None:
@@ -140,10 +140,10 @@ def test_settings_that_the_chart_makes_are_refused_by_name() -> None:
     given: dict[str, Any] = {}
     for setting in owned:
         given.setdefault(setting.section, {})[setting.name] = sample(setting)
-    told = refusal(given)
+    message = refusal(given)
     assert owned
     for setting in owned:
-        assert f"{setting.section}: Additional property {setting.name} is not allowed" in told
+        assert f"{setting.section}: Additional property {setting.name} is not allowed" in message
 
 
 def test_the_sections_of_all_programs_are_there_but_that_of_one_machine() -> None:
@@ -155,9 +155,9 @@ def test_the_sections_of_all_programs_are_there_but_that_of_one_machine() -> Non
 def test_no_key_of_the_chart_is_also_a_setting() -> None:
     """Else it would be taken for one, or a setting for it."""
     for section in ("gateway", "redis", "planner", "worker"):
-        told = SCHEMA["properties"][section]["properties"]
+        properties = SCHEMA["properties"][section]["properties"]
         names = {setting.name for setting in settings() if setting.section == section}
-        assert not [key for key in told.keys() - names if "_" in key]
+        assert not [key for key in properties.keys() - names if "_" in key]
         rendered = render().config[section]
         assert rendered.keys() <= names
 
@@ -173,14 +173,14 @@ def test_numbers_arrive_as_they_are_however_large_or_small() -> None:
 
 
 @pytest.mark.parametrize("address, bracketed", [("0.0.0.0", "0.0.0.0"), ("::", "[::]")])
-def test_all_programs_listen_where_the_values_say(address: str, bracketed: str) -> None:
+def test_all_programs_listen_at_the_address_of_the_values(address: str, bracketed: str) -> None:
     values = {"bindAddress": address, "planner": {"enabled": True}, "otel": {"collector": {"enabled": True}}}
     rendered = render(values)
     found = resolved(rendered.config).config
     workers = [one["args"]["settings"]["worker"]["host"] for one in rendered.applications.values()]
     ray = rendered.ray["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["dashboard-host"]
-    told = [found.gateway.host, found.worker.host, found.planner.host, *workers, ray]
-    assert {*told, rendered.serve["http_options"]["host"]} == {address}
+    addresses = [found.gateway.host, found.worker.host, found.planner.host, *workers, ray]
+    assert {*addresses, rendered.serve["http_options"]["host"]} == {address}
     collector = yaml.safe_load(rendered.one("collector-configmap")["data"]["collector.yaml"])
     protocols = collector["receivers"]["otlp"]["protocols"].values()
     doors = [collector["extensions"]["health_check"], *protocols]
@@ -194,9 +194,12 @@ def test_pools_have_settings_of_their_own() -> None:
             "pools": {"decode": {"role": "decode", "engine": {"max_num_batched_tokens": 256}}},
         }
     )
-    told = {pool: one["args"]["settings"]["engine"] for pool, one in rendered.applications.items()}
-    assert {pool: engine["max_num_batched_tokens"] for pool, engine in told.items()} == {"prefill": 2048, "decode": 256}
-    assert all(engine["max_num_seqs"] == 32 for engine in told.values())
+    engines = {pool: one["args"]["settings"]["engine"] for pool, one in rendered.applications.items()}
+    assert {pool: engine["max_num_batched_tokens"] for pool, engine in engines.items()} == {
+        "prefill": 2048,
+        "decode": 256,
+    }
+    assert all(engine["max_num_seqs"] == 32 for engine in engines.values())
 
 
 def test_a_change_of_the_gateways_settings_leaves_the_workers_alone() -> None:
@@ -214,7 +217,7 @@ def test_a_change_of_the_workers_settings_rolls_replicas_and_no_pod() -> None:
     assert before.serve != after.serve
 
 
-def test_the_key_that_the_chart_draws_is_one_that_the_gateway_takes(tmp_path: Path) -> None:
+def test_the_gateway_accepts_the_key_that_the_chart_generates(tmp_path: Path) -> None:
     secret = render().one("tenants-secret")["stringData"]
     file = tmp_path / "tenants.yaml"
     file.write_text(secret["tenants.yaml"])
@@ -253,17 +256,26 @@ def test_the_limits_of_the_schema_are_the_rules_own() -> None:
     assert seen > 20
 
 
-def test_a_planner_is_told_the_release_s_pools_and_objects() -> None:
+def test_a_planner_s_config_names_the_release_s_pools_and_objects() -> None:
     pools = {
         "prefill": {"replicas": 2, "minReplicas": 1, "maxReplicas": 8, "replicasPerPod": 2, "surgePods": 1},
         "decode": {"replicas": 3},
     }
     planner = {"enabled": True, "mode": "act", "actuator": "raycluster"}
     rendered = render({"planner": planner, "pools": pools, "ray": {"inTreeAutoscaling": {"enabled": False}}})
-    told = resolved(rendered.config).config.planner
-    assert (told.min_prefill, told.max_prefill, told.min_decode, told.max_decode) == (1, 8, 3, 3)
-    assert told.rayservice == rendered.one("rayservice")["metadata"]["name"]
-    groups = read_groups(told.groups)
+    planner_config = resolved(rendered.config).config.planner
+    assert (
+        planner_config.min_prefill,
+        planner_config.max_prefill,
+        planner_config.min_decode,
+        planner_config.max_decode,
+    ) == (1, 8, 3, 3)
+    assert planner_config.rayservice == rendered.one("rayservice")["metadata"]["name"]
+    groups = read_groups(planner_config.groups)
     assert groups == (WorkerGroup("prefill", "prefill", 2, 1), WorkerGroup("decode", "decode", 1))
     assert {group.name for group in groups} == set(rendered.groups)
-    assert told.host == "0.0.0.0" and told.lease == "rel-tandem-planner" and not told.kubernetes_namespace
+    assert (
+        planner_config.host == "0.0.0.0"
+        and planner_config.lease == "rel-tandem-planner"
+        and not planner_config.kubernetes_namespace
+    )

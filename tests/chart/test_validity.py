@@ -83,7 +83,7 @@ def test_that_check_finds_a_key_that_is_nowhere_in_kubernetes() -> None:
 @EACH
 def test_custom_resources_are_as_their_operators_define_them(name: str) -> None:
     custom = [one for one in ci(name).objects if one["kind"] in CRDS]
-    assert custom and not [told for one in custom for told in crd.violations(one)]
+    assert custom and not [violation for one in custom for violation in crd.violations(one)]
 
 
 def test_that_check_finds_misspelt_keys_and_wrong_types() -> None:
@@ -126,11 +126,13 @@ def test_nobody_is_root_and_nothing_is_writable_or_more_than_it_must(name: str) 
 
 @EACH
 def test_limits_are_everywhere(name: str) -> None:
-    told = [(where, one["resources"]) for where, pod in pods(ci(name).objects) for one in containers(pod)]
+    container_resources = [
+        (where, one["resources"]) for where, pod in pods(ci(name).objects) for one in containers(pod)
+    ]
     ray = ci(name).ray["rayClusterConfig"]
     if ray["enableInTreeAutoscaling"]:
-        told.append(("autoscaler", ray["autoscalerOptions"]["resources"]))
-    for where, resources in told:
+        container_resources.append(("autoscaler", ray["autoscalerOptions"]["resources"]))
+    for where, resources in container_resources:
         assert {"cpu", "memory"} <= resources["limits"].keys() and {"cpu", "memory"} <= resources["requests"].keys(), (
             where
         )
@@ -162,9 +164,9 @@ def test_selectors_find_what_they_are_for(name: str) -> None:
                 selector = {"matchLabels": one["spec"]["selector"]}
                 assert [finds(selector, each) for each in labels.values()].count(True) == 1
             case "NetworkPolicy":
-                wanted = {k: v for k, v in one["spec"]["podSelector"]["matchLabels"].items() if "ray.io" not in k}
-                if wanted["app.kubernetes.io/component"] != "test":
-                    assert any(finds({"matchLabels": wanted}, each) for each in labels.values()), one["metadata"][
+                selector = {k: v for k, v in one["spec"]["podSelector"]["matchLabels"].items() if "ray.io" not in k}
+                if selector["app.kubernetes.io/component"] != "test":
+                    assert any(finds({"matchLabels": selector}, each) for each in labels.values()), one["metadata"][
                         "name"
                     ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.errors import ErrorKind
 from tandem.core.settings import settings
-from tests.chart.kept import ask
+from tests.chart.kept import run_cached
 from tests.deploy.files import PROMETHEUS, ROOT, Query, read_yaml, rule_queries, rules
 from tests.deploy.programs import program
 
@@ -19,8 +19,8 @@ EACH = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"]
 
 
 def promtool(*arguments: str) -> str:
-    """What it says of the files of our Prometheus: some seconds are spent on it whenever these have changed."""
-    result = ask([program("promtool"), *arguments], reads=[PROMETHEUS], cwd=PROMETHEUS)
+    """Return promtool's output for our Prometheus files; it is cached, because a run takes seconds."""
+    result = run_cached([program("promtool"), *arguments], reads=[PROMETHEUS], cwd=PROMETHEUS)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -36,9 +36,9 @@ def test_every_alert_fires_when_it_should_and_only_then() -> None:
 def test_every_alert_is_seen_to_fire_and_not_to() -> None:
     fired, quiet = set[str](), 0
     for test in read_yaml(TESTS)["tests"]:
-        for asked in test["promql_expr_test"]:
-            quiet += asked["expr"] == 'ALERTS{alertstate="firing"}' and not asked["exp_samples"]
-            labels = " ".join(sample["labels"] for sample in asked["exp_samples"])
+        for expectation in test["promql_expr_test"]:
+            quiet += expectation["expr"] == 'ALERTS{alertstate="firing"}' and not expectation["exp_samples"]
+            labels = " ".join(sample["labels"] for sample in expectation["exp_samples"])
             fired |= set(re.findall(r'alertname="(\w+)"', labels))
     assert fired == {alert["alert"] for alert in ALERTS} and len(fired) == len(ALERTS)
     assert quiet >= len(read_yaml(TESTS)["tests"]) - 1
@@ -46,16 +46,16 @@ def test_every_alert_is_seen_to_fire_and_not_to() -> None:
 
 @pytest.mark.parametrize("query", rule_queries(), ids=lambda query: query.where)
 def test_no_release_is_added_to_another(query: Query) -> None:
-    """Nor compared with one: what is summed up or matched is of one namespace."""
+    """Every aggregation and every match of an alert keeps series of different namespaces apart."""
     assert not re.findall(r"\b(?:sum|min|max|avg|count)\b(?! by \(namespace\b)", query.expression)
     assert not re.findall(r"\b(?:on|ignoring) \((?!namespace\b)", query.expression)
 
 
 @EACH
-def test_an_alert_says_what_it_means_and_what_to_do(alert: dict[str, Any]) -> None:
+def test_an_alert_has_a_summary_and_a_runbook(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("page", "ticket", "info")
-    told = alert["annotations"]
-    assert 20 < len(told["summary"]) < 120 and len(told["runbook"]) > 150
+    annotations = alert["annotations"]
+    assert 20 < len(annotations["summary"]) < 120 and len(annotations["runbook"]) > 150
     assert alert["for"]
 
 

@@ -27,8 +27,8 @@ OWN = pytest.mark.parametrize("name", [*GATEWAYS, *WORKERS])
 
 def resolved(name: str, secret: Path) -> Resolved:
     """The settings that a program of this service has, with its secret where the test has one."""
-    told = {**SERVICES[name]["environment"], "TANDEM_CLUSTER__SECRET_FILE": str(secret)}
-    return resolve([(DEFAULT_LAYER, {}), ("environment", from_environment(told))])
+    environment = {**SERVICES[name]["environment"], "TANDEM_CLUSTER__SECRET_FILE": str(secret)}
+    return resolve([(DEFAULT_LAYER, {}), ("environment", from_environment(environment))])
 
 
 def config(name: str) -> Config:
@@ -76,7 +76,7 @@ def test_only_this_machine_is_let_in_and_nothing_is_secret(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES.keys() - {"secret", "collector", "jaeger"}))
-def test_services_say_how_they_do(name: str) -> None:
+def test_services_have_health_checks(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
 
 
@@ -89,35 +89,35 @@ def test_variables_are_settings_or_opentelemetry_s(name: str) -> None:
 
 @OWN
 def test_traces_are_pushed_and_metrics_are_not_counted_twice(name: str) -> None:
-    told = SERVICES[name]["environment"]
-    settings = read_otel(told)
+    environment = SERVICES[name]["environment"]
+    settings = read_otel(environment)
     assert (settings.traces, settings.metrics) == (("otlp",), ())
 
 
 @pytest.mark.parametrize("name", GATEWAYS)
 def test_a_gateway_starts(name: str, secret: Path) -> None:
     require_auth_if_public(resolved(name, secret))
-    told = config(name)
+    settings = config(name)
     port, grpc_port = (int(port.split(":")[-1]) for port in SERVICES[name]["ports"])
-    assert (told.gateway.port, told.gateway.own_grpc_port) == (port, grpc_port)
+    assert (settings.gateway.port, settings.gateway.own_grpc_port) == (port, grpc_port)
     assert f":{port}/ready" in SERVICES[name]["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_a_worker_starts_and_is_found(name: str, secret: Path) -> None:
     require_worker_auth(resolved(name, secret).config)
-    told = config(name).worker
-    assert told.advertise_address == f"{name}:{told.port}" and told.id == told.pool == name
-    assert f":{told.metrics_port}/metrics" in SERVICES[name]["healthcheck"]["test"][-1]
+    settings = config(name).worker
+    assert settings.advertise_address == f"{name}:{settings.port}" and settings.id == settings.pool == name
+    assert f":{settings.metrics_port}/metrics" in SERVICES[name]["healthcheck"]["test"][-1]
 
 
 def test_programs_of_one_cluster_agree() -> None:
-    told = [config(name) for name in (*GATEWAYS, *WORKERS)]
+    configs = [config(name) for name in (*GATEWAYS, *WORKERS)]
     for section in ("redis", "cluster", "slo", "telemetry"):
-        assert len({getattr(one, section) for one in told}) == 1, section
-    assert len({one.model for one in told[len(GATEWAYS) :]}) == 1
-    assert told[0].redis.url.split("//")[1] == "redis:6379" and "redis" in SERVICES
-    drain = max(told[0].gateway.drain_s, *(one.worker.drain_s for one in told))
+        assert len({getattr(one, section) for one in configs}) == 1, section
+    assert len({one.model for one in configs[len(GATEWAYS) :]}) == 1
+    assert configs[0].redis.url.split("//")[1] == "redis:6379" and "redis" in SERVICES
+    drain = max(configs[0].gateway.drain_s, *(one.worker.drain_s for one in configs))
     assert all(int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > drain for name in (*GATEWAYS, *WORKERS))
 
 
@@ -143,9 +143,9 @@ def test_the_collector_hands_on_what_it_takes() -> None:
     assert hosts <= SERVICES.keys()
     port = collector["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].split(":")[1]
     for name in (*GATEWAYS, *WORKERS):
-        told = SERVICES[name]["environment"]
-        assert told["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
-        assert told["OTEL_EXPORTER_OTLP_ENDPOINT"] == f"http://collector:{port}"
+        environment = SERVICES[name]["environment"]
+        assert environment["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
+        assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == f"http://collector:{port}"
 
 
 def test_grafana_has_its_boards_and_where_their_figures_are() -> None:

@@ -48,7 +48,7 @@ def test_every_figure_is_on_a_board() -> None:
     assert {name for name in names if not shown & {name, f"{name}_bucket", f"{name}_sum"}} == set()
 
 
-def test_boards_are_told_apart() -> None:
+def test_boards_have_distinct_titles_and_uids() -> None:
     assert len(UIDS) == len(dashboards()) == 7
     assert len({board["title"] for board in dashboards()}) == 7
 
@@ -58,9 +58,9 @@ def test_variables_are_values_of_labels_that_exist(board: dict[str, Any]) -> Non
     source, *variables = board["templating"]["list"]
     assert (source["type"], source["name"]) == ("datasource", "DS_PROMETHEUS")
     for variable in variables:
-        told = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
-        assert told and told[2] == variable["name"] and unknown_names(told[1]) == set()
-        assert variable["name"] in KNOWN[names_in(told[1]).selectors[0].metric]
+        matched = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+        assert matched and matched[2] == variable["name"] and unknown_names(matched[1]) == set()
+        assert variable["name"] in KNOWN[names_in(matched[1]).selectors[0].metric]
 
 
 @pytest.mark.parametrize("query", panel_queries(), ids=lambda query: query.where)
@@ -75,8 +75,8 @@ def test_a_namespace_can_be_chosen_for_every_figure(query: Query) -> None:
 @BOARDS
 def test_queries_use_the_board_s_variables_and_no_others(board: dict[str, Any]) -> None:
     own = {variable["name"] for variable in board["templating"]["list"][1:]} | {"__rate_interval", "__range"}
-    asked = {name for panel in board["panels"] for target in panel.get("targets", ()) for name in words(target["expr"])}
-    assert asked <= own and own - {"__range"} <= asked | {"__range"}
+    used = {name for panel in board["panels"] for target in panel.get("targets", ()) for name in words(target["expr"])}
+    assert used <= own and own - {"__range"} <= used | {"__range"}
 
 
 def words(expression: str) -> set[str]:
@@ -96,14 +96,14 @@ def test_panels_neither_overlap_nor_leave_the_board(board: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(("where", "panel"), list(panels()), ids=[where for where, _ in panels()])
-def test_a_panel_says_what_it_shows(where: str, panel: dict[str, Any]) -> None:
+def test_a_panel_has_a_title_and_a_description(where: str, panel: dict[str, Any]) -> None:
     assert "Good" in panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
     assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["value"] is None
     assert panel["datasource"]["uid"] == "${DS_PROMETHEUS}"
     assert all(target["legendFormat"] for target in panel["targets"])
 
 
-def test_titles_of_a_board_are_told_apart() -> None:
+def test_panel_titles_of_a_board_are_distinct() -> None:
     places = [where for where, _ in panels()]
     assert len(set(places)) == len(places) > 60
 

@@ -35,7 +35,7 @@ def rendered(*flags: str) -> tuple[dict[str, Any], Config]:
             (Path(place) / name).write_text(text)
         paths = {name: str(Path(place) / name) for name in own}
         found = [paths.get(flag, str(ROOT / flag) if flag.startswith("helm/") else flag) for flag in flags]
-        done = helm("template", RELEASE, str(CHART), *found, told=[own.get(flag, flag) for flag in flags])
+        done = helm("template", RELEASE, str(CHART), *found, key_arguments=[own.get(flag, flag) for flag in flags])
     assert done.returncode == 0, done.stderr
     objects = [one for one in yaml.load_all(done.stdout, yaml.CSafeLoader) if one]
     (ray,) = (one["spec"] for one in objects if one["kind"] == "RayService")
@@ -77,9 +77,9 @@ def test_programs_know_the_flags(page: Path) -> None:
             _parser().parse_args(arguments)
 
 
-def test_every_program_that_runs_a_cluster_is_told() -> None:
-    told = {arguments[0] for page in PAGES for arguments in programs(page)}
-    assert told >= {"plan", "fit-cost", "planner", "doctor", "role", "drain", "key"}
+def test_every_program_that_runs_a_cluster_is_documented() -> None:
+    documented = {arguments[0] for page in PAGES for arguments in programs(page)}
+    assert documented >= {"plan", "fit-cost", "planner", "doctor", "role", "drain", "key"}
 
 
 @pytest.mark.parametrize("verb", ["install", "upgrade"])
@@ -108,7 +108,7 @@ def test_switches_are_found() -> None:
 
 
 @pytest.mark.parametrize(("switch", "restarts"), SWITCHES)
-def test_a_switch_restarts_what_the_page_says(switch: str, restarts: str) -> None:
+def test_a_switch_restarts_the_parts_that_the_page_lists(switch: str, restarts: str) -> None:
     base = (*BASE, "--set", "planner.mode=act,speculative.method=ngram")
     (before, was), (after, now) = rendered(*base), rendered(*base, "--set", switch)
     assert was != now, "it changes no setting"

@@ -24,13 +24,13 @@ def stages(file: str) -> list[Stage]:
     return read_stages(DEPLOY / file)
 
 
-def told(file: str, target: str, word: str) -> list[str]:
-    """All instructions of a kind that an image has, the last that counts first."""
+def instructions(file: str, target: str, word: str) -> list[str]:
+    """Return all instructions of a kind that apply to an image, the last one first."""
     return [rest for stage in lineage(stages(file), target) for rest in stage.all(word)[::-1]]
 
 
 def environment(file: str, target: str) -> dict[str, str]:
-    return dict(pair.split("=", 1) for rest in reversed(told(file, target, "ENV")) for pair in rest.split())
+    return dict(pair.split("=", 1) for rest in reversed(instructions(file, target, "ENV")) for pair in rest.split())
 
 
 @EACH
@@ -62,24 +62,26 @@ def test_stages_are_of_one_pinned_image_or_of_each_other(file: str) -> None:
 
 @IMAGE
 def test_nobody_is_root(file: str, target: str) -> None:
-    assert told(file, target, "USER")[0] == "10001:10001"
+    assert instructions(file, target, "USER")[0] == "10001:10001"
     own, *_ = lineage(stages(file), target)
     words = [word for word, _ in own.instructions]
     assert "USER" not in words or "RUN" not in words[words.index("USER") :] or own.all("USER")[-1] == "10001:10001"
-    assert any("--uid 10001" in rest for rest in told(file, target, "RUN"))
+    assert any("--uid 10001" in rest for rest in instructions(file, target, "RUN"))
 
 
 @IMAGE
-def test_labels_say_what_it_is(file: str, target: str) -> None:
+def test_labels_describe_the_image(file: str, target: str) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    labels = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', " ".join(told(file, target, "LABEL"))))
+    labels = dict(
+        re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', " ".join(instructions(file, target, "LABEL")))
+    )
     assert labels["version"] == version and labels["licenses"] == "Apache-2.0"
     assert labels["base.name"] == lineage(stages(file), target)[-1].source
     assert {"title", "description", "revision"} <= labels.keys()
 
 
 @EACH
-def test_nothing_secret_is_asked_for_or_copied(file: str) -> None:
+def test_no_secret_is_an_argument_or_copied(file: str) -> None:
     for stage in stages(file):
         assert stage.all("ADD") == []
         named = " ".join([*stage.all("ARG"), *stage.all("ENV")])
@@ -96,8 +98,8 @@ def test_the_tested_versions_are_installed_and_nothing_else_can_be(file: str) ->
         for run in stage.all("RUN"):
             if "pip install" not in run:
                 continue
-            told = " ".join(rest for one in lineage(stages(file), stage.name) for rest in one.all("ENV"))
-            assert "PIP_CONSTRAINT=/src/" in told and "--no-cache-dir" in run
+            variables = " ".join(rest for one in lineage(stages(file), stage.name) for rest in one.all("ENV"))
+            assert "PIP_CONSTRAINT=/src/" in variables and "--no-cache-dir" in run
             assert set(re.findall(r"\w+", "".join(re.findall(r'"\.\[(.*?)\]"', run)))) <= extras.keys()
 
 
@@ -113,23 +115,25 @@ def test_what_torch_brings_itself_is_not_held_to_the_tested_version() -> None:
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 def test_a_pod_finds_what_kuberay_runs_in_it(target: str) -> None:
     """Bash, wget, `ray` in a login shell too; and a compiler."""
-    runs = " ".join(told("Dockerfile.worker", target, "RUN"))
+    runs = " ".join(instructions("Dockerfile.worker", target, "RUN"))
     assert {"g++", "wget"} <= set(runs.split())
     assert "/opt/tandem/bin:" in environment("Dockerfile.worker", target)["PATH"]
     assert re.search(r'echo "PATH=/opt/tandem/bin:\\\$PATH" > /etc/profile\.d/\w+\.sh', runs)
     assert {"ibverbs-providers", "libibverbs1", "librdmacm1"} <= set(runs.split()) or target == "cpu"
 
 
-def test_an_image_for_gpus_does_not_take_those_that_nobody_asked_for() -> None:
-    told = environment("Dockerfile.worker", "cuda")
-    assert told["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility" and "NVIDIA_VISIBLE_DEVICES" not in told
+def test_an_image_for_gpus_sees_no_device_that_was_not_requested() -> None:
+    variables = environment("Dockerfile.worker", "cuda")
+    assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility" and "NVIDIA_VISIBLE_DEVICES" not in variables
 
 
 @IMAGE
 def test_all_that_it_writes_is_under_what_may_be_written(file: str, target: str) -> None:
-    told = environment(file, target)
+    variables = environment(file, target)
     known = {setting.env for setting in settings()}
-    assert {name for name in told if name.startswith("TANDEM_")} <= known and from_environment(told) is not None
-    written = [value for name, value in told.items() if re.search(r"CACHE|RUN_DIR", name)]
+    assert {name for name in variables if name.startswith("TANDEM_")} <= known and from_environment(
+        variables
+    ) is not None
+    written = [value for name, value in variables.items() if re.search(r"CACHE|RUN_DIR", name)]
     assert all(re.match(r"/(tmp|cache)\b", path) for path in written)
     assert len(written) == (4 if file == "Dockerfile.worker" else 0)

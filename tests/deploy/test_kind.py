@@ -1,5 +1,5 @@
-"""What the script of deploy/kind would run, and that it runs that in order, stops at what fails and says what is
-missing; with programs that only write down how they were called. No cluster is made."""
+"""Test deploy/kind/kind.sh with fake tools that record their arguments: it runs the steps that it prints in order,
+stops at the first failure and names missing tools. No cluster is made."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ TOOLS = ("docker", "kind", "kubectl", "helm")
 
 
 def run(*arguments: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`path` has the only programs that it finds, if it has any."""
-    told = {"PATH": str(path or "/usr/bin:/bin"), "HOME": os.environ.get("HOME", "/")} | environment
+    """Run kind.sh; `path` replaces PATH, so that the script finds only the programs in that folder."""
+    variables = {"PATH": str(path or "/usr/bin:/bin"), "HOME": os.environ.get("HOME", "/")} | environment
     return subprocess.run(
-        ["bash", str(SCRIPT), *arguments], env=told, capture_output=True, text=True, check=False, timeout=60
+        ["bash", str(SCRIPT), *arguments], env=variables, capture_output=True, text=True, check=False, timeout=60
     )
 
 
-def commands(said: str) -> list[list[str]]:
-    return [shlex.split(line[2:]) for line in said.splitlines() if line.startswith("+ ")]
+def commands(output: str) -> list[list[str]]:
+    return [shlex.split(line[2:]) for line in output.splitlines() if line.startswith("+ ")]
 
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """Each writes down what it was asked, and fails at what `FAIL` is a pattern of."""
+    """Return a folder of fake tools that record their arguments, and fail where these match the pattern in `FAIL`."""
     directory = tmp_path / "bin"
     directory.mkdir()
     for name in ("bash", "dirname", "grep", "sed"):
@@ -62,10 +62,10 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_it_builds_installs_waits_and_tests() -> None:
-    said = run("--print", "up")
-    assert said.returncode == 0, said.stderr
-    told = commands(said.stdout)
-    kinds = [" ".join(word for word in one if word in WORDS) for one in told]
+    done = run("--print", "up")
+    assert done.returncode == 0, done.stderr
+    steps = commands(done.stdout)
+    kinds = [" ".join(word for word in one if word in WORDS) for one in steps]
     assert kinds == [
         "docker build",
         "docker build",
@@ -77,7 +77,7 @@ def test_it_builds_installs_waits_and_tests() -> None:
         "kubectl rollout status",
         "helm test",
     ]
-    assert all("kind-tandem" in one for one in told if one[0] in ("helm", "kubectl"))
+    assert all("kind-tandem" in one for one in steps if one[0] in ("helm", "kubectl"))
 
 
 WORDS = {
@@ -87,10 +87,10 @@ WORDS = {
 
 
 def test_what_it_names_is_there() -> None:
-    told = commands(run("--print", "up").stdout)
+    steps = commands(run("--print", "up").stdout)
     files = {
         word
-        for one in told
+        for one in steps
         for word in one
         if word.startswith(("deploy/", "helm/")) and not word.startswith("deployment/")
     }
@@ -99,20 +99,20 @@ def test_what_it_names_is_there() -> None:
 
 
 def test_the_images_that_it_builds_are_the_chart_s() -> None:
-    """By the names and the tag that the chart gives them where nobody says another."""
+    """Compare with the names and the tag that the chart uses by default."""
     chart, values = (read_yaml(ROOT / "helm" / "tandem" / name) for name in ("Chart.yaml", "values.yaml"))
-    told = commands(run("--print", "up").stdout)
-    built = {one[one.index("--tag") + 1] for one in told if one[:2] == ["docker", "build"]}
-    loaded = next(set(one[-2:]) for one in told if one[:2] == ["kind", "load"])
-    wanted = {f"{values['image'][part]['repository']}:{chart['appVersion']}" for part in ("gateway", "worker")}
-    assert built == loaded == wanted
+    steps = commands(run("--print", "up").stdout)
+    built = {one[one.index("--tag") + 1] for one in steps if one[:2] == ["docker", "build"]}
+    loaded = next(set(one[-2:]) for one in steps if one[:2] == ["kind", "load"])
+    expected = {f"{values['image'][part]['repository']}:{chart['appVersion']}" for part in ("gateway", "worker")}
+    assert built == loaded == expected
 
 
 def test_all_that_is_fetched_is_pinned() -> None:
-    told = commands(run("--print", "up").stdout)
-    (create,) = [one for one in told if one[:2] == ["kind", "create"]]
+    steps = commands(run("--print", "up").stdout)
+    (create,) = [one for one in steps if one[:2] == ["kind", "create"]]
     assert "@sha256:" in create[create.index("--image") + 1]
-    (operator,) = [one for one in told if "kuberay-operator" in one]
+    (operator,) = [one for one in steps if "kuberay-operator" in one]
     assert operator[operator.index("--version") + 1].count(".") == 2
 
 
@@ -124,9 +124,9 @@ def test_the_cluster_has_two_workers_in_two_zones() -> None:
 
 def test_it_runs_what_it_prints(tools: Path) -> None:
     printed = commands(run("--print", "up").stdout)
-    said = run("up", path=tools)
-    assert said.returncode == 0, said.stderr
-    assert commands(said.stdout) == printed
+    done = run("up", path=tools)
+    assert done.returncode == 0, done.stderr
+    assert commands(done.stdout) == printed
     looks = ("docker info", "kind get", "helm --kube-context kind-tandem get")
     assert [call for call in calls(tools) if not call.startswith(looks)] == [" ".join(one) for one in printed]
 
@@ -144,25 +144,25 @@ def test_a_cluster_that_is_there_is_kept(tools: Path) -> None:
     assert not any(call.startswith("kind create") for call in calls(tools))
 
 
-def test_what_fails_ends_it_and_is_told(tools: Path) -> None:
-    said = run("up", path=tools, FAIL="kubectl*wait*")
-    assert said.returncode != 0 and "It failed" in said.stderr
-    asked = calls(tools)
-    assert "describe rayservice" in asked[-2] and "get events" in asked[-1]
-    assert not any(" test " in call for call in asked)
+def test_a_failed_step_ends_the_script_with_diagnostics(tools: Path) -> None:
+    done = run("up", path=tools, FAIL="kubectl*wait*")
+    assert done.returncode != 0 and "It failed" in done.stderr
+    called = calls(tools)
+    assert "describe rayservice" in called[-2] and "get events" in called[-1]
+    assert not any(" test " in call for call in called)
 
 
 @pytest.mark.parametrize("missing", TOOLS)
 def test_a_tool_that_is_missing_is_named_before_anything_is_done(tools: Path, missing: str) -> None:
     (tools / missing).unlink()
-    said = run("up", path=tools)
-    assert said.returncode == 1 and said.stderr == f"kind.sh needs {missing}, which this machine does not have.\n"
+    done = run("up", path=tools)
+    assert done.returncode == 1 and done.stderr == f"kind.sh needs {missing}, which this machine does not have.\n"
     assert not (tools.parent / "calls").exists()
 
 
-def test_a_docker_that_does_not_answer_is_told(tools: Path) -> None:
-    said = run("up", path=tools, FAIL="docker info")
-    assert said.returncode == 1 and "docker, which does not answer" in said.stderr
+def test_a_docker_that_does_not_answer_is_named(tools: Path) -> None:
+    done = run("up", path=tools, FAIL="docker info")
+    assert done.returncode == 1 and "docker, which does not answer" in done.stderr
     assert calls(tools) == ["docker info"]
 
 
@@ -172,5 +172,5 @@ def test_down_deletes_the_cluster() -> None:
 
 @pytest.mark.parametrize("arguments", [(), ("--print",), ("around",), ("up", "down")])
 def test_anything_else_is_refused(arguments: tuple[str, ...]) -> None:
-    said = run(*arguments)
-    assert said.returncode == 2 and "kind.sh [--print] up" in said.stderr
+    done = run(*arguments)
+    assert done.returncode == 2 and "kind.sh [--print] up" in done.stderr

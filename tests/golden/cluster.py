@@ -196,7 +196,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._carry_out(self.producer, self.producer.engine.submit(prefill, self.clock.now()))
         return name
 
-    def ask(
+    def run_requests(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, prompt_logprobs: int | None = None
     ) -> list[Outcome]:
         """What clients see of all prompts, which run to their end; checks that what the knobs ask for did happen."""
@@ -299,7 +299,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                         self._by_ref[consumer], self._by_ref[consumer].engine.handoff_ended(key, kind, text, now)
                     )
                 case FollowHandoff() | SendRemainderRequest() | ReleaseHandoff() | RenewLeases():
-                    self._tell_source(node, effect)
+                    self._send_to_source(node, effect)
                 case StartRead():
                     node.carrier.accept(self._order(effect))
                 case JobEnded():
@@ -307,7 +307,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 case TearDownProducer():
                     raise AssertionError("a read did not end")
 
-    def _tell_source(
+    def _send_to_source(
         self, node: Node, effect: FollowHandoff | SendRemainderRequest | ReleaseHandoff | RenewLeases
     ) -> None:
         producer, now = self._by_ref[effect.source], self.clock.now()

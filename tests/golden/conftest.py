@@ -1,4 +1,4 @@
-"""Fixtures of golden tests: each model is made or loaded once per session; never a model of its own."""
+"""Fixtures of golden tests: each model is made or loaded once per session."""
 
 from __future__ import annotations
 

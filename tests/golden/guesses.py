@@ -1,4 +1,4 @@
-"""Proposers of golden tests: the product's own, and one that knows the answer and spoils part of it; never random."""
+"""Proposers of golden tests: the product's own, and one that knows the answer and spoils part of it."""
 
 from __future__ import annotations
 

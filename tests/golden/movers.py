@@ -1,4 +1,4 @@
-"""A cluster of whole engines in which running choices move from one that drains to the next; never a mock.
+"""Run a cluster of whole engines in which running choices migrate from a draining worker to the next.
 
 Its gateway is what a gateway must do at least: it answers an offer with a `ResumeJob` at the next node, places what was
 given back or lost again, and tells a client each token once, whoever says it first.
@@ -70,7 +70,7 @@ class Movers(Cluster):
         self._submit(self.nodes[0], GenerateJob(request=request, attempt=1, num_choices=num_choices))
         return [self.stories[name, choice] for choice in range(num_choices)]
 
-    def evacuate(self, node: Node) -> None:
+    def start_drain(self, node: Node) -> None:
         self._carry_out(node, node.engine.start_drain(self.clock.now()))
 
     def answer(self) -> None:

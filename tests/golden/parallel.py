@@ -1,4 +1,4 @@
-"""Ranks of one model as threads of this process, over gloo; never a process of its own or a fake exchange."""
+"""Run the ranks of one model as threads of this process, over gloo."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ranked_executor(
         except BaseException as failure:
             failures.append(failure)
 
-    def tell(command: RankCommand) -> None:
+    def send_command(command: RankCommand) -> None:
         for inbox in inboxes:
             inbox.put(command)
 
@@ -61,7 +61,7 @@ def ranked_executor(
         thread.start()
     try:
         group = join_group(rendezvous, Shard(0, size), torch.device("cpu"), timeout_s)
-        place = RankContext(Shard(0, size), group, tell)
+        place = RankContext(Shard(0, size), group, send_command)
         yield load_executor(directory, read_model_config(directory), model, engine, rank_context=place)
     finally:
         for inbox in inboxes:

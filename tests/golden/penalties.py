@@ -1,4 +1,4 @@
-"""The parameters of a draw as transformers' own processors, in our order; the two that it lacks in plain torch."""
+"""Compute sampling parameters with transformers' own processors in our order, and the two missing ones in torch."""
 
 from __future__ import annotations
 

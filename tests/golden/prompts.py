@@ -1,4 +1,4 @@
-"""The prompts of the real model's golden tests, 3 to 3,000 tokens; plain text, never a chat template."""
+"""Prompts of the real model's golden tests: 3 to 3,000 tokens of plain text, without a chat template."""
 
 from __future__ import annotations
 

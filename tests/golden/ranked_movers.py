@@ -70,7 +70,7 @@ class RankedMover:
         if isinstance(command, ReadRequest):
             self._orders[command.id] = command
         self._joint.submit(command)
-        self._tell()
+        self._dispatch_commands()
         if isinstance(command, ConnectPeer):
             assert self.turn() == [Connected(command.peer)], "nodes order reads at once"
 
@@ -78,7 +78,7 @@ class RankedMover:
         for number, rank in enumerate(self._ranks):
             for event in rank.carrier.turn():
                 self._joint.on_event(number, event)
-        self._tell()
+        self._dispatch_commands()
         events = list(self._joint.events)
         self._joint.events.clear()
         for event in events:
@@ -103,7 +103,7 @@ class RankedMover:
             heads = rank.transport.pool.heads
             unpack_blocks(pack_blocks(rank.cache.pool, ids, 0, len(heads)), self._whole.pool, ids, heads.start)
 
-    def _tell(self) -> None:
+    def _dispatch_commands(self) -> None:
         while self._joint.commands:
             number, command = self._joint.commands.popleft()
             self._ranks[number].carrier.accept(command)

@@ -1,4 +1,4 @@
-"""Drives an executor with hand-made plans over several prompts at once; never decides like the scheduler."""
+"""Drive an executor with hand-made plans over several prompts at once."""
 
 from __future__ import annotations
 

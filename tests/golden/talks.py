@@ -1,4 +1,4 @@
-"""A few conversations of several turns on tiny models, which all begin alike; never asks anybody but the reference."""
+"""Make conversations of several turns on tiny models, which share their beginning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from tests.golden.models import TINY_VOCAB, Reference
 
 NUM_TURNS, NUM_OUTPUTS = 3, 10
-_NUM_TALKS, _NUM_ASKED = 3, 7
+_NUM_TALKS, _NUM_QUESTION_TOKENS = 3, 7
 
 
 def _words(length: int, seed: int) -> list[int]:
@@ -16,7 +16,7 @@ def _words(length: int, seed: int) -> list[int]:
 
 
 OPENINGS = tuple(_words(17, 0) + _words(20 + 3 * i, 1 + i) for i in range(_NUM_TALKS))
-LONGEST = len(OPENINGS[-1]) + NUM_TURNS * (NUM_OUTPUTS + _NUM_ASKED)
+LONGEST = len(OPENINGS[-1]) + NUM_TURNS * (NUM_OUTPUTS + _NUM_QUESTION_TOKENS)
 """Tokens that a conversation comes to at most."""
 
 
@@ -27,5 +27,5 @@ def turns_of(reference: Reference) -> list[list[tuple[list[int], list[int]]]]:
     for turn in range(NUM_TURNS):
         answers = [reference.greedy(prompt, NUM_OUTPUTS) for prompt in histories]
         turns.append(list(zip(histories, answers, strict=True)))
-        histories = [[*p, *a, *_words(_NUM_ASKED, 100 * turn + i)] for i, (p, a) in enumerate(turns[-1])]
+        histories = [[*p, *a, *_words(_NUM_QUESTION_TOKENS, 100 * turn + i)] for i, (p, a) in enumerate(turns[-1])]
     return turns

@@ -1,4 +1,4 @@
-"""With compiled kernels a row's logits are the same bits, whatever shares its step and however its prompt was cut."""
+"""Test that with compiled kernels a row's logits are bit-identical, whatever shares its step or cut its prompt."""
 
 from __future__ import annotations
 

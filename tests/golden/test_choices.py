@@ -40,7 +40,7 @@ _PRODUCT = [
 class Choices(Cluster):
     """A cluster whose requests ask for several choices; the outcome of each goes by `name/choice`."""
 
-    def ask_choices(self, prompt: Sequence[int], sampling: SamplingParams, choices: range) -> list[Outcome]:
+    def run_choices(self, prompt: Sequence[int], sampling: SamplingParams, choices: range) -> list[Outcome]:
         """One request for neighbouring choices, without waiting for its end."""
         name = RequestId(f"r{next(self._ids)}")
         request = Request(id=name, model="m", prompt_tokens=tuple(prompt), sampling=sampling)
@@ -109,7 +109,7 @@ def _alone(reference: Reference, prompt: Sequence[int], sampling: SamplingParams
     out = []
     for choice in range(_NUM_CHOICES):
         with _cluster(reference, knobs, prompt, ()) as cluster:
-            (outcome,) = cluster.ask_choices(prompt, sampling, range(choice, choice + 1))
+            (outcome,) = cluster.run_choices(prompt, sampling, range(choice, choice + 1))
             cluster.run()
             out.append(outcome.ids)
     return out
@@ -125,7 +125,7 @@ def _check(reference: Reference, product: Sequence[Knobs]) -> None:
                 if knobs.prefix_hit:
                     cluster.submit(prompt, SamplingParams(max_tokens=1, temperature=0.0))
                     cluster.run()
-                outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
+                outcomes = cluster.run_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
                 cluster.run()
                 assert all(isinstance(outcome.end, Finished) for outcome in outcomes), knobs
                 num_preempted += cluster.consumer.engine.num_preempted
@@ -152,7 +152,7 @@ def test_the_end_of_one_choice_changes_no_other(tiny: TinyModels, remote: bool, 
     right = _alone(reference, prompt, _SAMPLED)
     for num_steps in (0, 2, 4, 9):
         with _cluster(reference, Knobs(remote=remote, chunk=16), prompt, ()) as cluster:
-            outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
+            outcomes = cluster.run_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
             for _ in range(num_steps):
                 cluster.step()
             cluster.end(RequestId("r0"), ended)
@@ -166,7 +166,7 @@ def test_the_end_of_one_choice_changes_no_other(tiny: TinyModels, remote: bool, 
 def test_the_prompt_is_computed_and_moved_once(tiny: TinyModels) -> None:
     reference, prompt = tiny("llama", "float64"), _PROMPTS[1]
     with _cluster(reference, Knobs(remote=True), prompt, ()) as cluster:
-        outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
+        outcomes = cluster.run_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
         cluster.run()
         pulls = [outcome.pulled for outcome in outcomes if outcome.pulled is not None]
         assert [pull.num_blocks for pull in pulls] == [-(-len(prompt) // 16)]
@@ -177,14 +177,14 @@ def test_choices_of_one_temperature_zero_are_all_alike(tiny: TinyModels) -> None
     reference, prompt = tiny("llama", "float64"), _PROMPTS[0]
     greedy = SamplingParams(max_tokens=_OUTPUTS, temperature=0.0)
     with _cluster(reference, Knobs(remote=True), prompt, ()) as cluster:
-        outcomes = cluster.ask_choices(prompt, greedy, range(_NUM_CHOICES))
+        outcomes = cluster.run_choices(prompt, greedy, range(_NUM_CHOICES))
         cluster.run()
         assert [outcome.ids for outcome in outcomes] == [reference.greedy(prompt, _OUTPUTS)] * _NUM_CHOICES
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-def test_the_real_model_draws_for_each_choice_what_it_draws_for_it_alone(real: Reference) -> None:
+def test_the_real_model_samples_each_choice_as_if_it_ran_alone(real: Reference) -> None:
     """In float32, whole and split, with a last block that all of them share at first; tight, so that some give way."""
     prompt = [1, *range(1000, 1040)]
     alone = _alone(real, prompt, _SAMPLED)
@@ -192,7 +192,7 @@ def test_the_real_model_draws_for_each_choice_what_it_draws_for_it_alone(real: R
     check_sampled(real, prompt, alone[0], _SAMPLED)
     for knobs in (Knobs(), Knobs(remote=True), Knobs(chunk=16, plan_depth=2, preempt=True), Knobs(speculation="ngram")):
         with _cluster(real, knobs, prompt, alone) as cluster:
-            outcomes = cluster.ask_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
+            outcomes = cluster.run_choices(prompt, _SAMPLED, range(_NUM_CHOICES))
             cluster.run()
             assert [outcome.ids for outcome in outcomes] == alone, knobs
             assert cluster.consumer.engine.is_idle and cluster.producer.engine.num_live == 0

@@ -1,4 +1,4 @@
-"""Hand-offs between workers of different tensor-parallel degrees: the tokens are those of one worker of one rank."""
+"""Test that handoffs between workers of different tensor-parallel degrees give the tokens of one single-rank worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(tiny: TinyModels, model: str, degrees: tuple[int, int], knobs: Knobs) 
     reference = tiny(model, "float64")
     executors = [reference.executor(block_size=knobs.block_size) for _ in degrees]
     with Cluster(executors, knobs, num_ranks=degrees) as cluster:
-        outcomes = cluster.ask(_PROMPTS, _GREEDY)
+        outcomes = cluster.run_requests(_PROMPTS, _GREEDY)
     assert [outcome.ids for outcome in outcomes] == [reference.greedy(each, _OUTPUTS) for each in _PROMPTS]
     num_blocks = [-(-len(each) // knobs.block_size) for each in _PROMPTS]
     pulled = [outcome.pulled.num_blocks for outcome in outcomes if outcome.pulled is not None]

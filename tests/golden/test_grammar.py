@@ -1,4 +1,4 @@
-"""Output that a grammar shapes is what transformers' logits and that grammar say, however a request is computed."""
+"""Test that structured output is what transformers' logits and the grammar give, however a request is computed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_same_tokens_however_computed(
     executors = _executors(reference, bundle, knobs, needed - 1 if knobs.preempt else 2 * needed)
     answers = [[*prompt, *output] for prompt, output in zip(prompts, right, strict=True)]
     with Cluster(executors, knobs, answers) as cluster:
-        assert [outcome.ids for outcome in cluster.ask(prompts, params)] == right
+        assert [outcome.ids for outcome in cluster.run_requests(prompts, params)] == right
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_choices_that_move_stay_within_their_grammar(tiny: TinyModels, bundle: T
             stories = movers.begin(prompt, params, len(right))
             for _ in range(num_steps):
                 movers.step()
-            movers.evacuate(movers.nodes[0])
+            movers.start_drain(movers.nodes[0])
             movers.run()
         assert [story.ids for story in stories] == right
         assert all(story.num_moved == 1 and not story.num_recomputed for story in stories), num_steps
@@ -215,7 +215,7 @@ def test_a_grammar_that_is_complete_ends_the_request(tiny: TinyModels, bundle: T
 
 _SHORT = SamplingParams(max_tokens=_OUTPUTS, temperature=1.5, seed=5, grammar=Grammar("regex", "[a-z]{9,25}"))
 _NOTHING = replace(_SHORT, grammar=Grammar("regex", ""))
-_WAYS = [
+_KNOBS = [
     Knobs(chunk=16, plan_depth=depth, remote=remote, preempt=preempt, speculation=guesses)
     for guesses, depth, remote, preempt in itertools.product(("off", "mixed"), (1, 2), (False, True), (False, True))
     if guesses == "off" or can_guess(depth, remote)
@@ -228,8 +228,8 @@ def _few_blocks(knobs: Knobs, num_choices: int) -> int:
     return one if knobs.preempt else num_choices * one
 
 
-@pytest.mark.parametrize("knobs", covering(_WAYS), ids=str)
-def test_what_is_complete_and_has_no_token_to_say_so_ends(
+@pytest.mark.parametrize("knobs", covering(_KNOBS), ids=str)
+def test_a_complete_output_ends_without_a_free_token_for_the_end(
     tiny: TinyModels, endless: TokenizerBundle, knobs: Knobs
 ) -> None:
     """Each choice by itself, with the tokens that it has; where nothing may come at all, at once."""
@@ -238,11 +238,11 @@ def test_what_is_complete_and_has_no_token_to_say_so_ends(
     assert len(set(map(len, right))) > 1 and max(map(len, right)) < _OUTPUTS
     executors = _executors(reference, endless, knobs, _few_blocks(knobs, 3))
     with Choices(executors, knobs, [[*prompt, *output] for output in right]) as cluster:
-        outcomes = cluster.ask_choices(prompt, _SHORT, range(3))
+        outcomes = cluster.run_choices(prompt, _SHORT, range(3))
         cluster.run()
         nothing = []
         for num_choices in (2, 1):
-            nothing += cluster.ask_choices(prompt, _NOTHING, range(num_choices))
+            nothing += cluster.run_choices(prompt, _NOTHING, range(num_choices))
             cluster.run()
         assert (cluster.consumer.engine.num_preempted > 0) == knobs.preempt and cluster.consumer.engine.is_idle
     assert [outcome.ids for outcome in outcomes] == right and not any(outcome.ids for outcome in nothing)
@@ -274,15 +274,15 @@ _REAL = (
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-def test_the_real_model_says_the_same_however_computed(real: Reference) -> None:
+def test_the_real_model_gives_equal_outputs_in_every_mode(real: Reference) -> None:
     """Objects of a schema, greedy and drawn, to the same bits; each is what transformers' logits and the masks say, but
     for near-ties."""
     bundle = read_bundle(real.directory, read_model_config(real.directory))
     tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
     schema = {"type": "object", "properties": {"facts": {"type": "array", "items": {"type": "string"}, "minItems": 9}}}
     grammar = Grammar("json_schema", json.dumps({**schema, "required": ["facts"]}))
-    asks = [f"<|im_start|>user\nFacts on {it} as JSON.<|im_end|>\n<|im_start|>assistant\n" for it in ("Lyon", "cats")]
-    prompts = [tokenizer.encode(ask, add_special_tokens=False).ids for ask in asks]
+    texts = [f"<|im_start|>user\nFacts on {it} as JSON.<|im_end|>\n<|im_start|>assistant\n" for it in ("Lyon", "cats")]
+    prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     masks = LlguidanceMasks(bundle, read_model_config(real.directory).vocab_size)
     for params in (
         SamplingParams(max_tokens=40, temperature=0.0, grammar=grammar),
@@ -296,7 +296,7 @@ def test_the_real_model_says_the_same_however_computed(real: Reference) -> None:
                 for _ in range(1 + knobs.remote)
             ]
             with Cluster(executors, knobs) as cluster:
-                outputs.append([outcome.ids for outcome in cluster.ask(prompts, params)])
+                outputs.append([outcome.ids for outcome in cluster.run_requests(prompts, params)])
         assert outputs == [outputs[0]] * len(_REAL)
         for prompt, output in zip(prompts, outputs[0], strict=True):
             rows = real.last_logits([*prompt, *output[:-1]], len(output)).to(torch.float64).clone()

@@ -1,4 +1,4 @@
-"""What the hand-off promises in time: no first token waits for KV, and KV moves while the prompt is computed."""
+"""Test the timing of a handoff: the first token does not wait for KV, and KV moves while the prompt is computed."""
 
 from __future__ import annotations
 

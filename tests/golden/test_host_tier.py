@@ -61,7 +61,7 @@ def _check(reference: Reference, product: Sequence[_Case]) -> None:
     wrong = []
     for case in product:
         with _cluster(reference, case) as cluster:
-            seen = [cluster.ask([prompt for prompt, _ in turn], _GREEDY) for turn in turns]
+            seen = [cluster.run_requests([prompt for prompt, _ in turn], _GREEDY) for turn in turns]
             right = [[answer for _, answer in turn] for turn in turns]
             if [[outcome.ids for outcome in outcomes] for outcomes in seen] != right:
                 wrong.append(str(case))
@@ -86,7 +86,7 @@ def test_float64_tokens_equal_transformers(tiny: TinyModels, case: _Case) -> Non
     _check(tiny("llama", "float64"), [case])
 
 
-def test_on_a_device_they_come_back_in_the_order_of_its_stream(tiny: TinyModels) -> None:
+def test_on_a_device_blocks_are_onloaded_in_stream_order(tiny: TinyModels) -> None:
     deep = Knobs(chunk=16, block_size=8, plan_depth=2, company=True, on_device=True)
     _check(tiny("llama", "float64"), [_Case(deep, 64), _Case(deep, 3)])
 
@@ -97,25 +97,25 @@ def test_float64_tokens_equal_transformers_over_the_product(tiny: TinyModels) ->
     _check(tiny("qwen3", "float64"), _PRODUCT)
 
 
-def test_compiled_kernels_read_what_came_back(tiny: TinyModels) -> None:
+def test_compiled_kernels_read_onloaded_blocks(tiny: TinyModels) -> None:
     _check(tiny("llama", "float32"), [_Case(Knobs(chunk=16), 64), _Case(Knobs(remote=True), 3)])
 
 
 @pytest.mark.parametrize("case", [_Case(Knobs(chunk=16), 64), _Case(Knobs(plan_depth=2, block_size=8), 16)], ids=str)
-def test_choices_share_what_came_back(tiny: TinyModels, case: _Case) -> None:
+def test_choices_share_onloaded_blocks(tiny: TinyModels, case: _Case) -> None:
     """Four choices of each conversation, in turns, so that they fork from blocks of host memory and give way."""
     reference = tiny("llama", "float64")
 
-    def ask(case: _Case) -> tuple[list[list[int]], int]:
+    def run(case: _Case) -> tuple[list[list[int]], int]:
         with _cluster(reference, case, Choices) as cluster:
             assert isinstance(cluster, Choices)
             seen: list[list[int]] = []
             for prompt in OPENINGS * 2:
-                outcomes = cluster.ask_choices(prompt, _SAMPLED, range(4))
+                outcomes = cluster.run_choices(prompt, _SAMPLED, range(4))
                 cluster.run()
                 seen += [outcome.ids for outcome in outcomes]
             return seen, cluster.consumer.num_filled
 
-    right, _ = ask(_Case(Knobs(), 0))
-    seen, num_filled = ask(case)
+    right, _ = run(_Case(Knobs(), 0))
+    seen, num_filled = run(case)
     assert seen == right and num_filled > 0

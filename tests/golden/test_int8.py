@@ -1,4 +1,4 @@
-"""Int8 weights: the compiled product means the plain one, and the real model keeps its mind."""
+"""Test int8 weights: the compiled product equals the plain one, and the real model's answers stay sensible."""
 
 from __future__ import annotations
 

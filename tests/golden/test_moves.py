@@ -65,7 +65,7 @@ def _moved(reference: Reference, knobs: Knobs, sampling: SamplingParams, at: int
         stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, sampling, num_choices)]
         for _ in range(at):
             movers.step()
-        movers.evacuate(movers.nodes[0])
+        movers.start_drain(movers.nodes[0])
         movers.run()
         books = [node.engine.books() for node in movers.nodes]
     assert all(b.num_free_blocks == b.num_blocks and not b.num_leases and not b.num_pulls for b in books)
@@ -73,7 +73,7 @@ def _moved(reference: Reference, knobs: Knobs, sampling: SamplingParams, at: int
     return stories
 
 
-def _drawn(stories: Sequence[Story]) -> list[list[object]]:
+def _outputs(stories: Sequence[Story]) -> list[list[object]]:
     return [list(story.tokens) for story in stories]
 
 
@@ -82,7 +82,7 @@ _CASES = list(itertools.product([*_PRODUCT, Knobs(block_size=4, plan_depth=2, on
 
 
 def _check(reference: Reference, knobs: Knobs, kind: str, at: int) -> None:
-    assert _drawn(_moved(reference, knobs, _KINDS[kind], at)) == _alone(reference, _KINDS[kind])
+    assert _outputs(_moved(reference, knobs, _KINDS[kind], at)) == _alone(reference, _KINDS[kind])
 
 
 @pytest.mark.parametrize(("knobs", "kind", "at"), covering(_CASES), ids=str)
@@ -103,7 +103,7 @@ def test_every_choice_moves_by_itself(tiny: TinyModels) -> None:
     right = _alone(reference, _SAMPLED, 3)
     for knobs, at in ((Knobs(block_size=16), 2), (Knobs(block_size=4, plan_depth=2), 3), (Knobs(), 12)):
         stories = _moved(reference, knobs, _SAMPLED, at, 3)
-        assert _drawn(stories) == right
+        assert _outputs(stories) == right
         assert all(story.num_moved == 1 and not story.num_recomputed for story in stories), knobs
 
 
@@ -129,9 +129,9 @@ def test_what_guesses_moves_exactly(tiny: TinyModels, right_guesses: bool) -> No
         stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, _GREEDY)]
         for _ in range(5):
             movers.step()
-        movers.evacuate(movers.nodes[0])
+        movers.start_drain(movers.nodes[0])
         movers.run()
-    assert _drawn(stories) == right
+    assert _outputs(stories) == right
     assert all(story.num_moved == 1 and not story.num_recomputed for story in stories)
 
 
@@ -143,9 +143,9 @@ def test_a_choice_moves_on_from_the_worker_that_it_moved_to(tiny: TinyModels) ->
         for node in movers.nodes[:2]:
             for _ in range(8):
                 movers.step()
-            movers.evacuate(node)
+            movers.start_drain(node)
         movers.run()
-    assert _drawn(stories) == right
+    assert _outputs(stories) == right
     assert all(story.num_moved == 2 and not story.num_recomputed for story in stories)
 
 
@@ -159,7 +159,7 @@ def test_a_sequence_whose_consumer_is_lost_thaws_and_is_offered_anew(tiny: TinyM
             stories = [story for prompt in _PROMPTS for story in movers.begin(prompt, _SAMPLED)]
             for _ in range(5):
                 movers.step()
-            movers.evacuate(movers.nodes[0])
+            movers.start_drain(movers.nodes[0])
             for _ in range(12):
                 movers.hold = rng.random() < 0.7
                 movers.step()
@@ -168,7 +168,7 @@ def test_a_sequence_whose_consumer_is_lost_thaws_and_is_offered_anew(tiny: TinyM
             movers.hold = False
             movers.run()
             assert movers.nodes[0].engine.is_idle
-        assert _drawn(stories) == right, seed
+        assert _outputs(stories) == right, seed
         assert not any(story.num_recomputed for story in stories), seed
 
 
@@ -183,7 +183,7 @@ def test_without_room_at_the_consumer_the_producer_goes_on(tiny: TinyModels) -> 
         rival = movers.nodes[1]
         for _ in range(8):
             movers.step()
-        movers.evacuate(movers.nodes[0])
+        movers.start_drain(movers.nodes[0])
         movers.hold = True
         movers.answer()
         for _ in range(3):

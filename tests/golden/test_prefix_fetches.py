@@ -118,5 +118,5 @@ def test_float64_tokens_equal_transformers_over_the_product(tiny: TinyModels, ca
     _check(tiny("qwen3", "float64"), case)
 
 
-def test_over_nixl_compiled_kernels_read_what_was_lent(tiny: TinyModels) -> None:
+def test_over_nixl_compiled_kernels_read_fetched_prefixes(tiny: TinyModels) -> None:
     _check(tiny("llama", "float32"), _Case(Knobs(chunk=16, transport="nixl", company=True)))

@@ -1,4 +1,4 @@
-"""The real model through the executor against transformers: tokenizer, weights, greedy tokens."""
+"""Test the real model's tokenizer, weights and greedy tokens through the executor against transformers."""
 
 from __future__ import annotations
 

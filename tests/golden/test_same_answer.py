@@ -110,7 +110,7 @@ def outcomes(
         for i in range(1 + knobs.remote)
     ]
     with Cluster(executors, knobs, answers) as cluster:
-        return cluster.ask(prompts, sampling, prompt_logprobs)
+        return cluster.run_requests(prompts, sampling, prompt_logprobs)
 
 
 def run(

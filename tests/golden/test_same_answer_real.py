@@ -1,4 +1,4 @@
-"""The real model in float32: tokens equal transformers, whatever the path of a request; near-ties are counted.
+"""Test the real model in float32: tokens equal transformers', whatever path a request takes; near-ties are counted.
 
 `make test` takes most prompts over the default path and a few over each pair of settings; `make nightly` all of them
 over each setting.
@@ -108,7 +108,7 @@ def _outputs(
     quantization: Quantization = "none",
 ) -> list[tuple[int, ...]]:
     with Cluster(_executors(real, texts, knobs, quantization), knobs) as cluster:
-        return [tuple(outcome.ids) for outcome in cluster.ask(texts, sampling)]
+        return [tuple(outcome.ids) for outcome in cluster.run_requests(texts, sampling)]
 
 
 def _check(real: Reference, judge: Judge, texts: Sequence[list[int]], knobs: Knobs) -> None:
@@ -145,7 +145,7 @@ def test_a_few_prompts_on_a_device(real: Reference, judge: Judge, texts: list[li
     ],
     ids=str,
 )
-def test_seeded_draws_follow_the_logits_of_transformers(
+def test_seeded_samples_follow_the_logits_of_transformers(
     real: Reference, texts: list[list[int]], params: dict[str, Any], knobs: Knobs
 ) -> None:
     sampling = SamplingParams(max_tokens=_OUTPUTS, seed=2**63 + 5, **params)
@@ -184,7 +184,7 @@ def test_scores_equal_transformers(real: Reference, texts: list[list[int]], knob
     some = [texts[i] for i in (0, 4, 19)]
     sampling = SamplingParams(max_tokens=2, temperature=0.0)
     with Cluster(_executors(real, some, knobs, "none"), knobs) as cluster:
-        seen = cluster.ask(some, sampling, prompt_logprobs=5)
+        seen = cluster.run_requests(some, sampling, prompt_logprobs=5)
     for prompt, outcome in zip(some, seen, strict=True):
         logprobs = torch.log_softmax(real.logits(prompt[:-1]).double(), -1)
         known, top = logprobs.gather(1, torch.tensor(prompt[1:])[:, None]), logprobs.topk(5).values
@@ -210,7 +210,7 @@ def test_int8_tokens_of_every_prompt_do_not_depend_on_any_setting(real: Referenc
 
 
 @pytest.mark.parametrize("num_tokens", [32, 64])
-def test_a_sequence_that_gave_way_goes_on_as_if_it_had_not(
+def test_a_preempted_sequence_continues_with_the_same_tokens(
     real: Reference, judge: Judge, texts: list[list[int]], num_tokens: int
 ) -> None:
     """Two of one length want a further block at the same time, and one is missing."""

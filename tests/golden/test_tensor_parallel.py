@@ -1,4 +1,4 @@
-"""Tensor parallelism: what several ranks compute is what one does, tokens in float64 and logits in float32."""
+"""Test that several ranks compute what one does: tokens in float64 and logits in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random models through the executor against transformers: fp32 logits close, fp64 tokens identical."""
+"""Test tiny random models through the executor against transformers: fp32 logits close, fp64 tokens identical."""
 
 from __future__ import annotations
 

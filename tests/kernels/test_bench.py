@@ -30,7 +30,7 @@ from tandem_kernels.dispatch import REFERENCE
 from tandem_kernels.reference import paged_attention
 
 CPU = torch.device("cpu")
-TOLD: list[str] = []
+MESSAGES: list[str] = []
 TINY_ARGS = ["--device", "cpu", "--tiny"]
 GROUPS = {
     "decode", "chunk", "layout", "uneven", "mixed", "block size", "number format", "sampling", "pack", "unpack",
@@ -56,16 +56,18 @@ def _row(group: str, name: str, seconds: float) -> BenchRow:
 
 def test_one_call_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY_ARGS, "--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")]) == 0
-    told = json.loads((tmp_path / "a.json").read_text())
-    assert {row["group"] for row in told["rows"]} == GROUPS
-    assert not told["failed"] and not told["left_out"]
-    assert len(told["checks"]) == len(list(checks(TINY))) and all(check["is_right"] for check in told["checks"])
-    assert all(row["timing"]["median_s"] > 0 and row["timing"]["runs"] > 1 and row["share"] > 0 for row in told["rows"])
-    assert told["limits"]["copy_bytes_s"] > 0 and told["limits"]["matrix_flops_s"] > 0
-    assert told["block_size"] in TINY.block_sizes
-    fresh, cached = (row for row in told["rows"] if row["group"] == "chunk")
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert {row["group"] for row in report["rows"]} == GROUPS
+    assert not report["failed"] and not report["left_out"]
+    assert len(report["checks"]) == len(list(checks(TINY))) and all(check["is_right"] for check in report["checks"])
+    assert all(
+        row["timing"]["median_s"] > 0 and row["timing"]["runs"] > 1 and row["share"] > 0 for row in report["rows"]
+    )
+    assert report["limits"]["copy_bytes_s"] > 0 and report["limits"]["matrix_flops_s"] > 0
+    assert report["block_size"] in TINY.block_sizes
+    fresh, cached = (row for row in report["rows"] if row["group"] == "chunk")
     assert set(fresh["rivals"]) == {"SDPA", "SDPA and its gather"} and set(cached["rivals"]) == {"SDPA"}
-    assert told["machine"]["command"].endswith(
+    assert report["machine"]["command"].endswith(
         "--device cpu --tiny --json " + " ".join([str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")])
     )
     markdown = capsys.readouterr().out
@@ -73,10 +75,12 @@ def test_one_call_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(f"### {group}\n" in markdown for group in GROUPS)
 
 
-def test_only_what_is_asked_for_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_requested_groups_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY_ARGS, "--only", "digest,layout"]) == 0
-    told = capsys.readouterr().out
-    assert "### digest" in told and "### layout" in told and "### decode" not in told and "0 of 0 checks" in told
+    output = capsys.readouterr().out
+    assert (
+        "### digest" in output and "### layout" in output and "### decode" not in output and "0 of 0 checks" in output
+    )
     with pytest.raises(SystemExit):
         main([*TINY_ARGS, "--only", "digests"])
     assert "no group is named like digests" in capsys.readouterr().err
@@ -118,7 +122,7 @@ def test_a_kernel_that_is_a_little_wrong_is_found(kernel: str) -> None:
         return result * 1.02 if result.dtype.is_floating_point and kernel != "pack_blocks" else result + 1
 
     outcome = RunOutcome()
-    run_checks(_bench(**{kernel: wrong}), checks(TINY), float("inf"), outcome, TOLD.append)
+    run_checks(_bench(**{kernel: wrong}), checks(TINY), float("inf"), outcome, MESSAGES.append)
     assert not outcome.is_right
     assert any(not verdict.is_right and verdict.error > verdict.tolerance for verdict in outcome.checks)
 
@@ -151,7 +155,7 @@ def test_a_stray_write_and_a_number_that_is_none_are_found(wrong: Callable[[Laye
         return query
 
     outcome = RunOutcome()
-    run_checks(_bench(rope_cache_write=write), checks(TINY), float("inf"), outcome, TOLD.append)
+    run_checks(_bench(rope_cache_write=write), checks(TINY), float("inf"), outcome, MESSAGES.append)
     verdicts = {verdict.name: verdict.is_right for verdict in outcome.checks}
     assert all(is_right != name.startswith("rope") for name, is_right in verdicts.items())
 
@@ -162,7 +166,7 @@ def test_timed_work_is_compared_with_what_torch_yields() -> None:
 
     outcome = RunOutcome()
     cases = [case for case in attention_cases(TINY) if case.group in ("decode", "chunk")]
-    run_cases(_bench(paged_attention=wrong), _limits(), cases, float("inf"), outcome, TOLD.append)
+    run_cases(_bench(paged_attention=wrong), _limits(), cases, float("inf"), outcome, MESSAGES.append)
     assert len(outcome.failed) == len(cases) and all("away from SDPA" in why for why in outcome.failed.values())
 
 
@@ -174,7 +178,7 @@ def test_a_rival_that_cannot_run_is_left_out_and_the_kernel_is_not() -> None:
         return BenchWork(run=lambda: torch.ones(3), num_bytes=12, agreeing={"theirs": raises}, rivals={"other": list})
 
     outcome = RunOutcome()
-    run_cases(_bench(), _limits(), [BenchCase("a", "one", build)], float("inf"), outcome, TOLD.append)
+    run_cases(_bench(), _limits(), [BenchCase("a", "one", build)], float("inf"), outcome, MESSAGES.append)
     assert [set(row.rivals) for row in outcome.rows] == [{"other"}] and outcome.is_right
     assert outcome.left_out == {"a: one, theirs": "OutOfMemoryError: too large"}
 
@@ -189,12 +193,12 @@ def test_a_case_that_fails_does_not_stop_the_next_and_time_ends_all() -> None:
     good = next(block_cases(TINY))
     cases = [BenchCase("a", "fails", fails), BenchCase("a", "large", too_large), good]
     outcome = RunOutcome()
-    run_cases(_bench(), _limits(), cases, float("inf"), outcome, TOLD.append)
+    run_cases(_bench(), _limits(), cases, float("inf"), outcome, MESSAGES.append)
     assert outcome.failed == {"a: fails": "RuntimeError: broken"} and outcome.left_out == {"a: large": "too large"}
     assert [row.group for row in outcome.rows] == ["pack"] and not outcome.is_right
     late = RunOutcome()
-    run_cases(_bench(), _limits(), cases, -1.0, late, TOLD.append)
-    run_checks(_bench(), checks(TINY), -1.0, late, TOLD.append)
+    run_cases(_bench(), _limits(), cases, -1.0, late, MESSAGES.append)
+    run_checks(_bench(), checks(TINY), -1.0, late, MESSAGES.append)
     assert not late.rows and len(late.left_out) == len(cases) + len(list(checks(TINY)))
 
 
@@ -230,7 +234,7 @@ def test_a_pool_has_as_many_layers_as_fit() -> None:
         layers_within(LLAMA_8B, torch.bfloat16, 1024, 1024 * token - 1)
 
 
-def test_the_full_grid_has_what_was_asked_for() -> None:
+def test_the_full_grid_has_the_required_cases() -> None:
     """Of the model that is served most; 256 x 32K may not fit and then says so."""
     names = [f"{case.group}: {case.name}" for case in (*attention_cases(FULL), *layout_cases(FULL))]
     for batch in (1, 8, 32, 128, 256):
@@ -269,6 +273,6 @@ def test_a_layout_s_loss_is_by_case() -> None:
     assert layout_loss(rows) == {"x 3 x 40": pytest.approx(0.1)}
 
 
-def test_a_timing_tells_middle_and_spread() -> None:
+def test_a_timing_has_median_and_spread() -> None:
     timing = KernelTiming.of([float(i) for i in range(11, 0, -1)], "host")
     assert (timing.low_s, timing.median_s, timing.high_s, timing.runs) == (2.0, 6.0, 10.0, 11)

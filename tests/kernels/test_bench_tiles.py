@@ -71,9 +71,9 @@ def test_every_choice_is_tried_once_the_tables_first() -> None:
 
 def test_the_fastest_is_first_and_the_hopeless_run_no_second_work() -> None:
     contest = _race(lambda _: torch.ones(3), lambda tiles: 1.0 if tiles == BEFORE[KEY] else 0.5 + tiles.warps / 8)
-    told = to_markdown(contest).splitlines()
-    assert "warps 2" in told[2] and "| 0.750 |" in told[2]
-    assert "(the table's)" in told[2 + 6] and "| 1.000 |" in told[2 + 6]
+    table = to_markdown(contest).splitlines()
+    assert "warps 2" in table[2] and "| 0.750 |" in table[2]
+    assert "(the table's)" in table[2 + 6] and "| 1.000 |" in table[2 + 6]
     slow = [entry for entry in contest.entries if entry.left == "slower"]
     assert slow and all(entry.tiles.warps > 2 and list(entry.seconds) == ["a"] for entry in slow)
     assert contest.is_right
@@ -116,17 +116,17 @@ def test_it_runs_at_toy_sizes(
     # An interpreted kernel takes as long as the machine lets it.
     monkeypatch.setattr(autotune, "_SLOW_FACTOR", math.inf)
     assert main(["--device", "cpu", "--tiny", "--kernels", "decode", "--json", str(tmp_path / "a.json")]) == 0
-    told = json.loads((tmp_path / "a.json").read_text())
-    (contest,) = told["contests"]
+    report = json.loads((tmp_path / "a.json").read_text())
+    (contest,) = report["contests"]
     assert [entry["left"] for entry in contest["entries"]] == ["", ""] and contest["key"] == [64, 2]
     assert all(seconds > 0 for entry in contest["entries"] for seconds in entry["seconds"].values())
     assert "2 of 2 ran all works" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("args", "says"), [(["--device", "cpu"], "TRITON_INTERPRET=1"), (["--kernels", "digest"], "only decode, chunk")]
+    ("args", "message"), [(["--device", "cpu"], "TRITON_INTERPRET=1"), (["--kernels", "digest"], "only decode, chunk")]
 )
-def test_what_it_cannot_do_is_refused(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_cannot_do_is_refused(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         autotune.main(args)
-    assert caught.value.code == 2 and says in capsys.readouterr().err
+    assert caught.value.code == 2 and message in capsys.readouterr().err

@@ -83,8 +83,8 @@ def test_without_a_gpu_nothing_passes(tmp_path: Path) -> None:
     assert done.returncode == 1 and "no GPU" in done.stderr and not any(tmp_path.iterdir())
 
 
-def test_it_says_how_it_is_used() -> None:
+def test_wrong_arguments_print_the_usage() -> None:
     assert _run("--help").returncode == 0 and "Six calls" in _run("--help").stdout
     for arguments in ((), ("folder",)):
-        asked = _run(*arguments)
-        assert asked.returncode == 2 and "usage:" in asked.stderr and not asked.stdout
+        done = _run(*arguments)
+        assert done.returncode == 2 and "usage:" in done.stderr and not done.stdout

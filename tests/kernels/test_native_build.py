@@ -40,14 +40,14 @@ def test_another_source_is_another_library(cache: Path, sources: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
-def test_no_compiler_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler"):
         library_file()
 
 
-def test_a_source_that_does_not_compile_says_why(cache: Path, sources: Path) -> None:
+def test_a_source_that_does_not_compile_is_an_error_with_the_compiler_s_message(cache: Path, sources: Path) -> None:
     (sources / "exports.cpp").write_text("this is no program\n")
     with pytest.raises(NativeUnavailable, match="failed"):
         library_file()

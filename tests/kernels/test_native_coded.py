@@ -80,7 +80,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(coding: WeightFormat) -> No
 
 
 @pytest.mark.parametrize("coding", WEIGHTS)
-def test_embeddings_come_back(coding: WeightFormat) -> None:
+def test_embeddings_are_unpacked_unchanged(coding: WeightFormat) -> None:
     weight = WEIGHTS[coding](70, 96)
     panels, scales = pack_exact(weight)
     tokens = torch.tensor([0, 31, 32, 69, 31])

@@ -62,7 +62,7 @@ def test_products_have_the_bits_of_the_library(
 
 
 @pytest.mark.parametrize("coding", WEIGHTS)
-def test_embeddings_come_back(product: Product, coding: WeightFormat) -> None:
+def test_embeddings_are_unpacked_unchanged(product: Product, coding: WeightFormat) -> None:
     weight = WEIGHTS[coding](96, 192)
     panels, scales = pack_exact(weight)
     assert torch.equal(product.embed(matrix_of(panels, 96, 192, scales), 37), weight[37])

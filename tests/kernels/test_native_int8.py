@@ -168,7 +168,7 @@ def test_embeddings(product: Product, group: int | None) -> None:
 
 
 @pytest.mark.parametrize(("n", "k", "group"), [(1, 32, None), (31, 64, 32), (64, 96, 96)])
-def test_packing_comes_back_and_fills_with_zeros(n: int, k: int, group: int | None) -> None:
+def test_unpacking_inverts_packing_and_padding_is_zero(n: int, k: int, group: int | None) -> None:
     weight = _random(n, k)
     panels, scales = pack_linear_int8(weight, group)
     values, expected = quantize_weight(weight, group)

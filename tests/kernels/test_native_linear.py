@@ -113,7 +113,7 @@ def test_strides_do_not_show_and_nothing_else_is_written(team: Team) -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 4), (32, 4), (100, 6)])
-def test_packing_comes_back_and_fills_with_zeros(n: int, k: int) -> None:
+def test_unpacking_inverts_packing_and_padding_is_zero(n: int, k: int) -> None:
     weight = _random(n, k)
     panels = pack_linear(weight)
     assert panels.shape == (-(-n // 32), k, 32) and panels.is_contiguous()

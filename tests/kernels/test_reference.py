@@ -172,10 +172,10 @@ def test_sample_treats_each_row_by_its_own() -> None:
 def test_sample_inverts_the_distribution_at_its_number(seed: int) -> None:
     logits = torch.tensor([[0.0, 1, 2, 3]]).expand(3, -1)
     bits = seed - (1 << 64) if seed >> 63 else seed
-    drawn = sample(logits, _rows(seed=[bits] * 3, choice=[0, 1, 1], index=[4, 4, 5]))
+    sampled = sample(logits, _rows(seed=[bits] * 3, choice=[0, 1, 1], index=[4, 4, 5]))
     shares = torch.softmax(logits[0].double(), 0).cumsum(0)
     numbers = [uniform(seed, *place) for place in ((0, 4), (1, 4), (1, 5))]
-    assert drawn.tolist() == [int((shares <= number).sum()) for number in numbers]
+    assert sampled.tolist() == [int((shares <= number).sum()) for number in numbers]
     assert len(set(numbers)) == 3
 
 

@@ -53,21 +53,21 @@ class Trial:
     @property
     def row(self) -> str:
         mutant = self.mutant
-        told = {"path": mutant.path, "start": mutant.start, "new": mutant.new, "name": mutant.name}
-        return json.dumps({**told, "fate": self.fate, "found_by": self.found_by})
+        fields = {"path": mutant.path, "start": mutant.start, "new": mutant.new, "name": mutant.name}
+        return json.dumps({**fields, "fate": self.fate, "found_by": self.found_by})
 
 
-def draw(rooms: Iterable[str], number: int, seed: int) -> list[Mutant]:
+def pick_mutants(rooms: Iterable[str], number: int, seed: int) -> list[Mutant]:
     """Return `number` mutants of each room, no two in one statement, the same ones for the same seed and code."""
-    drawn: list[Mutant] = []
+    picked: list[Mutant] = []
     for room in rooms:
         every = list(iter_mutants(ROOT, room))
         random.Random(f"{room} {seed}").shuffle(every)
         one_each: dict[tuple[str, tuple[int, int]], Mutant] = {}
         for mutant in every:
             one_each.setdefault((mutant.path, mutant.lines), mutant)
-        drawn += sorted(list(one_each.values())[:number])
-    return drawn
+        picked += sorted(list(one_each.values())[:number])
+    return picked
 
 
 def copy_of_the_checkout(place: Path) -> Path:
@@ -148,7 +148,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parsed()
-    mutants = draw(arguments.rooms or ROOMS, arguments.number, arguments.seed)
+    mutants = pick_mutants(arguments.rooms or ROOMS, arguments.number, arguments.seed)
     if arguments.only:
         rows = [json.loads(line) for line in arguments.only.read_text().splitlines()]
         alive = {row["name"] for row in rows if row["fate"] != "killed"}

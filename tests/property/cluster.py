@@ -75,7 +75,7 @@ class Cluster:
 
     # ---- the gateway
 
-    def ask(self, request: Request, prefill: int, decode: int) -> None:
+    def submit_request(self, request: Request, prefill: int, decode: int) -> None:
         life = RequestState(request, HandoffId(f"h-{request.id}"))
         self.lives[request.id] = life
         self.placements[request.id] = (prefill, decode)
@@ -97,9 +97,9 @@ class Cluster:
                 case Requeue() | FindConsumer():
                     self.find_place(life, command)
                 case SubmitJob() | CancelJob() | ReleaseLease():
-                    self.tell_worker(life, command)
+                    self.send_to_worker(life, command)
                 case PromptLogprobs() | Token() | Finished() | EndRequest():
-                    self.tell_client(life, command)
+                    self.send_to_client(life, command)
                 case ReportWorkerFailure(workers):
                     assert workers, "nobody is to blame"
 
@@ -112,7 +112,7 @@ class Cluster:
             self.placements[life.request.id] = (self.any_worker(), self.any_worker())
         self.agenda.after(self.random.uniform(0.1, 2.0), lambda: self.place(life))
 
-    def tell_worker(self, life: RequestState, command: SubmitJob | CancelJob | ReleaseLease) -> None:
+    def send_to_worker(self, life: RequestState, command: SubmitJob | CancelJob | ReleaseLease) -> None:
         match command:
             case SubmitJob(worker, job):
                 self.submit(life, worker, job)
@@ -121,7 +121,7 @@ class Cluster:
             case ReleaseLease(worker, handoff):
                 self.call(worker, lambda w: self.effects(w, w.engine.release(handoff, self.agenda.now)))
 
-    def tell_client(self, life: RequestState, command: PromptLogprobs | Token | Finished | EndRequest) -> None:
+    def send_to_client(self, life: RequestState, command: PromptLogprobs | Token | Finished | EndRequest) -> None:
         match command:
             case PromptLogprobs():
                 self.take_scores(life, command)
@@ -149,11 +149,11 @@ class Cluster:
             self.effects(worker, worker.engine.cancel(key, self.agenda.now))
 
     def take_scores(self, life: RequestState, scores: PromptLogprobs) -> None:
-        told = self.scored[life.request.id]
-        assert scores.first_index == 1 + len(told) and scores.tokens, f"{scores} after {len(told)}"
+        earlier = self.scored[life.request.id]
+        assert scores.first_index == 1 + len(earlier) and scores.tokens, f"{scores} after {len(earlier)}"
         seen = [self.delivered[life.request.id, i] for i in range(life.request.num_choices)]
         assert not any(seen), f"{scores} after the first token"
-        told += scores.tokens
+        earlier += scores.tokens
 
     def end(self, life: RequestState, outcome: Finished | TandemError) -> None:
         name = life.request.id
@@ -163,8 +163,8 @@ class Cluster:
             assert "attempts in a row came to nothing" in outcome.message, outcome
             self.num_given_up += 1
         for index in range(life.request.num_choices):
-            told, expected = tuple(self.delivered[name, index]), self.expected[name, index]
-            assert told == expected[: len(told)], f"{name}: {told} instead of {expected}"
+            delivered, expected = tuple(self.delivered[name, index]), self.expected[name, index]
+            assert delivered == expected[: len(delivered)], f"{name}: {delivered} instead of {expected}"
         if isinstance(outcome, Finished):
             self.end_choice(life, outcome)
             choices = {(name, index) for index in range(life.request.num_choices)}
@@ -174,10 +174,10 @@ class Cluster:
         place, alone = (life.request.id, outcome.key.choice), GenerateJob(request=life.request, attempt=1)
         assert place not in self.choice_ends, f"{place} ended twice"
         self.choice_ends[place] = "finished"
-        told, expected = tuple(self.delivered[place]), self.expected[place]
-        assert told == expected, f"{place} finished with {told} instead of {expected}"
-        wanted = () if life.request.prompt_logprobs is None else expected_scores(alone)
-        assert tuple(self.scored[life.request.id]) == wanted, f"{place}: scores"
+        delivered, expected = tuple(self.delivered[place]), self.expected[place]
+        assert delivered == expected, f"{place} finished with {delivered} instead of {expected}"
+        expected_logprobs = () if life.request.prompt_logprobs is None else expected_scores(alone)
+        assert tuple(self.scored[life.request.id]) == expected_logprobs, f"{place}: scores"
 
     def leave(self, life: RequestState, index: int) -> None:
         """The client has enough of one choice."""
@@ -356,7 +356,9 @@ class Cluster:
         if worker is not None:
             for key, prefix_request in sorted(self.links[consumer, producer].following.items()):
                 worker.inbox.append(
-                    lambda k=key, b=prefix_request: self.say(worker, producer, "follow", (k,), prefix_request=b)
+                    lambda k=key, b=prefix_request: self.send_to_source(
+                        worker, producer, "follow", (k,), prefix_request=b
+                    )
                 )  # type: ignore[misc]
 
     # ---- what engines want done
@@ -365,17 +367,17 @@ class Cluster:
         for effect in effects:
             match effect:
                 case SendEvent(event):
-                    worker.times.heard(event)
+                    worker.times.on_event(event)
                     self.witness(worker, event)
                     self.report(worker, event)
                 case JobEnded(times):
                     worker.times.ended(times, worker.engine.num_preempted)
                 case SendAnnouncement(consumer, message):
-                    self.tell(worker, consumer, lambda w, m=message: w.engine.announced(m, self.agenda.now))  # type: ignore[misc]
+                    self.send_to_consumer(worker, consumer, lambda w, m=message: w.engine.announced(m, self.agenda.now))  # type: ignore[misc]
                 case SendHandoffEnded(consumer, key, kind, text):
-                    self.tell_end(worker, consumer, key, kind, text)
+                    self.send_handoff_end(worker, consumer, key, kind, text)
                 case FollowHandoff() | SendRemainderRequest() | ReleaseHandoff() | RenewLeases():
-                    self.ask_source(worker, effect)
+                    self.execute_at_source(worker, effect)
                 case StartRead():
                     self.start_read(worker, effect)
                 case TearDownProducer(source):
@@ -383,23 +385,23 @@ class Cluster:
                     proven = self.random.random() < 0.5
                     self.agenda.after(0.2, lambda s=source, p=proven: self.lose_peer_later(worker, s, p))  # type: ignore[misc]
 
-    def ask_source(
+    def execute_at_source(
         self, worker: Worker, effect: FollowHandoff | SendRemainderRequest | ReleaseHandoff | RenewLeases
     ) -> None:
         following = self.links[worker.ref, effect.source].following
         match effect:
             case FollowHandoff(source, key, prefix_request):
                 following[key] = prefix_request
-                self.say(worker, source, "follow", (key,), prefix_request=prefix_request)
+                self.send_to_source(worker, source, "follow", (key,), prefix_request=prefix_request)
             case SendRemainderRequest(source, key, num_known):
-                self.say(worker, source, "take", (key,), num_known)
+                self.send_to_source(worker, source, "take", (key,), num_known)
             case ReleaseHandoff(source, key, is_taken):
                 following.pop(key, None)
-                self.say(worker, source, "taken" if is_taken else "release", (key,))
+                self.send_to_source(worker, source, "taken" if is_taken else "release", (key,))
             case RenewLeases(source, keys):
-                self.say(worker, source, "renew", keys)
+                self.send_to_source(worker, source, "renew", keys)
 
-    def tell(self, producer: Worker, consumer: WorkerRef, action: Callable[[Worker], list[Effect]]) -> None:
+    def send_to_consumer(self, producer: Worker, consumer: WorkerRef, action: Callable[[Worker], list[Effect]]) -> None:
         link = self.links[consumer, producer.ref]
 
         def arrive() -> None:
@@ -409,14 +411,16 @@ class Cluster:
 
         self.deliver("down", link, arrive)
 
-    def tell_end(self, producer: Worker, consumer: WorkerRef, key: HandoffKey, kind: ErrorKind, text: str) -> None:
-        def hear(worker: Worker) -> list[Effect]:
+    def send_handoff_end(
+        self, producer: Worker, consumer: WorkerRef, key: HandoffKey, kind: ErrorKind, text: str
+    ) -> None:
+        def on_end(worker: Worker) -> list[Effect]:
             self.links[consumer, producer.ref].following.pop(key, None)
             return worker.engine.handoff_ended(key, kind, text, self.agenda.now)
 
-        self.tell(producer, consumer, hear)
+        self.send_to_consumer(producer, consumer, on_end)
 
-    def say(
+    def send_to_source(
         self,
         consumer: Worker,
         source: WorkerRef,
@@ -428,7 +432,7 @@ class Cluster:
         """A message of the consumer on the stream, and the producer's answer to it."""
         sent_at = self.agenda.now
 
-        def hear(producer: Worker) -> None:
+        def on_message(producer: Worker) -> None:
             now = self.agenda.now
             for key in keys if what == "follow" else ():
                 self.effects(producer, producer.engine.follow(key, consumer.ref, now, prefix_request))
@@ -439,12 +443,12 @@ class Cluster:
             for key in keys if what in ("release", "taken") else ():
                 self.effects(producer, producer.engine.release(key, now, is_taken=what == "taken"))
             if what in ("follow", "renew"):
-                self.tell(producer, consumer.ref, lambda w: self.renew(w, keys, sent_at))
+                self.send_to_consumer(producer, consumer.ref, lambda w: self.renew(w, keys, sent_at))
 
         def arrive() -> None:
             producer = self.find(source)
             if producer is not None:
-                producer.inbox.append(lambda: hear(producer))
+                producer.inbox.append(lambda: on_message(producer))
             elif consumer.is_alive:
                 consumer.inbox.append(
                     lambda: self.effects(consumer, consumer.engine.source_lost(source, "unreachable", self.agenda.now))
@@ -527,7 +531,7 @@ class Cluster:
                 )
                 worker.next_index[key] = index + 1
             case PromptLogprobs(_, first_index, tokens):
-                # They are told in the name of a choice that is open; others may be by then.
+                # Prompt log probabilities are sent for a choice that is open; other choices may be open by then.
                 job = JobKey(key.request, key.attempt)
                 known = worker.num_scored.get(job, 0)
                 assert 1 <= first_index <= 1 + known, f"{worker.ref}: a gap before {event}"

@@ -1,4 +1,4 @@
-"""A proposer that knows what the model of a model will draw, and lies as often as it is told; never a useful one."""
+"""Propose draft tokens that the model of tests/property/model.py will sample, a set part of them wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 
 from tandem.core.request import Job
 from tandem.sched.phases.spec_decode import Speculation
-from tests.property.model import VOCABULARY, chain, chain_of, draw
+from tests.property.model import VOCABULARY, chain, chain_of, sample_token
 
 
 class Guesser:
@@ -26,7 +26,9 @@ class Guesser:
         for _ in range(self._random.randint(0, max_tokens + 1)):
             guess = self._random.randrange(VOCABULARY)
             if job is not None and self._random.random() < self._right:
-                guess = draw(value, job.request.sampling, job.choice, len(known) - len(job.request.prompt_tokens))
+                guess = sample_token(
+                    value, job.request.sampling, job.choice, len(known) - len(job.request.prompt_tokens)
+                )
             value = chain(value, len(known), guess)
             known.append(guess)
         return tuple(known[len(tokens) :])
@@ -40,7 +42,7 @@ def _is_of(job: Job, known: Sequence[int]) -> bool:
     value = chain_of(start)
     for position in range(len(start), len(known)):
         index = position - len(job.request.prompt_tokens)
-        if known[position] != draw(value, job.request.sampling, job.choice, index):
+        if known[position] != sample_token(value, job.request.sampling, job.choice, index):
             return False
         value = chain(value, position, known[position])
     return True

@@ -1,4 +1,4 @@
-"""Random jobs whose prompts share prefixes, and a witness of what each may report; never submits one."""
+"""Make random jobs whose prompts share prefixes, and check what each job may report."""
 
 from __future__ import annotations
 

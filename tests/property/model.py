@@ -40,7 +40,7 @@ def chain_of(tokens: Sequence[int]) -> int:
     return value
 
 
-def draw(prefix: int, sampling: SamplingParams, choice: int, index: int) -> int:
+def sample_token(prefix: int, sampling: SamplingParams, choice: int, index: int) -> int:
     """The token that follows a prefix. `index` takes part, so that a wrong one is noticed."""
     return hash((prefix, sampling.seed, choice, index, 0x77)) % VOCABULARY
 
@@ -63,7 +63,7 @@ def expected_output(job: Job) -> tuple[tuple[int, ...], FinishReason]:
     value = chain_of(tokens)
     output = list(job.output_tokens)
     while sampling.max_tokens:
-        token = draw(value, sampling, job.choice, len(output))
+        token = sample_token(value, sampling, job.choice, len(output))
         value = chain(value, len(tokens), token)
         tokens.append(token)
         output.append(token)
@@ -117,7 +117,7 @@ class ModelExecutor:
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self._last_number = -1
-        self._drawn: dict[SeqId, int] = {}
+        self._last_sampled: dict[SeqId, int] = {}
         self._failed: set[SeqId] = set()
 
     def execute(self, plan: StepPlan, failing: Collection[SeqId] = ()) -> StepResult:
@@ -144,15 +144,15 @@ class ModelExecutor:
         if piece.seq in self._failed:
             self.store.spoil(piece.blocks, piece.start, piece.stop)
             return SliceResult(piece.seq, error="injected")
-        tokens = (self._drawn[piece.seq],) if piece.chained else piece.tokens
+        tokens = (self._last_sampled[piece.seq],) if piece.chained else piece.tokens
         assert len(tokens) == piece.num_tokens > 0, f"{piece}: tokens"
         assert piece.num_certain > 0 <= piece.num_drafted, f"{piece}: guesses"
         value = self.store.write(piece.blocks, piece.start, tokens[: piece.num_certain])
         guesses = tokens[piece.num_certain :]
         self.store.write(piece.blocks, piece.start + piece.num_certain, guesses)
-        drawn = self._draw(piece, value, guesses)
+        sampled = self._sample(piece, value, guesses)
         digests = tuple(BlockDigest(b, self.store.digest(b)) for b in piece.digest_blocks)
-        return SliceResult(piece.seq, drawn, digests, scores=self._score(piece))
+        return SliceResult(piece.seq, sampled, digests, scores=self._score(piece))
 
     def _score(self, piece: ScheduledSlice) -> tuple[SampledToken, ...]:
         """Each known token after the cell before it, which this slice has written."""
@@ -160,7 +160,7 @@ class ModelExecutor:
         prefixes = [self.store.read(piece.blocks, piece.start + 1 + i) for i in range(len(piece.scored))]
         return tuple(score(prefix, token) for prefix, token in zip(prefixes, piece.scored, strict=True))
 
-    def _draw(self, piece: ScheduledSlice, value: int, guesses: Sequence[int]) -> tuple[SampledToken, ...]:
+    def _sample(self, piece: ScheduledSlice, value: int, guesses: Sequence[int]) -> tuple[SampledToken, ...]:
         """One token after the certain ones, and one after each guess for as long as guesses are right."""
         sampling = piece.sampling
         if sampling is None:
@@ -171,13 +171,13 @@ class ModelExecutor:
             assert len(sampling.output) == sampling.index, f"{piece}: index"
         if sampling.num_choices > 1:
             assert not guesses, f"{piece} guesses after a draw of several choices"
-            one_each = [draw(value, each.params, each.choice, each.index) for each in sampling.per_choice()]
+            one_each = [sample_token(value, each.params, each.choice, each.index) for each in sampling.per_choice()]
             return tuple(SampledToken(token) for token in one_each)
-        drawn = [draw(value, sampling.params, sampling.choice, sampling.index)]
+        sampled = [sample_token(value, sampling.params, sampling.choice, sampling.index)]
         for i, guess in enumerate(guesses, 1):
-            if drawn[-1] != guess:
+            if sampled[-1] != guess:
                 break
             value = chain(value, piece.start + piece.num_certain + i - 1, guess)
-            drawn.append(draw(value, sampling.params, sampling.choice, sampling.index + i))
-        self._drawn[piece.seq] = drawn[-1]
-        return tuple(SampledToken(token) for token in drawn)
+            sampled.append(sample_token(value, sampling.params, sampling.choice, sampling.index + i))
+        self._last_sampled[piece.seq] = sampled[-1]
+        return tuple(SampledToken(token) for token in sampled)

@@ -101,11 +101,11 @@ class MovingCluster(Cluster):
     def report(self, worker: Worker, event: JobEvent) -> None:
         def arrive() -> None:
             if worker.is_alive:
-                self.hear(worker, event)
+                self.on_job_event(worker, event)
 
         self.deliver("watch", self.links[worker.ref, worker.ref], arrive)
 
-    def hear(self, worker: Worker, event: JobEvent) -> None:
+    def on_job_event(self, worker: Worker, event: JobEvent) -> None:
         story, attempt = self.stories[event.key.request, event.key.choice], event.key.attempt
         if story.open.get(attempt) is not worker:
             return

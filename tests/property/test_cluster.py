@@ -22,7 +22,7 @@ NEVER = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestSpec:
     """A request and where it is placed; equal workers compute all of it in one place."""
 
     prefill: int
@@ -56,9 +56,9 @@ class Ask:
         )
 
 
-def asks(num_workers: int, max_length: int, max_tokens: int = 6) -> st.SearchStrategy[list[Ask]]:
-    ask = st.builds(
-        Ask,
+def request_specs(num_workers: int, max_length: int, max_tokens: int = 6) -> st.SearchStrategy[list[RequestSpec]]:
+    spec = st.builds(
+        RequestSpec,
         prefill=st.integers(0, num_workers - 1),
         decode=st.integers(0, num_workers - 1),
         length=st.integers(1, max_length),
@@ -71,7 +71,7 @@ def asks(num_workers: int, max_length: int, max_tokens: int = 6) -> st.SearchStr
         pause=st.sampled_from([0, 0, 0, 1, 3, 12]),
         num_choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
     )
-    return st.lists(ask, min_size=2, max_size=14)
+    return st.lists(spec, min_size=2, max_size=14)
 
 
 def shapes(**fixed: object) -> st.SearchStrategy[Knobs]:
@@ -103,11 +103,11 @@ def check_silence(cluster: Cluster) -> None:
         worker.times.check_quiet()
 
 
-def run(seed: int, knobs: Knobs, wanted: list[Ask], rounds: int) -> Cluster:
+def run(seed: int, knobs: Knobs, specs: list[RequestSpec], rounds: int) -> Cluster:
     cluster = Cluster(seed, knobs)
-    for number, ask in enumerate(wanted):
-        cluster.ask(ask.request(number), ask.prefill, ask.decode)
-        cluster.run(ask.pause)
+    for number, spec in enumerate(specs):
+        cluster.submit_request(spec.request(number), spec.prefill, spec.decode)
+        cluster.run(spec.pause)
     cluster.run(rounds)
     return cluster
 
@@ -127,16 +127,16 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], rounds: int) -> Cluster:
         drains=0.01,
         prefix_fetches=0.5,
     ),
-    wanted=asks(3, 12),
+    specs=request_specs(3, 12),
 )
-def test_every_request_ends_once_and_no_token_is_wrong(seed: int, knobs: Knobs, wanted: list[Ask]) -> None:
-    cluster = run(seed, knobs, wanted, 60)
+def test_every_request_ends_once_and_no_token_is_wrong(seed: int, knobs: Knobs, specs: list[RequestSpec]) -> None:
+    cluster = run(seed, knobs, specs, 60)
     for worker in cluster.workers:
         worker.engine.draining = False
     check_silence(cluster)
     for worker in cluster.workers:
         worker.engine.draining = True
-    cluster.ask(Ask(0, 0, 3, 0, 2).request(len(wanted)), 0, 0)
+    cluster.submit_request(RequestSpec(0, 0, 3, 0, 2).request(len(specs)), 0, 0)
     assert not cluster.settle(30, cluster.is_quiet) and cluster.num_refused, "a draining worker takes no new work"
     assert all(worker.engine.is_idle for worker in cluster.workers)
 
@@ -172,26 +172,28 @@ def test_without_digests_the_lease_keeps_wrong_kv_out(
         prefix_fetches=0.5,
         cancels=0.05,
     )
-    wanted = [
-        Ask(prefill, decode, length=2 + i * 5 % 7, shared=0, max_tokens=2 + i % 3, pause=(1, 3, 8)[(i + seed) % 3])
+    specs = [
+        RequestSpec(
+            prefill, decode, length=2 + i * 5 % 7, shared=0, max_tokens=2 + i % 3, pause=(1, 3, 8)[(i + seed) % 3]
+        )
         for i, (prefill, decode) in enumerate(places)
     ]
-    check_silence(run(seed, knobs, wanted, 60))
+    check_silence(run(seed, knobs, specs, 60))
 
 
 @effort(80)
 @given(
     seed=st.integers(0, 2**32),
     knobs=shapes(pull_timeout_s=NEVER, drain_timeout_s=NEVER, slow_reads=0.1, prefix_fetches=0.5),
-    wanted=asks(3, 16, 12),
+    specs=request_specs(3, 16, 12),
     mutual=st.booleans(),
 )
-def test_without_faults_every_request_finishes(seed: int, knobs: Knobs, wanted: list[Ask], mutual: bool) -> None:
+def test_without_faults_every_request_finishes(seed: int, knobs: Knobs, specs: list[RequestSpec], mutual: bool) -> None:
     """No deadline for room is set, so that a circle of waiting would last for ever. With `mutual`, two workers give
     and take at once."""
     if mutual:
-        wanted = [replace(ask, prefill=i % 2, decode=(i + 1) % 2, priority=0) for i, ask in enumerate(wanted)]
-    cluster = run(seed, knobs, wanted, 0)
+        specs = [replace(spec, prefill=i % 2, decode=(i + 1) % 2, priority=0) for i, spec in enumerate(specs)]
+    cluster = run(seed, knobs, specs, 0)
     assert cluster.settle(1500, cluster.is_quiet), [repr(w.engine) for w in cluster.workers]
     assert not cluster.failures, cluster.failures
     for outcome in cluster.outcomes.values():
@@ -214,7 +216,7 @@ def mutual(length: int, num_pairs: int, budget: int) -> PromptCluster:
     cluster = PromptCluster(1, knobs)
     for number in range(2 * num_pairs):
         producer, consumer = number % 2, (number + 1) % 2
-        cluster.ask(Ask(producer, consumer, length, 0, 3).request(number), producer, consumer)
+        cluster.submit_request(RequestSpec(producer, consumer, length, 0, 3).request(number), producer, consumer)
     return cluster
 
 
@@ -224,7 +226,7 @@ def check_all_finish(cluster: Cluster) -> None:
     assert all(isinstance(outcome, Finished) for outcome in cluster.outcomes.values()), cluster.outcomes
 
 
-def test_two_pools_that_exclude_each_others_promises_do_not_wait_in_a_circle() -> None:
+def test_two_pools_that_exclude_each_other_s_reservations_do_not_deadlock() -> None:
     """Each prompt takes six of ten blocks: a worker cannot lease that beside a promise of seven, and the one who was
     promised it waits for the other's lease."""
     cluster = mutual(48, 2, budget=16)
@@ -245,7 +247,7 @@ def test_urgent_work_that_waits_for_leases_does_not_hold_up_the_pulls_that_end_t
     while min(worker.engine.books().num_leased_blocks for worker in cluster.workers) == 0:
         cluster.run(1)
     for index in (0, 1):
-        ask = Ask(index, index, length=55, shared=0, max_tokens=1, priority=-1)
-        cluster.ask(ask.request(2 + index), index, index)
+        spec = RequestSpec(index, index, length=55, shared=0, max_tokens=1, priority=-1)
+        cluster.submit_request(spec.request(2 + index), index, index)
     check_all_finish(cluster)
     assert cluster.num_pulled == 2

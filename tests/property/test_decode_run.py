@@ -1,5 +1,4 @@
-"""Runs of decodes against the same steps one by one, on random schedulers: what they leave is the same; never a
-simulator."""
+"""Test that runs of decode steps leave the same state as the same steps one by one, on random schedulers."""
 
 from __future__ import annotations
 
@@ -41,32 +40,32 @@ class Wish:
 
 @dataclass
 class Worker:
-    """Drives one scheduler; what it reports is in `told`, with the number of the plan."""
+    """Drive one scheduler; `reports` has its steps, tokens and ends with the number of the plan."""
 
     scheduler: Scheduler
     jobs: dict[SeqId, JobKey] = field(default_factory=dict)
-    told: list[tuple[object, ...]] = field(default_factory=list)
+    reports: list[tuple[object, ...]] = field(default_factory=list)
     run_lengths: list[int] = field(default_factory=list)
 
     def step(self) -> bool:
         plan = self.scheduler.plan(0.0).step
         if plan is None:
             return False
-        self.told.append(("step", plan.number, features(plan.slices)))
+        self.reports.append(("step", plan.number, features(plan.slices)))
         for progress in (part for whole in self.scheduler.commit(result_of(plan)) for part in whole.parts):
             for i, token in enumerate(progress.tokens):
-                self.told.append((plan.number, progress.key, progress.first_index + i, token.id))
+                self.reports.append((plan.number, progress.key, progress.first_index + i, token.id))
             if progress.finish is not None:
-                self.told.append((plan.number, progress.key, progress.finish))
+                self.reports.append((plan.number, progress.key, progress.finish))
         return True
 
     def take(self, run: DecodeRun, num_steps: int) -> None:
-        drawn = [[token(seq, draw.index + i) for i in range(num_steps)]
-                 for seq, draw in zip(run.seqs, run.samplings, strict=True)]  # fmt: skip
-        tokens = self.scheduler.commit_run(run, drawn)
+        sampled = [[token(seq, sampling.index + i) for i in range(num_steps)]
+                 for seq, sampling in zip(run.seqs, run.samplings, strict=True)]  # fmt: skip
+        tokens = self.scheduler.commit_run(run, sampled)
         for i in range(num_steps):
-            self.told.append(("step", run.number + i, run.features(i)))
-            self.told += [(run.number + i, one.key, one.first_index + i, one.ids[i]) for one in tokens]
+            self.reports.append(("step", run.number + i, run.features(i)))
+            self.reports += [(run.number + i, one.key, one.first_index + i, one.ids[i]) for one in tokens]
         self.run_lengths.append(num_steps)
 
     def state(self) -> tuple[object, ...]:
@@ -89,9 +88,9 @@ def token(seq: SeqId, index: int) -> int:
 def result_of(plan: StepPlan) -> StepResult:
     slices = []
     for piece in plan.slices:
-        draws = () if piece.sampling is None else piece.sampling.per_choice()
-        drawn = [SampledToken(token(SeqId(piece.seq + i), draw.index)) for i, draw in enumerate(draws)]
-        slices.append(SliceResult(piece.seq, tuple(drawn)))
+        samplings = () if piece.sampling is None else piece.sampling.per_choice()
+        sampled = [SampledToken(token(SeqId(piece.seq + i), sampling.index)) for i, sampling in enumerate(samplings)]
+        slices.append(SliceResult(piece.seq, tuple(sampled)))
     return StepResult(plan.number, tuple(slices))
 
 
@@ -121,20 +120,20 @@ def wishes() -> st.SearchStrategy[list[Wish]]:
 
 
 def worked(
-    wanted: Sequence[Wish], limits: SchedulerLimits, num_blocks: int, caching: bool, longest: int
+    submitted: Sequence[Wish], limits: SchedulerLimits, num_blocks: int, caching: bool, longest: int
 ) -> tuple[Worker, list[object]]:
     """Runs of at most `longest` steps, cut where a job comes or goes; the state at each cut."""
     pool = BlockPool(num_blocks, BLOCK_SIZE, enable_prefix_caching=caching, records_facts=True)
     worker = Worker(Scheduler(pool, limits, "model"))
-    acts = [(wish.at, 0, i) for i, wish in enumerate(wanted)]
-    acts += [(wish.at + wish.cancel_after, 1, i) for i, wish in enumerate(wanted) if wish.cancel_after]
+    acts = [(wish.at, 0, i) for i, wish in enumerate(submitted)]
+    acts += [(wish.at + wish.cancel_after, 1, i) for i, wish in enumerate(submitted) if wish.cancel_after]
     states: list[object] = []
     now, has_work = 0, True
     acts.sort()
     while acts or has_work:
         while acts and (acts[0][0] <= now or not has_work):
             _, is_cancel, number = acts.pop(0)
-            job = job_of(number, wanted[number])
+            job = job_of(number, submitted[number])
             if is_cancel:
                 worker.scheduler.cancel(job.key)
             else:
@@ -160,7 +159,7 @@ def worked(
 
 @effort(150)
 @given(
-    wanted=wishes(),
+    submitted=wishes(),
     num_blocks=st.sampled_from([8, 12, 20, 60]),
     caching=st.sampled_from([True, True, False]),
     max_num_seqs=st.sampled_from([2, 8]),
@@ -169,21 +168,21 @@ def worked(
     longest=st.sampled_from([2, 5, 64]),
 )
 def test_a_run_leaves_what_its_steps_leave(
-    wanted: list[Wish], num_blocks: int, caching: bool, max_num_seqs: int, budget: int, chunked: bool, longest: int
+    submitted: list[Wish], num_blocks: int, caching: bool, max_num_seqs: int, budget: int, chunked: bool, longest: int
 ) -> None:
     limits = SchedulerLimits(
         max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_model_len=64, enable_chunked_prefill=chunked
     )
-    single, states = worked(wanted, limits, num_blocks, caching, longest=1)
-    many, same = worked(wanted, limits, num_blocks, caching, longest)
+    single, states = worked(submitted, limits, num_blocks, caching, longest=1)
+    many, same = worked(submitted, limits, num_blocks, caching, longest)
     assert same == states
-    assert many.told == single.told
+    assert many.reports == single.reports
 
 
 def test_runs_are_taken_and_end_before_a_sequence_does() -> None:
     limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64)
-    wanted = [Wish(0, 6, 0, 20, False, 0, 0), Wish(0, 6, 0, 9, False, 0, 0)]
-    worker, _ = worked(wanted, limits, 60, caching=True, longest=64)
+    submitted = [Wish(0, 6, 0, 20, False, 0, 0), Wish(0, 6, 0, 9, False, 0, 0)]
+    worker, _ = worked(submitted, limits, 60, caching=True, longest=64)
     assert worker.run_lengths == [7, 10], "8 decodes of the shorter one and then 11 of the other, but each one's last"
 
 

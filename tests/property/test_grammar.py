@@ -1,4 +1,4 @@
-"""Whatever is drawn within the mask of a schema's grammar, what ends by itself is JSON that fits the schema."""
+"""Test that an output sampled within a schema's grammar mask is, when it ends, JSON that fits the schema."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def text() -> tuple[Tokenizer, LlguidanceMasks]:
     return tokenizer, LlguidanceMasks(bundle, tokenizer.get_vocab_size())
 
 
-def draw(grammar: Grammar, seed: int, keen: float) -> str | None:
-    """Random tokens, the end with probability `keen` where it may come; None if it did not come in time."""
+def random_output(grammar: Grammar, seed: int, keen: float) -> str | None:
+    """Return the text of random allowed tokens; they end with probability `keen`; None without an end."""
     tokenizer, masks = text()
     masks.retain([])
     rng, output = random.Random(seed), list[int]()
@@ -93,7 +93,7 @@ def draw(grammar: Grammar, seed: int, keen: float) -> str | None:
         if END in allowed and (not others or rng.random() < keen):
             decoded: str = tokenizer.decode(output, skip_special_tokens=False)
             return decoded
-        # What closes something comes more often, so that most come to an end.
+        # Closing tokens are picked more often, so that most outputs end.
         closing = [token for token in others if set(tokenizer.decode([token])) & set('"]},')]
         output.append(rng.choice(closing if closing and rng.random() < keen else others))
     return None
@@ -104,13 +104,13 @@ def draw(grammar: Grammar, seed: int, keen: float) -> str | None:
 def test_what_ends_fits_its_schema(schema: dict[str, Any], seed: int, keen: float) -> None:
     grammar = Grammar("json_schema", schema_source(schema))
     GrammarCheck().check(StructuredOutput(grammar, "schema"))
-    said = draw(grammar, seed, keen)
-    if said is not None:
-        jsonschema.validate(json.loads(said), schema)
+    output = random_output(grammar, seed, keen)
+    if output is not None:
+        jsonschema.validate(json.loads(output), schema)
 
 
 def test_most_of_them_end() -> None:
     """The property above would hold of nothing otherwise."""
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
     grammar = Grammar("json_schema", schema_source(schema))
-    assert sum(draw(grammar, seed, 0.5) is not None for seed in range(20)) >= 15
+    assert sum(random_output(grammar, seed, 0.5) is not None for seed in range(20)) >= 15

@@ -1,4 +1,4 @@
-"""Both ends of hand-offs over a stream that breaks, a transport that does what it likes, and clocks that stall."""
+"""Test both ends of handoffs over a stream that breaks, a transport of arbitrary order, and clocks that stall."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.to_producer)
     @rule()
-    def producer_hears(self) -> None:
+    def producer_receives(self) -> None:
         what, keys, sent_at = self.to_producer.popleft()
         if what == "release":
             for key in keys:
@@ -189,7 +189,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.to_consumer)
     @rule(again=st.booleans())
-    def consumer_hears(self, again: bool) -> None:
+    def consumer_receives(self, again: bool) -> None:
         """A repeated announcement is what a second StreamHandoff on the same stream gives."""
         message = self.to_consumer.popleft()
         if isinstance(message, Announcement):
@@ -208,9 +208,9 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule()
     def stream_flows(self) -> None:
         while self.to_producer:
-            self.producer_hears()
+            self.producer_receives()
         while self.to_consumer:
-            self.consumer_hears(False)
+            self.consumer_receives(False)
 
     @rule(num=st.integers(1, PROMPT_BLOCKS))
     def all_goes_well(self, num: int) -> None:
@@ -321,11 +321,11 @@ class HandoffMachine(RuleBasedStateMachine):
             self.now += 1.0
             self.consumer_renews()
             while self.to_producer:
-                self.producer_hears()
+                self.producer_receives()
             for key in self.open_leases():
                 self.compute_on(key, PROMPT_BLOCKS)
             while self.to_consumer:
-                self.consumer_hears(False)
+                self.consumer_receives(False)
             for read in sorted(self.reads):
                 self.end_read(read)
             self.producer_ticks()

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from tandem.core.worker_load import DrainResult
 from tests.effort import effort
 from tests.property.moving_cluster import DRAIN_S, MovingCluster
-from tests.property.test_cluster import Ask, asks, check_silence
+from tests.property.test_cluster import RequestSpec, check_silence, request_specs
 from tests.property.workers import Knobs
 
 
-def run(seed: int, knobs: Knobs, wanted: list[Ask], drains: list[tuple[int, int]]) -> MovingCluster:
+def run(seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[int, int]]) -> MovingCluster:
     """`drains`: (rounds to wait, which worker)."""
     cluster = MovingCluster(seed, knobs)
-    for number, ask in enumerate(wanted):
-        request = ask.request(number)
-        cluster.begin(replace(request, prompt_logprobs=None), ask.decode)
-        cluster.run(ask.pause)
+    for number, spec in enumerate(specs):
+        request = spec.request(number)
+        cluster.begin(replace(request, prompt_logprobs=None), spec.decode)
+        cluster.run(spec.pause)
     for rounds, index in drains:
         cluster.run(rounds)
         cluster.drain(index)
@@ -48,13 +48,13 @@ def run(seed: int, knobs: Knobs, wanted: list[Ask], drains: list[tuple[int, int]
         stalls=st.just(0.02),
         prefix_fetches=st.just(0.5),
     ),
-    wanted=asks(3, 10, 24),
+    specs=request_specs(3, 10, 24),
     drains=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=5),
 )
 def test_whatever_happens_while_workers_drain_every_choice_ends_right(
-    seed: int, knobs: Knobs, wanted: list[Ask], drains: list[tuple[int, int]]
+    seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[int, int]]
 ) -> None:
-    cluster = run(seed, knobs, [replace(ask, pause=ask.pause % 3) for ask in wanted], drains)
+    cluster = run(seed, knobs, [replace(spec, pause=spec.pause % 3) for spec in specs], drains)
     check_silence(cluster)
     for place, story in cluster.stories.items():
         assert tuple(story.tokens) == cluster.expected[place], place
@@ -72,8 +72,8 @@ def test_with_room_elsewhere_all_that_runs_moves(seed: int, depth: int, lengths:
     cluster = MovingCluster(seed, knobs)
     cluster.has_faults = False
     for number, length in enumerate(lengths):
-        ask = Ask(prefill=0, decode=0, length=length, shared=0, max_tokens=50)
-        cluster.begin(ask.request(number), 0)
+        spec = RequestSpec(prefill=0, decode=0, length=length, shared=0, max_tokens=50)
+        cluster.begin(spec.request(number), 0)
     cluster.run(5)
     producer = cluster.workers[0]
     cluster.drain(0)
@@ -102,7 +102,7 @@ def test_a_drain_of_a_full_pool_does_not_wait_for_its_end(
     cluster = MovingCluster(seed, knobs)
     cluster.has_faults = False
     for number in range(4):
-        cluster.begin(Ask(prefill=0, decode=0, length=3, shared=0, max_tokens=50).request(number), 0)
+        cluster.begin(RequestSpec(prefill=0, decode=0, length=3, shared=0, max_tokens=50).request(number), 0)
     cluster.run(rounds)
     producer, began = cluster.workers[0], cluster.agenda.now
     cluster.drain(0)

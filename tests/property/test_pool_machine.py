@@ -203,7 +203,7 @@ class PoolMachine(RuleBasedStateMachine):
         return hold
 
     @rule(target=holds, owner=owners, stop=st.integers(1, 6))
-    def lend(self, owner: Owner, stop: int) -> Hold:
+    def retain_for_lease(self, owner: Owner, stop: int) -> Hold:
         """Somebody else reads a prefix, whoever holds it here, if anybody."""
         hashes, free = owner.hashes[:stop], set(self.pool.free_blocks())
         blocks = self.pool.cached(hashes)

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Moves when told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -96,7 +96,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.server: EmbeddedServer | None = None
         self.gateways: list[PrefixIndexClient] = []
         self.redis = connect(self.url)
-        self.come_back()
+        self.restart_server()
         self.new_gateway()
         for number in range(NUM_WORKERS):
             self.begin_life(number)
@@ -130,7 +130,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(number=WORKERS)
     def begin_life(self, number: int) -> None:
-        """Nobody takes back what the life before has told."""
+        """A worker restarts; nothing retracts the events that its earlier incarnation published."""
         self.leave(number)
         self.incarnation += 1
         self.fleet.lives[number] = Life(self.url, number, self.incarnation, self.stride, self.clock)
@@ -150,7 +150,7 @@ class IndexMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.server)
     @rule(what=st.sampled_from(["entries", "snapshots", "all"]), left=st.sampled_from([0, 0, 1]))
     def lose(self, what: str, left: int) -> None:
-        """What all have just told, before any gateway has read it."""
+        """The store loses the events that all workers have just published, before any gateway has read them."""
         self.publish()
         if what == "all":
             self.run(self.redis.flushall())
@@ -170,7 +170,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.server)
     @rule()
-    def come_back(self) -> None:
+    def restart_server(self) -> None:
         self.server = EmbeddedServer.start()
         self.link.unlink(missing_ok=True)
         self.link.symlink_to(self.server.url.removeprefix("unix://"))
@@ -194,7 +194,7 @@ class IndexMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """Nothing goes wrong any more, and nothing is done."""
         if self.server is None:
-            self.come_back()
+            self.restart_server()
         for _ in range(5):
             for life in self.fleet.lives.values():
                 self.run(life.publisher.turn())

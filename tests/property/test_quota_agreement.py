@@ -1,4 +1,4 @@
-"""The arithmetic of quotas in Python and its Lua in Redis, call by call over random sequences; never by the clock."""
+"""Test that quota arithmetic in Python and its Lua in Redis agree, call by call over random sequences."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ async def compare(url: str, limits: QuotaLimits, steps: list[tuple[object, ...]]
         for step in steps:
             match step:
                 case ("reserve", str(name), int(requests), int(tokens), bool(force)):
-                    ask = Reservation(name, requests, tokens, force)
-                    assert await quotas.reserve(tenant, limits, ask) == book.reserve(ask, limits, now, TTL_MS), step
+                    reservation = Reservation(name, requests, tokens, force)
+                    assert await quotas.reserve(tenant, limits, reservation) == book.reserve(
+                        reservation, limits, now, TTL_MS
+                    ), step
                 case ("renew", dict(used)):
                     gone = await quotas.renew(tenant, limits, used)
                     assert gone == set(book.renew(used, limits, now, TTL_MS)), step

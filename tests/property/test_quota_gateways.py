@@ -56,10 +56,10 @@ class World:
             self.book, state = TenantQuota(), "well"
         self.state = state
 
-    def reserve(self, tenant: TenantId, limits: QuotaLimits, ask: Reservation) -> Awaitable[ReservationResult]:
+    def reserve(self, tenant: TenantId, limits: QuotaLimits, reservation: Reservation) -> Awaitable[ReservationResult]:
         if self.state == "dumb":
-            self.ghosts.add(ask.id)
-        return self._answer(lambda: self.book.reserve(ask, limits, self.ms, TTL_MS))
+            self.ghosts.add(reservation.id)
+        return self._answer(lambda: self.book.reserve(reservation, limits, self.ms, TTL_MS))
 
     def renew(self, tenant: TenantId, limits: QuotaLimits, used: Mapping[str, int]) -> Awaitable[set[str]]:
         return self._answer(lambda: set(self.book.renew(used, limits, self.ms, TTL_MS)))
@@ -166,14 +166,14 @@ def test_nothing_is_left_open_whatever_is_lost(steps: list[tuple[Any, ...]]) -> 
 
 @effort(80)
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 500), st.sampled_from([0, 100, 5_000])), max_size=25))
-def test_a_store_that_answers_ends_with_what_was_used(asks: list[tuple[int, int, int]]) -> None:
+def test_a_store_that_answers_ends_with_what_was_used(usages: list[tuple[int, int, int]]) -> None:
     """Without faults the bucket is what a plain sum says."""
 
     async def scenario() -> None:
         world = World()
         gateway = TenantQuotas(GatewayId("g"), world, world, world)  # type: ignore[arg-type]
         level, then = capacity(WHO.tokens_per_minute), world.ms
-        for prompt, used, wait in asks:
+        for prompt, used, wait in usages:
             try:
                 entry = await gateway.enter(WHO, prompt, 0)
             except TandemError:

@@ -1,4 +1,4 @@
-"""The request director under random requests, reports, failures, losses, cancellations and time."""
+"""Test the request director under random requests, reports, failures, losses, cancellations and time."""
 
 from __future__ import annotations
 
@@ -150,12 +150,12 @@ class DirectorMachine(RuleBasedStateMachine):
     @rule(data=st.data(), refusal=st.sampled_from([None, None, None, *REFUSALS]))
     @precondition(lambda self: any(not job.is_accepted for job in self.jobs))
     def answer(self, data: st.DataObject, refusal: ErrorKind | None) -> None:
-        asked = data.draw(st.sampled_from([job for job in self.jobs if not job.is_accepted]))
+        submitted = data.draw(st.sampled_from([job for job in self.jobs if not job.is_accepted]))
         error = None if refusal is None else TandemError(refusal, "refused")
-        asked.is_accepted = True
+        submitted.is_accepted = True
         if refusal is not None and refusal is not ErrorKind.WORKER_LOST:
-            self.jobs.remove(asked)
-        self.execute(self.director.on_submit_result(asked.worker, asked.job.key, error, self.now))
+            self.jobs.remove(submitted)
+        self.execute(self.director.on_submit_result(submitted.worker, submitted.job.key, error, self.now))
 
     @rule(data=st.data(), num_tokens=st.integers(1, 3), repeats=st.booleans())
     @precondition(lambda self: any(job.next_index and job.has_kv for job in self.jobs))

@@ -105,9 +105,9 @@ class Fleet:
                 setattr(self, role, getattr(self, role) + more)
                 self.leaving += [(self.at + self.DRAIN_S, role)] * -more
 
-    def driven(self, scaler: Scaler, told: list[Demand | None]) -> list[Decision]:
+    def driven(self, scaler: Scaler, demand_sequence: list[Demand | None]) -> list[Decision]:
         decisions = []
-        for what in told:
+        for what in demand_sequence:
             decisions.append(scaler.decide(self.observed(what)))
             self.carry_out(decisions[-1])
         return decisions
@@ -115,22 +115,22 @@ class Fleet:
 
 @effort(20)
 @given(st.lists(demands(), min_size=1, max_size=40), st.booleans())
-def test_whatever_is_told_targets_are_in_bounds_and_equal_stories_have_equal_ends(
-    told: list[Demand | None], change_roles: bool
+def test_targets_are_in_bounds_and_equal_demands_give_equal_decisions(
+    demand_sequence: list[Demand | None], change_roles: bool
 ) -> None:
     policy = replace(POLICY, change_roles=change_roles)
-    decisions = Fleet().driven(Scaler(policy), told)
+    decisions = Fleet().driven(Scaler(policy), demand_sequence)
     for decision in decisions:
         assert 2 <= decision.target.prefill <= 40 and 1 <= decision.target.decode <= 30
         assert decision.reasons and all(reason for reason in decision.reasons)
-    assert Fleet().driven(Scaler(policy), told) == decisions
+    assert Fleet().driven(Scaler(policy), demand_sequence) == decisions
 
 
 @effort(20)
 @given(st.lists(demands(), min_size=1, max_size=40))
-def test_no_pool_loses_more_than_a_quarter_at_once_nor_while_others_leave(told: list[Demand | None]) -> None:
+def test_no_pool_loses_more_than_a_quarter_at_once_nor_while_others_leave(demand_sequence: list[Demand | None]) -> None:
     scaler, fleet = Scaler(replace(POLICY, change_roles=False)), Fleet(12, 9)
-    for what in told:
+    for what in demand_sequence:
         observed = fleet.observed(what)
         decision = scaler.decide(observed)
         for pool, target in zip((observed.prefill, observed.decode), decision.target, strict=True):
@@ -142,9 +142,11 @@ def test_no_pool_loses_more_than_a_quarter_at_once_nor_while_others_leave(told: 
 
 @effort(15)
 @given(st.lists(demands(), max_size=30), st.integers(2, 40), st.integers(1, 30))
-def test_nothing_told_holds_what_runs(told: list[Demand | None], prefill: int, decode: int) -> None:
+def test_without_a_demand_the_running_workers_are_kept(
+    demand_sequence: list[Demand | None], prefill: int, decode: int
+) -> None:
     scaler, fleet = Scaler(POLICY), Fleet(prefill, decode)
-    fleet.driven(scaler, told)
+    fleet.driven(scaler, demand_sequence)
     observed = fleet.observed(None)
     decision = scaler.decide(observed)
     assert decision.target == (observed.prefill.num_kept, observed.decode.num_kept)
@@ -175,8 +177,8 @@ def test_longer_requests_never_need_fewer_workers(one: int, other: int, short: i
 def test_noise_turns_a_fleet_round_no_more_often_than_it_may_shrink(noise: list[float], rate: float) -> None:
     """Each time that it shrinks, fewer workers were enough for `scale_down_s`; so in a time it turns round at most
     twice for each of those that fit into it, whatever comes."""
-    told: list[Demand | None] = [demand(rate * one) for one in noise]
-    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False)), told)
+    demand_sequence: list[Demand | None] = [demand(rate * one) for one in noise]
+    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False)), demand_sequence)
     most = 2 * (len(noise) * INTERVAL_S / POLICY.scale_down_s) + 1
     for role in (0, 1):
         sizes = [decision.target[role] for decision in decisions]
@@ -188,14 +190,14 @@ def test_noise_turns_a_fleet_round_no_more_often_than_it_may_shrink(noise: list[
 
 @effort(10)
 @given(st.lists(st.tuples(rates, rates), min_size=1, max_size=40))
-def test_a_target_is_never_below_what_is_needed_now_but_for_bounds(told: list[tuple[float, float]]) -> None:
-    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False)), [demand(one) for one, _ in told])
+def test_a_target_is_never_below_what_is_needed_now_but_for_bounds(demand_sequence: list[tuple[float, float]]) -> None:
+    decisions = Fleet().driven(Scaler(replace(POLICY, change_roles=False)), [demand(one) for one, _ in demand_sequence])
     for decision in decisions:
         assert decision.target.prefill >= POLICY.prefill.clamped(decision.needed.prefill)
         assert decision.target.decode >= POLICY.decode.clamped(decision.needed.decode)
 
 
 def test_the_same_size_for_ever_under_the_same_demand() -> None:
-    told: list[Demand | None] = [demand(30.0)] * 200
-    targets = {decision.target for decision in Fleet().driven(Scaler(POLICY), told)[20:]}
+    demand_sequence: list[Demand | None] = [demand(30.0)] * 200
+    targets = {decision.target for decision in Fleet().driven(Scaler(POLICY), demand_sequence)[20:]}
     assert len(targets) == 1 and targets != {ReplicaTarget(2, 1)}

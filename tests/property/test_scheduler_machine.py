@@ -1,4 +1,4 @@
-"""The scheduler under random jobs, steps, faults and arrivals of KV, with an executor that checks what it is given."""
+"""Test the scheduler under random jobs, steps, faults and KV arrivals, with an executor that checks its plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one engine tells of its jobs' times, checked as it comes; never looks into the engine."""
+"""Check the times that one engine reports for its jobs, as they arrive."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from tandem.engine.job_timings import MAX_CHUNKS, JobTimes
 
 
 class TimesWitness:
-    """Of one life of one worker. A choice draws here from the token on that tells stages."""
+    """Check the stage times that one incarnation of one worker reports. A choice is sampled here from the token with
+    stages on."""
 
     def __init__(self) -> None:
         self._ends: dict[JobKey, JobEvent] = {}
-        self._told: set[JobKey] = set()
+        self._reported: set[JobKey] = set()
         self._num_sampled: dict[JobKey, int] = {}
         self._stages: dict[JobKey, JobStages] = {}
         self.outcomes: set[str] = set()
 
-    def heard(self, event: JobEvent) -> None:
+    def on_event(self, event: JobEvent) -> None:
         if isinstance(event, Token):
             if event.stages is not None:
                 assert event.key not in self._stages, f"{event.key} draws its first token twice"
@@ -36,8 +37,8 @@ class TimesWitness:
     def ended(self, times: JobTimes, num_preempted: int) -> None:
         """`num_preempted` sequences of the engine so far."""
         keys, job = times.job.keys, times.job
-        assert self._told.isdisjoint(keys), f"{job.key} ends twice"
-        self._told.update(keys)
+        assert self._reported.isdisjoint(keys), f"{job.key} ends twice"
+        self._reported.update(keys)
         self.outcomes.add(times.outcome)
         assert times.num_output == sum(self._num_sampled.get(key, 0) for key in keys), times
         assert (times.first_token_at is None) == self._stages.keys().isdisjoint(keys), times
@@ -51,8 +52,8 @@ class TimesWitness:
         assert (times.outcome == "failed") == (times.error_kind is not None) == bool(times.error), times
 
     def check_quiet(self) -> None:
-        """Nothing is live: each job was told of, once for all its choices, and none that was not there."""
-        assert self._told == self._ends.keys()
+        """Check, when nothing is live, that each job was reported once for all its choices, and no other job."""
+        assert self._reported == self._ends.keys()
 
     def _check_chunks(self, times: JobTimes, num_preempted: int) -> None:
         assert len(times.chunks) <= MAX_CHUNKS
@@ -82,5 +83,5 @@ class TimesWitness:
 
 def _check_order(*moments: float) -> None:
     for one, two in pairwise(moments):
-        # Times that were told as durations come back with the error of a subtraction.
+        # Times that were reported as durations have the rounding error of a subtraction.
         assert one <= two + 1e-9, moments

@@ -1,4 +1,4 @@
-"""What a simulated cluster is made of: its knobs, its agenda, its streams, and one life of one worker; never acts."""
+"""Parts of a simulated cluster: knobs, agenda, streams, and one incarnation of one worker."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class ClusterServers:
         replica = self._start()
         self._meet(replica)
         _until(lambda: self._knows_all(replica), "a replica finds its cluster")
-        self._tell(replica, "CLUSTER REPLICATE", self._name(primary))
+        self._execute(replica, "CLUSTER REPLICATE", self._name(primary))
 
         def has_all() -> bool:
             with primary.client() as client:
@@ -129,24 +129,24 @@ class ClusterServers:
         """The empty slot of a key, at once."""
         slot, name = self.slot(key), self._name(to)
         for node in (to, *(node for node in self.nodes if node is not to)):
-            self._tell(node, "CLUSTER SETSLOT", slot, "NODE", name)
+            self._execute(node, "CLUSTER SETSLOT", slot, "NODE", name)
 
     def open(self, key: str, to: TcpServer) -> None:
         """Begin to move a slot: its owner sends clients on with ASK for what it has not."""
         slot, owner = self.slot(key), self.owner(key)
-        self._tell(to, "CLUSTER SETSLOT", slot, "IMPORTING", self._name(owner))
-        self._tell(owner, "CLUSTER SETSLOT", slot, "MIGRATING", self._name(to))
+        self._execute(to, "CLUSTER SETSLOT", slot, "IMPORTING", self._name(owner))
+        self._execute(owner, "CLUSTER SETSLOT", slot, "MIGRATING", self._name(to))
 
     def empty(self) -> None:
         for node in self.nodes:
-            self._tell(node, "FLUSHALL")
+            self._execute(node, "FLUSHALL")
 
     def _join(self) -> None:
         share = -(-NUM_SLOTS // len(self.nodes))
         for number, node in enumerate(self.nodes):
             last = min(NUM_SLOTS, (number + 1) * share) - 1
-            self._tell(node, "CLUSTER ADDSLOTSRANGE", number * share, last)
-            self._tell(node, "CLUSTER SET-CONFIG-EPOCH", number + 1)
+            self._execute(node, "CLUSTER ADDSLOTSRANGE", number * share, last)
+            self._execute(node, "CLUSTER SET-CONFIG-EPOCH", number + 1)
             self._meet(node)
         _until(lambda: all(map(self._knows_all, self.nodes)), "the nodes of a cluster find each other")
 
@@ -159,25 +159,25 @@ class ClusterServers:
         return node
 
     def _meet(self, node: TcpServer) -> None:
-        self._tell(self.nodes[0], "CLUSTER MEET", "127.0.0.1", node.port, self._bus_ports[node])
+        self._execute(self.nodes[0], "CLUSTER MEET", "127.0.0.1", node.port, self._bus_ports[node])
 
     def _knows_all(self, node: TcpServer) -> bool:
         with node.client() as client:
-            told = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
-        text = told.decode() if isinstance(told, bytes) else "\n".join(f"{k}:{v}" for k, v in told.items())
+            info = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
+        text = info.decode() if isinstance(info, bytes) else "\n".join(f"{k}:{v}" for k, v in info.items())
         return "cluster_state:ok" in text and f"cluster_slots_ok:{NUM_SLOTS}" in text
 
     def _slots(self, node: TcpServer) -> list[tuple[int, int]]:
         with self.nodes[0].client() as client:
-            told = client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
-        return [(first, last) for first, last, owner, *_ in _ranges(told) if owner == node.port]
+            slots = client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+        return [(first, last) for first, last, owner, *_ in _ranges(slots) if owner == node.port]
 
     def _name(self, node: TcpServer) -> str:
         with node.client() as client:
             name = client.execute_command("CLUSTER MYID")  # type: ignore[no-untyped-call]
         return name.decode() if isinstance(name, bytes) else str(name)
 
-    def _tell(self, node: TcpServer, *command: str | int) -> None:
+    def _execute(self, node: TcpServer, *command: str | int) -> None:
         with node.client() as client:
             client.execute_command(*command)  # type: ignore[no-untyped-call]
 
@@ -191,14 +191,14 @@ def _until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def _ranges(told: object) -> Iterator[tuple[int, int, int]]:
+def _ranges(slots: object) -> Iterator[tuple[int, int, int]]:
     """First and last slot and the port of the primary; the library gives a dict of pairs or the plain list."""
-    if isinstance(told, dict):
-        for (first, last), nodes in told.items():
+    if isinstance(slots, dict):
+        for (first, last), nodes in slots.items():
             yield first, last, nodes["primary"][1]
     else:
-        assert isinstance(told, list)
-        for first, last, primary, *_ in told:
+        assert isinstance(slots, list)
+        for first, last, primary, *_ in slots:
             yield first, last, primary[1]
 
 

@@ -60,7 +60,7 @@ async def test_a_slot_that_has_moved_is_followed(empty: ClusterServers, quotas: 
         assert client.exists(books(TENANTS[0]))
 
 
-async def test_a_slot_that_is_moving_is_asked_for_where_it_will_be(empty: ClusterServers, quotas: RedisQuotas) -> None:
+async def test_a_key_of_a_migrating_slot_is_read_at_its_new_node(empty: ClusterServers, quotas: RedisQuotas) -> None:
     """Scripts of several keys must wait for the end of it: Redis answers TRYAGAIN."""
     roll = GatewayRegistry(empty.url, "c", ttl_s=60.0)
     for key in ("{c:gateways}:roll", books(TENANTS[1])):
@@ -111,7 +111,7 @@ async def test_a_node_that_stands_still_takes_nobody_else_along(empty: ClusterSe
     await quotas.close()
 
 
-async def test_one_node_taken_for_a_server_says_what_to_write(empty: ClusterServers) -> None:
+async def test_a_cluster_node_in_single_mode_is_an_error_that_names_the_setting(empty: ClusterServers) -> None:
     health = RedisHealth()
     quotas = RedisQuotas(empty.nodes[0].url, "c", health=health)
     foreign = next(tenant for tenant in TENANTS if empty.owner(books(tenant)) is not empty.nodes[0])
@@ -121,7 +121,7 @@ async def test_one_node_taken_for_a_server_says_what_to_write(empty: ClusterServ
     await quotas.close()
 
 
-async def test_a_single_server_taken_for_a_cluster_says_so() -> None:
+async def test_a_single_server_in_cluster_mode_is_an_error() -> None:
     with tcp_server() as server:
         client = connect(server.url.replace("redis://", "redis+cluster://"))
         with pytest.raises(Exception, match="Cluster mode is not enabled"):
@@ -135,7 +135,7 @@ def test_other_urls_are_refused(url: str) -> None:
         connect(url)
 
 
-async def test_a_cluster_that_is_lost_as_a_whole_is_told_like_one_server(empty: ClusterServers) -> None:
+async def test_the_loss_of_a_whole_cluster_is_logged_like_that_of_one_server(empty: ClusterServers) -> None:
     """By those whom it answered before, by those who come when it is away, and by those who had to leave it."""
     known, new = Stores(empty.url), Stores(empty.url)
     for _, _, call in known.calls():

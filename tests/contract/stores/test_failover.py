@@ -30,12 +30,12 @@ def failing() -> Iterator[ClusterServers]:
     yield from started(*FAILOVER)
 
 
-async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+async def answered(call: Callable[[], Awaitable[T]]) -> T:
     """As soon as somebody answers."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                return await ask()
+                return await call()
             except (StoreUnavailable, IndexUnavailable):
                 await asyncio.sleep(0.02)
 

@@ -35,18 +35,18 @@ SECRET = "wrong for everybody"
 NOBODY = ("127.0.0.1", 1)
 
 
-def tell(server: TcpServer, *commands: tuple[str | int, ...], password: str | None = None) -> None:
+def execute(server: TcpServer, *commands: tuple[str | int, ...], password: str | None = None) -> None:
     with server.client(password) as client:
         for command in commands:
             client.execute_command(*command)  # type: ignore[no-untyped-call]
 
 
 def lock_out(server: TcpServer) -> None:
-    tell(server, ("CONFIG SET", "requirepass", SECRET), ("CLIENT KILL", "TYPE", "normal"))
+    execute(server, ("CONFIG SET", "requirepass", SECRET), ("CLIENT KILL", "TYPE", "normal"))
 
 
 def let_in(server: TcpServer) -> None:
-    tell(server, ("CONFIG SET", "requirepass", ""), password=SECRET)
+    execute(server, ("CONFIG SET", "requirepass", ""), password=SECRET)
 
 
 Call = Callable[[], Awaitable[Any]]
@@ -56,13 +56,13 @@ FAULTS: dict[str, Fault] = {
     "stopped": (TcpServer.pause, TcpServer.resume, "TimeoutError"),
     "locked": (lock_out, let_in, "Auth"),
     "demoted": (
-        lambda server: tell(server, ("REPLICAOF", *NOBODY)),
-        lambda server: tell(server, ("REPLICAOF", "NO", "ONE")),
+        lambda server: execute(server, ("REPLICAOF", *NOBODY)),
+        lambda server: execute(server, ("REPLICAOF", "NO", "ONE")),
         "ReadOnlyError",
     ),
     "full": (
-        lambda server: tell(server, ("CONFIG SET", "maxmemory", 1)),
-        lambda server: tell(server, ("CONFIG SET", "maxmemory", 0)),
+        lambda server: execute(server, ("CONFIG SET", "maxmemory", 1)),
+        lambda server: execute(server, ("CONFIG SET", "maxmemory", 0)),
         "OutOfMemory",
     ),
 }
@@ -123,11 +123,11 @@ async def healed(call: Call, error: type[Exception]) -> None:
 
 
 @ALL
-async def test_each_store_says_so_and_heals(
+async def test_each_store_reports_the_loss_and_heals(
     name: str, server: TcpServer, stores: Stores, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tandem")
-    lose, heal, told = FAULTS[name]
+    lose, heal, problem = FAULTS[name]
     calls = stores.calls()
     for _, _, call in calls:
         await call()
@@ -136,7 +136,7 @@ async def test_each_store_says_so_and_heals(
     kinds = [type(answer) for answer in answers if isinstance(answer, BaseException)]
     # A full server lets a script write what frees something first, as the roll does.
     assert kinds == [error for store, error, _ in calls if (name, store) != ("full", "roll")]
-    assert all(told in str(answer) for answer in answers if isinstance(answer, BaseException)), answers
+    assert all(problem in str(answer) for answer in answers if isinstance(answer, BaseException)), answers
     assert not stores.health.is_up and stores.health.num_errors.total() == len(kinds)
     heal(server)
     for _, error, call in calls:
@@ -164,9 +164,9 @@ async def test_no_request_fails_or_is_kept_from_its_place(name: str, server: Tcp
     lose(server)
     entries += await asyncio.gather(*(quotas.enter(tenant, 10, 10) for _ in range(50)))
     assert not quotas.is_reachable
-    asked = health.num_errors["quota"]
+    num_before = health.num_errors["quota"]
     entries += await asyncio.gather(*(quotas.enter(tenant, 10, 10) for _ in range(50)))
-    assert health.num_errors["quota"] < asked + 10, "a lost Redis is asked for each request"
+    assert health.num_errors["quota"] < num_before + 10, "a lost Redis is asked for each request"
     heal(server)
     async with asyncio.timeout(60):
         while not (quotas.is_reachable and health.is_up):

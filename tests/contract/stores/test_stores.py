@@ -125,14 +125,14 @@ async def test_the_prefix_index(url: str, namespace: str, health: RedisHealth) -
     writers = [IndexWriter(url, namespace, worker, health=health) for worker in workers]
     reader = IndexReader(url, namespace, health=health)
     words = [array("Q", [number, 2**63 + number]) for number in range(8)]
-    told = [
+    written = [
         WorkerKVEvents(worker.id, worker.incarnation, KVEventBatch(3, w))
         for worker, w in zip(workers, words, strict=True)
     ]
-    for writer, entry in zip(writers, told, strict=True):
+    for writer, entry in zip(writers, written, strict=True):
         await writer.append([entry])
     entries, has_more = await reader.read()
-    assert sorted(entries, key=lambda entry: entry.worker) == told and not has_more
+    assert sorted(entries, key=lambda entry: entry.worker) == written and not has_more
     assert (await reader.read())[0] == []
     snapshot = IndexSnapshot(workers[0].incarnation, 5, 64, array("Q", range(1, 9)))
     assert await writers[0].renew() is None
@@ -174,13 +174,13 @@ async def test_demand_and_targets(url: str, namespace: str, client: Client, heal
     await board.withdraw(GatewayId("g1"))
     assert [record.gateway for record in await board.read()] == ["g0", "g2"]
     for model in TENANTS:
-        said = TargetRecord(model=model, planner=PlannerId("p1"), replicas={"decode": 2})
-        assert await targets.publish(said) == "p1" and await targets.read(model) == said
-        assert await targets.publish(replace(said, planner=PlannerId("p2"))) == "p1"
+        target = TargetRecord(model=model, planner=PlannerId("p1"), replicas={"decode": 2})
+        assert await targets.publish(target) == "p1" and await targets.read(model) == target
+        assert await targets.publish(replace(target, planner=PlannerId("p2"))) == "p1"
         await targets.publish_deployed(model, "decode", ServeId("head-1"), 3)
         assert await targets.deployed(model) == {"decode": {"head-1": 3}}
         await targets.resign(model, PlannerId("p1"))
-        assert await targets.publish(replace(said, planner=PlannerId("p2"))) == "p2"
+        assert await targets.publish(replace(target, planner=PlannerId("p2"))) == "p2"
     await board.close()
     await targets.close()
     assert health.is_up and not health.num_errors

@@ -59,7 +59,7 @@ def main() -> None:
     worker = WorkerRef(WorkerId(options.worker), Incarnation(options.incarnation), "127.0.0.1:1")
     kind = ProcessVmTransport if options.transport == "local" else NixlTransport
     transport = kind(pool, agent_name(worker.id, worker.incarnation, options.rank))
-    say(base64.b64encode(pickle.dumps(transport.describe(worker))).decode())
+    write_line(base64.b64encode(pickle.dumps(transport.describe(worker))).decode())
     is_open = True
     # Who reads another's memory by its address needs no help.
     poll_s = None if options.transport == "local" else POLL_S
@@ -71,7 +71,7 @@ def main() -> None:
                 return
             transport.close()
             is_open = False
-            say("closed")
+            write_line("closed")
         if is_open:
             transport.progress()
 
@@ -87,7 +87,7 @@ def place(content: npt.NDArray[np.int64], device: str) -> tuple[int, object]:
     return tensor.data_ptr(), tensor
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

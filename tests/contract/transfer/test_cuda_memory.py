@@ -29,7 +29,7 @@ from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, W
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICE = "cuda:0"
 LAYOUT = layout_of("float32")
-WANTED = known_content(SEED, NUM_BLOCKS, LAYOUT).reshape(NUM_BLOCKS, HEADS, -1)
+EXPECTED = known_content(SEED, NUM_BLOCKS, LAYOUT).reshape(NUM_BLOCKS, HEADS, -1)
 
 
 class ConsumerRank:
@@ -80,8 +80,8 @@ def test_another_process_is_read(world: World, giving: int, taking: int) -> None
         with torch.cuda.stream(torch.cuda.Stream()):
             seen = consumer.memory[ours].clone()
         torch.cuda.synchronize()
-        wanted = WANTED[theirs, consumer.heads.start : consumer.heads.stop].reshape(len(theirs), -1)
-        assert np.array_equal(seen.cpu().numpy(), wanted)
+        expected = EXPECTED[theirs, consumer.heads.start : consumer.heads.stop].reshape(len(theirs), -1)
+        assert np.array_equal(seen.cpu().numpy(), expected)
         others = np.setdiff1d(np.arange(NUM_BLOCKS), ours)
         assert not consumer.content()[others].any()
         assert consumer.transport.disconnect(producer)
@@ -143,8 +143,8 @@ def test_memory_that_cannot_be_shared_is_refused() -> None:
         "try:\n    ConsumerRank(0, 1)\nexcept TandemError as error:\n    print(error)\n"
     )
     path = os.pathsep.join(filter(None, sys.path))
-    told = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": path}
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": path}
     run = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **told}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )
     assert "expandable_segments" in run.stdout

@@ -63,7 +63,7 @@ def test_each_rank_gets_its_heads_whatever_the_degrees(world: World) -> None:
 def assert_heads(world: World, giving: int, taking: int) -> None:
     producer, content = world.producer(giving), known_content(SEED, NUM_BLOCKS, world.layout)
     remote, local = (list(side) for side in zip(*COPIES, strict=True))
-    wanted = content.reshape(NUM_BLOCKS, HEADS, -1)
+    expected = content.reshape(NUM_BLOCKS, HEADS, -1)
     for rank in world.consumer(taking):
         rank.carrier.accept(ConnectPeer(producer))
         rank.carrier.accept(world.order(1, producer))
@@ -71,7 +71,7 @@ def assert_heads(world: World, giving: int, taking: int) -> None:
         assert connected == Connected(producer), (giving, taking)
         assert isinstance(done, ReadDone), (giving, taking)
         assert done.num_bytes == len(COPIES) * rank.memory.shape[1], (giving, taking)
-        mine = wanted[remote, rank.heads.start : rank.heads.stop].reshape(len(remote), -1)
+        mine = expected[remote, rank.heads.start : rank.heads.stop].reshape(len(remote), -1)
         assert np.array_equal(rank.memory[local], mine), (giving, taking)
         others = np.setdiff1d(np.arange(NUM_BLOCKS), local)
         assert (rank.memory[others] == 0xEE).all(), (giving, taking)
@@ -135,7 +135,7 @@ def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> 
 
 
 @worlds(LOCAL, NIXL)
-def test_a_rank_that_dies_during_a_read_leaves_nothing_in_doubt(world: World) -> None:
+def test_a_rank_that_dies_during_a_read_leaves_no_uncertain_read(world: World) -> None:
     victim, processes = world.spawn("stopped", 2)
     (rank,) = world.consumer(1)
     everything = [BlockCopy(BlockId(block), BlockId(block)) for block in range(NUM_BLOCKS)]

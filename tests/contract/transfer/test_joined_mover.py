@@ -66,18 +66,18 @@ class Desk:
         # Of this test alone: stopping a mover closes its transport.
         self.ranks = [ConsumerRank(world.kind, world.layout, rank, 2) for rank in range(2)]
         self.down, self.up = Channel(), Channel()
-        self.service = TransferServer(lambda hear: self._mover_of(1, hear), self.up.send)
+        self.service = TransferServer(lambda on_event: self._mover_of(1, on_event), self.up.send)
         self.down.deliver = self.service.handle
-        self.mover = MultiRankTransfer([lambda hear: self._mover_of(0, hear), self._remote], self.events.put)
+        self.mover = MultiRankTransfer([lambda on_event: self._mover_of(0, on_event), self._remote], self.events.put)
         self.mover.start()
         self.service.start()
 
-    def _mover_of(self, rank: int, hear: Callable[[Event], None]) -> TransferThread:
+    def _mover_of(self, rank: int, on_event: Callable[[Event], None]) -> TransferThread:
         consumer = self.ranks[rank]
-        return TransferThread(consumer.transport, consumer.digest, hear, SystemClock(), MAX_POST_BYTES)
+        return TransferThread(consumer.transport, consumer.digest, on_event, SystemClock(), MAX_POST_BYTES)
 
-    def _remote(self, hear: Callable[[Event], None]) -> RemoteTransfer:
-        self.remote = RemoteTransfer(self.down.send, hear)
+    def _remote(self, on_event: Callable[[Event], None]) -> RemoteTransfer:
+        self.remote = RemoteTransfer(self.down.send, on_event)
         self.up.deliver = self.remote.received
         return self.remote
 
@@ -121,7 +121,7 @@ ONE = pytest.mark.parametrize("world", ["local", pytest.param("nixl", marks=pyte
 
 @BOTH
 def test_one_order_fills_both_ranks_and_is_answered_once(world: World, desk: Desk) -> None:
-    wanted = known_content(SEED, NUM_BLOCKS, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
+    expected = known_content(SEED, NUM_BLOCKS, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
     remote, local = (list(side) for side in zip(*COPIES, strict=True))
     for id, degree in enumerate((1, 2, 4) if world.kind == "local" else (1, 2)):
         producer = world.producer(degree)
@@ -133,7 +133,7 @@ def test_one_order_fills_both_ranks_and_is_answered_once(world: World, desk: Des
         done = desk.take()
         assert isinstance(done, ReadDone)
         assert (done.id, done.num_bytes) == (id, len(COPIES) * world.layout.block_bytes)
-        assert np.array_equal(desk.content()[local], wanted[remote])
+        assert np.array_equal(desk.content()[local], expected[remote])
     desk.mover.self_test()
     tested = desk.take()
     assert isinstance(tested, SelfTestDone)
@@ -213,7 +213,7 @@ def test_a_rank_behind_a_broken_channel_ends_the_mover_with_every_order_answered
 
 
 @BOTH
-def test_what_our_ranks_say_of_themselves_is_one_worker(world: World, desk: Desk) -> None:
+def test_descriptions_of_our_ranks_are_merged_into_one_worker(world: World, desk: Desk) -> None:
     """Others read from us as from one worker of two ranks."""
     us = reference("consumer-of-2")
     peer = join_ranks([rank.transport.describe(us) for rank in desk.ranks])

@@ -193,7 +193,7 @@ def test_a_peer_that_closed_its_transport_but_lives(rig) -> None:
         assert state is ReadState.FAILED or really_there, "NIXL reads it from shared memory: the lease's business"
 
 
-def test_a_peer_that_came_back_under_the_same_name(rig) -> None:
+def test_a_peer_that_restarted_under_the_same_name(rig) -> None:
     old = rig.spawn("victim", 15)
     assert read_outcome(rig, old, copies_of([0], [0])) is ReadState.DONE
     old.kill()

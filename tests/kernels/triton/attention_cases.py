@@ -63,10 +63,10 @@ def float8_planes(pool: torch.Tensor, layer: int, block: int, dim: int) -> Layer
 def problem_of(case: Case, device: torch.device, extra_width: int = 0) -> Problem:
     """The case in shuffled blocks; whatever is no token's is large. Tables are `extra_width` wider than needed."""
     torch.manual_seed(3)
-    draw = random.Random(5)
+    rng = random.Random(5)
     needed = [-(-context // case.block_size) for _, context in case.spans]
     free = list(range(sum(needed) + 3))
-    draw.shuffle(free)
+    rng.shuffle(free)
     pool, kv = pool_of(case, len(free))
     everything = torch.arange(len(free) * case.block_size)
     garbage = 30 * torch.randn((2, len(everything), case.heads, case.head_dim)).to(case.dtype)
@@ -79,7 +79,7 @@ def problem_of(case: Case, device: torch.device, extra_width: int = 0) -> Proble
         slots = torch.tensor(blocks, dtype=torch.int64)[places // case.block_size] * case.block_size
         cache_write(key, value, kv, slots + places % case.block_size)
         padding = max(needed) + extra_width - count
-        tables.append(blocks + draw.choices(range(len(pool)), k=padding))
+        tables.append(blocks + rng.choices(range(len(pool)), k=padding))
     starts = list(itertools.accumulate((rows for rows, _ in case.spans), initial=0))
     query = torch.randn((starts[-1], case.heads * case.group, case.head_dim)).to(case.dtype)
     batch = AttentionBatch(

@@ -89,8 +89,8 @@ def main(types: list[str]) -> None:
             _call_all(getattr(torch, name))
     for name, compiled in kernels.items():
         assert compiled.asm["cubin"], name
-        way = " wgmma" if "wgmma.mma_async" in compiled.asm["ptx"] else ""
-        sys.stdout.write(f"{name.split()[0]}{way}\n")
+        instruction = " wgmma" if "wgmma.mma_async" in compiled.asm["ptx"] else ""
+        sys.stdout.write(f"{name.split()[0]}{instruction}\n")
 
 
 if __name__ == "__main__":

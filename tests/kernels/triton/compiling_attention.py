@@ -39,7 +39,7 @@ def _cases() -> dict[str, Case]:
 
 
 _Tiles = decode_attention.DecodeTiles | prefill_attention.PrefillTiles
-_WAYS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Mapping[tuple[int, int], Any]]]] = {
+_VARIANTS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Mapping[tuple[int, int], Any]]]] = {
     "usual": (paged_attention, {"_split_kernel": decode_attention.TILES, "_chunk_kernel": prefill_attention.TILES}),
     "batch-invariant": (row_attention, {"_chunk_kernel": prefill_attention.ROW_TILES}),
 }
@@ -64,19 +64,19 @@ def _stack(cubin: bytes) -> int:
         file.write(cubin)
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return sum(int(size) for size in re.findall(r"STACK:(\d+)", told))
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return sum(int(size) for size in re.findall(r"STACK:(\d+)", output))
 
 
 def main(names: list[str]) -> None:
-    for (name, case), (way, (attention, tables)) in itertools.product(_cases().items(), _WAYS.items()):
-        title = f"{name}, {way}"
+    for (name, case), (variant, (attention, tables)) in itertools.product(_cases().items(), _VARIANTS.items()):
+        title = f"{name}, {variant}"
         if names and title not in names:
             continue
         tiles = {kernel: table[case.head_dim, case.dtype.itemsize] for kernel, table in tables.items()}
         for kernel, compiled in _compile(case, attention).items():
             kind = kernel.split()[0]
-            told = {
+            row = {
                 "case": title,
                 "kernel": kind,
                 "shared": compiled.metadata.shared,
@@ -84,7 +84,7 @@ def main(names: list[str]) -> None:
                 "stack": _stack(compiled.asm["cubin"]),
                 "wgmma": "wgmma.mma_async" in compiled.asm["ptx"],
             }
-            sys.stdout.write(json.dumps(told) + "\n")
+            sys.stdout.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,17 +21,17 @@ def lines_of(programs: Mapping[str, Sequence[str]], cache: Path) -> dict[str, li
     command = [sys.executable, "-W", "error", "-m", __name__, json.dumps(programs)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    told: dict[str, list[str]] = json.loads(done.stdout)
-    return told
+    outputs: dict[str, list[str]] = json.loads(done.stdout)
+    return outputs
 
 
 def _run_all(programs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    told = {}
+    outputs = {}
     for name, arguments in programs.items():
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             importlib.import_module(f"tests.kernels.triton.{name}").main(arguments)
-        told[name] = printed.getvalue().splitlines()
-    return told
+        outputs[name] = printed.getvalue().splitlines()
+    return outputs
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def test_pack_and_unpack(
         assert torch.equal(got.cpu(), expected), "and nothing else is written"
 
 
-def test_packed_heads_may_come_from_a_part_of_more(device: torch.device) -> None:
+def test_packed_heads_may_be_a_part_of_all_heads(device: torch.device) -> None:
     """A rank's share of what a worker with fewer ranks has packed."""
     packed, pool, ids = (
         pool_of((2, 4, 2, 16, 64), torch.bfloat16),

@@ -160,8 +160,8 @@ def test_logits(models: dict[str, Path], model: str, name: str, plane: str, devi
 
 
 # The first sequence's 19 tokens: in one piece; in others, with other company; by decodes beside a prompt.
-_Way = tuple[tuple[tuple[int, int, int], ...], ...]
-_WAYS: list[_Way] = [
+_Schedule = tuple[tuple[tuple[int, int, int], ...], ...]
+_SCHEDULES: list[_Schedule] = [
     (((0, 0, 19),),),
     (((1, 0, 4), (0, 0, 5)), ((0, 5, 17), (1, 4, 6)), ((0, 17, 19),)),
     (((0, 0, 17), (1, 0, 9)), ((0, 17, 18), (1, 9, 10)), ((0, 18, 19), (1, 10, 12))),
@@ -188,22 +188,22 @@ def test_a_token_has_the_same_bits_in_whatever_chunk_and_company(
         decode_attention, "TILES", dict.fromkeys(decode_attention.TILES, decode_attention.DecodeTiles(16, 16, 4, 3))
     )
     load = models[model], torch.float32, plane
-    found = [_first_sequence(way, *load, triton_kernels(batch_invariant=True), device) for way in _WAYS]
+    found = [_first_sequence(schedule, *load, triton_kernels(batch_invariant=True), device) for schedule in _SCHEDULES]
     assert found[0].shape == (19, _VOCAB)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    expected = _first_sequence(_WAYS[0], *load, REFERENCE, _CPU).double()
+    expected = _first_sequence(_SCHEDULES[0], *load, REFERENCE, _CPU).double()
     assert float((found[0].double() - expected).abs().max() / expected.abs().max()) < _TOLERANCES[plane]
-    others = [_first_sequence(way, *load, triton_kernels(), device) for way in _WAYS[:2]]
+    others = [_first_sequence(schedule, *load, triton_kernels(), device) for schedule in _SCHEDULES[:2]]
     assert not torch.equal(*others), "nothing was shown: all kernels do so here"
 
 
 def _first_sequence(
-    way: _Way, directory: Path, dtype: torch.dtype, plane: str, kernels: Kernels, device: torch.device
+    schedule: _Schedule, directory: Path, dtype: torch.dtype, plane: str, kernels: Kernels, device: torch.device
 ) -> torch.Tensor:
     """Its logits."""
     decoder, cache = _load(directory, dtype, plane, kernels, device)
     found = []
-    for pieces in way:
+    for pieces in schedule:
         logits = decoder.logits(decoder.forward(_on(device, _batch(*pieces)), cache))
         rows = logits.split([stop - start for _, start, stop in pieces])
         found.append(rows[[seq for seq, *_ in pieces].index(0)])

@@ -60,16 +60,16 @@ def _check(logits: torch.Tensor, rows: Sequence[Row], device: torch.device) -> N
 
 def _random_rows(count: int, seed: int) -> list[Row]:
     """A mixture in which each kind of row comes often, also filters upon filters."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     return [
         (
-            draw.choice((0.0, 0.3, 0.7, 1.0, 1.0, 1.7)),
-            draw.choice((0, 0, 1, 2, 7, 40, 1000, 10**6)),
-            draw.choice((1.0, 1.0, 1e-9, 0.3137, 0.7731, 0.9313, 0.9991)),
-            draw.choice((-_INF, -_INF, -8.1, -2.3, -0.4, 0.0)),
-            draw.randrange(-(1 << 63), 1 << 63),
-            draw.randrange(4),
-            draw.choice((0, 1, 77, (1 << 32) + 5)),
+            rng.choice((0.0, 0.3, 0.7, 1.0, 1.0, 1.7)),
+            rng.choice((0, 0, 1, 2, 7, 40, 1000, 10**6)),
+            rng.choice((1.0, 1.0, 1e-9, 0.3137, 0.7731, 0.9313, 0.9991)),
+            rng.choice((-_INF, -_INF, -8.1, -2.3, -0.4, 0.0)),
+            rng.randrange(-(1 << 63), 1 << 63),
+            rng.randrange(4),
+            rng.choice((0, 1, 77, (1 << 32) + 5)),
         )
         for _ in range(count)
     ]
@@ -206,14 +206,14 @@ def test_zeros_of_both_signs_are_equal(device: torch.device) -> None:
         assert set(_sample(logits.expand(8, -1), rows, device)) == {0, 1}, limits
 
 
-def test_draws_follow_the_distribution(device: torch.device) -> None:
+def test_samples_follow_the_distribution(device: torch.device) -> None:
     """Pearson's chi-square of draws at consecutive places of one output, against its 99.9% quantile for 5 degrees."""
     count = 100 if device.type == "cpu" else 100_000
     logits = randn(6)
     rows = [(1.3, 0, 1.0, -_INF, 12_345, 0, index) for index in range(count)]
-    drawn = torch.bincount(torch.tensor(_sample(logits.expand(count, -1), rows, device)), minlength=6)
+    counts = torch.bincount(torch.tensor(_sample(logits.expand(count, -1), rows, device)), minlength=6)
     expected = torch.softmax(logits.double() / 1.3, 0) * count
-    assert float(((drawn - expected) ** 2 / expected).sum()) < 20.6
+    assert float(((counts - expected) ** 2 / expected).sum()) < 20.6
 
 
 def test_random_numbers_are_the_plain_ones(device: torch.device) -> None:

@@ -49,7 +49,7 @@ def test_a_late_prompt_is_rejected_with_its_reason(
         assert error.kind is ErrorKind.SLO_MISS and error.facts.http == 503 and error.retry_after_s == 1.0
 
 
-def test_a_rejection_says_when_to_retry() -> None:
+def test_a_rejection_has_a_retry_time() -> None:
     late = ttft_error(TtftForecast(30.0, 1.0), 0.0, 11.0)
     assert late is not None and late.retry_after_s == pytest.approx(20.0)
     full = queue_full(7, TtftForecast(12.0, 1.0))

@@ -112,7 +112,7 @@ def test_a_conversation_grows_and_starts_over(
     assert out.count("Good day") == 3 and "[path: remote]" in out
 
 
-def test_a_key_comes_from_the_environment(
+def test_the_key_is_read_from_the_environment(
     script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.key = "tdm_one"

@@ -1,4 +1,4 @@
-"""Which request a line is of: that which runs, in all that it starts, until it is over."""
+"""Test the log context: a line names the request that runs, also in tasks that the request starts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def test_each_task_names_its_own_request() -> None:
             await both_run.wait()
             return request_fields()
 
-    told = await asyncio.gather(answer("aa"), answer("bb"))
-    assert told == [{"request_id": x, "trace_id": x * 16, "span_id": x * 8} for x in ("aa", "bb")]
+    fields = await asyncio.gather(answer("aa"), answer("bb"))
+    assert fields == [{"request_id": x, "trace_id": x * 16, "span_id": x * 8} for x in ("aa", "bb")]
 
 
 async def test_what_a_request_starts_names_it_only_while_it_is_answered() -> None:

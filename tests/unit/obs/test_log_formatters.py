@@ -1,4 +1,4 @@
-"""A line of a log: one whatever it holds, with all that is known of its request, and never without bound."""
+"""Test the log formatters: one record is one line of bounded length with the fields of its request."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def raised(message: str) -> BaseException:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_whatever_it_holds_a_line_of_json_is_one_line(text: str) -> None:
+def test_a_json_line_stays_one_line_whatever_text_it_holds(text: str) -> None:
     with InRequest(text):
         line = JSON.format(record("label %s", text, error=raised(text), **fields(tenant=text)))
     assert line.isascii() and len(line.splitlines()) == 1
-    told = json.loads(line)
-    assert told["message"] == f"label {text}"
-    assert told["request_id"] == told["tenant"] == text
-    assert told["exception"].startswith("Traceback (most recent call last):\n") and text in told["exception"]
+    parsed = json.loads(line)
+    assert parsed["message"] == f"label {text}"
+    assert parsed["request_id"] == parsed["tenant"] == text
+    assert parsed["exception"].startswith("Traceback (most recent call last):\n") and text in parsed["exception"]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -73,8 +73,8 @@ def test_what_a_line_of_text_holds_begins_no_other(text: str) -> None:
 def test_a_line_of_json_has_its_facts_in_fields_of_their_own() -> None:
     with InRequest("r-1"):
         traced(f"00-{'ab' * 16}-{'cd' * 8}-01")
-        told = json.loads(JSON.format(record("worker %s is lost", "w", **fields(worker="w", seconds=0.5, gone=None))))
-    assert told == {
+        parsed = json.loads(JSON.format(record("worker %s is lost", "w", **fields(worker="w", seconds=0.5, gone=None))))
+    assert parsed == {
         "timestamp": "2025-11-22T13:27:45.250000Z",
         "severity": "WARNING",
         "logger": "tandem.test",
@@ -91,10 +91,10 @@ def test_a_line_of_json_has_its_facts_in_fields_of_their_own() -> None:
     }
 
 
-def test_fields_replace_what_the_running_request_says_and_nothing_else() -> None:
+def test_fields_override_the_request_context_and_no_other_key() -> None:
     with InRequest("r-1"):
-        told = json.loads(JSON.format(record("m", **fields(request_id="r-2", message="forged", severity="INFO"))))
-    assert (told["request_id"], told["message"], told["severity"]) == ("r-2", "m", "WARNING")
+        parsed = json.loads(JSON.format(record("m", **fields(request_id="r-2", message="forged", severity="INFO"))))
+    assert (parsed["request_id"], parsed["message"], parsed["severity"]) == ("r-2", "m", "WARNING")
 
 
 def test_a_line_of_text_ends_with_its_fields() -> None:
@@ -109,9 +109,9 @@ def test_a_line_of_text_ends_with_its_fields() -> None:
 def test_too_much_is_cut_off() -> None:
     error = raised("x" * 100_000 + " the end")
     line = JSON.format(record("y" * 100_000, error=error, **fields(z="z" * 100_000)))
-    told = json.loads(line)
-    assert told["message"] == "y" * MAX_MESSAGE + " ..." and told["z"] == "z" * MAX_MESSAGE + " ..."
-    assert told["exception"].endswith(" the end") and len(told["exception"]) == MAX_EXCEPTION + 4
+    parsed = json.loads(line)
+    assert parsed["message"] == "y" * MAX_MESSAGE + " ..." and parsed["z"] == "z" * MAX_MESSAGE + " ..."
+    assert parsed["exception"].endswith(" the end") and len(parsed["exception"]) == MAX_EXCEPTION + 4
     assert len(TEXT.format(record("y" * 100_000, error=error))) < MAX_MESSAGE + 2 * MAX_EXCEPTION
 
 
@@ -133,7 +133,7 @@ class Ended(Fields, frozen=True):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "ended",
     [
         Ended("m", 0.5, ("a", "b")),
         Ended(),
@@ -144,21 +144,21 @@ class Ended(Fields, frozen=True):
     ],
 )
 @pytest.mark.parametrize("error", [None, raised("not today")])
-def test_fields_of_a_type_are_told_as_any(told: Ended, error: BaseException | None) -> None:
-    given = {name: value for name in Ended.__struct_fields__ if (value := getattr(told, name)) is not None}
-    typed, plain = (JSON.format(record("m", error=error, **extra)) for extra in (told.extra(), fields(**given)))
+def test_fields_of_a_struct_are_written_like_plain_fields(ended: Ended, error: BaseException | None) -> None:
+    given = {name: value for name in Ended.__struct_fields__ if (value := getattr(ended, name)) is not None}
+    typed, plain = (JSON.format(record("m", error=error, **extra)) for extra in (ended.extra(), fields(**given)))
     assert typed.isascii() and len(typed.splitlines()) == 1
-    if told.seconds != math.inf:  # which JSON has no name for
+    if ended.seconds != math.inf:  # which JSON has no name for
         assert json.loads(typed) == json.loads(plain)
     with InRequest("r-1"):
-        assert "r-1" not in TEXT.format(record("m", error=error, **told.extra()))
+        assert "r-1" not in TEXT.format(record("m", error=error, **ended.extra()))
 
 
 @pytest.mark.parametrize("error", [None, raised("not today")])
 def test_a_record_may_stand_for_several_lines(error: BaseException | None) -> None:
-    told = [Ended("m", 0.5), Ended("é\n"), Ended()]
-    made = record("it %s", "ended", error=error, **batch_record(told))
-    alone = [record("it %s", "ended", error=error, **each.extra()) for each in told]
+    batch = [Ended("m", 0.5), Ended("é\n"), Ended()]
+    made = record("it %s", "ended", error=error, **batch_record(batch))
+    alone = [record("it %s", "ended", error=error, **each.extra()) for each in batch]
     assert JSON.format(made).split("\n") == list(map(JSON.format, alone))
     first, *_ = (text.split("\n") for text in map(TEXT.format, alone))
     lines = TEXT.format(made).split("\n")

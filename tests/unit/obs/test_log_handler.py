@@ -1,4 +1,4 @@
-"""What is written at once of records that stand for many lines."""
+"""Test how the log handler splits records of many lines into writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_pieces_are_whole_lines_and_as_many_as_fit(lines: list[str], most: int) 
 
 
 class Raw(io.RawIOBase):
-    """Keeps what each write brought."""
+    """Record the bytes of each write."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -51,8 +51,8 @@ def test_no_write_is_more_than_a_pipe_takes_whole() -> None:
     lines = [f"{number} {'x' * 700}" for number in range(32)]
     for text in ("\n".join(lines), "short", "\n".join(["\u00e9" * 2000, "\udc80" * 800, "last"])):
         handler.handle(logging.makeLogRecord({"msg": text}))
-    told = b"".join(raw.written).decode()
-    assert told.count("\n") == 32 + 1 + 3 and told.startswith("\n".join(lines))
+    lines_read = b"".join(raw.written).decode()
+    assert lines_read.count("\n") == 32 + 1 + 3 and lines_read.startswith("\n".join(lines))
     assert all(len(each) <= PIPE_BUF or each.count(b"\n") == 1 for each in raw.written)
     assert len(raw.written) < 14
 
@@ -64,15 +64,15 @@ def test_lines_of_programs_that_share_a_pipe_stay_whole() -> None:
         "[handler.handle(logging.makeLogRecord({'msg': lines})) for _ in range(50)]"
     )
     reading, writing = os.pipe()
-    with open(reading, "rb") as said:
+    with open(reading, "rb") as pipe:
         programs = [subprocess.Popen([sys.executable, "-c", code, name], stderr=writing) for name in "ab"]
         os.close(writing)
-        told = said.read().decode().splitlines()
+        lines_read = pipe.read().decode().splitlines()
     assert [program.wait() for program in programs] == [0, 0]
-    assert len(told) == 2 * 50 * 32 and set(told) == {"a" * 699, "b" * 699}
+    assert len(lines_read) == 2 * 50 * 32 and set(lines_read) == {"a" * 699, "b" * 699}
 
 
-def test_what_cannot_be_written_is_the_library_s_to_tell(
+def test_a_write_error_is_reported_by_the_logging_library(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", True)  # a library may have turned it off

@@ -1,4 +1,4 @@
-"""Floods of lines: what is left out, what never is, and that it is told."""
+"""Test the rate limit of log lines: which lines are dropped, which never are, and that drops are reported."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Hands:
 class Kept(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
 class Log:
@@ -48,11 +48,11 @@ class Log:
 
     def take(self) -> list[str]:
         """What was written since the last time, to both handlers alike."""
-        told = [list(handler.told) for handler in self.handlers]
-        assert told[0] == told[1]
+        written = [list(handler.messages) for handler in self.handlers]
+        assert written[0] == written[1]
         for handler in self.handlers:
-            handler.told.clear()
-        return told[0]
+            handler.messages.clear()
+        return written[0]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_another_place_or_level_or_logger_is_another_kind(log: Log) -> None:
     assert log.take() == ["b 1", "a 1"]
 
 
-def test_errors_are_alike_only_where_they_say_the_same(log: Log) -> None:
+def test_errors_share_a_limit_only_with_the_same_message(log: Log) -> None:
     for number in range(BURST + 5):
         log.logger.error("%s", f"failure {number}")
     assert len(log.take()) == BURST + 5
@@ -104,14 +104,14 @@ def test_all_errors_of_a_logger_have_a_wide_limit(log: Log) -> None:
     assert log.limit.num_dropped == 5
 
 
-def test_what_was_asked_for_is_never_left_out(log: Log) -> None:
+def test_lines_marked_unlimited_are_never_dropped(log: Log) -> None:
     for _ in range(BURST + 5):
         log.logger.info("request %s", "finished", extra={UNLIMITED: True})
     assert log.take() == ["request finished"] * (BURST + 5)
     assert log.limit.num_dropped == 0
 
 
-def test_the_end_of_a_flood_is_told_at_the_next_line_of_any_kind_or_at_the_end(log: Log) -> None:
+def test_the_summary_of_a_flood_is_written_with_the_next_line_or_at_close(log: Log) -> None:
     for _ in range(BURST + 3):
         log.logger.info("the same")
     log.take()

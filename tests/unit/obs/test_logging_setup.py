@@ -1,4 +1,4 @@
-"""How a program logs: by its settings, and all of it in one form."""
+"""Test that a program logs by its settings, and everything in one format."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ def as_before() -> Iterator[None]:
 
 
 def set_up(**telemetry: Any) -> io.StringIO:
-    said = io.StringIO()
-    set_up_logging(TelemetryConfig(**telemetry), "tandem-test", "t-1", [logging.StreamHandler(said)])
-    return said
+    stream = io.StringIO()
+    set_up_logging(TelemetryConfig(**telemetry), "tandem-test", "t-1", [logging.StreamHandler(stream)])
+    return stream
 
 
 def test_the_level_is_the_configured_one() -> None:
-    said = set_up(log_level="warning")
+    stream = set_up(log_level="warning")
     logging.getLogger("tandem.test").info("little")
     logging.getLogger("tandem.test").warning("much")
     logging.getLogger("grpc").info("noise")
-    assert [line.split(" ", 2)[2] for line in said.getvalue().splitlines()] == ["WARNING tandem.test much"]
-    said = set_up(log_level="debug")
+    assert [line.split(" ", 2)[2] for line in stream.getvalue().splitlines()] == ["WARNING tandem.test much"]
+    stream = set_up(log_level="debug")
     logging.getLogger("tandem.test").debug("least")
     logging.getLogger("grpc").info("noise")
-    assert said.getvalue().endswith(" DEBUG tandem.test least\n")
-    said = set_up(log_level="error")
+    assert stream.getvalue().endswith(" DEBUG tandem.test least\n")
+    stream = set_up(log_level="error")
     logging.getLogger("grpc").warning("noise")
-    assert said.getvalue() == ""
+    assert stream.getvalue() == ""
 
 
 def test_json_names_the_process() -> None:
-    said = set_up(log_format="json")
+    stream = set_up(log_format="json")
     logging.getLogger("tandem.test").info("one")
-    told = json.loads(said.getvalue())
-    assert (told["service"], told["instance"], told["pid"]) == ("tandem-test", "t-1", os.getpid())
-    said = io.StringIO()
-    set_up_logging(TelemetryConfig(log_format="json"), "tandem-test", "", [logging.StreamHandler(said)])
+    parsed = json.loads(stream.getvalue())
+    assert (parsed["service"], parsed["instance"], parsed["pid"]) == ("tandem-test", "t-1", os.getpid())
+    stream = io.StringIO()
+    set_up_logging(TelemetryConfig(log_format="json"), "tandem-test", "", [logging.StreamHandler(stream)])
     logging.getLogger("tandem.test").info("two")
-    assert json.loads(said.getvalue())["instance"] == f"{socket.gethostname()}-{os.getpid()}"
+    assert json.loads(stream.getvalue())["instance"] == f"{socket.gethostname()}-{os.getpid()}"
 
 
 def test_lines_that_are_left_out_are_counted() -> None:
@@ -73,17 +73,17 @@ def test_lines_that_are_left_out_are_counted() -> None:
     set_up()
     for _ in range(int(PER_MESSAGE.burst) + 7):
         logging.getLogger("tandem.test").info("the same")
-    (told,) = [each.points for each in telemetry.metrics.collect() if each.instrument is LOG_LINES_DROPPED]
-    assert told == {(): 7}
+    (points,) = [each.points for each in telemetry.metrics.collect() if each.instrument is LOG_LINES_DROPPED]
+    assert points == {(): 7}
 
 
 def test_a_warning_is_a_line_of_json() -> None:
-    said = set_up(log_format="json")
+    stream = set_up(log_format="json")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("old\nways", stacklevel=1)
-    told = json.loads(said.getvalue())
-    assert told["severity"] == "WARNING" and "old\nways" in told["message"]
+    parsed = json.loads(stream.getvalue())
+    assert parsed["severity"] == "WARNING" and "old\nways" in parsed["message"]
 
 
 PROGRAM = """
@@ -101,13 +101,13 @@ raise ValueError("nobody\\ncatches this")
 """
 
 
-def test_all_that_a_program_says_is_json_to_its_end() -> None:
+def test_every_line_of_a_program_on_stderr_is_json() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    told = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [line["message"] for line in told[: int(PER_MESSAGE.burst)]] == ["the same"] * int(PER_MESSAGE.burst)
-    critical = [line for line in told if line["severity"] == "CRITICAL"]
+    parsed = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["message"] for line in parsed[: int(PER_MESSAGE.burst)]] == ["the same"] * int(PER_MESSAGE.burst)
+    critical = [line for line in parsed if line["severity"] == "CRITICAL"]
     assert ["ZeroDivisionError" in critical[0]["exception"], "nobody\ncatches" in critical[1]["exception"]] == [
         True
     ] * 2
-    assert told[-1]["message"] == "10 lines like this one were left out: the same"
+    assert parsed[-1]["message"] == "10 lines like this one were left out: the same"

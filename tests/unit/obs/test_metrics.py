@@ -1,4 +1,4 @@
-"""Counting: series by attributes, buckets by bounds, and no client that makes series without end."""
+"""Test counters and histograms: series by attributes, buckets by bounds, and a bound on series that clients cause."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_a_counter_has_a_series_for_each_combination_of_attributes() -> None:
     assert pets.of("dog", "acme") is cell
 
 
-def test_a_counter_without_attributes_is_told_before_it_counts() -> None:
-    """Else its first count would not look like growth."""
+def test_a_counter_without_attributes_is_exported_as_zero_before_its_first_count() -> None:
+    """Without the zero, `rate()` would not see the first count as growth."""
     metrics = Metrics()
     visits = counter("visits", "{visit}", "Visits.")
     metrics.counter(visits)
@@ -53,12 +53,12 @@ def test_a_bucket_shows_the_trace_of_its_last_value() -> None:
     speed.record_all([0.5], ["aa"], 1.0)
     speed.record_all([0.75], ["bb"], 2.0)
     speed.record_all([5.0], ["cc"], 3.0)
-    told = points(metrics, SPEED)["batch",]
-    assert isinstance(told, HistogramSnapshot) and told.count == 3
-    assert told.exemplars == {0: Exemplar(0.75, "bb", 2.0), 2: Exemplar(5.0, "cc", 3.0)}
+    snapshot = points(metrics, SPEED)["batch",]
+    assert isinstance(snapshot, HistogramSnapshot) and snapshot.count == 3
+    assert snapshot.exemplars == {0: Exemplar(0.75, "bb", 2.0), 2: Exemplar(5.0, "cc", 3.0)}
 
 
-def test_values_from_outside_are_told_apart_only_so_far() -> None:
+def test_attribute_values_from_clients_make_a_bounded_number_of_series() -> None:
     metrics = Metrics(max_values=2)
     pets = metrics.counter(PETS)
     for tenant in ("a", "b", "c", "d", "a"):
@@ -67,7 +67,7 @@ def test_values_from_outside_are_told_apart_only_so_far() -> None:
     assert points(metrics, PETS) == {("cat", "a"): 2, ("cat", "b"): 1, ("cat", OTHER): 2, ("dog", OTHER): 1}
 
 
-def test_what_counts_by_itself_is_asked_at_each_collection() -> None:
+def test_an_observable_instrument_is_read_at_each_collection() -> None:
     metrics = Metrics(max_values=1)
     open_requests = gauge("open", "{request}", "Open.", "tenant")
     now = {("a",): 1.0, ("b",): 2.0, ("c",): 3.0}

@@ -1,4 +1,4 @@
-"""A worker's own /metrics over real sockets."""
+"""Test a worker's /metrics endpoint over real sockets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def connected(endpoint: MetricsEndpoint) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(host, int(port), timeout=30)
 
 
-def asked(
+def fetch(
     connection: http.client.HTTPConnection, path: str, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, str, bytes]:
     connection.request(method, path, body, headers)
@@ -51,11 +51,11 @@ def asked(
 def test_a_connection_serves_more_than_once() -> None:
     with an_endpoint() as endpoint:
         connection = connected(endpoint)
-        assert asked(connection, "/metrics", Accept="a/b") == (200, "text/x", b"for a/b")
+        assert fetch(connection, "/metrics", Accept="a/b") == (200, "text/x", b"for a/b")
         first = connection.sock
-        assert asked(connection, "/metrics?format=x") == (200, "text/x", b"for ")
-        assert asked(connection, "/health")[0::2] == (200, b"ok\n")
-        assert asked(connection, "/", "GET")[0] == 404
+        assert fetch(connection, "/metrics?format=x") == (200, "text/x", b"for ")
+        assert fetch(connection, "/health")[0::2] == (200, b"ok\n")
+        assert fetch(connection, "/", "GET")[0] == 404
         assert connection.sock is first is not None
         connection.close()
 
@@ -66,7 +66,7 @@ def test_head_has_no_body() -> None:
         connection.request("HEAD", "/metrics")
         answer = connection.getresponse()
         assert (answer.status, answer.headers["Content-Length"], answer.read()) == (200, "4", b"")
-        assert asked(connection, "/health")[0] == 200
+        assert fetch(connection, "/health")[0] == 200
         connection.close()
 
 
@@ -74,7 +74,7 @@ def test_head_has_no_body() -> None:
 def test_nothing_else_is_served(method: str) -> None:
     with an_endpoint() as endpoint:
         connection = connected(endpoint)
-        assert asked(connection, "/metrics", method)[0] == 501
+        assert fetch(connection, "/metrics", method)[0] == 501
         connection.close()
 
 
@@ -103,19 +103,19 @@ def test_garbage_ends_a_connection_and_nothing_else(sent: bytes) -> None:
             while connection.recv(65536):
                 pass
         connection_after = connected(endpoint)
-        assert asked(connection_after, "/health")[0] == 200
+        assert fetch(connection_after, "/health")[0] == 200
         connection_after.close()
 
 
-def test_what_cannot_be_collected_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_collection_is_answered_with_500_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     def broken(accept: str) -> tuple[str, bytes]:
         raise RuntimeError("the owner is gone")
 
     with an_endpoint(broken) as endpoint:
         connection = connected(endpoint)
-        assert asked(connection, "/metrics")[0] == 500
+        assert fetch(connection, "/metrics")[0] == 500
         assert "the owner is gone" in caplog.text
-        assert asked(connection, "/health")[0] == 200
+        assert fetch(connection, "/health")[0] == 200
         connection.close()
 
 
@@ -124,16 +124,16 @@ def test_only_so_many_are_served_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     with an_endpoint() as endpoint:
         kept = [connected(endpoint) for _ in range(2)]
         for connection in kept:
-            assert asked(connection, "/health")[0] == 200
+            assert fetch(connection, "/health")[0] == 200
         with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-            asked(connected(endpoint), "/health")
+            fetch(connected(endpoint), "/health")
         for connection in kept:
-            assert asked(connection, "/metrics")[0] == 200
+            assert fetch(connection, "/metrics")[0] == 200
             connection.close()
         while True:  # its thread still has to see that the connection is closed
             try:
                 late = connected(endpoint)
-                assert asked(late, "/health")[0] == 200
+                assert fetch(late, "/health")[0] == 200
                 break
             except (http.client.RemoteDisconnected, ConnectionError):
                 continue
@@ -155,7 +155,7 @@ def test_closing_cuts_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with an_endpoint() as endpoint:
         host, _, port = endpoint.address.rpartition(":")
         connection = connected(endpoint)
-        assert asked(connection, "/health")[0] == 200
+        assert fetch(connection, "/health")[0] == 200
         endpoint.close()
         assert connection.sock is not None and connection.sock.recv(1) == b""
         with pytest.raises(OSError):
@@ -163,7 +163,7 @@ def test_closing_cuts_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.close()
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_in_use_is_an_error_that_names_it() -> None:
     with an_endpoint() as endpoint:
         port = int(endpoint.address.rpartition(":")[2])
         second = MetricsEndpoint("127.0.0.1", port, lambda accept: ("", b""))

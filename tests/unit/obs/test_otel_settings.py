@@ -1,4 +1,4 @@
-"""OTEL_ variables: what they ask for, and that one which means nothing is named."""
+"""Test the OTEL_ variables: the settings that they give, and errors that name an invalid variable."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ GRPC = {ENDPOINT: "collector:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
         ({ENDPOINT: ""}, (), ()),
     ],
 )
-def test_a_signal_goes_where_a_variable_says(
+def test_a_signal_goes_to_the_endpoint_of_its_variable(
     environ: dict[str, str], traces: tuple[str, ...], metrics: tuple[str, ...]
 ) -> None:
     settings = read_otel(environ)
     assert (settings.traces, settings.metrics) == (traces, metrics)
 
 
-def test_the_protocol_is_http_unless_a_variable_says_otherwise() -> None:
+def test_the_protocol_is_http_unless_a_variable_sets_another() -> None:
     assert read_otel({}).traces_protocol == "http/protobuf"
     both = read_otel(GRPC | {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf", ENDPOINT: "http://c:1"})
     assert (both.traces_protocol, both.metrics_protocol) == ("grpc", "http/protobuf")

@@ -1,4 +1,4 @@
-"""Spans as OTLP has them: what the SDK's own encoder makes of them, whatever they hold."""
+"""Test that spans are encoded for OTLP exactly as the SDK's encoder does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = st.lists(TEXTS, max_size=6, unique=True)
 
 @st.composite
 def layers(draw: st.DrawFn) -> LayeredAttributes:
-    """No name twice."""
+    """Generate attributes in layers; no name occurs twice."""
     names = draw(NAMES)
     first, last = sorted((draw(st.integers(0, len(names))), draw(st.integers(0, len(names)))))
     shared, own = ({name: draw(VALUES) for name in some} for some in (names[:first], names[first:last]))
@@ -66,31 +66,31 @@ SPANS = st.recursive(st.just(()), lambda inside: st.lists(records(inside), max_s
 HEADERS = st.sampled_from([("", ""), *((f"00-{'ab' * 16}-{'cd' * 8}-{flags}", "b=1,a=2") for flags in ("01", "03"))])
 
 
-def ended(told: Sequence[SpanRecord], *headers: str) -> list[EndedSpan]:
-    """In a trace of its own each, or in the header's."""
+def ended(records_to_end: Sequence[SpanRecord], *headers: str) -> list[EndedSpan]:
+    """Return `records_to_end` as ended spans, each in a trace of its own or all in the trace of `headers`."""
     made: list[EndedSpan] = []
     tracing = Tracing(SpanMaker(TraceSampling(), made.append))
-    for span in told:
+    for span in records_to_end:
         tracing.begin(*headers or ("", "")).end(span)
     return made
 
 
 def by_sdk(spans: Sequence[EndedSpan]) -> ExportTraceServiceRequest:
     limits = SpanLimitSettings()
-    told: ExportTraceServiceRequest = encode_by_sdk([readable(span, RESOURCE, limits) for span in spans])
-    return told
+    request: ExportTraceServiceRequest = encode_by_sdk([readable(span, RESOURCE, limits) for span in spans])
+    return request
 
 
 def encoded(spans: Sequence[EndedSpan]) -> ExportTraceServiceRequest:
     encoder = SpanEncoder(RESOURCE)
     parts = [part for part in map(encoder.encode, spans) if part is not None]
-    told: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(encoder.request(parts))
-    return told
+    request: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(encoder.request(parts))
+    return request
 
 
 @given(SPANS.filter(bool), HEADERS)
-def test_spans_are_encoded_as_the_sdk_does(told: tuple[SpanRecord, ...], headers: tuple[str, str]) -> None:
-    made = ended(told, *headers)
+def test_spans_are_encoded_as_the_sdk_does(roots: tuple[SpanRecord, ...], headers: tuple[str, str]) -> None:
+    made = ended(roots, *headers)
     assert encoded(made) == by_sdk(made)
 
 
@@ -102,11 +102,11 @@ def test_lengths_of_more_than_a_byte_are_encoded_as_the_sdk_does(length: int) ->
 
 
 @pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0, 0, False), ("1", 1), (("a",), "a", ("a", "b"))])
-def test_values_that_are_equal_are_still_told_apart(values: tuple[Any, ...]) -> None:
-    spans = [SpanRecord(name="x", start=1.0, end=2.0, attributes={"said": said}) for said in (*values, *values)]
+def test_values_of_different_types_that_compare_equal_stay_different(values: tuple[Any, ...]) -> None:
+    spans = [SpanRecord(name="x", start=1.0, end=2.0, attributes={"said": value}) for value in (*values, *values)]
     made = ended(spans)
-    told = encoded(made)
-    assert told.SerializeToString(deterministic=True) == by_sdk(made).SerializeToString(deterministic=True)
+    request = encoded(made)
+    assert request.SerializeToString(deterministic=True) == by_sdk(made).SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize(
@@ -114,22 +114,22 @@ def test_values_that_are_equal_are_still_told_apart(values: tuple[Any, ...]) -> 
     [{"a": 1, "b": 2, "c": 3}, LayeredAttributes(Shared({"a": 1}), {"b": 2}, ("c",), [3.0])],
     ids=["plain", "layers"],
 )
-def test_what_limits_left_out_is_told_as_the_sdk_does(monkeypatch: pytest.MonkeyPatch, wide: Any) -> None:
+def test_dropped_counts_equal_the_sdk_s(monkeypatch: pytest.MonkeyPatch, wide: Any) -> None:
     for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_SPAN_EVENT_COUNT_LIMIT", "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT"):
         monkeypatch.setenv(name, "1")
     events = tuple(SpanEvent("e", 1.0, wide) for _ in range(4))
     span = SpanRecord(name="x", start=1.0, end=2.0, attributes=wide, events=events)
     made = ended([span])
-    told = encoded(made)
-    (one,) = told.resource_spans[0].scope_spans[0].spans
+    request = encoded(made)
+    (one,) = request.resource_spans[0].scope_spans[0].spans
     dropped = (one.dropped_attributes_count, one.dropped_events_count, one.events[0].dropped_attributes_count)
-    assert dropped == (2, 3, 2) and told == by_sdk(made)
+    assert dropped == (2, 3, 2) and request == by_sdk(made)
 
 
 @pytest.mark.parametrize("wrong", [{"said": 2**63}, {"said": "\ud800"}, {"said": None}, {3: "x"}, {3: "x" * 99}])
 def test_a_span_without_a_form_is_left_out_alone(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
-    told = [("a", {"said": "x"}), ("b", wrong), ("c", {"said": "z"})]
-    made = ended([SpanRecord(name=name, start=1.0, end=2.0, attributes=said) for name, said in told])
+    cases = [("a", {"said": "x"}), ("b", wrong), ("c", {"said": "z"})]
+    made = ended([SpanRecord(name=name, start=1.0, end=2.0, attributes=attributes) for name, attributes in cases])
     (scope,) = encoded(made).resource_spans[0].scope_spans
     assert [span.name for span in scope.spans] == ["a", "c"]
     assert [record.message for record in caplog.records] == ["telemetry: the span 'b' cannot be sent"]

@@ -1,4 +1,4 @@
-"""Both formats, read back by Prometheus' own parsers and by promtool."""
+"""Test both exposition formats by reading them with Prometheus' own parsers and promtool."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def a_point(instrument: Instrument) -> float | HistogramSnapshot:
 
 
 def everything() -> list[MetricFamily]:
-    """A series of each."""
+    """Return one series of each instrument."""
     return [MetricFamily(each, {("x",) * len(each.attributes): a_point(each)}) for each in ALL]
 
 
-def test_text_is_what_the_format_says() -> None:
+def test_text_follows_the_exposition_format() -> None:
     pets = MetricFamily(PETS, {("cat", 'a"b\\c\nd'): 2, ("dog", ""): 0.5})
     speed = MetricFamily(SPEED, {("batch",): HistogramSnapshot((1, 0, 2), 4.25, {})})
     assert written(pets, speed, openmetrics=False).splitlines() == [
@@ -96,17 +96,17 @@ def test_every_instrument_is_read_back(openmetrics: bool) -> None:
     for family in everything():
         name = prometheus_name(family.instrument)
         kind = family.instrument.kind
-        told = read[name.removesuffix("_total")]
-        assert told.type == kind.value, name
+        parsed = read[name.removesuffix("_total")]
+        assert parsed.type == kind.value, name
         sample = f"{name}_count" if kind is Kind.HISTOGRAM else name
-        (found,) = [each for each in told.samples if each.name == sample]
+        (found,) = [each for each in parsed.samples if each.name == sample]
         (point,) = family.points.values()
         assert found.value == (point.count if isinstance(point, HistogramSnapshot) else point)
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="Prometheus is not installed")
 def test_promtool_has_nothing_against_it() -> None:
-    """Its lint's opinions on names are on stderr with status 3; what cannot be read is status 1."""
+    """promtool's lint warnings about names have exit status 3; unreadable text has status 1."""
     text = written(*everything(), openmetrics=False)
     ran = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
     assert ran.returncode in (0, 3), ran.stderr
@@ -146,7 +146,7 @@ def test_no_value_and_no_label_is_too_strange(points: dict[tuple[str, str], floa
         (on.PROCESS_CPU, "process_cpu_time_seconds_total"),
     ],
 )
-def test_names_are_translated_as_opentelemetry_says(instrument: Instrument, name: str) -> None:
+def test_names_are_translated_by_opentelemetry_s_rules(instrument: Instrument, name: str) -> None:
     assert prometheus_name(instrument) == name
 
 
@@ -174,5 +174,5 @@ def test_no_two_instruments_have_a_name() -> None:
         (";;,,=;q", False),
     ],
 )
-def test_who_asks_chooses_the_format(accept: str, expected: bool) -> None:
+def test_the_accept_header_chooses_the_format(accept: str, expected: bool) -> None:
     assert is_openmetrics(accept) is expected

@@ -1,4 +1,4 @@
-"""What leaves a process, with a real receiver at the other end; OTEL_ variables say where it goes."""
+"""Test what a process exports, with a real OTLP receiver whose address is in OTEL_ variables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def started() -> Telemetry:
 
 
 def a_request(telemetry: Telemetry) -> str:
-    """Its trace's id."""
+    """Record one request and return its trace id."""
     trace = telemetry.tracing.begin("", "")
     queue = SpanRecord(name="queue", start=100.0, end=101.0, attributes={"tandem.lane": "batch"})
     at_once = SpanEvent("chunk", 100.5, {"tokens": 3})
@@ -120,7 +120,7 @@ def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch:
 def test_any_number_of_series_arrives(
     protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than a gRPC server takes in one message."""
+    """The series need more bytes than a gRPC server accepts in one message."""
     names = {f"{'tenant' * 20}-{number}" for number in range(3 * exporters.MAX_BATCH + 1)}
     with otlp_receiver(protocol) as receiver:
         send_to(receiver, monkeypatch)
@@ -129,13 +129,13 @@ def test_any_number_of_series_arrives(
         for name in names:
             lasted.of("chat", "m" * 200, name, "interactive", "").record(0.1)
         telemetry.close(30.0)
-        came = [metric.histogram for _, metric in receiver.metrics if metric.name == REQUEST_DURATION.name]
-        assert sum(each.ByteSize() for each in came) > 4 * 2**20
-        points = [attributes(point.attributes)["tenant"] for each in came for point in each.data_points]
+        histograms = [metric.histogram for _, metric in receiver.metrics if metric.name == REQUEST_DURATION.name]
+        assert sum(each.ByteSize() for each in histograms) > 4 * 2**20
+        points = [attributes(point.attributes)["tenant"] for each in histograms for point in each.data_points]
         assert len(points) == len(names) and set(points) == names
 
 
-def test_nothing_is_sent_unless_a_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_unless_a_variable_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     num_threads = threading.active_count()
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", " ")
     telemetry = started()
@@ -213,7 +213,7 @@ def test_a_receiver_that_is_down_costs_nobody_anything(
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     telemetry = started()
     for logger in map(logging.getLogger, exporters.NOISY_EXPORTERS):
-        logger.filters.clear()  # what they have said in other tests
+        logger.filters.clear()  # the messages of other tests count
     telemetry.metrics.counter(RETRIES).add(1)
     for _ in range(20):
         a_request(telemetry)
@@ -229,7 +229,7 @@ def test_spans_arrive_by_a_new_channel_once_the_receiver_is_there(
     send_to(OtlpReceiver("grpc", f"http://127.0.0.1:{port}"), monkeypatch)
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     for logger in map(logging.getLogger, exporters.NOISY_EXPORTERS):
-        logger.filters.clear()  # what they have said in other tests
+        logger.filters.clear()  # the messages of other tests count
     telemetry = started()
     a_request(telemetry)
     closing = threading.Thread(target=telemetry.close, args=(30.0,))
@@ -242,21 +242,23 @@ def test_spans_arrive_by_a_new_channel_once_the_receiver_is_there(
         assert {span.name for _, span in receiver.spans} == {"chat m", "queue"}
 
 
-def test_a_failure_is_told_once_a_minute_by_each_thread() -> None:
-    def told(at: float, msg: str, thread: str) -> bool:
+def test_a_failure_is_logged_once_a_minute_for_each_thread() -> None:
+    def passes(at: float, msg: str, thread: str) -> bool:
         record = logging.makeLogRecord({"name": "x", "msg": msg, "created": at, "threadName": thread})
         return sparingly.filter(record)
 
     sparingly = exporters.RateLimitFilter()
-    assert told(100.0, "failed %s", "a") and told(101.0, "failed %s", "b") and told(102.0, "other", "a")
-    assert not told(159.0, "failed %s", "a") and told(160.0, "failed %s", "a") and not told(161.0, "failed %s", "a")
+    assert passes(100.0, "failed %s", "a") and passes(101.0, "failed %s", "b") and passes(102.0, "other", "a")
+    assert (
+        not passes(159.0, "failed %s", "a") and passes(160.0, "failed %s", "a") and not passes(161.0, "failed %s", "a")
+    )
 
 
 @BOTH
 def test_a_receiver_that_hangs_costs_nobody_anything(
     protocol: Literal["grpc", "http/protobuf"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its calls end only when the test does, so whoever waited for one would never come back."""
+    """The receiver's calls end only with the test, so code that waited for one would hang."""
     with otlp_receiver(protocol, is_open=False) as receiver:
         send_to(receiver, monkeypatch)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
@@ -334,8 +336,8 @@ def test_figures_can_go_to_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: 
     code += "t.metrics.counter(RETRIES).add(1); t.close(30.0)"
     variables = {"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "console,prometheus"}
     subprocess.run([sys.executable, "-c", code], env=os.environ | variables, check=True, timeout=60)
-    told = capfd.readouterr().out
-    assert '"name": "chat m"' in told and '"name": "tandem.request.retries"' in told
+    output = capfd.readouterr().out
+    assert '"name": "chat m"' in output and '"name": "tandem.request.retries"' in output
 
 
 def test_a_program_that_sends_nothing_does_not_load_what_sends() -> None:

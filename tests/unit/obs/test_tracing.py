@@ -1,4 +1,4 @@
-"""Spans: one tree of a request's, whoever made its parts, and nothing where nobody wants them."""
+"""Test spans: one tree for each request across processes, and none for unsampled requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNSAMPLED = f"00-{'ab' * 16}-{'cd' * 8}-00"
 
 
 class Traced:
-    """A process that traces, and the spans that it made."""
+    """Tracing of one process with the spans that it made."""
 
     def __init__(self, sampling: TraceSampling = USUAL) -> None:
         self.made: list[ReadableSpan] = []
@@ -83,10 +83,10 @@ def test_a_request_is_one_tree_across_processes() -> None:
     assert (transfer.start_time, transfer.end_time) == (102 * 10**9, 102_500 * 10**6)
 
 
-def test_a_span_has_all_that_it_was_told() -> None:
+def test_a_span_has_all_that_its_record_holds() -> None:
     traced = Traced()
     chunk = SpanEvent("chunk", 1.5, {"tokens": 64, "seconds": 0.25})
-    told = SpanRecord(
+    record = SpanRecord(
         name="prefill",
         start=1.0,
         end=2.0,
@@ -95,9 +95,9 @@ def test_a_span_has_all_that_it_was_told() -> None:
         error="the worker was lost",
         kind="server",
     )
-    traced.tracing.record(CLIENT, told)
+    traced.tracing.record(CLIENT, record)
     span = traced.spans["prefill"]
-    assert dict(span.attributes or {}) == told.attributes
+    assert dict(span.attributes or {}) == record.attributes
     assert [(event.name, event.timestamp, dict(event.attributes or {})) for event in span.events] == [
         ("chunk", 1_500_000_000, chunk.attributes)
     ]
@@ -109,14 +109,14 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
     traced = Traced()
     first, second = traced.tracing.begin("", ""), traced.tracing.begin("", "")
     assert first.is_sampled and len(first.id) == 32 and first.id != second.id
-    told = parse_traceparent(first.traceparent)
-    assert told is not None and told.is_sampled and told.trace == first.id
+    context = parse_traceparent(first.traceparent)
+    assert context is not None and context.is_sampled and context.trace == first.id
     first.end(a_span("chat", 1.0, 2.0))
     assert traced.spans["chat"].parent is None
 
 
 @pytest.mark.parametrize(
-    ("tracing", "came"),
+    ("tracing", "header"),
     [
         (lambda: OFF, CLIENT),
         (lambda: Traced(TraceSampling(0.0, is_parent_based=False)).tracing, CLIENT),
@@ -125,26 +125,26 @@ def test_without_a_parent_a_request_is_a_trace_of_its_own() -> None:
     ],
     ids=["off", "always-off", "none-of-them", "the-client-does-not"],
 )
-def test_what_is_not_sampled_passes_on_what_came(tracing: Callable[[], Tracing], came: str) -> None:
-    trace = tracing().begin(came, "")
-    assert (trace.traceparent, trace.id, trace.is_sampled) == (came, "", False)
+def test_an_unsampled_request_passes_its_header_on(tracing: Callable[[], Tracing], header: str) -> None:
+    trace = tracing().begin(header, "")
+    assert (trace.traceparent, trace.id, trace.is_sampled) == (header, "", False)
     trace.end(a_span("chat", 1.0, 2.0))
 
 
-@pytest.mark.parametrize("came", ["", "garbage", CLIENT + "x", CLIENT.upper()])
-def test_what_is_no_header_is_not_passed_on(came: str) -> None:
+@pytest.mark.parametrize("header", ["", "garbage", CLIENT + "x", CLIENT.upper()])
+def test_what_is_no_header_is_not_passed_on(header: str) -> None:
     for tracing in (OFF, Traced(TraceSampling(0.0, is_parent_based=False)).tracing):
-        assert tracing.begin(came, "").traceparent == ""
-    trace = Traced().tracing.begin(came, "")
+        assert tracing.begin(header, "").traceparent == ""
+    trace = Traced().tracing.begin(header, "")
     assert parse_traceparent(trace.traceparent) and trace.id != "ab" * 16
 
 
-@pytest.mark.parametrize(("came", "flags"), [("", "03"), (CLIENT, "01"), (CLIENT[:-2] + "03", "03")])
-def test_whether_a_trace_s_id_is_random_is_passed_on(came: str, flags: str) -> None:
-    assert Traced().tracing.begin(came, "").traceparent.endswith(f"-{flags}")
+@pytest.mark.parametrize(("header", "flags"), [("", "03"), (CLIENT, "01"), (CLIENT[:-2] + "03", "03")])
+def test_whether_a_trace_s_id_is_random_is_passed_on(header: str, flags: str) -> None:
+    assert Traced().tracing.begin(header, "").traceparent.endswith(f"-{flags}")
 
 
-def test_no_span_is_made_where_it_is_not_wanted() -> None:
+def test_no_span_is_made_for_an_unsampled_request() -> None:
     traced = Traced(TraceSampling(0.0, is_parent_based=False))
     traced.tracing.begin("", "").end(a_span("chat", 1.0, 2.0))
     assert traced.spans == {}
@@ -186,13 +186,13 @@ def test_it_is_sampled_as_the_sdk_does(variables: dict[str, str], parent: SpanCo
             patch.setenv(name, value)
         sampler = _get_from_env_or_default()
     sampling = read_otel(variables | {"OTEL_TRACES_EXPORTER": "otlp"}).sampling
-    maker = SpanMaker(sampling, [].append, lambda num_bytes: drawn[-num_bytes:])
-    drawn = trace.to_bytes(16, "big") + b"\7" * 8
+    maker = SpanMaker(sampling, [].append, lambda num_bytes: random_bytes[-num_bytes:])
+    random_bytes = trace.to_bytes(16, "big") + b"\7" * 8
     trace = trace if parent is None else parent.trace_id
     context = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
     decided = sampler.should_sample(context, trace, "request")
-    told = None if parent is None else f"00-{parent.trace_id:032x}-{parent.span_id:016x}-{parent.trace_flags:02x}"
-    made = maker.sample(None if told is None else parse_traceparent(told))
+    header = None if parent is None else f"00-{parent.trace_id:032x}-{parent.span_id:016x}-{parent.trace_flags:02x}"
+    made = maker.sample(None if header is None else parse_traceparent(header))
     assert (made is not None) == (decided.decision is Decision.RECORD_AND_SAMPLE)
     if made is not None:
         assert int(made.trace, 16) == trace and made.is_sampled
@@ -201,7 +201,7 @@ def test_it_is_sampled_as_the_sdk_does(variables: dict[str, str], parent: SpanCo
 
 def test_what_is_not_sampled_is_not_made() -> None:
     traced = Traced()
-    told = SpanRecord(
+    record = SpanRecord(
         name="x",
         start=1.0,
         end=2.0,
@@ -209,13 +209,13 @@ def test_what_is_not_sampled_is_not_made() -> None:
         events=(SpanEvent("chunk", 1.0, {}),),
         children=(a_span("y", 1.0, 2.0),),
     )
-    OFF.begin(CLIENT, "a=1").end(told)
-    OFF.record(CLIENT, told)
-    traced.tracing.record(UNSAMPLED, told)
+    OFF.begin(CLIENT, "a=1").end(record)
+    OFF.record(CLIENT, record)
+    traced.tracing.record(UNSAMPLED, record)
     assert not traced.tracing.would_record(UNSAMPLED)
-    traced.tracing.begin(UNSAMPLED, "a=1").end(told)
+    traced.tracing.begin(UNSAMPLED, "a=1").end(record)
     assert traced.made == []
-    traced.tracing.begin(CLIENT, "a=1").end(told)
+    traced.tracing.begin(CLIENT, "a=1").end(record)
     assert [span.name for span in traced.made] == ["y", "x"]
 
 
@@ -257,7 +257,7 @@ def test_a_span_keeps_to_opentelemetry_s_limits(monkeypatch: pytest.MonkeyPatch)
         ("", False),
     ],
 )
-def test_a_traceparent_is_read_as_the_standard_says(text: str, is_read: bool) -> None:
+def test_a_traceparent_is_parsed_as_w3c_specifies(text: str, is_read: bool) -> None:
     assert (parse_traceparent(text) is not None) == is_read
     assert Traced().tracing.would_record(text) == is_read
 

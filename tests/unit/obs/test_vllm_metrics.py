@@ -1,4 +1,4 @@
-"""What was counted, under vLLM's names: by model, and never from gateways and workers both."""
+"""Test metrics under vLLM's names: by model, and each from gateways or from workers only."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def a_gateway() -> Metrics:
 
 
 def test_a_workers_figures_are_of_the_model_that_it_serves() -> None:
-    told = {name: dict(each.points) for name, each in aliases(a_worker()).items()}
-    assert told == {
+    exposed = {name: dict(each.points) for name, each in aliases(a_worker()).items()}
+    assert exposed == {
         "vllm:num_requests_running": {("llama",): 3},
         "vllm:num_requests_waiting": {("llama",): 2},
         "vllm:kv_cache_usage_perc": {("llama",): 0.25},
@@ -50,9 +50,9 @@ def test_a_workers_figures_are_of_the_model_that_it_serves() -> None:
 
 
 def test_a_gateways_figures_are_added_up_by_model() -> None:
-    told = aliases(a_gateway())
-    assert told["vllm:request_success"].points == {("a",): 2, ("b",): 1}
-    latency = told["vllm:e2e_request_latency_seconds"].points["a",]
+    exposed = aliases(a_gateway())
+    assert exposed["vllm:request_success"].points == {("a",): 2, ("b",): 1}
+    latency = exposed["vllm:e2e_request_latency_seconds"].points["a",]
     assert isinstance(latency, HistogramSnapshot) and latency.count == 3 and latency.sum == pytest.approx(0.009)
     for name, value in (
         ("request_queue_time_seconds", 0.5),
@@ -61,7 +61,7 @@ def test_a_gateways_figures_are_added_up_by_model() -> None:
         ("request_prompt_tokens", 12.0),
         ("request_generation_tokens", 34.0),
     ):
-        (point,) = told[f"vllm:{name}"].points.values()
+        (point,) = exposed[f"vllm:{name}"].points.values()
         assert isinstance(point, HistogramSnapshot) and (point.count, point.sum) == (1, value), name
 
 

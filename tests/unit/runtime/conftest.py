@@ -1,4 +1,4 @@
-"""A small random model directory written by hand, so that these tests need no transformers."""
+"""Write a small random model directory by hand, so that these tests need no transformers."""
 
 from __future__ import annotations
 

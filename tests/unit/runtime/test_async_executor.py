@@ -1,4 +1,4 @@
-"""Steps that overlap, on the CPU as their device: what is chained, what fails in the middle, what comes back."""
+"""Test overlapping steps with the CPU as device: chained steps, failures in the middle, and offloaded blocks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def executor(model_dir: Path) -> AsyncExecutor:
 def _slice(
     seq: int, tokens: Sequence[int] = _PROMPT, start: int = 0, params: SamplingParams = _GREEDY, index: int = 0
 ) -> ScheduledSlice:
-    """A slice in blocks that no other sequence has."""
+    """Return a slice in blocks that no other sequence uses."""
     blocks = tuple(BlockId(seq * 6 + i) for i in range(-(-(start + len(tokens)) // 4)))
     output = tuple(tokens[len(_PROMPT) :]) if params.needs_history else ()
     prompt = _PROMPT if params.needs_history else ()
@@ -73,7 +73,7 @@ def _ids(result: SliceResult) -> list[int]:
 
 
 def _at_once(executor: AnyExecutor, seq: int, params: SamplingParams, count: int) -> list[int]:
-    """Outputs whose every token is drawn from the whole prompt, computed anew."""
+    """Return outputs of which each token is sampled after computing the whole prompt anew."""
     tokens: list[int] = []
     for number in range(count):
         piece = _slice(seq, (*_PROMPT, *tokens), params=params, index=number)
@@ -82,7 +82,7 @@ def _at_once(executor: AnyExecutor, seq: int, params: SamplingParams, count: int
 
 
 def _overlapping(executor: AsyncExecutor, seqs: Sequence[tuple[int, SamplingParams]], count: int) -> list[list[int]]:
-    """Outputs of sequences whose plans are launched before the ones before them are collected."""
+    """Return outputs of sequences of which each plan is launched before the previous one is collected."""
     executor.launch(StepPlan(0, tuple(_slice(seq, params=params) for seq, params in seqs)))
     steps: list[StepResult] = []
     for number in range(1, count):
@@ -95,7 +95,7 @@ def _overlapping(executor: AsyncExecutor, seqs: Sequence[tuple[int, SamplingPara
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-def test_chained_steps_draw_what_steps_one_by_one_draw(model_dir: Path, graphs: bool) -> None:
+def test_chained_steps_sample_the_same_tokens_as_single_steps(model_dir: Path, graphs: bool) -> None:
     deep = _load(model_dir, cuda_graphs=graphs)
     assert isinstance(deep, AsyncExecutor)
     plain = _load(model_dir, depth=1)
@@ -105,8 +105,8 @@ def test_chained_steps_draw_what_steps_one_by_one_draw(model_dir: Path, graphs: 
     assert len({tuple(output) for output in right}) == 3
 
 
-def test_a_device_and_the_host_draw_alike_side_by_side(model_dir: Path) -> None:
-    """Draws of all kinds in one step, in an order in which the device's and the host's rows alternate."""
+def test_device_and_host_sample_the_same_tokens_in_one_batch(model_dir: Path) -> None:
+    """Sample with all kinds of parameters in one step, in which rows of the device and of the host alternate."""
     plain, deep = _load(model_dir, depth=1), _load(model_dir)
     kinds = [_ALL_KINDS[name] for name in ("told", "greedy", "penalised", "filtered", "biased", "sampled")]
     plan = StepPlan(0, tuple(_slice(seq, params=params) for seq, params in enumerate(kinds)))
@@ -127,15 +127,15 @@ def test_choices_share_a_row_and_guesses_have_their_own(model_dir: Path) -> None
     assert len(set(_ids(results[0]))) > 1 and _ids(results[2]) == right[:4]
 
 
-def test_a_token_that_the_host_draws_cannot_be_chained_to_before_it_is(executor: AsyncExecutor) -> None:
-    told = _ALL_KINDS["told"]
-    executor.launch(StepPlan(0, (_slice(1, params=told),)))
-    executor.launch(StepPlan(1, (_chained(1, 7, told), _slice(2))))
+def test_a_step_cannot_be_chained_to_a_token_that_the_host_has_not_sampled(executor: AsyncExecutor) -> None:
+    params = _ALL_KINDS["told"]
+    executor.launch(StepPlan(0, (_slice(1, params=params),)))
+    executor.launch(StepPlan(1, (_chained(1, 7, params), _slice(2))))
     first = _ids(executor.collect().slices[0])
     bad, good = executor.collect().slices
     assert bad.error is not None and "host" in bad.error and _ids(good)
-    # Once it is drawn the host knows it.
-    executor.launch(StepPlan(2, (_slice(1, first, 7, told, 1),)))
+    # Once the token is sampled, the host knows it.
+    executor.launch(StepPlan(2, (_slice(1, first, 7, params, 1),)))
     assert _ids(executor.collect().slices[0])
 
 
@@ -146,7 +146,7 @@ def test_guesses_cannot_be_chained_to_before_it_is_known_which_were_right(execut
     assert executor.collect().slices[0].error is not None
 
 
-def test_what_is_chained_may_come_after_a_chunk(executor: AsyncExecutor) -> None:
+def test_a_chained_step_may_follow_a_chunk(executor: AsyncExecutor) -> None:
     right = _at_once(executor, 4, _GREEDY, 2)
     executor.launch(StepPlan(0, (_slice(1), _slice(2))))
     executor.launch(StepPlan(1, (_chained(2, 7), _slice(3), _chained(1, 7))))
@@ -164,7 +164,7 @@ def test_a_chain_passes_over_a_plan_that_does_not_name_it(executor: AsyncExecuto
     assert _ids(executor.collect().slices[0]) == right[1:]
 
 
-def test_at_most_two_plans_are_under_way_and_execute_wants_none(executor: AsyncExecutor) -> None:
+def test_at_most_two_plans_are_in_flight_and_execute_requires_none(executor: AsyncExecutor) -> None:
     executor.launch(StepPlan(0, (_slice(1),)))
     with pytest.raises(ValueError, match="not collected"):
         executor.execute(StepPlan(1, (_slice(2),)))
@@ -177,7 +177,7 @@ def test_at_most_two_plans_are_under_way_and_execute_wants_none(executor: AsyncE
 def test_what_is_chained_to_a_row_that_is_not_finite_fails_with_it(
     executor: AsyncExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device goes on with some token, in blocks of its own, and nobody sees what comes of it."""
+    """The device continues with an arbitrary token in the sequence's own blocks, and its result is discarded."""
     logits = executor.model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ def test_what_is_chained_to_a_row_that_is_not_finite_fails_with_it(
 def test_a_step_that_fails_is_run_slice_by_slice_between_two_that_overlap(
     executor: AsyncExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that can be computed go on in the chain, those that cannot end it."""
+    """Slices that can be computed continue their chain; the others end theirs."""
     right = _at_once(executor, 5, _GREEDY, 3)
     forward = executor.model.forward
 
@@ -229,7 +229,7 @@ def test_a_step_that_fails_is_run_slice_by_slice_between_two_that_overlap(
     assert (_ids(one), _ids(three)) == (right[2:], right[1:2]) and two.error is not None
 
 
-def test_a_device_that_is_lost_says_so_instead_of_trying_slices(
+def test_a_lost_device_is_reported_before_any_slice_is_retried(
     executor: AsyncExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Lost:
@@ -249,7 +249,7 @@ def test_a_device_that_is_lost_says_so_instead_of_trying_slices(
 
 
 @pytest.mark.parametrize("where", ["mark", "wait"])
-def test_a_device_that_is_lost_says_so_wherever_that_shows(
+def test_a_lost_device_is_reported_wherever_it_shows(
     executor: AsyncExecutor, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """On a GPU no event can be recorded any more either."""
@@ -260,7 +260,7 @@ def test_a_device_that_is_lost_says_so_wherever_that_shows(
         executor.launch(StepPlan(0, (_slice(1),)))
 
 
-def test_what_no_slice_fails_with_comes_out_once_the_device_is_at_nothing(
+def test_an_error_of_no_slice_is_raised_once_the_device_is_idle(
     executor: AsyncExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks are given to others then. A compiler's error, for instance, is no RuntimeError."""
@@ -286,7 +286,7 @@ def _raise(error: Exception) -> Callable[..., Any]:
 
 
 def test_digests_are_those_of_the_step_s_own_writes(model_dir: Path) -> None:
-    """Of slices and of loans, while the next step writes to other blocks."""
+    """Digests of slices and of served prefixes are right while the next step writes to other blocks."""
     plain, deep = _load(model_dir, depth=1), _load(model_dir)
     assert isinstance(deep, AsyncExecutor)
     piece = replace(_slice(1), digest_blocks=(BlockId(7), BlockId(6)))
@@ -302,7 +302,7 @@ def test_digests_are_those_of_the_step_s_own_writes(model_dir: Path) -> None:
     assert deep.execute(prefix_fetch).digests == plain.execute(prefix_fetch).digests == right.digests[1:]
 
 
-def test_blocks_go_out_and_come_back_while_steps_overlap(model_dir: Path) -> None:
+def test_blocks_are_offloaded_and_onloaded_while_steps_overlap(model_dir: Path) -> None:
     deep = _load(model_dir, host_cache_memory=Bytes(1 << 13))
     assert isinstance(deep, AsyncExecutor) and deep.num_host_slots == 4
     right = _at_once(deep, 0, _GREEDY, 2)
@@ -328,7 +328,7 @@ def test_plans_may_be_larger_than_the_first_staging_memory(
 
 
 def test_kv_in_float8_is_the_same_whatever_chunks_and_company(model_dir: Path) -> None:
-    """And nearly that of a pool in the model's own numbers."""
+    """The logits are also close to those of a pool in the model's own dtype."""
     wide = _load(model_dir, depth=1, dtype="float32", max_model_len=64)
     narrow = [_load(model_dir, depth, "float32", kv_cache_dtype="float8_e4m3fn", max_model_len=64) for depth in (1, 2)]
     exact, *rounded = (one.logits(_slice(0)) for one in (wide, *narrow))
@@ -360,8 +360,8 @@ def test_sampling_numbers_arrive_as_the_kernel_reads_them(
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_every_part_of_a_step_begins_where_kernels_want_it(executor: AsyncExecutor, count: int) -> None:
-    """And holds what it would in memory of its own."""
+def test_every_part_of_a_step_is_aligned_for_the_kernels(executor: AsyncExecutor, count: int) -> None:
+    """Each part has the same values as in a separate allocation."""
     pieces = [_slice(seq, _PROMPT[: count + seq]) for seq in range(count)]
     works = [PreparedSlice(piece, piece.tokens) for piece in pieces]
     staged = executor._staging.stage(works, [(BlockId(7), 3)] * count)

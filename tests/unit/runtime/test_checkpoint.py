@@ -1,4 +1,4 @@
-"""Weight files: single or sharded, each tensor used once; what is missing, spare or misshapen is named."""
+"""Test single and sharded weight files; missing, superfluous and misshapen tensors are named."""
 
 from __future__ import annotations
 

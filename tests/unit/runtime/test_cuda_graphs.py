@@ -1,4 +1,4 @@
-"""Padding a step to the ladder changes no row and writes nothing."""
+"""Test that padding a step to a captured size changes no row and writes no KV."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_ladder_has_an_end() -> None:
 
 
 class Counting(HostStream):
-    """Replays by calling, and writes down what was captured and replayed."""
+    """A double of graph capture that replays by calling, and records captures and replays."""
 
     def __init__(self) -> None:
         self.captured = 0
@@ -72,7 +72,7 @@ def _cache(num_seqs: int) -> KVCache:
 
 
 def _decodes(count: int) -> Batch:
-    """One row each, of contexts of several lengths, in blocks from the pool's end on."""
+    """Return decodes of one row each, with contexts of several lengths, in blocks from the pool's end on."""
     pieces = []
     for i in range(count):
         start = _CONTEXT + i % 4
@@ -86,7 +86,7 @@ def size_of(count: int) -> int:
 
 
 def test_rows_are_the_same_padded_or_not_for_every_batch_size(decoder: Decoder) -> None:
-    """From the largest on down and up again, so that a smaller step finds the numbers of a larger one."""
+    """Sizes go down from the largest and up again, so a smaller step runs on buffers with values of a larger one."""
     stream, cache = Counting(), _cache(33)
     graphed = GraphedModel(decoder, cache, stream, ladder(32), max_blocks=6)
     assert stream.captured == len(ladder(32))

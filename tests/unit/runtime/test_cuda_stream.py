@@ -1,4 +1,4 @@
-"""What is asked of a GPU's driver, and what is made of its answers, by a double of it; computes nothing."""
+"""Test the calls to a GPU's driver and the handling of its answers, with a double of the driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUT = KVLayout(16, (KVGroup(3, 4, 8, "float32"),))
 
 
 def test_a_gpu_on_which_tiles_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not only once the first prompt comes."""
+    """The refusal is at start, not at the first prompt."""
     shared = 99 << 10
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(shared_memory_per_block_optin=shared)
@@ -63,7 +63,7 @@ class Runtime:
         return self.code
 
 
-def test_host_memory_is_as_much_as_was_asked_for_and_locked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_has_the_requested_size_and_is_locked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime(0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     memory = kv_cache._pinned(LAYOUT, 5)
@@ -79,7 +79,7 @@ def test_host_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("broken", ["record", "synchronize"])
-def test_an_event_of_a_device_that_is_lost_says_so(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_an_event_of_a_lost_device_raises_that_error(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     class Event:
         def __init__(self, *, blocking: bool) -> None:
             assert blocking

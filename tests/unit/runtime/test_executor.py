@@ -1,4 +1,4 @@
-"""Plans become results slice by slice; a slice that cannot be computed fails alone."""
+"""Test that plans become results slice by slice, and that a slice that cannot be computed fails alone."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_unsampled_slices_yield_no_token(executor: AnyExecutor) -> None:
 def test_chained_slice_takes_the_last_token(executor: AnyExecutor) -> None:
     first = _token(_run(executor, 1, _slice(1))[0])
     chained = _token(_run(executor, 2, _chained(1, 7))[0])
-    told = _token(_run(executor, 3, _slice(2, (*_PROMPT, first), base=8))[0])
-    assert chained == told
+    single = _token(_run(executor, 3, _slice(2, (*_PROMPT, first), base=8))[0])
+    assert chained == single
 
 
 def test_chained_over_a_plan_that_does_not_name_the_sequence(executor: AnyExecutor) -> None:
@@ -121,7 +121,7 @@ def _guessing(seq: int, tokens: tuple[int, ...], num_drafted: int, start: int = 
 
 
 def _greedy(executor: AnyExecutor, count: int) -> list[int]:
-    """What follows the prompt, drawn one by one in blocks far from those of tests."""
+    """Return the greedy continuation of the prompt, sampled token by token in blocks that no test uses."""
     tokens, number = [_token(_run(executor, 1, _slice(90, base=40))[0])], 2
     while len(tokens) < count:
         tokens.append(_token(_run(executor, number, _chained(90, 6 + len(tokens), base=40))[0]))
@@ -130,7 +130,7 @@ def _greedy(executor: AnyExecutor, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("num_right", range(5))
-def test_guesses_are_drawn_until_one_is_wrong(executor: AnyExecutor, num_right: int) -> None:
+def test_draft_tokens_are_verified_until_one_is_wrong(executor: AnyExecutor, num_right: int) -> None:
     right = _greedy(executor, 6)
     guesses = [token if i < num_right else (token + 1) % 50 for i, token in enumerate(right[1:5])]
     _run(executor, 10, _slice(1))
@@ -144,13 +144,13 @@ def test_guesses_are_drawn_until_one_is_wrong(executor: AnyExecutor, num_right: 
     last = result.tokens[-1].id
     (after,) = _run(executor, 13, _slice(1, (last,), start=place))
     chained = _run(executor, 14, _chained(1, place + 1))[0]
-    told = _token(_run(executor, 15, _slice(3, (*_PROMPT, *right[: 2 + num_right]), base=24))[0])
-    assert _token(after) == told
+    single = _token(_run(executor, 15, _slice(3, (*_PROMPT, *right[: 2 + num_right]), base=24))[0])
+    assert _token(after) == single
     assert _token(chained) == _token(_run(executor, 16, _chained(3, place + 1, base=24))[0])
 
 
 def test_each_guess_is_judged_with_its_own_random_number(executor: AnyExecutor) -> None:
-    """Sampled tokens too are the same whether they were guessed or not."""
+    """Sampled tokens are the same with and without draft tokens."""
     params = SamplingParams(max_tokens=8, seed=3)
     tokens: list[int] = []
     for index in range(5):
@@ -247,7 +247,7 @@ def test_digests_follow_the_blocks_and_their_place(executor: AnyExecutor) -> Non
     assert second.digests[1].heads == digest.heads, "same tokens, same place in the prompt"
 
 
-def test_blocks_go_out_before_others_come_in_and_slices_read_them(model_dir: Path) -> None:
+def test_blocks_are_offloaded_before_others_are_onloaded_and_slices_read_them(model_dir: Path) -> None:
     executor = _executor(model_dir, host_cache_memory=2 << 10)
     (first,) = _run(executor, 1, _slice(1))
     block, other = BlockId(0), BlockId(9)
@@ -286,7 +286,7 @@ def test_a_grammar_without_masks_fails_its_slice_only(executor: AnyExecutor) -> 
 
 @pytest.mark.parametrize("cut", range(1, len(_PROMPT) + 1))
 def test_scores_do_not_depend_on_chunks_or_company(executor: AnyExecutor, cut: int) -> None:
-    """Each row by the last hidden row's own logits; drawing goes on as without."""
+    """Each row is scored as if it were the last one, and sampling is not changed by scoring."""
     logprobs = torch.log_softmax(executor.logits(_slice(9, base=24)).double(), -1)
     pieces = [(0, cut), (cut, len(_PROMPT))][: 1 + (cut < len(_PROMPT))]
     found: list[SampledToken] = []

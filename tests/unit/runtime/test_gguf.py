@@ -1,4 +1,4 @@
-"""A GGUF file becomes a model directory: same weights, configuration and tokenizer; the unknown is refused by name."""
+"""Test the conversion of a GGUF file to a model directory; unknown parts are refused by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Edit = Callable[[GGUFWriter], object]
 
 
 def _permuted(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """What llama.cpp's converter does to query and key rows."""
+    """Permute query and key rows as llama.cpp's converter does."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -102,7 +102,7 @@ def _convert(source: Path) -> Path:
     return target
 
 
-def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
+def test_weights_are_read_back_unchanged(tmp_path: Path) -> None:
     target = _convert(_write(tmp_path / "m.gguf"))
     found = load_file(target / "model.safetensors")
     expected = _weights(len(_SPECIAL) + len(_BYTES) + len(_MERGES))
@@ -133,12 +133,12 @@ def test_llama3_frequencies_are_recognised(tmp_path: Path) -> None:
     rope = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope |= {"original_max_position_embeddings": 8192, "rope_theta": 100000.0}
     base = json.loads((_convert(_write(tmp_path / "plain.gguf")) / "config.json").read_text())
-    wanted = parse_model_config(base | {"rope_parameters": rope})
-    scaled, _ = inverse_frequencies(wanted.rope, 8)
+    expected = parse_model_config(base | {"rope_parameters": rope})
+    scaled, _ = inverse_frequencies(expected.rope, 8)
     plain, _ = inverse_frequencies(parse_model_config(base).rope, 8)
     factors = (plain / scaled).numpy()
     target = _convert(_write(tmp_path / "m.gguf", lambda w: w.add_tensor("rope_freqs.weight", factors)))
-    assert read_model_config(target).rope == wanted.rope
+    assert read_model_config(target).rope == expected.rope
     with pytest.raises(TandemError, match="rope_freqs"):
         _convert(_write(tmp_path / "odd.gguf", lambda w: w.add_tensor("rope_freqs.weight", factors * 1.1)))
 
@@ -155,7 +155,7 @@ def test_tokenizer(tmp_path: Path) -> None:
     assert (target / "chat_template.jinja").read_text() == "{{ messages[0]['content'] }}"
 
 
-def test_beginning_of_text_is_added_where_the_file_says_so(tmp_path: Path) -> None:
+def test_bos_is_added_where_the_file_sets_it(tmp_path: Path) -> None:
     for pre, edit, adds in (
         ("smollm", lambda w: w.add_add_bos_token(True), True),
         ("llama-bpe", lambda w: None, True),

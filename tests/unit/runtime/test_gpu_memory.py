@@ -1,4 +1,4 @@
-"""The KV pool gets what is left of a worker's share of a GPU, and never what is not there."""
+"""Test that the KV pool gets the rest of a worker's share of a GPU, and no more than is free."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_never_more_than_is_free() -> None:
     assert crowded.for_pool(0.9) == 18 * _GIB
 
 
-def test_two_workers_of_one_gpu_fit_beside_each_other_whoever_comes_first() -> None:
-    """The second one to come finds less free memory, and the same share."""
+def test_two_workers_of_one_gpu_fit_in_any_start_order() -> None:
+    """The second worker to start finds less free memory, and gets the same share."""
     share = 0.9 / 2
     first = _H200.for_pool(share)
     second = GpuMemory(140 * _GIB, _H200.free - first - 18 * _GIB, 16 * _GIB, 2 * _GIB).for_pool(share)

@@ -1,4 +1,4 @@
-"""What grammars let come: masks against a plain walk, ends, failures, and that what is kept is only a cache."""
+"""Test grammar masks against a plain walk of the grammar, ends, failures, and that cached state changes no mask."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def texts(tokenizer: Tokenizer, tokens: set[int]) -> set[str]:
     return {tokenizer.decode([token], skip_special_tokens=False) for token in tokens}
 
 
-def test_only_what_may_come_next(masks: LlguidanceMasks, tokenizer: Tokenizer) -> None:
+def test_only_tokens_that_the_grammar_allows_next(masks: LlguidanceMasks, tokenizer: Tokenizer) -> None:
     grammar = Grammar("regex", "Paris|Berlin!")
     assert texts(tokenizer, follow(masks, grammar, [])) <= {"Paris"[:i] for i in range(1, 6)} | {
         "Berlin!"[:i] for i in range(1, 8)
@@ -60,7 +60,7 @@ def test_only_what_may_come_next(masks: LlguidanceMasks, tokenizer: Tokenizer) -
     assert texts(tokenizer, follow(masks, grammar, berlin)) == {"!"}
 
 
-def test_the_end_may_come_where_the_grammar_may_end(masks: LlguidanceMasks, tokenizer: Tokenizer) -> None:
+def test_the_end_token_is_allowed_where_the_grammar_may_end(masks: LlguidanceMasks, tokenizer: Tokenizer) -> None:
     digit = tokenizer.encode("1", add_special_tokens=False).ids
     grammar = Grammar("regex", "[0-9]+")
     assert not {END, OTHER_END} & follow(masks, grammar, [])
@@ -76,7 +76,7 @@ def test_a_stop_id_that_ends_no_sequence_counts_where_there_is_no_other(
     assert follow(masks, Grammar("regex", "1x"), tokens, (300, END)) == {END}
 
 
-def test_where_ends_are_ignored_one_still_comes_when_nothing_else_may(
+def test_with_ends_ignored_an_end_token_is_allowed_when_nothing_else_is(
     masks: LlguidanceMasks, tokenizer: Tokenizer
 ) -> None:
     grammar = Grammar("regex", "[0-9]{1,2}")
@@ -131,7 +131,9 @@ def test_what_was_prepared_on_another_thread_is_not_compiled_again(
         follow(masks, bad, [])
 
 
-def test_an_output_that_breaks_the_grammar_says_where(masks: LlguidanceMasks, tokenizer: Tokenizer) -> None:
+def test_an_output_that_breaks_the_grammar_is_refused_with_its_position(
+    masks: LlguidanceMasks, tokenizer: Tokenizer
+) -> None:
     tokens = tokenizer.encode("1a", add_special_tokens=False).ids
     with pytest.raises(ValueError, match=f"token {tokens[1]} may not follow 1"):
         follow(masks, Grammar("regex", "[0-9]+"), tokens)
@@ -146,7 +148,7 @@ def test_a_tokenizer_that_cannot_be_read() -> None:
 def test_a_mask_depends_on_nothing_but_grammar_and_output(
     masks: LlguidanceMasks, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences in random order, taken back, gone on elsewhere, more of them than are kept; against walks anew."""
+    """Compare with a fresh walk: sequences in random order, shortened, replaced, and more than are cached."""
     monkeypatch.setattr(module, "MAX_COMPILED", 2)
     rng = random.Random(5)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}, "required": ["b"]}

@@ -1,4 +1,4 @@
-"""A batch says for each row which token it is, where it stands and where its KV goes."""
+"""Test that a batch has the token, the position and the KV slot of each row."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from tandem.core.request import SamplingParams
 from tandem.runtime.input_batch import build_batch
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice
 
-DRAW = Sampling(SamplingParams(max_tokens=4), choice=0, index=0)
+SAMPLING = Sampling(SamplingParams(max_tokens=4), choice=0, index=0)
 
 
 def piece(
-    start: int, tokens: tuple[int, ...], blocks: tuple[int, ...], draws: bool, num_drafted: int = 0
+    start: int, tokens: tuple[int, ...], blocks: tuple[int, ...], samples: bool, num_drafted: int = 0
 ) -> ScheduledSlice:
     held = tuple(BlockId(block) for block in blocks)
-    sampling = DRAW if draws else None
+    sampling = SAMPLING if samples else None
     return ScheduledSlice(SeqId(blocks[0]), start, len(tokens), tokens, held, sampling, num_drafted=num_drafted)
 
 
 def test_decodes_chunks_and_guesses_share_a_batch() -> None:
-    decode = piece(5, (50,), (7, 3), draws=True)
-    chunk = piece(2, (61, 62, 63), (1, 2, 9), draws=False)
-    guess = piece(8, (70, 71, 72), (4, 5, 6), draws=True, num_drafted=2)
+    decode = piece(5, (50,), (7, 3), samples=True)
+    chunk = piece(2, (61, 62, 63), (1, 2, 9), samples=False)
+    guess = piece(8, (70, 71, 72), (4, 5, 6), samples=True, num_drafted=2)
     batch = build_batch([decode, chunk, guess], [(50,), (61, 62, 63), (70, 71, 72)], block_size=4)
 
     assert batch.tokens.tolist() == [50, 61, 62, 63, 70, 71, 72]
@@ -37,7 +37,7 @@ def test_decodes_chunks_and_guesses_share_a_batch() -> None:
 
 
 def test_every_tensor_is_what_kernels_read() -> None:
-    batch = build_batch([piece(0, (5, 6), (0,), draws=False), piece(3, (7,), (1,), draws=True)], [(5, 6), (7,)], 4)
+    batch = build_batch([piece(0, (5, 6), (0,), samples=False), piece(3, (7,), (1,), samples=True)], [(5, 6), (7,)], 4)
     attention = batch.attention
     longs, ints = (
         (batch.tokens, batch.positions, batch.slots),

@@ -1,4 +1,4 @@
-"""Which kernels a model gets: compiled where they can compute it, an error where they were asked for in vain."""
+"""Test which kernels a model gets: compiled ones where possible, an error where they are required and impossible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_auto_takes_what_there_is(model_dir: Path) -> None:
     assert isinstance(_load(model_dir, "reference").model, Decoder)
 
 
-def test_both_say_the_same(model_dir: Path) -> None:
+def test_compiled_and_reference_kernels_give_equal_logits(model_dir: Path) -> None:
     compiled, plain = _logits(_load(model_dir, "compiled")), _logits(_load(model_dir, "reference"))
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
 
@@ -57,7 +57,7 @@ def test_other_weights_are_packed_anew(model_dir: Path) -> None:
     assert not torch.equal(_logits(_load(model_dir, "compiled")), first)
 
 
-def test_asked_for_in_vain(model_dir: Path) -> None:
+def test_compiled_kernels_are_refused_for_an_unsupported_dtype_or_size(model_dir: Path) -> None:
     with pytest.raises(TandemError, match="float32") as error:
         _load(model_dir, "compiled", "bfloat16")
     assert error.value.kind is ErrorKind.UNSUPPORTED

@@ -1,4 +1,4 @@
-"""Adjusted logits against a plain reading of the parameters and transformers' processors; order, memory, refusals."""
+"""Test adjusted logits against a plain computation and transformers' processors; order, memory, refusals."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def _sampling(params: SamplingParams, output: tuple[int, ...] = _OUTPUT) -> Samp
 
 
 def _adjusted(
-    params: SamplingParams, logits: torch.Tensor, adjuster: LogitsProcessor | None = None, drawn: Sequence[int] = ()
+    params: SamplingParams, logits: torch.Tensor, adjuster: LogitsProcessor | None = None, sampled: Sequence[int] = ()
 ) -> list[float]:
     adjust = (adjuster or LogitsProcessor()).adjust(_SEQ, _sampling(params))
     row = logits.clone()
     if adjust is not None:
-        adjust(row, drawn)
+        adjust(row, sampled)
     return [float(value) for value in row]
 
 
 def _plainly(params: SamplingParams, logits: torch.Tensor, output: Sequence[int]) -> list[float]:
-    """Token by token, as `SamplingParams` says it."""
+    """Compute the adjusted logits token by token, as the documentation of `SamplingParams` defines them."""
     row = [float(value) for value in logits]
     for token in {*_PROMPT, *output}:
         row[token] *= params.repetition_penalty if row[token] < 0 else 1 / params.repetition_penalty
@@ -67,15 +67,15 @@ def _plainly(params: SamplingParams, logits: torch.Tensor, output: Sequence[int]
 
 
 class Even:
-    """Grammar masks that allow even tokens, the stop ids after `length` tokens only."""
+    """Grammar masks that allow even tokens, and stop ids only after `length` tokens."""
 
     def __init__(self, length: int = 0) -> None:
         self.length = length
-        self.asked: list[tuple[int, ...]] = []
+        self.outputs: list[tuple[int, ...]] = []
         self.retained: set[SeqId] = set()
 
     def allowed(self, seq: SeqId, grammar: Grammar, output: Sequence[int], stop_ids: frozenset[int]) -> torch.Tensor:
-        self.asked.append(tuple(output))
+        self.outputs.append(tuple(output))
         mask = torch.arange(_VOCAB) % 2 == 0
         if len(output) >= self.length:
             mask[:] = False
@@ -98,7 +98,7 @@ _ALL = {name: value for knob in _KNOBS.values() for name, value in knob.items()}
 
 
 @pytest.mark.parametrize("fields", [*_KNOBS.values(), _ALL], ids=[*_KNOBS, "all"])
-def test_logits_are_as_the_parameters_say(fields: dict[str, Any]) -> None:
+def test_logits_are_modified_as_the_parameters_specify(fields: dict[str, Any]) -> None:
     params, logits = _params(**fields), _logits()
     assert _adjusted(params, logits) == pytest.approx(_plainly(params, logits, _OUTPUT), abs=1e-12)
     assert _adjusted(params, logits) != logits.tolist()
@@ -125,22 +125,22 @@ def test_order_and_meaning_are_those_of_transformers() -> None:
 
 
 def test_what_is_remembered_changes_nothing() -> None:
-    """One adjuster over outputs that grow, shrink and change, as no scheduler would make them."""
+    """One processor sees outputs that grow, shrink and change more freely than a scheduler would change them."""
     adjuster, rng = LogitsProcessor(), random.Random(5)
     params, logits = _params(**_ALL), _logits(2)
     for _ in range(200):
         output = tuple(rng.choices(range(_VOCAB), k=rng.choice([0, 1, 2, 90])))
-        for drawn in ((), output[:1], output[:2]):
+        for sampled in ((), output[:1], output[:2]):
             adjust = adjuster.adjust(_SEQ, _sampling(params, output))
             assert adjust is not None
             row = logits.clone()
-            adjust(row, drawn)
-            assert row.tolist() == pytest.approx(_plainly(params, logits, (*output, *drawn)), abs=1e-12)
+            adjust(row, sampled)
+            assert row.tolist() == pytest.approx(_plainly(params, logits, (*output, *sampled)), abs=1e-12)
         if rng.random() < 0.1:
             adjuster.retain(rng.choice([(), (_SEQ,)]))
 
 
-def test_a_sequence_id_that_comes_again_with_another_prompt() -> None:
+def test_a_sequence_id_that_is_reused_with_another_prompt() -> None:
     adjuster, params, logits = LogitsProcessor(), _params(repetition_penalty=2.0), _logits(3)
     for prompt in ((1, 2), (1, 2, 3), (4,)):
         adjust = adjuster.adjust(_SEQ, Sampling(params, 0, 0, prompt, ()))
@@ -160,11 +160,11 @@ def test_guessed_rows_see_the_guesses_before_them() -> None:
         single = Sampling(params, 0, i, _PROMPT, tuple(one_by_one))
         one_by_one.append(LogitRows(rows[i : i + 1]).sample(0, single, (), LogitsProcessor().adjust(_SEQ, single)).id)
     assert len(set(one_by_one)) > 1, "equal rows part by the penalties alone"
-    drawn, _ = LogitRows(rows).sample_and_verify(0, sampling, one_by_one[:3], adjuster.adjust(_SEQ, sampling))
-    assert [token.id for token in drawn] == one_by_one
+    sampled, _ = LogitRows(rows).sample_and_verify(0, sampling, one_by_one[:3], adjuster.adjust(_SEQ, sampling))
+    assert [token.id for token in sampled] == one_by_one
 
 
-def test_log_probabilities_are_of_the_logits_as_they_came() -> None:
+def test_log_probabilities_are_of_the_unmodified_logits() -> None:
     logits = _logits(5)
     plain = _sampling(_params(logprobs=3))
     biased = _sampling(_params(logprobs=3, logit_bias=((12, 100.0),), repetition_penalty=1.5))
@@ -176,41 +176,41 @@ def test_log_probabilities_are_of_the_logits_as_they_came() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_grammar_comes_last_and_is_never_left(temperature: float) -> None:
+def test_a_grammar_mask_is_applied_last_and_never_violated(temperature: float) -> None:
     masks = Even(length=99)
     params = _params(temperature=temperature, grammar=_GRAMMAR, logit_bias=((7, 100.0),), top_k=_VOCAB)
     for index in range(40):
         sampling = Sampling(params, 0, index, _PROMPT, (0,) * index)
         token = LogitRows(_logits(index)[None]).sample(0, sampling, (), LogitsProcessor(masks).adjust(_SEQ, sampling))
         assert token.id % 2 == 0
-    assert masks.asked[-1] == (0,) * 39
+    assert masks.outputs[-1] == (0,) * 39
 
 
-def test_a_grammar_sees_guesses_as_drawn_and_is_told_whom_to_keep() -> None:
+def test_a_grammar_sees_draft_tokens_as_output_and_which_sequences_to_keep() -> None:
     masks = Even(length=99)
     adjuster = LogitsProcessor(masks)
     params = _params(grammar=_GRAMMAR)
     rows = LogitRows(torch.stack([_logits(6)] * 3))
     adjust = adjuster.adjust(_SEQ, _sampling(params))
     best = rows.sample_and_verify(0, _sampling(params), (), adjust)[0][0].id
-    drawn, _ = rows.sample_and_verify(0, _sampling(params), (best, best), adjust)
-    assert [token.id for token in drawn] == [best] * 3
-    assert masks.asked[-2:] == [(*_OUTPUT, best), (*_OUTPUT, best, best)]
+    sampled, _ = rows.sample_and_verify(0, _sampling(params), (best, best), adjust)
+    assert [token.id for token in sampled] == [best] * 3
+    assert masks.outputs[-2:] == [(*_OUTPUT, best), (*_OUTPUT, best, best)]
     adjuster.retain({_SEQ})
     assert masks.retained == {_SEQ}
 
 
 @pytest.mark.parametrize("num_more", range(4))
-def test_what_was_guessed_right_is_drawn_before_an_output_is_complete(num_more: int) -> None:
+def test_right_draft_tokens_are_sampled_before_an_output_is_complete(num_more: int) -> None:
     """Neither the last guess, which nothing may follow, nor a row that is drawn from tells more than that."""
     adjuster = LogitsProcessor(Even(length=len(_OUTPUT) + num_more))
     sampling = _sampling(_params(temperature=0.0, grammar=_GRAMMAR))
     rows = LogitRows(torch.stack([_logits(6)] * 4))
     best = int(_logits(6)[::2].argmax()) * 2
-    drawn, is_complete = rows.sample_and_verify(0, sampling, (best,) * 3, adjuster.adjust(_SEQ, sampling))
-    assert [token.id for token in drawn] == [best] * num_more and is_complete
-    drawn, is_complete = rows.sample_and_verify(0, sampling, (best + 1,), adjuster.adjust(_SEQ, sampling))
-    assert len(drawn) == min(1, num_more) and is_complete == (num_more == 0)
+    sampled, is_complete = rows.sample_and_verify(0, sampling, (best,) * 3, adjuster.adjust(_SEQ, sampling))
+    assert [token.id for token in sampled] == [best] * num_more and is_complete
+    sampled, is_complete = rows.sample_and_verify(0, sampling, (best + 1,), adjuster.adjust(_SEQ, sampling))
+    assert len(sampled) == min(1, num_more) and is_complete == (num_more == 0)
 
 
 def test_where_a_grammar_must_end_it_does_before_min_tokens() -> None:
@@ -227,7 +227,7 @@ def test_stop_ids_outside_of_the_vocabulary_forbid_nothing() -> None:
     assert [i for i, value in enumerate(row) if value == -math.inf] == [4]
 
 
-def test_where_nothing_may_follow_the_draw_is_refused() -> None:
+def test_sampling_where_no_token_is_allowed_is_refused() -> None:
     params = _params(min_tokens=50, stop_token_ids=frozenset(range(_VOCAB)))
     with pytest.raises(ValueError, match="no token may follow"):
         _adjusted(params, _logits())
@@ -238,8 +238,8 @@ def test_where_nothing_may_follow_the_draw_is_refused() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
-def test_a_draw_never_takes_what_was_forbidden(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even with the least and the greatest number there is; first and last token are forbidden."""
+def test_a_forbidden_token_is_never_sampled(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least and the greatest random number do not select the forbidden first and last token."""
     monkeypatch.setattr("tandem.runtime.sampler.uniform", lambda seed, choice, index: number)
     stops = frozenset({0, 1, 2, _VOCAB - 2, _VOCAB - 1})
     sampling = _sampling(_params(temperature=1.0, min_tokens=50, stop_token_ids=stops))

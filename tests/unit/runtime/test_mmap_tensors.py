@@ -1,4 +1,4 @@
-"""Tensors come back as they were written, mapped, each on a page of its own."""
+"""Test that mapped tensors are read back as written, each on a page of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of the family parse; a field in use that is not implemented refuses to load and is named."""
+"""Test parsing of model configurations; a field that is in use and not supported is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device asks of a model's settings, and what is refused before a weight is read; no GPU is needed for that."""
+"""Test the model settings that a device requires, and refusals before any weight is read; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _load(directory: Path, model: ModelConfig, **engine: Any) -> AnyExecutor:
     return load_executor(directory, read_model_config(directory), model, settings)
 
 
-def test_without_a_gpu_cuda_is_refused_and_says_why(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_cuda_is_refused_with_a_reason(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(TandemError, match="no CUDA device") as refused:
         _load(model_dir, ModelConfig(device="cuda"))
@@ -126,25 +126,25 @@ def test_batch_invariance_on_a_cpu_is_the_compiled_kernels(model_dir: Path) -> N
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_a_gpu_is_asked_for_batch_invariant_kernels(
+def test_batch_invariant_kernels_are_requested_on_a_gpu(
     batch_invariant: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tandem.runtime import model_loader_cuda
 
-    asked: list[bool] = []
+    requested: list[bool] = []
 
     def kernels(device: torch.device, *, batch_invariant: bool) -> Kernels:
-        asked.append(batch_invariant)
+        requested.append(batch_invariant)
         return REFERENCE
 
     stand_in_for_a_gpu(monkeypatch, 1 << 30)
     monkeypatch.setattr(model_loader_cuda, "device_kernels", kernels)
     _load(model_dir, ModelConfig(device="cuda", batch_invariant=batch_invariant))
-    assert asked == [batch_invariant]
+    assert requested == [batch_invariant]
 
 
 def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
-    """Float8 KV of a model in bfloat16 is not that of one in float32."""
+    """Float8 KV of a bfloat16 model differs from that of a float32 model, so their fingerprints differ."""
     config = read_model_config(model_dir)
 
     def fingerprint(dtype: Any, kv: Any) -> str:
@@ -157,7 +157,7 @@ def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
 
 
 def test_batch_invariant_workers_exchange_kv_where_they_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all others whatever computes them."""
+    """Other workers exchange KV whichever kernels they use."""
     monkeypatch.setattr(model_loader, "cuda_arithmetic", lambda: "kernels on a GPU")
     found = [
         model_loader._arithmetic(ModelConfig(batch_invariant=is_so, device=device), EngineConfig(tensor_parallel=ranks))
@@ -179,11 +179,11 @@ def test_what_is_composed_for_a_gpu_computes(model_dir: Path, monkeypatch: pytes
     settings = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
     room = int(0.2 * total) - (1 << 20) - CONTEXT_BYTES - step_bytes(executor.model.config, settings, 2)
     assert executor.num_blocks == (room - executor.layout.probe_bytes) // executor.layout.block_bytes > 0
-    said = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(1 << 20), **engine)
-    assert said.num_blocks == (1 << 20) // said.layout.block_bytes, "a size wins over a share"
-    draw = Sampling(SamplingParams(max_tokens=2, temperature=0), 0, 0)
-    chunk = ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), draw)
+    executor = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(1 << 20), **engine)
+    assert executor.num_blocks == (1 << 20) // executor.layout.block_bytes, "a size wins over a share"
+    sampling = Sampling(SamplingParams(max_tokens=2, temperature=0), 0, 0)
+    chunk = ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), sampling)
     (first,) = executor.execute(StepPlan(0, (chunk,))).slices
-    chained = ScheduledSlice(SeqId(1), 3, 1, (), (BlockId(0),), replace(draw, index=1), chained=True)
+    chained = ScheduledSlice(SeqId(1), 3, 1, (), (BlockId(0),), replace(sampling, index=1), chained=True)
     (second,) = executor.execute(StepPlan(1, (chained,))).slices
     assert first.error is None and second.error is None and len(second.tokens) == 1

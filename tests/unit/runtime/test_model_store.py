@@ -1,4 +1,4 @@
-"""Ids lead to directories, imports happen once and whole, and what cannot be had is a typed error."""
+"""Test that model ids lead to directories, imports are atomic and happen once, and failures are typed errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _package(folder: Path, content: bytes, sha256: str | None = None) -> PackagedModel:
-    """A wheel in `folder` and its entry."""
+    """Write a wheel to `folder` and return its entry."""
     with zipfile.ZipFile(folder / "thing-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("thing/model.gguf", content)
     found = hashlib.sha256((folder / "thing-1.0-py3-none-any.whl").read_bytes()).hexdigest()
@@ -95,8 +95,8 @@ def test_package_that_cannot_be_fetched(index: Path, tmp_path: Path, monkeypatch
     assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND
 
 
-def test_what_pip_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
-    """The real pip, which looks for the package in an empty folder."""
+def test_pip_s_output_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+    """The real pip searches an empty folder for the package."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setattr(model_store, "PACKAGED", {"thing": PackagedModel("thing==1.0", "thing.whl", "", "m")})

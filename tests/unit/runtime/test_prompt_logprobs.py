@@ -1,4 +1,4 @@
-"""Scores are those of all rows at once, however few are looked at at a time; ties go to the lower id."""
+"""Test that prompt log probabilities do not depend on the chunk size; ties go to the lower id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of random weights: real shapes, the same numbers from one seed everywhere, and nothing of weights on disk."""
+"""Test random weights: real shapes, the same numbers from one seed everywhere, and no weight file on disk."""
 
 from __future__ import annotations
 
@@ -97,10 +97,12 @@ def test_numbers_depend_on_seed_tensor_and_place_and_on_nothing_else(monkeypatch
         assert abs(float(torch.corrcoef(torch.stack((other.flatten(), whole.flatten())))[0, 1])) < 0.05
     # SplitMix64 in Python's own integers.
     for place in (0, 1, 6143):
-        assert float(whole.flatten()[place]) == pytest.approx(_drawn(5, "a.weight", place) * (3 / 64) ** 0.5, rel=1e-6)
+        assert float(whole.flatten()[place]) == pytest.approx(
+            _random_weight(5, "a.weight", place) * (3 / 64) ** 0.5, rel=1e-6
+        )
 
 
-def _drawn(seed: int, name: str, place: int) -> float:
+def _random_weight(seed: int, name: str, place: int) -> float:
     mask = (1 << 64) - 1
     key = int.from_bytes(hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest(), "little")
     word = ((place + 1) * 0x9E3779B97F4A7C15 + key) & mask
@@ -110,7 +112,7 @@ def _drawn(seed: int, name: str, place: int) -> float:
 
 
 @pytest.mark.parametrize("chunk", [1 << 24, 100])
-def test_a_rank_draws_its_part_of_the_same_numbers(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_generates_its_part_of_the_same_numbers(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.runtime.random_weights._CHUNK", chunk)
     source = RandomWeights(5, 4, torch.float32)
     whole = source.take("a.weight", (24, 40))
@@ -150,7 +152,7 @@ def test_activations_stay_finite_and_of_one_size_through_all_layers(layers: int,
     assert bool(logits.isfinite().all()) and 0.3 < float(logits.std()) < 3
 
 
-def test_an_executor_of_drawn_weights_computes_and_writes_no_weight(
+def test_an_executor_with_random_weights_computes_and_writes_no_weight_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = type(PUBLISHED["smollm2-135m"])(TINY | {"num_hidden_layers": 2}, "made up")

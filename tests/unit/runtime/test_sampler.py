@@ -1,4 +1,4 @@
-"""Draws follow their distribution, filters keep what they say, and nothing but the stated inputs matters."""
+"""Test that samples follow their distribution, filters keep the right tokens, and only the stated inputs matter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sample(logits: torch.Tensor, sampling: Sampling) -> SampledToken:
     return LogitRows(logits[None]).sample(0, sampling)
 
 
-def _draws(logits: torch.Tensor, params: SamplingParams, count: int) -> list[int]:
+def _samples(logits: torch.Tensor, params: SamplingParams, count: int) -> list[int]:
     return [sample(logits, Sampling(params, 0, index)).id for index in range(count)]
 
 
@@ -45,7 +45,7 @@ def _draws(logits: torch.Tensor, params: SamplingParams, count: int) -> list[int
 def test_philox_known_answers(
     counter: tuple[int, int, int, int], key: tuple[int, int], expected: tuple[int, int, int, int]
 ) -> None:
-    """The published vectors of the Random123 library."""
+    """Compare with the published test vectors of the Random123 library."""
     assert philox4x32(counter, key) == expected
 
 
@@ -61,21 +61,21 @@ def _chi_square(seen: list[int], expected: list[float]) -> float:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_draws_follow_the_distribution(temperature: float) -> None:
+def test_samples_follow_the_distribution(temperature: float) -> None:
     count = 3000
-    draws = _draws(_LOGITS, _params(temperature=temperature, seed=42), count)
+    samples = _samples(_LOGITS, _params(temperature=temperature, seed=42), count)
     shares = torch.softmax(_LOGITS.double() / temperature, 0)
     keep = [i for i in range(8) if shares[i] * count >= 5]
-    seen = [draws.count(i) for i in keep]
+    seen = [samples.count(i) for i in keep]
     statistic = _chi_square(seen, [float(shares[i]) * count for i in keep])
     assert statistic < 24.4, "beyond the 99.9 % quantile of 7 degrees of freedom"
 
 
-def test_draw_is_a_function_of_its_coordinates() -> None:
+def test_a_sample_is_a_function_of_seed_choice_and_index() -> None:
     params = _params(seed=7)
-    once, again = _draws(_LOGITS, params, 50), _draws(_LOGITS, params, 50)
+    once, again = _samples(_LOGITS, params, 50), _samples(_LOGITS, params, 50)
     assert once == again
-    assert once != _draws(_LOGITS, _params(seed=8), 50)
+    assert once != _samples(_LOGITS, _params(seed=8), 50)
     assert once != [sample(_LOGITS, Sampling(params, 1, index)).id for index in range(50)]
 
 
@@ -84,7 +84,7 @@ def test_greedy_takes_the_lower_of_equals() -> None:
 
 
 def test_tiny_temperature_is_finite_and_greedy_but_for_ties() -> None:
-    assert set(_draws(_LOGITS, _params(temperature=1e-310), 40)) == {1, 4}
+    assert set(_samples(_LOGITS, _params(temperature=1e-310), 40)) == {1, 4}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_tiny_temperature_is_finite_and_greedy_but_for_ties() -> None:
 def test_filters(fields: dict[str, float], kept: list[int]) -> None:
     params = _params(**fields)
     assert kept_tokens(_LOGITS.double(), filters_of(params)).tolist() == kept
-    assert set(_draws(_LOGITS, params, 200)) <= set(kept)
+    assert set(_samples(_LOGITS, params, 200)) <= set(kept)
 
 
 def _sorted_nucleus(logits: torch.Tensor, top_p: float) -> list[int]:
@@ -122,7 +122,7 @@ def _sorted_nucleus(logits: torch.Tensor, top_p: float) -> list[int]:
 
 @pytest.mark.parametrize("make", [lambda n: torch.randn(n), lambda n: torch.randn(n) * 6], ids=["flat", "peaked"])
 def test_nucleus_of_a_large_vocabulary(make: Callable[[int], torch.Tensor]) -> None:
-    """Flat: beyond the first guess; peaked: within it."""
+    """The nucleus of flat logits is larger than the first candidate set, that of peaked ones is within it."""
     torch.manual_seed(1)
     logits = make(3000).double()
     assert kept_tokens(logits, filters_of(_params(top_p=0.9))).tolist() == _sorted_nucleus(logits, 0.9)
@@ -175,14 +175,14 @@ def test_rows_of_any_float_type(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("num_right", range(4))
-def test_guessed_draws_are_the_draws_one_by_one(temperature: float, num_right: int) -> None:
+def test_verified_draft_tokens_equal_single_samples(temperature: float, num_right: int) -> None:
     rows = torch.stack([_LOGITS.roll(shift) for shift in range(4)])
     params = _params(temperature=temperature, seed=9, logprobs=2)
     single = tuple(sample(row, Sampling(params, 2, 5 + i)) for i, row in enumerate(rows))
     guesses = [token.id if i < num_right else token.id + 1 for i, token in enumerate(single[:3])]
     before = torch.full((2, len(_LOGITS)), math.nan)
-    drawn, _ = LogitRows(torch.cat([before, rows])).sample_and_verify(2, Sampling(params, 2, 5), guesses)
-    assert drawn == single[: num_right + 1]
+    sampled, _ = LogitRows(torch.cat([before, rows])).sample_and_verify(2, Sampling(params, 2, 5), guesses)
+    assert sampled == single[: num_right + 1]
 
 
 def test_rows_after_a_wrong_guess_are_not_looked_at() -> None:

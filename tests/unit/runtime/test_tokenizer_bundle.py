@@ -1,4 +1,4 @@
-"""The tokenizer bundle holds the model's files and the union of its ends of sequence."""
+"""Test that the tokenizer bundle has the model's files and the union of its end-of-sequence tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks behind a pool that measurements read: the same in every pool of a layout, however heads are divided."""
+"""Test the probe blocks behind a pool: they are equal in every pool of a layout, however heads are divided."""
 
 from __future__ import annotations
 

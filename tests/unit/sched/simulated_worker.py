@@ -1,4 +1,4 @@
-"""A scheduler on a machine whose steps take what a function says; time is virtual. It never decides anything itself."""
+"""Run a scheduler on a simulated machine whose step times are a given function; time is virtual."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRUTH = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)
 
 @dataclass
 class Trace:
-    """What a client of one request sees. `num_steps` counts steps from its arrival to its first token."""
+    """Times of one request as its client sees them. `num_steps` counts steps from its arrival to its first token."""
 
     num_prompt: int
     arrived_at: float
@@ -70,8 +70,8 @@ class SimulatedWorker:
         self._noise = noise
         self._random = Random(seed)
 
-    def ask(self, num_prompt: int, max_tokens: int = 1, lane: Lane = Lane.INTERACTIVE, text: int = 0) -> Trace:
-        """Prompts share a prefix where they have one `text`."""
+    def add_request(self, num_prompt: int, max_tokens: int = 1, lane: Lane = Lane.INTERACTIVE, text: int = 0) -> Trace:
+        """Add a request; prompts with equal `text` share a prefix."""
         number = len(self.traces)
         request = Request(
             id=RequestId(f"r{number}"),
@@ -86,12 +86,12 @@ class SimulatedWorker:
         return trace
 
     def step(self) -> StepRecord | None:
-        """None when there is nothing to do."""
+        """Run one step; return None when there is nothing to do."""
         plan = self.scheduler.plan(self.now).step
         if plan is None:
             return None
-        drawn = tuple(SliceResult(s.seq, (SampledToken(0),) if s.sampling else ()) for s in plan.slices)
-        result = StepResult(plan.number, drawn)
+        results = tuple(SliceResult(s.seq, (SampledToken(0),) if s.sampling else ()) for s in plan.slices)
+        result = StepResult(plan.number, results)
         progress = self.scheduler.commit(result)
         opened = self.scheduler.pacer._open[plan.number]
         seconds = self.truth(opened.features) * max(0.3, self._random.gauss(1, self._noise))
@@ -110,15 +110,15 @@ class SimulatedWorker:
         trace.token_times += [self.now] * num_tokens
 
     def run(self, num_steps: int = 100_000) -> None:
-        """Until so many steps have run or everything has ended."""
+        """Run until so many steps have run or every request has ended."""
         for _ in range(num_steps):
             if self.step() is None:
                 return
         assert num_steps < 100_000, f"no end: {self.scheduler!r}"
 
     def decoding(self, num_seqs: int, num_prompt: int = 64, max_tokens: int = 100_000 // 200) -> list[Trace]:
-        """So many sequences, run until all of them decode."""
-        traces = [self.ask(num_prompt, max_tokens) for _ in range(num_seqs)]
+        """Add `num_seqs` requests and run until all of them decode."""
+        traces = [self.add_request(num_prompt, max_tokens) for _ in range(num_seqs)]
         while not all(trace.token_times for trace in traces):
             self.step()
         return traces

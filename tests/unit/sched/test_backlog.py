@@ -1,5 +1,4 @@
-"""How much of prompts a worker takes on: two steps of those no larger beside the longest, by lane, without what its
-cache holds."""
+"""Test how many prompt tokens a worker accepts, by lane, and without the tokens that its cache holds."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def load_of(one: SimulatedWorker) -> WorkerLoad:
 def refused(one: SimulatedWorker, num_prompt: int, lane: Lane = Lane.INTERACTIVE) -> bool:
     before = one.scheduler.num_sequences
     try:
-        one.ask(num_prompt, lane=lane)
+        one.add_request(num_prompt, lane=lane)
     except TandemError as error:
         assert error.kind is ErrorKind.OVERLOADED and error.retry_after_s
         assert one.scheduler.num_sequences == before
@@ -74,7 +73,7 @@ def test_prompts_of_each_size_are_taken_beside_longer_ones() -> None:
     assert [refused(one, 200) for _ in range(7)] == [False] * 6 + [True]
 
 
-def test_a_worker_with_nothing_queued_tells_as_many_figures_as_one_with_a_prompt() -> None:
+def test_an_idle_worker_reports_as_many_figures_as_a_busy_one() -> None:
     one = worker()
     idle = load_of(one)
     assert not refused(one, 700)
@@ -90,11 +89,11 @@ def test_a_worker_with_nothing_queued_tells_as_many_figures_as_one_with_a_prompt
     st.lists(st.tuples(st.integers(1, 30_000), st.sampled_from(Lane), st.booleans()), max_size=30),
     st.sampled_from([64, 512]),
 )
-def test_worker_and_gateway_agree_on_what_is_taken(asked: list[tuple[int, Lane, bool]], budget: int) -> None:
-    """Whether the gateway has heard of all before, or of nothing since the last step."""
+def test_worker_and_gateway_agree_on_what_is_taken(jobs: list[tuple[int, Lane, bool]], budget: int) -> None:
+    """Worker and gateway agree with a current load report, and with one that is as old as the last step."""
     one = worker(budget)
     known, coming = load_of(one), list[tuple[int, Lane]]()
-    for num_prompt, lane, steps in asked:
+    for num_prompt, lane, steps in jobs:
         if steps:
             one.step()
             known, coming = load_of(one), []
@@ -119,14 +118,14 @@ def test_what_lower_lanes_have_queued_keeps_no_higher_one_out() -> None:
 
 def test_what_the_cache_holds_need_not_be_computed() -> None:
     one = worker()
-    one.ask(1600, text=7)
+    one.add_request(1600, text=7)
     one.run()
     for _ in range(20):
-        one.ask(1600, text=7)
+        one.add_request(1600, text=7)
     assert one.scheduler.occupancy().backlog.tokens[0] == 20 * 16
 
 
-def test_a_load_says_what_a_worker_would() -> None:
+def test_an_estimate_from_a_load_equals_the_worker_s_own() -> None:
     load = WorkerLoad(lane_tokens=(900, 900, 900), lane_longest=(800, 800, 800), num_horizon_tokens=1024)
     assert load.takes(924, Lane.INTERACTIVE) and load.takes(900, Lane.INTERACTIVE)
     assert not load.takes(300, Lane.INTERACTIVE, inflight=(700,))

@@ -1,4 +1,4 @@
-"""How far a sequence guesses follows from what became of its guesses."""
+"""Test how the draft length of a sequence follows from the acceptance of its draft tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tandem.sched.state.draft_length import FIRST_LENGTH, MAX_PAUSE, AdaptiveDra
 
 
 class Counting:
-    """Proposes 0, 1, 2, ... and more than it is asked for."""
+    """A proposer of 0, 1, 2, ... which returns more tokens than requested."""
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         return tuple(range(max_tokens + 3))
 
 
 def lengths(drafter: AdaptiveDraft, share: float, steps: int) -> list[int]:
-    """Guesses of each step when this share of them is right."""
+    """Return the number of draft tokens of each step when this share of them is right."""
     made = []
     for _ in range(steps):
         guesses = drafter.draft([1], 100)

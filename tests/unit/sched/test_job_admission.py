@@ -1,4 +1,4 @@
-"""What a worker takes on, and what it refuses because it might wait for it in a circle."""
+"""Test which jobs a worker accepts, and which it refuses because workers could wait for each other in a cycle."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_what_can_never_run_is_refused_for_good() -> None:
     )
     prefill = PrefillJob(request=request(30, 10), attempt=1, handoff=HandoffId("h"))
     assert refusal(check_fits, prefill, LIMITS, 8, 4) is None
-    drawn = GenerateJob(request=request(3, 2), attempt=1, output_tokens=(1, 2))
-    assert refusal(check_fits, drawn, LIMITS, 9, 4) is ErrorKind.INVALID_REQUEST
+    resumed = GenerateJob(request=request(3, 2), attempt=1, output_tokens=(1, 2))
+    assert refusal(check_fits, resumed, LIMITS, 9, 4) is ErrorKind.INVALID_REQUEST
 
 
 def test_a_prompt_alone_fits_and_goes_on_from_nothing() -> None:
@@ -82,13 +82,13 @@ def test_a_bias_for_a_token_that_is_none_is_refused_by_name(token: int) -> None:
     check_fits(GenerateJob(request=fine, attempt=1), limits, 9, 4)
 
 
-def test_a_promise_fits_beside_leases_and_promises() -> None:
+def test_a_reservation_fits_beside_leases_and_reservations() -> None:
     held = replace(EMPTY, num_leased=4, reservations=(3,))
     assert refusal(check_reservation, Capacity(3, 1), held, LIMITS) is None
     assert refusal(check_reservation, Capacity(4, 1), held, LIMITS) is ErrorKind.OVERLOADED
 
 
-def test_a_promise_needs_a_seat() -> None:
+def test_a_reservation_needs_a_free_sequence_slot() -> None:
     assert refusal(check_reservation, Capacity(1, 1), replace(EMPTY, num_seqs=3), LIMITS) is None
     assert refusal(check_reservation, Capacity(1, 1), replace(EMPTY, num_seqs=4), LIMITS) is ErrorKind.OVERLOADED
 
@@ -107,7 +107,7 @@ def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_mo
     assert refusal(check_reservation, Capacity(4, 2), replace(EMPTY, num_seqs=3), LIMITS) is ErrorKind.OVERLOADED
 
 
-def test_a_prefill_and_a_promise_that_exclude_each_other_are_not_both_taken() -> None:
+def test_a_prefill_and_a_reservation_that_exclude_each_other_are_not_both_accepted() -> None:
     assert refusal(check_prefill, 6, replace(EMPTY, reservations=(4, 2))) is None
     assert refusal(check_prefill, 6, replace(EMPTY, reservations=(5,))) is ErrorKind.OVERLOADED
     assert refusal(check_reservation, Capacity(4, 1), replace(EMPTY, prefills=(6,)), LIMITS) is None

@@ -1,4 +1,4 @@
-"""Latency targets and fair shares on a simulated clock: kept where they can be, counted where not, never a stall."""
+"""Test latency targets and fair shares on a simulated clock: met where possible, counted where not, no stall."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ITL = LatencyTargets(interactive=LaneSlo(itl_s=0.2))
 
 
 def chunks(worker: SimulatedWorker, first: int = 0) -> list[int]:
-    """Tokens of prompts per step, of the steps that had some."""
+    """Return the prompt tokens of each step that had some."""
     return [n for r in worker.records[first:] if (n := r.features.num_prefill_tokens)]
 
 
@@ -26,7 +26,7 @@ def chunks(worker: SimulatedWorker, first: int = 0) -> list[int]:
 def test_without_a_target_the_configured_budget_rules() -> None:
     worker = SimulatedWorker()
     worker.decoding(4)
-    worker.ask(4000)
+    worker.add_request(4000)
     first = len(worker.records)
     worker.run(6)
     assert chunks(worker, first) == [508] * 6
@@ -35,7 +35,7 @@ def test_without_a_target_the_configured_budget_rules() -> None:
 
 def test_a_prefill_alone_is_not_held_back_by_the_target_of_decodes() -> None:
     worker = SimulatedWorker(targets=ITL)
-    worker.ask(4000)
+    worker.add_request(4000)
     worker.run(5)
     assert chunks(worker) == [512] * 5
 
@@ -46,7 +46,7 @@ def test_a_reachable_target_is_kept(prior: StepCost | None, noise: float) -> Non
     worker = SimulatedWorker(targets=ITL, prior=prior, noise=noise)
     decodes = worker.decoding(8)
     for _ in range(6):
-        worker.ask(6000, 4)
+        worker.add_request(6000, 4)
     worker.run(60)
     settled = len(worker.records)
     worker.run(200)
@@ -62,7 +62,7 @@ def test_a_reachable_target_is_kept(prior: StepCost | None, noise: float) -> Non
 def test_a_chunk_late_in_a_prompt_is_smaller() -> None:
     worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=0.35)))
     worker.decoding(4, max_tokens=2000)
-    worker.ask(20_000)
+    worker.add_request(20_000)
     first = len(worker.records)
     worker.run(180)
     sizes = chunks(worker, first)
@@ -76,7 +76,7 @@ def test_an_unreachable_target_is_counted_and_nothing_stalls(target_s: float) ->
     worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=target_s)))
     worker.decoding(16)
     counted = worker.scheduler.pacer.num_steps_over_target
-    trace = worker.ask(640)
+    trace = worker.add_request(640)
     first = len(worker.records)
     worker.run(20)
     assert trace.token_times and trace.num_steps == 640 // FLOOR_TOKENS
@@ -90,7 +90,7 @@ def test_an_unreachable_target_is_counted_and_nothing_stalls(target_s: float) ->
 def test_a_target_just_missed_is_not_counted_by_noise_alone() -> None:
     worker = SimulatedWorker(targets=ITL, noise=0.08)
     worker.decoding(8)
-    worker.ask(9000)
+    worker.add_request(9000)
     worker.run(120)
     assert worker.scheduler.pacer.num_steps_over_target == 0
     assert any(r.measured_s > 0.2 for r in worker.records)
@@ -100,7 +100,7 @@ def test_a_machine_that_slows_down_costs_a_few_late_steps() -> None:
     worker = SimulatedWorker(targets=ITL, noise=0.03)
     worker.decoding(8)
     for _ in range(4):
-        worker.ask(15_000)
+        worker.add_request(15_000)
     worker.run(100)
     before = chunks(worker)[-1]
     worker.truth = lambda step: 2 * TRUTH.predict(step)
@@ -116,7 +116,7 @@ def test_a_machine_that_slows_down_costs_a_few_late_steps() -> None:
 
 
 def test_a_wrong_model_keeps_the_target_nevertheless() -> None:
-    """Tiles of 64 tokens, a root and a penalty on mixed steps: nothing that five coefficients can say."""
+    """True costs have tiles of 64 tokens, a root and a mixed-step penalty: five coefficients cannot express that."""
 
     def truth(step: StepFeatures) -> float:
         tiles = -(-step.num_prefill_tokens // 64) * 64
@@ -126,7 +126,7 @@ def test_a_wrong_model_keeps_the_target_nevertheless() -> None:
     worker = SimulatedWorker(truth, targets=ITL, noise=0.03)
     worker.decoding(12)
     for _ in range(5):
-        worker.ask(9000)
+        worker.add_request(9000)
     worker.run(80)
     settled = len(worker.records)
     worker.run(250)
@@ -139,7 +139,7 @@ def test_the_ladder_does_not_swing_under_noise() -> None:
     worker = SimulatedWorker(targets=ITL, noise=0.08)
     worker.decoding(8)
     for _ in range(6):
-        worker.ask(15_000)
+        worker.add_request(15_000)
     worker.run(100)
     moves = worker.scheduler.pacer.budget.num_moves
     worker.run(400)
@@ -151,13 +151,13 @@ def test_the_ladder_does_not_swing_under_noise() -> None:
 
 def test_the_strictest_lane_that_decodes_sets_the_target() -> None:
     worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=0.15), batch=LaneSlo(itl_s=0.4)))
-    batch = worker.ask(64, 200, lane=Lane.BATCH)
+    batch = worker.add_request(64, 200, lane=Lane.BATCH)
     worker.run(2)
     assert batch.token_times
-    worker.ask(4000, lane=Lane.BATCH)
+    worker.add_request(4000, lane=Lane.BATCH)
     worker.run(12)
     assert {r.target_s for r in worker.records[-5:]} == {0.4}
-    worker.ask(64, 100)
+    worker.add_request(64, 100)
     worker.run(20)
     assert {r.target_s for r in worker.records[-5:]} == {0.15}
 
@@ -167,9 +167,9 @@ def test_the_strictest_lane_that_decodes_sets_the_target() -> None:
 
 def test_a_short_prompt_behind_a_long_one_has_its_first_token_in_the_next_step() -> None:
     worker = SimulatedWorker()
-    long = worker.ask(16_384)
+    long = worker.add_request(16_384)
     worker.run(3)
-    short = worker.ask(200)
+    short = worker.add_request(200)
     worker.run()
     assert short.num_steps == 1
     assert long.num_steps == -(-(16_384 + 200) // 512), "and costs the long one no more than its own tokens"
@@ -179,9 +179,9 @@ def test_a_short_prompt_behind_a_long_one_has_its_first_token_in_the_next_step()
 def test_many_long_prompts_do_not_hold_a_short_one_up(num_long: int) -> None:
     worker = SimulatedWorker()
     for _ in range(num_long):
-        worker.ask(16_384)
+        worker.add_request(16_384)
     worker.run(3)
-    shorts = [worker.ask(n) for n in (200, 300, 150, 250)]
+    shorts = [worker.add_request(n) for n in (200, 300, 150, 250)]
     worker.run()
     for short in shorts:
         shorter = sum(s.num_prompt for s in shorts if s.num_prompt < short.num_prompt)
@@ -191,9 +191,9 @@ def test_many_long_prompts_do_not_hold_a_short_one_up(num_long: int) -> None:
 def test_with_a_target_too_a_short_prompt_is_soon_done() -> None:
     worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=0.25)))
     worker.decoding(4)
-    worker.ask(16_384)
+    worker.add_request(16_384)
     worker.run(60)
-    short = worker.ask(120)
+    short = worker.add_request(120)
     worker.run(4)
     assert short.token_times
 
@@ -205,11 +205,11 @@ def test_nobody_starves(seed: int, target_s: float) -> None:
     random = Random(seed)
     worker = SimulatedWorker(targets=LatencyTargets(interactive=LaneSlo(itl_s=target_s)), budget=256)
     worker.decoding(3, max_tokens=300)
-    long = worker.ask(3000)
+    long = worker.add_request(3000)
     for _ in range(200):
         if long.token_times:
             break
-        worker.ask(random.randint(50, 500), random.randint(1, 5))
+        worker.add_request(random.randint(50, 500), random.randint(1, 5))
         worker.step()
     # Decodes take their tokens first, and the floor may be all there is.
     half = (256 - 64 if target_s == 0 else FLOOR_TOKENS) // 2
@@ -223,10 +223,10 @@ def test_nobody_starves(seed: int, target_s: float) -> None:
 def test_a_late_prompt_overtakes_shorter_ones() -> None:
     def ttft(targets: LatencyTargets) -> float:
         worker = SimulatedWorker(targets=targets, budget=256)
-        worker.ask(20_000)
-        middle = worker.ask(1500)
+        worker.add_request(20_000)
+        middle = worker.add_request(1500)
         while not middle.token_times:
-            worker.ask(100)
+            worker.add_request(100)
             worker.step()
         return middle.ttft
 
@@ -235,20 +235,20 @@ def test_a_late_prompt_overtakes_shorter_ones() -> None:
 
 def test_lower_lanes_wait_for_higher_ones() -> None:
     worker = SimulatedWorker()
-    batch = worker.ask(3000, lane=Lane.BATCH)
+    batch = worker.add_request(3000, lane=Lane.BATCH)
     worker.run(1)
-    urgent = worker.ask(3000)
+    urgent = worker.add_request(3000)
     worker.run()
     assert urgent.num_steps <= 6 < batch.num_steps
 
 
 def test_a_prompt_that_hits_the_prefix_cache_counts_as_short() -> None:
     worker = SimulatedWorker()
-    worker.ask(4000, text=1)
+    worker.add_request(4000, text=1)
     worker.run()
-    worker.ask(9000)
-    worker.ask(3000)
+    worker.add_request(9000)
+    worker.add_request(3000)
     worker.run(1)
-    again = worker.ask(4000, text=1)
+    again = worker.add_request(4000, text=1)
     worker.run(1)
     assert again.token_times, "it was behind two long prompts"

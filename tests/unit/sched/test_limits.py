@@ -1,4 +1,4 @@
-"""How a step's budget is split, and which leases may be given."""
+"""Test how a step's token budget is split, and which leases may be granted."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_without_chunks_a_prompt_is_whole_or_waits(
 
 
 @pytest.mark.parametrize(
-    ("need", "leased", "promise", "expected"), [(4, 0, 0, True), (10, 0, 0, True), (4, 3, 3, True), (4, 3, 4, False)]
+    ("need", "leased", "reserved", "expected"), [(4, 0, 0, True), (10, 0, 0, True), (4, 3, 3, True), (4, 3, 4, False)]
 )
-def test_leases_leave_the_largest_promise_its_room(need: int, leased: int, promise: int, expected: bool) -> None:
-    assert may_offer(need, leased, 10, promise) is expected
+def test_leases_leave_room_for_the_largest_reservation(need: int, leased: int, reserved: int, expected: bool) -> None:
+    assert may_offer(need, leased, 10, reserved) is expected
 
 
 @pytest.mark.parametrize("name", ["max_num_batched_tokens", "max_num_seqs", "max_model_len"])

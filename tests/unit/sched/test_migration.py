@@ -1,4 +1,4 @@
-"""What a sequence that moves to another worker offers of its blocks, and when."""
+"""Test which blocks a migrating sequence offers, and when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.sched.transfer.migration import MigrationTracker
 from tests.unit.sched.test_scheduler import add, generate, step
 
 
-def test_without_digests_whole_blocks_alone_are_readable_while_it_draws_on() -> None:
+def test_without_digests_only_full_blocks_are_readable_while_the_sequence_decodes() -> None:
     limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
     scheduler = Scheduler(BlockPool(10, 2), limits, "model")
     migrations: MigrationTracker = scheduler.migrations

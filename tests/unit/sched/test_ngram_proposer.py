@@ -1,4 +1,4 @@
-"""What prompt lookup proposes is what a scan of the whole sequence finds, and has always followed the same tokens."""
+"""Test that prompt lookup proposes what a scan of the whole sequence finds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ texts = st.integers(1, 5).flatmap(lambda width: st.lists(st.integers(0, width), 
 
 
 def scan(tokens: list[int], min_n: int, max_n: int) -> int:
-    """Where the best of the most recent earlier occurrences goes on, by looking at every place."""
+    """Return the continuation of the best and most recent earlier occurrence, found by a full scan."""
     places = [p for p in range(min_n, len(tokens)) if tokens[p - min_n : p] == tokens[len(tokens) - min_n :]]
     best, longest = -1, 0
     for place in reversed(places[-NgramProposer.MAX_CANDIDATES :]):

@@ -1,4 +1,4 @@
-"""The non-negative solver against all subsets of free coefficients, one by one."""
+"""Test the non-negative least squares solver against all subsets of free coefficients."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_it_finds_the_best_of_all_subsets(seed: int) -> None:
     gram = rows.T @ rows + 1e-3 * np.eye(5)
     found = np.array(solve_non_negative(gram.tolist(), moment.tolist()))
     assert (found >= 0).all()
-    wanted = best_of_all_subsets(gram, moment)
-    assert loss(gram, moment, found) == pytest.approx(loss(gram, moment, wanted), rel=1e-6, abs=1e-12)
+    expected = best_of_all_subsets(gram, moment)
+    assert loss(gram, moment, found) == pytest.approx(loss(gram, moment, expected), rel=1e-6, abs=1e-12)
 
 
 def test_all_may_end_at_zero() -> None:

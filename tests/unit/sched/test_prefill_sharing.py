@@ -1,4 +1,4 @@
-"""How prompts share a step."""
+"""Test how prompts share the token budget of a step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_prompt_does_not_start_with_the_last_few_tokens() -> None:
 
 
 def test_the_floor_is_shared_too() -> None:
-    """No time is left at all, and far into a prompt a token costs a lot."""
+    """The time budget is zero, and tokens late in a long prompt are expensive."""
     long, short = prompt(0, 16000, start=30000), prompt(1, 200)
     got = split_budget([long, short], PrefillBudget(512, -1.0, COST))
     assert got == {SeqId(0): FLOOR_TOKENS // 2, SeqId(1): FLOOR_TOKENS // 2}
@@ -107,8 +107,8 @@ def test_the_bounds_that_the_module_states(prompts: list[PendingPrefill], num_to
     assert sum(got.values()) <= num_tokens
     oldest = min(prompts, key=lambda p: p.order)
     assert got[oldest.seq] >= min(oldest.num_remaining, num_tokens // 2, (num_tokens + 1) // 2)
-    wanted = min(num_tokens, sum(p.num_remaining for p in prompts))
-    assert sum(got.values()) > wanted - 16, "no more is left over than is too little for a start"
+    num_expected_tokens = min(num_tokens, sum(p.num_remaining for p in prompts))
+    assert sum(got.values()) > num_expected_tokens - 16, "no more is left over than is too little for a start"
     others = sorted(
         (p for p in prompts if p is not oldest),
         key=lambda p: (p.order[1], not p.is_late, p.num_remaining, p.order[2]),

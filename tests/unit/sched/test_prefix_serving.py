@@ -1,4 +1,4 @@
-"""Which blocks another worker may read of this one's cache, and which of them are still to be digested."""
+"""Test which cached blocks another worker may read, and which of them still need a digest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tandem.sched.transfer.prefix_serving import PrefixServer
 NAMES = tuple(BlockHash(bytes([number]) * 16) for number in range(1, 4))
 
 
-def lending_of_three_blocks() -> PrefixServer:
-    """Nobody runs, and nothing is promised."""
+def server_of_three_blocks() -> PrefixServer:
+    """Return a prefix server of three cached blocks, without running sequences or reservations."""
     pool = BlockPool(8, 2)
     table = BlockTable()
     assert pool.grow(table, len(NAMES))
@@ -21,7 +21,7 @@ def lending_of_three_blocks() -> PrefixServer:
 
 
 def test_a_prefix_fetch_that_has_ended_is_digested_no_more() -> None:
-    prefix_server = lending_of_three_blocks()
+    prefix_server = server_of_three_blocks()
     first, second = Key(HandoffId("a"), 1), Key(HandoffId("b"), 1)
     blocks = prefix_server.serve(first, RemotePrefixRequest(0, NAMES))
     assert len(blocks) == 3 and prefix_server.serve(second, RemotePrefixRequest(1, NAMES)) == blocks
@@ -31,7 +31,7 @@ def test_a_prefix_fetch_that_has_ended_is_digested_no_more() -> None:
 
 
 def test_nothing_is_due_when_all_prefix_fetches_have_ended() -> None:
-    prefix_server = lending_of_three_blocks()
+    prefix_server = server_of_three_blocks()
     prefix_server.serve(Key(HandoffId("a"), 1), RemotePrefixRequest(0, NAMES))
     assert prefix_server.is_due(0)
     prefix_server.drop(Key(HandoffId("a"), 1))

@@ -1,4 +1,4 @@
-"""Jobs that are turned away for lack of room, and who comes before whom when they ask again."""
+"""Test jobs that are rejected for lack of room, and their order when they are submitted again."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def worker(num_blocks: int = 100) -> Scheduler:
     return Scheduler(BlockPool(num_blocks, 4), limits, "f")
 
 
-def takes(scheduler: Scheduler, asked: ResumeJob, now: float) -> bool:
+def takes(scheduler: Scheduler, job: ResumeJob, now: float) -> bool:
     try:
-        scheduler.add(asked, now)
+        scheduler.add(job, now)
     except TandemError as error:
         assert error.kind is ErrorKind.OVERLOADED
         return False
     return True
 
 
-def test_what_wants_several_seats_is_not_overtaken_for_ever_by_what_wants_one() -> None:
-    """One seat becomes free at a time, and another gateway always has somebody for it."""
+def test_a_job_of_several_sequences_is_not_overtaken_for_ever_by_single_ones() -> None:
+    """One sequence slot becomes free at a time, and another gateway always has a job for it."""
     scheduler, now = worker(), 0.0
     running = [job(f"s{i}") for i in range(NUM_SEATS)]
     assert all(takes(scheduler, one, now) for one in running)
@@ -59,7 +59,7 @@ def test_what_wants_several_seats_is_not_overtaken_for_ever_by_what_wants_one() 
     assert not takes(scheduler, job("later"), now), "all seats are taken"
 
 
-def test_room_is_kept_only_for_who_keeps_asking() -> None:
+def test_room_is_kept_only_for_a_job_that_is_resubmitted() -> None:
     scheduler = worker()
     running = [job(f"s{i}") for i in range(NUM_SEATS)]
     assert all(takes(scheduler, one, 0.0) for one in running)

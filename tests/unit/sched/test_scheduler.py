@@ -1,4 +1,4 @@
-"""Single decisions of the scheduler, each by hand."""
+"""Test single decisions of the scheduler."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def names(s: Scheduler, step: StepPlan | None) -> list[str]:
 
 
 def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[SequenceUpdate]:
-    """Commit a plan in which every draw yields `tokens`, one unless a test says otherwise."""
+    """Commit a plan in which each sampling slice yields `tokens`, by default one."""
     assert step is not None
-    drawn = tuple(SampledToken(t) for t in tokens or (50,))
+    sampled = tuple(SampledToken(t) for t in tokens or (50,))
     return s.commit(
-        StepResult(step.number, tuple(SliceResult(p.seq, drawn if p.sampling else ()) for p in step.slices))
+        StepResult(step.number, tuple(SliceResult(p.seq, sampled if p.sampling else ()) for p in step.slices))
     )
 
 
 def step(s: Scheduler) -> tuple[list[str], ScheduleResult]:
-    """One whole step: who was in it, and what was planned."""
+    """Plan and commit one step; return its sequences and the schedule result."""
     planned = s.plan()
     who = names(s, planned.step)
     if planned.step is not None:
@@ -77,7 +77,7 @@ def add(s: Scheduler, *jobs: Job) -> None:
         s.add(job)
 
 
-def test_decodes_come_before_prompts() -> None:
+def test_decodes_are_scheduled_before_prompts() -> None:
     s = scheduler(budget=4)
     add(s, generate("a", 3, 5))
     step(s)
@@ -107,7 +107,7 @@ def test_a_plan_made_before_the_end_was_known_frees_when_it_is_committed() -> No
     assert finish(s, second) == [] and s.pool.num_free == 10
 
 
-def test_results_come_in_order() -> None:
+def test_results_must_be_committed_in_order() -> None:
     s = scheduler()
     add(s, generate("a", 3, 5))
     s.plan()
@@ -137,7 +137,7 @@ def test_a_hit_leaves_a_token_to_compute() -> None:
     assert planned.step is not None and planned.step.slices[0].start == 4
 
 
-def test_the_youngest_gives_way_and_comes_back_to_its_place() -> None:
+def test_the_youngest_is_preempted_and_returns_to_its_place() -> None:
     s = scheduler(num_blocks=5)
     add(s, generate("a", 3, 7), generate("b", 3, 5))
     assert [step(s)[0] for _ in range(2)] == [["a", "b"]] * 2
@@ -148,7 +148,7 @@ def test_the_youngest_gives_way_and_comes_back_to_its_place() -> None:
     assert [len(x.tokens) for x in s._waiting] == [5, 7], "what b has drawn is kept"
 
 
-def test_lower_priority_gives_way_first() -> None:
+def test_lower_priority_is_preempted_first() -> None:
     s = scheduler(num_blocks=5)
     add(s, generate("low", 3, 5, priority=1), generate("high", 3, 7))
     step(s)
@@ -156,7 +156,7 @@ def test_lower_priority_gives_way_first() -> None:
     assert [x.key.request for x in s._waiting] == ["low"]
 
 
-def test_an_offered_prefill_never_gives_way() -> None:
+def test_an_offered_prefill_is_never_preempted() -> None:
     """The oldest needs a block and only a younger, half-computed prefill holds one."""
     s = scheduler(num_blocks=7, budget=3)
     add(s, generate("old", 3, 9))
@@ -208,7 +208,7 @@ def test_a_prefill_waits_for_leases_and_holds_back_only_prefills() -> None:
     assert step(s)[0] == ["q", "small"]
 
 
-def test_a_prefill_and_a_promise_that_exclude_each_other() -> None:
+def test_a_prefill_and_a_reservation_that_exclude_each_other() -> None:
     s = scheduler(num_blocks=10)
     add(s, resume("r", 9, 3))
     with pytest.raises(TandemError) as refusal:
@@ -227,7 +227,7 @@ def scored(job: Job, num_top: int = 1, **sampling: object) -> Job:
 
 
 def score(s: Scheduler) -> tuple[StepPlan, list[SequenceUpdate]]:
-    """One whole step of an executor that scores."""
+    """Plan and commit one step with prompt log probabilities."""
     planned = s.plan().step
     assert planned is not None
     results = [SliceResult(p.seq, (SampledToken(50),) if p.sampling else (),
@@ -256,7 +256,7 @@ def test_a_scored_prompt_takes_no_hits_but_leaves_its_blocks_to_others() -> None
     assert score(s)[0].slices[0].start == 6
 
 
-def test_a_prompt_that_gave_way_is_not_scored_again() -> None:
+def test_a_preempted_prompt_is_not_scored_again() -> None:
     s = scheduler(num_blocks=5)
     add(s, generate("old", 3, 7), scored(generate("a", 3, 4)))
     starts: list[int] = []
@@ -269,7 +269,7 @@ def test_a_prompt_that_gave_way_is_not_scored_again() -> None:
     assert seen == [(1, 2)]
 
 
-def test_a_draw_that_looks_back_waits_and_is_told_what_came_before() -> None:
+def test_sampling_with_penalties_waits_and_gets_the_earlier_tokens() -> None:
     s = scheduler()
     add(s, generate("a", 3, 5))
     job = generate("b", 3, 5)
@@ -277,9 +277,12 @@ def test_a_draw_that_looks_back_waits_and_is_told_what_came_before() -> None:
     add(s, replace(job, request=replace(job.request, sampling=sampling), output_tokens=(7, 8)))
     first, second = s.plan().step, s.plan().step
     assert first is not None and names(s, first) == ["a", "b"] and names(s, second) == ["a"]
-    drawn = [piece.sampling for piece in first.slices]
-    assert drawn[0] is not None and (drawn[0].prompt, drawn[0].output) == ((), ())
-    assert drawn[1] is not None and (drawn[1].prompt, drawn[1].output) == (job.request.prompt_tokens, (7, 8))
+    samplings = [piece.sampling for piece in first.slices]
+    assert samplings[0] is not None and (samplings[0].prompt, samplings[0].output) == ((), ())
+    assert samplings[1] is not None and (samplings[1].prompt, samplings[1].output) == (
+        job.request.prompt_tokens,
+        (7, 8),
+    )
     finish(s, first)
     third = s.plan().step
     assert third is not None and names(s, third) == ["a", "b"]
@@ -325,11 +328,11 @@ def test_an_output_that_is_complete_before_its_first_token_ends_each_choice(job:
     [{"presence_penalty": 0.5}, {"logit_bias": ((3, 1.0),)}, {"min_tokens": 9}, {"logprobs": 0}],
     ids=lambda more: next(iter(more)),
 )
-def test_what_the_host_draws_is_planned_only_after_its_draw(more: dict[str, object]) -> None:
-    """A device knows the tokens that it draws itself; the next step may be chained to those alone."""
+def test_a_step_after_host_sampling_is_planned_only_after_its_token(more: dict[str, object]) -> None:
+    """The next step may be chained only to tokens that the device samples itself."""
     s = scheduler()
-    asked = generate("a", 3, 9)
-    s.add(replace(asked, request=replace(asked.request, sampling=replace(asked.request.sampling, **more))))  # type: ignore[arg-type]
+    job = generate("a", 3, 9)
+    s.add(replace(job, request=replace(job.request, sampling=replace(job.request.sampling, **more))))  # type: ignore[arg-type]
     s.add(generate("b", 3, 9))
     first = s.plan().step
     assert names(s, first) == ["a", "b"]
@@ -341,10 +344,10 @@ def test_what_the_host_draws_is_planned_only_after_its_draw(more: dict[str, obje
     s.check()
 
 
-def test_a_draw_after_the_least_number_of_tokens_is_a_device_s_again() -> None:
+def test_sampling_returns_to_the_device_after_min_tokens() -> None:
     s = scheduler()
-    asked = generate("a", 3, 9)
-    s.add(replace(asked, request=replace(asked.request, sampling=replace(asked.request.sampling, min_tokens=2))))
+    job = generate("a", 3, 9)
+    s.add(replace(job, request=replace(job.request, sampling=replace(job.request.sampling, min_tokens=2))))
     chained: list[bool] = []
     open_plans: list[StepPlan] = []
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""Single decisions about guesses, each by hand; what they must never do is in the property tests."""
+"""Test single decisions about draft tokens; invariants are in the property tests."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def plan(s: Scheduler) -> StepPlan:
     return step
 
 
-def commit(s: Scheduler, step: StepPlan, *drawn: int) -> list[SequenceUpdate]:
-    """Every slice that draws yields `drawn`."""
-    tokens = tuple(SampledToken(token) for token in drawn)
+def commit(s: Scheduler, step: StepPlan, *sampled: int) -> list[SequenceUpdate]:
+    """Commit a step in which each sampling slice yields `token_ids`."""
+    tokens = tuple(SampledToken(token) for token in sampled)
     results = tuple(SliceResult(p.seq, tokens if p.sampling else ()) for p in step.slices)
     progress = s.commit(StepResult(step.number, results))
     s.check()
@@ -56,7 +56,7 @@ def commit(s: Scheduler, step: StepPlan, *drawn: int) -> list[SequenceUpdate]:
 
 
 def started(s: Scheduler, *jobs: Job) -> Scheduler:
-    """Prompts are computed and one token of each is drawn."""
+    """Add jobs, compute their prompts and sample one token of each."""
     for job in jobs:
         s.add(job)
     commit(s, plan(s), 50)
@@ -118,10 +118,10 @@ def test_tokens_after_a_stop_are_dropped() -> None:
 def test_an_output_that_is_complete_ends_with_the_guesses_that_were_right(num_right: int) -> None:
     s = started(scheduler(), generate("a"))
     step = plan(s)
-    drawn = tuple(SampledToken(7) for _ in range(num_right))
-    (progress,) = s.commit(StepResult(step.number, (SliceResult(only(step).seq, drawn, is_complete=True),)))
+    sampled = tuple(SampledToken(7) for _ in range(num_right))
+    (progress,) = s.commit(StepResult(step.number, (SliceResult(only(step).seq, sampled, is_complete=True),)))
     s.check()
-    assert progress.finish is FinishReason.STOP and progress.tokens == drawn
+    assert progress.finish is FinishReason.STOP and progress.tokens == sampled
     assert s.pool.num_free == 20 and s.num_sequences == 0
     assert s.speculation is not None and s.speculation.num_accepted == num_right
 
@@ -152,7 +152,7 @@ def test_a_failed_slice_with_guesses_ends_cleanly() -> None:
     assert progress.error == "no" and s.pool.num_free == 20
 
 
-def test_a_prefill_draws_one_token_and_guesses_none() -> None:
+def test_a_prefill_samples_one_token_and_drafts_none() -> None:
     s = scheduler()
     s.add(PrefillJob(request=request("p", 1), attempt=1, handoff=HandoffId("p")))
     assert only(plan(s)).num_drafted == 0
@@ -174,7 +174,7 @@ def test_a_large_batch_guesses_less_and_evenly(max_batch: int, drafted: list[int
     assert [p.num_drafted for p in plan(s).slices] == drafted
 
 
-def test_prompts_come_before_guesses() -> None:
+def test_prompts_are_scheduled_before_draft_tokens() -> None:
     s = started(scheduler(budget=8), generate("a"))
     s.add(generate("b", length=5))
     assert [(p.num_certain, p.num_drafted) for p in plan(s).slices] == [(1, 2), (5, 0)]
@@ -182,7 +182,7 @@ def test_prompts_come_before_guesses() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "waiting", "drafted"), [(2, 0, 1), (3, 0, 4), (6, 17, 1)])
 def test_guesses_take_no_block_that_others_grow_into_or_wait_for(num_blocks: int, waiting: int, drafted: int) -> None:
-    """The sequence's next token takes the last slot but one of its block; another block would hold more guesses."""
+    """The next token takes the last slot but one of its block; more draft tokens would need another block."""
     s = started(scheduler(num_blocks=num_blocks), generate("a", length=2, max_tokens=6))
     if waiting:
         s.add(generate("w", length=waiting, max_tokens=1))

@@ -1,4 +1,4 @@
-"""The ladder: where its rungs are, when it moves, and what an allowance pays for."""
+"""Test the ladder of step budgets: its rungs, when it moves, and what an allowance pays for."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_it_is_always_on_a_rung_that_fits_or_on_the_floor(affordable: list[float
 
 
 @given(st.integers(0, 20_000), st.integers(0, 2000), st.integers(0, 2000), st.floats(-1.0, 2.0))
-def test_an_allowance_pays_for_what_it_has(start: int, wanted: int, num_tokens: int, seconds: float) -> None:
+def test_an_allowance_pays_for_what_it_has(start: int, num_requested: int, num_tokens: int, seconds: float) -> None:
     allowance = PrefillBudget(num_tokens, seconds, COST)
-    fits = allowance.fit(start, wanted)
-    assert 0 <= fits <= min(wanted, num_tokens)
+    fits = allowance.fit(start, num_requested)
+    assert 0 <= fits <= min(num_requested, num_tokens)
     if fits:
         assert COST.chunk_s(start, fits) <= seconds * (1 + 1e-6)
-    if fits < min(wanted, num_tokens):
+    if fits < min(num_requested, num_tokens):
         assert COST.chunk_s(start, fits + 1) > seconds * (1 - 1e-6)
     left = allowance.less(start, fits)
     assert left.num_tokens == num_tokens - fits

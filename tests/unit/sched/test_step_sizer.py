@@ -1,4 +1,4 @@
-"""What is kept of a plan until its step has been timed."""
+"""Test which features of a plan are kept until its step has been timed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tandem.sched.state.step_plan import Sampling, ScheduledSlice, SliceResult, 
 
 
 @pytest.mark.parametrize("num_drafted", [0, 3])
-def test_guesses_are_told_beside_what_they_count_as(num_drafted: int) -> None:
-    draw = Sampling(SamplingParams(max_tokens=9), choice=0, index=0)
+def test_draft_tokens_are_reported_beside_their_cost(num_drafted: int) -> None:
+    sampling = Sampling(SamplingParams(max_tokens=9), choice=0, index=0)
     decode = ScheduledSlice(
-        SeqId(0), 4, 1 + num_drafted, (7,) * (1 + num_drafted), (BlockId(0),), draw, num_drafted=num_drafted
+        SeqId(0), 4, 1 + num_drafted, (7,) * (1 + num_drafted), (BlockId(0),), sampling, num_drafted=num_drafted
     )
     prompt = ScheduledSlice(SeqId(1), 0, 5, (1,) * 5, (BlockId(1),), None)
     pacer = StepSizer(16)

@@ -1,4 +1,4 @@
-"""The online fit on steps whose true cost is known: noise, outliers, a machine that changes, a model that is wrong."""
+"""Test the online fit on steps of known cost: noise, outliers, a machine that changes, a wrong model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def errors(
     noise: float = 0.05,
     outliers: float = 0.0,
 ) -> list[float]:
-    """Relative errors of the predictions, each made before its step was seen."""
+    """Return the relative errors of predictions, each made before its step was observed."""
     random = Random(seed)
     found: list[float] = []
     for _ in range(num_steps):
@@ -102,7 +102,7 @@ def test_a_machine_that_changes_is_followed_within_some_ten_steps(factor: float)
 
 
 def test_a_model_that_is_wrong_still_predicts_what_it_sees() -> None:
-    """Tiles of 128 tokens, and decodes that cost the root of their number: nothing that five coefficients can say."""
+    """True costs have tiles of 128 tokens and a root of the number of decodes, which the model cannot express."""
 
     def truth(now: StepFeatures) -> float:
         tiles = -(-now.num_prefill_tokens // 128) * 128
@@ -132,16 +132,16 @@ def test_coefficients_never_become_negative() -> None:
     assert min(model.cost.vector) >= 0
 
 
-def test_others_hear_only_of_changes_worth_it() -> None:
+def test_only_significant_changes_are_published() -> None:
     model = StepCostModel()
     assert model.published is None
-    told = set()
+    published = set()
     random = Random(3)
     for _ in range(1000):
         now = step(random)
         model.observe(now, TRUTH.predict(now) * max(0.2, random.gauss(1, 0.05)))
-        told.add(model.published)
-    settled = len(told)
+        published.add(model.published)
+    settled = len(published)
     assert 2 <= settled < 60, "one in sixteen steps at most, and the first ones are most of them"
     assert model.published is not None
     assert model.published.predict(step(random)) > 0

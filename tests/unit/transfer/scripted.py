@@ -1,4 +1,4 @@
-"""A transport whose reads end when a test says so, and orders for it; asserts nothing."""
+"""A transport whose reads end when a test decides, and read orders for it."""
 
 from __future__ import annotations
 
@@ -113,6 +113,6 @@ class ScriptedTransport:
         del self.open[handle]
         self.ended[handle] = state
 
-    def doubt(self, handle: int) -> None:
-        """The read ends badly, and may still write."""
+    def lose_track(self, handle: int) -> None:
+        """End a read with an error that leaves it uncertain: it may still write."""
         self.ended[handle] = PeerError("in doubt")

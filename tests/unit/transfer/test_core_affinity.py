@@ -1,4 +1,4 @@
-"""A thread is kept off one core and no more, and only where there is another one."""
+"""Test that a thread is kept off exactly one core, and only where there is another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL = os.sched_getaffinity(0)
 
 @pytest.fixture
 def thread() -> Iterator[int]:
-    """The native id of a thread that waits."""
+    """Yield the native id of a waiting thread."""
     over = threading.Event()
     waiting = threading.Thread(target=over.wait)
     waiting.start()
@@ -27,7 +27,7 @@ def thread() -> Iterator[int]:
 
 @pytest.fixture
 def on_one_core() -> Iterator[int]:
-    """This thread stays on one core for a test."""
+    """Pin this thread to one core for a test."""
     core = min(ALL)
     os.sched_setaffinity(0, {core})
     yield core

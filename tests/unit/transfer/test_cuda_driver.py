@@ -1,4 +1,4 @@
-"""Ways to a GPU's memory: what the driver is asked, and what is refused where reads would crawl or fail later."""
+"""Test queries of the CUDA driver, and refusals where reads of GPU memory would be slow or fail later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 
 
 class Library:
-    """A driver that notes calls; `failing` is the name of one that does not work."""
+    """A driver double that records calls; the call named `failing` fails."""
 
     def __init__(self, failing: str = "", *, is_shareable: bool = True) -> None:
         self.calls: list[str] = []
@@ -64,7 +64,7 @@ def test_a_thread_gets_the_primary_context_of_its_device() -> None:
 
 
 @pytest.mark.parametrize("is_shareable", [True, False])
-def test_memory_is_asked_whether_it_can_be_shared(is_shareable: bool) -> None:
+def test_memory_is_queried_for_whether_it_can_be_shared(is_shareable: bool) -> None:
     assert CudaDriver(Library(is_shareable=is_shareable)).can_share(1 << 40) is is_shareable
 
 
@@ -83,7 +83,7 @@ def test_gpu_memory_where_there_is_no_gpu_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "is_refused"),
+    ("transports", "is_refused"),
     [
         (None, False),
         ("all", False),
@@ -96,8 +96,8 @@ def test_gpu_memory_where_there_is_no_gpu_is_refused() -> None:
         ("^ib,cuda_copy", True),
     ],
 )
-def test_ways_that_leave_gpu_memory_out_are_refused(monkeypatch, told: str | None, is_refused: bool) -> None:
-    own = {"HOME": "/"} | ({} if told is None else {"UCX_TLS": told})
+def test_ucx_transports_without_gpu_memory_are_refused(monkeypatch, transports: str | None, is_refused: bool) -> None:
+    own = {"HOME": "/"} | ({} if transports is None else {"UCX_TLS": transports})
     monkeypatch.setattr(os, "environ", own)
     monkeypatch.setattr(nixl_agent, "PACKAGES", ())
     with pytest.raises(TandemError, match="leaves out cuda_copy" if is_refused else "not installed"):

@@ -1,4 +1,4 @@
-"""What a way is concluded from: what rose, and between which ends."""
+"""Test how the type of a link is derived from counters that rose, and from the two ends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_evidence_names_the_counters_that_rose_most() -> None:
     assert "RDMA ports nothing: there are none" in detect_link_type(TransferSample(MB, bare, bare, bare), FAR)[1]
 
 
-def test_an_interface_that_came_meanwhile_tells_nothing() -> None:
+def test_an_interface_that_appeared_meanwhile_is_ignored() -> None:
     before, after = Counters(0.0, {}, {}), Counters(1.0, {}, {"eth1": 500 * MB})
     assert detect_link_type(TransferSample(MB, before, before, after), NEAR)[0] == "shared_memory"
 

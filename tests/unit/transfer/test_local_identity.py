@@ -1,4 +1,4 @@
-"""A pid and an address prove nothing: the local transport reads only the life that it shook hands with."""
+"""Test that the local transport reads only the incarnation that it shook hands with: pid and address prove nothing."""
 
 from __future__ import annotations
 

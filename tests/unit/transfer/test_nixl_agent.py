@@ -1,4 +1,4 @@
-"""Loading NIXL: what is missing is said with its fix, and the user's own settings win."""
+"""Test loading NIXL: a missing part is reported with its fix, and the user's own settings win."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.transfer.nixl_transport import memory_type
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A process environment of this test's own."""
+    """Replace the process environment for this test."""
     own: dict[str, str] = {"HOME": "/"}
     monkeypatch.setattr(os, "environ", own)
     return own

@@ -1,4 +1,4 @@
-"""A read of several ranks over NIXL: it is over when no transfer of it is open, whatever became of the others."""
+"""Test reads of several ranks over NIXL: a read is over only when none of its transfers is open."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ADDRESS = 1 << 20
 
 
 class CutOff(Exception):
-    """What the library raises when UCX has closed the connection by force."""
+    """The library's error when UCX has closed the connection by force."""
 
 
-class Doubt(Exception):
-    """Any other of its errors."""
+class UncertainError(Exception):
+    """Any other error of the library."""
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class Blocks:
 
 
 class Alive:
-    """What stands for the library's own agent."""
+    """A stand-in for the library's own agent."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
 
     def open_agent(name: str, *, uses_cuda: bool) -> NixlAgent:
-        return NixlAgent(name, library, (CutOff, Doubt), CutOff)
+        return NixlAgent(name, library, (CutOff, UncertainError), CutOff)
 
     monkeypatch.setattr(nixl_transport, "open_agent", open_agent)
     return library
@@ -187,7 +187,7 @@ def test_one_rank_that_is_cut_off_fails_the_read_when_the_others_have_ended(libr
     assert transport.disconnect(peer)
 
 
-def test_a_post_that_fails_at_the_second_rank_leaves_the_first_in_doubt(library: Library) -> None:
+def test_a_post_that_fails_at_the_second_rank_leaves_the_first_uncertain(library: Library) -> None:
     transport, peer = consumer(), producer(2)
     transport.connect(peer)
     library.post_errors["g1"] = CutOff("reset")
@@ -201,19 +201,19 @@ def test_a_post_that_fails_at_the_second_rank_leaves_the_first_in_doubt(library:
     assert library.loaded == []
 
 
-def test_an_end_in_doubt_at_one_rank_is_no_end(library: Library) -> None:
+def test_an_uncertain_end_at_one_rank_is_no_end(library: Library) -> None:
     transport, peer = consumer(), producer(2)
     transport.connect(peer)
     handle = transport.post_read(peer, COPIES)
-    library.transfers[0].state = Doubt("?")
+    library.transfers[0].state = UncertainError("?")
     with pytest.raises(PeerError, match="in doubt"):
         transport.poll(handle)
     library.transfers[1].state = "DONE"
     assert not transport.disconnect(peer)
 
 
-def test_a_post_that_the_library_calls_an_error_leaves_its_peer_in_doubt(library: Library) -> None:
-    """Nobody can say what it still reads."""
+def test_a_post_error_of_the_library_leaves_its_peer_uncertain(library: Library) -> None:
+    """Transfers of the failed post may still be running."""
     transport, peer = consumer(), producer(1)
     transport.connect(peer)
     library.posted = "ERR"

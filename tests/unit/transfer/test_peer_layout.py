@@ -1,4 +1,4 @@
-"""Which peers can be read: any number of ranks that hold each KV head once; and where our heads lie in theirs."""
+"""Test which peers can be read (ranks that hold each KV head once), and where our heads lie in their blocks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_copied_is_refused_with_its_reason(peer: TransportPeer, m
         check_peer(POOL, peer)
 
 
-def test_ranks_may_come_in_any_order() -> None:
+def test_ranks_may_be_listed_in_any_order() -> None:
     shuffled = replace(FOUR, ranks=FOUR.ranks[::-1])
     check_peer(pool_of(0, HEADS), shuffled)
     assert [share.local_offset // LAYOUT.head_bytes for share in shares_of(pool_of(0, HEADS), shuffled)] == [6, 4, 2, 0]
@@ -122,7 +122,7 @@ def test_a_pool_holds_heads_that_the_model_has() -> None:
         MemoryPool.of(replace(POOL.region(), head_stop=8), LAYOUT, keepalive=None)
 
 
-def test_what_ranks_say_of_themselves_is_one_peer() -> None:
+def test_descriptions_of_ranks_are_merged_into_one_peer() -> None:
     parts = [replace(FOUR, ranks=(rank,)) for rank in FOUR.ranks]
     assert join_ranks(parts) == FOUR
     stranger = replace(parts[1], worker=replace(WORKER, incarnation=Incarnation(2)))

@@ -1,4 +1,4 @@
-"""Pages of a pool come before their first use, and what is in them stays."""
+"""Test that pages of a pool are faulted in before their first use and keep their content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = mmap.PAGESIZE
 
 
 def resident_bytes(address: int) -> int:
-    """Of the mapping that begins at this address."""
+    """Return the resident bytes of the mapping that begins at this address."""
     smaps = Path("/proc/self/smaps").read_text()
     entry = re.search(rf"^{address:x}-.*?^Rss:\s+(\d+) kB", smaps, re.MULTILINE | re.DOTALL)
     assert entry is not None

@@ -1,4 +1,4 @@
-"""The carrier against a scripted transport: every order reported once, and `drained` only where it is true."""
+"""Test the transfer engine with a scripted transport: every order is reported once, and `drained` only if true."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_an_error_at_the_post_costs_the_peer(carrier, transport) -> None:
     ]
 
 
-def test_an_error_at_the_post_that_proves_nothing_leaves_the_order_in_doubt(carrier, transport) -> None:
+def test_a_post_error_that_proves_nothing_leaves_the_order_undrained(carrier, transport) -> None:
     carrier.accept(order(1))
     transport.post_error = PeerError("half of it went out")
     transport.open[77] = (P.life, ())
@@ -340,10 +340,10 @@ def test_a_failed_read_costs_the_peer_with_all_its_reads(carrier, transport) -> 
     assert len(events) == 4
 
 
-def test_a_read_that_ends_in_doubt_is_not_drained(carrier, transport) -> None:
+def test_a_read_with_an_uncertain_end_is_not_drained(carrier, transport) -> None:
     carrier.accept(order(1))
     run(carrier)
-    transport.doubt(1)
+    transport.lose_track(1)
     failed, lost = run(carrier)
     assert failed == ReadFailed(1, FailureKind.PEER, "in doubt", drained=False)
     assert lost == PeerLost(P, False, "in doubt")
@@ -424,7 +424,7 @@ def test_the_self_test_is_answered(carrier, transport, clock) -> None:
 
 
 class CarrierMachine(RuleBasedStateMachine):
-    """Random orders, ends, doubts, teardowns: nothing is reported twice, and `drained` is never a lie."""
+    """Random orders, ends, uncertain ends and teardowns: nothing is reported twice, and `drained` is always true."""
 
     is_helped = False
 
@@ -465,9 +465,9 @@ class CarrierMachine(RuleBasedStateMachine):
             self.transport.end(data.draw(st.sampled_from(sorted(self.transport.open))), state)
 
     @rule(data=st.data())
-    def doubt(self, data: st.DataObject) -> None:
+    def lose_track(self, data: st.DataObject) -> None:
         if self.transport.open:
-            self.transport.doubt(data.draw(st.sampled_from(sorted(self.transport.open))))
+            self.transport.lose_track(data.draw(st.sampled_from(sorted(self.transport.open))))
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:

@@ -1,4 +1,4 @@
-"""The mover's thread: commands reach the carrier in order, events come back, and no end leaves an order unanswered."""
+"""Test the transfer thread: commands arrive in order, events come back, and every order is answered at an end."""
 
 from __future__ import annotations
 

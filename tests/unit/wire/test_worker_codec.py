@@ -197,9 +197,9 @@ def test_updates_carry_every_event_and_the_load(events: Sequence[JobEvent], load
     message = sent(worker_codec.encode_update(events, load))
     got = worker_codec.decode_update(message)
     for kind in (Token, KVReceived, MigrationOffered, (Finished, Failed, Cancelled)):
-        want_of = [e for e in events if isinstance(e, kind)]
+        expected = [e for e in events if isinstance(e, kind)]
         got_of = [e for e in got if isinstance(e, kind)]
-        assert sorted(map(repr, got_of)) == sorted(map(repr, want_of))
+        assert sorted(map(repr, got_of)) == sorted(map(repr, expected))
     assert worker_codec.decode_load(message.load) == load
 
 

@@ -53,7 +53,7 @@ def test_a_path_to_a_mix_is_read(tmp_path: Path, name: str) -> None:
     assert [len(scheduled.request.prompt_tokens) for scheduled in requests] == [10] * 50
 
 
-def test_opening_errors_say_why(tmp_path: Path) -> None:
+def test_opening_errors_have_a_reason(tmp_path: Path) -> None:
     names = "agent, mix, noisy, rag, tenants"
     assert refusal("nothing") == f"nothing: is neither a file nor one of the built-in mixes: {names}"
     assert "cannot be read" in refusal(str(tmp_path / "missing.yaml"))

@@ -1,4 +1,4 @@
-"""Parts of ranks cover a model once, in order; what cannot be divided is named."""
+"""Test that the shards of ranks cover a model exactly once, and that an indivisible size is named."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_parts_are_equal_and_in_order() -> None:
 def test_numbers_that_do_not_divide_are_named() -> None:
     config = replace(parse_model_config(CONFIG), heads=12, kv_heads=6, intermediate_size=9)
     require_divisible(config, 3)
-    for size, said in ((2, "intermediate_size=9"), (12, "num_key_value_heads=6"), (4, "num_key_value_heads=6")):
-        with pytest.raises(TandemError, match=f"tensor_parallel={size}.*{said}") as caught:
+    for size, message in ((2, "intermediate_size=9"), (12, "num_key_value_heads=6"), (4, "num_key_value_heads=6")):
+        with pytest.raises(TandemError, match=f"tensor_parallel={size}.*{message}") as caught:
             require_divisible(config, size)
         assert caught.value.kind is ErrorKind.UNSUPPORTED and caught.value.param == "tensor_parallel"
 
@@ -49,7 +49,7 @@ def test_numbers_that_do_not_divide_are_named() -> None:
         (ModelConfig(), EngineConfig(kernels="compiled"), "kernels"),
     ],
 )
-def test_what_ranks_cannot_do_is_said_at_start(
+def test_settings_that_ranks_do_not_support_are_refused_at_start(
     model_dir: Path, model: ModelConfig, engine: EngineConfig, param: str
 ) -> None:
     model, engine = replace(model, id=str(model_dir)), replace(engine, tensor_parallel=2)
@@ -60,16 +60,16 @@ def test_what_ranks_cannot_do_is_said_at_start(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_parts_of_a_tensor_are_its_rows_and_columns(model_dir: Path, dtype: torch.dtype) -> None:
-    """Also where they are stored in the dtype that is asked for."""
+    """Read the parts also where the file has the requested dtype already."""
     name = "model.layers.0.mlp.down_proj.weight"
     whole = tensors()[name]
     for rows, columns in ((None, range(24, 48)), (range(8, 16), None), (range(2, 3), range(5)), (range(32, 32), None)):
         with Checkpoint(model_dir, dtype) as checkpoint:
             part = checkpoint.take(name, (32, 48), rows=rows, columns=columns)
-        wanted = whole[rows.start : rows.stop] if rows else whole if rows is None else whole[:0]
-        wanted = wanted if columns is None else wanted[:, columns.start : columns.stop]
+        expected = whole[rows.start : rows.stop] if rows else whole if rows is None else whole[:0]
+        expected = expected if columns is None else expected[:, columns.start : columns.stop]
         assert part.is_contiguous() and part.dtype is dtype
-        assert torch.equal(part, wanted.to(dtype))
+        assert torch.equal(part, expected.to(dtype))
 
 
 def test_a_part_of_a_tensor_of_another_shape_is_refused(model_dir: Path) -> None:

@@ -1,5 +1,4 @@
-"""What clients ask while faults strike: requests of every kind, drawn by a seed, and what of an answer must be equal;
-never sends one."""
+"""Generate random completion requests of every kind from a seed, and compare two answers to one request."""
 
 from __future__ import annotations
 
@@ -20,25 +19,25 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORM = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}
-DRAWN = {"temperature": 1.0, "top_p": 0.95}
+SAMPLED = {"temperature": 1.0, "top_p": 0.95}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
-    "drawn": DRAWN,
-    "penalties": {**DRAWN, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
-    "choices": {**DRAWN, "n": 3},
-    "form": {**DRAWN, "response_format": FORM},
-    "form in choices": {**DRAWN, "n": 2, "structured_outputs": {"regex": "([a-z]{3,9} ){20,40}"}},
-    "logprobs": {**DRAWN, "logprobs": 3},
+    "drawn": SAMPLED,
+    "penalties": {**SAMPLED, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+    "choices": {**SAMPLED, "n": 3},
+    "form": {**SAMPLED, "response_format": FORM},
+    "form in choices": {**SAMPLED, "n": 2, "structured_outputs": {"regex": "([a-z]{3,9} ){20,40}"}},
+    "logprobs": {**SAMPLED, "logprobs": 3},
     "echo": {"temperature": 0, "echo": True, "logprobs": 1},
 }
 LONGEST_PROMPT, LONGEST_ANSWER = 3000, 160
 NUM_DOCUMENTS, DOCUMENT_TOKENS = 3, 256
 TOLERANCE = 1e-6
-"""Of log probabilities in float64, which differ in the last bits with the company in a step."""
+"""Tolerance of log probabilities in float64, whose last bits depend on the other sequences of a step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ChaosRequest:
     """`body` is of a completion, without `stream`; `name` says what kind it is and which."""
 
     name: str
@@ -50,28 +49,29 @@ class Ask:
         return int(self.body.get("n", 1))
 
 
-def draw_asks(seed: int, number: int) -> list[Ask]:
-    """Every kind in turn; prompts short to long, some of which begin alike, answers of one token to many."""
-    draws = random.Random(f"asks {seed}")
-    return [_draw(draws, seed, index) for index in range(number)]
+def random_requests(seed: int, number: int) -> list[ChaosRequest]:
+    """Return `number` requests with every kind in turn, prompts short to long, some with equal prefixes, and
+    answers of one token to many."""
+    rng = random.Random(f"asks {seed}")
+    return [_random_request(rng, seed, index) for index in range(number)]
 
 
-def _draw(draws: random.Random, seed: int, index: int) -> Ask:
+def _random_request(rng: random.Random, seed: int, index: int) -> ChaosRequest:
     kind = list(KINDS)[index % len(KINDS)]
     longest = LONGEST_PROMPT if kind != "echo" else 300
-    length = int(math.exp(draws.uniform(math.log(4), math.log(longest))))
+    length = int(math.exp(rng.uniform(math.log(4), math.log(longest))))
     tokens = prompt(length, 9_000_000 + 1000 * seed + index)
-    if draws.random() < 0.5:
-        tokens = prompt(DOCUMENT_TOKENS, 8_000_000 + draws.randrange(NUM_DOCUMENTS)) + tokens
+    if rng.random() < 0.5:
+        tokens = prompt(DOCUMENT_TOKENS, 8_000_000 + rng.randrange(NUM_DOCUMENTS)) + tokens
     body = {
         "model": "tiny",
         "prompt": tokens,
-        "max_tokens": draws.choice([1, 8, 40, LONGEST_ANSWER]),
-        "seed": draws.randrange(1 << 31),
+        "max_tokens": rng.choice([1, 8, 40, LONGEST_ANSWER]),
+        "seed": rng.randrange(1 << 31),
         "return_token_ids": True,
         **KINDS[kind],
     }
-    return Ask(f"{index} {kind}", body, kind in ("greedy", "drawn", "choices") and draws.random() < 0.4)
+    return ChaosRequest(f"{index} {kind}", body, kind in ("greedy", "drawn", "choices") and rng.random() < 0.4)
 
 
 @dataclass(slots=True)
@@ -90,9 +90,9 @@ class Answered:
     def add(self, choice: dict[str, Any]) -> None:
         """A choice of an answer, or of an event of a stream."""
         self.tokens += choice.get("token_ids") or []
-        if (told := choice.get("logprobs")) is not None:
-            self.logprobs += told["token_logprobs"]
-            self.top += told["top_logprobs"]
+        if (logprobs := choice.get("logprobs")) is not None:
+            self.logprobs += logprobs["token_logprobs"]
+            self.top += logprobs["top_logprobs"]
         self.reason = choice["finish_reason"] or self.reason
 
     def differs(self, other: Answered) -> str | None:
