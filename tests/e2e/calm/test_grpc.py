@@ -19,7 +19,7 @@ from tests.e2e.calm.test_openai_client import FORM
 from tests.e2e.gateway.http import LONG_ANSWER, prompt
 from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
-from tests.unit.gateway.parity import asked_both_ways
+from tests.unit.gateway.parity import send_over_both_protocols
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of 中国?"}]}
 SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 11}
@@ -57,7 +57,7 @@ def test_four_ways_to_the_same_answer(calm: Pair, kind: str, given: dict[str, An
         connected(calm.gateway) as stub,
         httpx.Client(base_url=calm.gateway.url, timeout=PATIENCE_S, trust_env=False) as http,
     ):
-        outcomes = asked_both_ways(http, stub, kind, body)
+        outcomes = send_over_both_protocols(http, stub, kind, body)
     for outcome in outcomes:
         outcome.usage = outcome.usage[:3]  # what is cached depends on who came before
         assert outcome.error or outcome.path.startswith("remote")
