@@ -19,10 +19,10 @@ from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
 from tests.unit.gateway.parity import (
     HELLO,
+    comparable,
     send_grpc,
     send_http,
     send_over_both_protocols,
-    comparable,
     spell,
     whole_body,
 )

@@ -25,7 +25,7 @@ from tandem.wire.channels import channel_options
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.conftest import Front, ScriptedDispatch
-from tests.unit.gateway.parity import HELLO, Outcome, send_over_both_protocols, comparable, whole_body
+from tests.unit.gateway.parity import HELLO, Outcome, comparable, send_over_both_protocols, whole_body
 
 pytestmark = pytest.mark.slow
 

@@ -54,8 +54,8 @@ def the_trace(seen: Watched, record: RequestRecord) -> dict[str, object]:
     inside = [span for span in spans if span is not root]
     assert all(span.parent is not None and span.parent.span_id == root.context.span_id for span in inside)
     assert {span.name for span in inside} <= {"queue", "route"}
-    attributes = sum(float(str(root.attributes[f"tandem.stage.{stage.value}_s"])) for stage in Stage)
-    assert attributes == pytest.approx(record.total_s, abs=1e-9)
+    stage_sum = sum(float(str(root.attributes[f"tandem.stage.{stage.value}_s"])) for stage in Stage)
+    assert stage_sum == pytest.approx(record.total_s, abs=1e-9)
     return dict(root.attributes)
 
 
