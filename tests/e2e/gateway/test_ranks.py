@@ -1,5 +1,6 @@
-"""A worker whose model runs on two ranks, behind a real gateway: the tokens of one rank, and what is left of requests,
-processes and files when one of the ranks dies."""
+"""Test a worker whose model runs on two ranks, behind a real gateway: it returns the tokens of one rank, and requests,
+processes and files are cleaned up when a rank dies.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def ask_all(url: str) -> list[str]:
+def complete_all(url: str) -> list[str]:
     """At once, so that they share steps."""
     with ExitStack() as stack:
         posts = [
@@ -68,7 +69,7 @@ def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: 
     gateway.wait_ready()
     ranked.wait_ready()
     gateway.wait_serving()
-    by_two = ask_all(gateway.url)
+    by_two = complete_all(gateway.url)
     until(ranked.is_idle, "an idle worker")
     body = completion(20, 950, 800)
     with Post(gateway.url, body | {"stream": True}) as post:
@@ -80,7 +81,7 @@ def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: 
         answer = post.finish()
     assert answer.error() is None and answer.about()["attempts"] == 2, answer.about()
     assert ranked.wait() == 1 and "rank 1 is gone" in ranked.log and "Traceback" not in ranked.log
-    assert ask_all(gateway.url) == by_two
+    assert complete_all(gateway.url) == by_two
     with Post(gateway.url, body) as post:
         assert post.finish().text() == answer.text()
     until(alone.is_idle, "an idle worker")

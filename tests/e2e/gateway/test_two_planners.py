@@ -1,5 +1,6 @@
-"""Two `tandem planner` programs on one RayCluster: one acts, and when it is killed the other does. The API server is a
-double, the workers only say how they are."""
+"""Test two `tandem planner` programs on one RayCluster: one acts, and when it is killed the other does. The API server
+is a double, and the workers only report their state.
+"""
 
 from __future__ import annotations
 
@@ -127,14 +128,14 @@ def start(
         program.stop()
 
 
-def told_first(program: Program) -> dict[str, Any]:
-    """The first plan that was decided."""
+def first_plan(program: Program) -> dict[str, Any]:
+    """Return the first plan that was decided."""
     out = program._process.stdout
     assert out is not None
     while True:
-        told: dict[str, Any] = json.loads(out.readline())
-        if "target" in told:
-            return told
+        plan: dict[str, Any] = json.loads(out.readline())
+        if "target" in plan:
+            return plan
 
 
 @pytest.mark.nightly
@@ -147,8 +148,8 @@ async def test_one_acts_and_when_it_is_killed_the_other_does(
     await eventually(lambda: cluster.replicas() == (1, 3))
     second = start("second", "--min-decode", "4")
     await asyncio.to_thread(second.wait_ready)
-    told = await asyncio.to_thread(told_first, second)
-    assert told["outcome"] == "standby" and not told["leads"], told
+    plan = await asyncio.to_thread(first_plan, second)
+    assert plan["outcome"] == "standby" and not plan["leads"], plan
     health = await asyncio.to_thread(httpx.get, f"http://{second.ready['metrics']}/health", trust_env=False)
     assert health.status_code == 200, "a planner that waits is well"
     assert [call.who for call in cluster.api.writes()] == [first.ready["planner"]]
@@ -160,6 +161,6 @@ async def test_one_acts_and_when_it_is_killed_the_other_does(
     await eventually(lambda: cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == cluster.holder)
     assert await asyncio.to_thread(second.stop) == 0
     assert cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == "", "left to the next one at once"
-    said = await targets.read("m")
-    assert said is not None and said.replicas["decode"] >= 3
+    target = await targets.read("m")
+    assert target is not None and target.replicas["decode"] >= 3
     await targets.close()

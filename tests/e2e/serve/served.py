@@ -26,7 +26,7 @@ _Process = tuple[int, str]
 
 
 class Served:
-    """`said` is all that it has written, `seen` every process that was ever found below it."""
+    """`output` is all that it has written, `seen` every process that was ever found below it."""
 
     def __init__(self, *flags: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
@@ -62,19 +62,19 @@ class Served:
         self.process.stdout.close()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "".join(self._lines)
 
     def wait_ready(self) -> Served:
-        self.wait_said(r"Ctrl-C drains and stops.*\n")
-        self.url = re.findall(r"Tandem serves \S+ at (http://\S+)", self.said)[0]
+        self.wait_output(r"Ctrl-C drains and stops.*\n")
+        self.url = re.findall(r"Tandem serves \S+ at (http://\S+)", self.output)[0]
         self.look()
         return self
 
-    def wait_said(self, pattern: str) -> None:
+    def wait_output(self, pattern: str) -> None:
         """Until it has written something that matches."""
-        until(lambda: re.search(pattern, self.said) or self.process.poll() is not None, START_S, lambda: self.said)
-        assert re.search(pattern, self.said), self.said
+        until(lambda: re.search(pattern, self.output) or self.process.poll() is not None, START_S, lambda: self.output)
+        assert re.search(pattern, self.output), self.output
 
     def wait_end(self) -> int:
         code = self.process.wait(END_S)
@@ -119,11 +119,11 @@ class Served:
             self._lines.append(line)
 
 
-def until(condition: Callable[[], _T], patience_s: float, told: Callable[[], str] = lambda: "") -> _T:
+def until(condition: Callable[[], _T], patience_s: float, report: Callable[[], str] = lambda: "") -> _T:
     """The first true value of a condition; fails when it does not come."""
     deadline = time.monotonic() + patience_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited for {patience_s:g} s in vain: {told()}"
+        assert time.monotonic() < deadline, f"waited for {patience_s:g} s in vain: {report()}"
         time.sleep(POLL_S)
     return value
 

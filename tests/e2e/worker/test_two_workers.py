@@ -1,5 +1,6 @@
-"""One prefill and one decode process: the tokens of one, over both transports, and what is left when one of them dies,
-stops for a while, or is told to end."""
+"""Test one prefill and one decode process: the tokens of one worker, over both transports, and clean ends when one of
+them dies, stops for a while, or is told to stop.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ async def test_split_in_two_the_tokens_are_the_same(pair: Pair, num_prompt: int)
         await consumer.settled()
 
 
-async def test_what_both_tell_at_metrics_adds_up(pair: Pair) -> None:
+async def test_the_metrics_of_both_workers_add_up(pair: Pair) -> None:
     async with pair.clients() as (producer, consumer):
         befores = [await scrape(client) for client in (producer, consumer)]
         key, _ = await hand_over(producer, consumer, fresh_request(100, 24))
@@ -247,7 +248,7 @@ async def test_decode_killed_in_mid_transfer_gives_the_lease_back(pair: Pair) ->
 
 
 @pytest.mark.nightly
-async def test_a_prefill_worker_that_wakes_up_late_harms_nobody(pair: Pair) -> None:
+async def test_a_prefill_worker_resumed_late_harms_no_request(pair: Pair) -> None:
     async with pair.clients() as (producer, consumer):
         request = fresh_request(3000, 8)
         key, _ = await hand_over(producer, consumer, request)
@@ -270,7 +271,7 @@ async def test_a_prefill_worker_that_wakes_up_late_harms_nobody(pair: Pair) -> N
 
 
 @pytest.mark.nightly
-async def test_a_worker_that_is_told_to_end_finishes_what_runs(pair: Pair) -> None:
+async def test_a_worker_finishes_running_jobs_on_a_stop_signal(pair: Pair) -> None:
     async with pair.clients() as (producer, consumer):
         request = fresh_request(60, 100)
         expected = await in_one_place(producer, request)
@@ -313,9 +314,10 @@ def num_cached(client: Client, key: JobKey) -> int | None:
     return next(event.num_cached_tokens for event in client.events[key] if isinstance(event, Token))
 
 
-async def lend(producer: Client, consumer: Client, num_prompt: int) -> tuple[Request, JobKey, JobKey]:
-    """A request, and who computed and who read its prefix. Another one where the machine was so busy that the consumer
-    had reason to give the producer up: that a loan which may be given up is, is no failure."""
+async def fetch_between(producer: Client, consumer: Client, num_prompt: int) -> tuple[Request, JobKey, JobKey]:
+    """Return a request, its key, and which workers computed it and read its prefix. Another request is sent where the
+    machine was so busy that the consumer gave the producer up, which is no failure.
+    """
     for _ in range(5):
         request = fresh_request(num_prompt, 24)
         first = await producer.generate(request)
@@ -337,7 +339,7 @@ async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_s
     pair: Pair, num_prompt: int
 ) -> None:
     async with pair.clients() as (producer, consumer):
-        request, first, key = await lend(producer, consumer, num_prompt)
+        request, first, key = await fetch_between(producer, consumer, num_prompt)
         num_blocks = (num_prompt - 1) // 16
         pulled = consumer.pulled(key)
         assert pulled is not None and (pulled.num_blocks, pulled.source) == (num_blocks, pair.prefill.ref)
@@ -419,7 +421,7 @@ def test_a_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> N
     assert "nowhere" in process.log and "Traceback" not in process.log
 
 
-async def test_choices_share_one_hand_off_and_each_is_what_a_request_of_its_own_draws(pair: Pair) -> None:
+async def test_choices_share_one_hand_off_and_equal_single_requests(pair: Pair) -> None:
     plain = fresh_request(50, 12)
     request = replace(plain, sampling=replace(plain.sampling, temperature=0.9, seed=7))
     async with pair.clients() as (producer, consumer):

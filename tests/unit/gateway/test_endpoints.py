@@ -250,7 +250,7 @@ def test_durations_as_openai_writes_them(seconds: float, written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason", "told"),
+    ("kind", "reason", "expected_reason"),
     [
         (ErrorKind.QUOTA, "tokens_per_minute", "tokens_per_minute"),
         (ErrorKind.OVERLOADED, "", "overloaded"),

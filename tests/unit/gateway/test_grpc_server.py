@@ -135,7 +135,7 @@ async def test_a_stop_lets_streams_end_and_takes_no_new_call(
         stub = InferenceStub(channel)
         call = stub.StreamChat(HELLO)
         updates = aiter(call)
-        updates = [await anext(updates)]
+        received = [await anext(updates)]
         watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
         assert (await anext(watch)).status == SERVING
         stopping = asyncio.create_task(server.stop(20.0))
@@ -146,8 +146,8 @@ async def test_a_stop_lets_streams_end_and_takes_no_new_call(
         assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
         assert not stopping.done()
         gate.set()
-        updates += [update async for update in updates]
-        assert "".join(choice.message.content for update in updates for choice in update.choices) == "Paris"
+        received += [update async for update in updates]
+        assert "".join(choice.message.content for update in received for choice in update.choices) == "Paris"
         assert await call.code() is grpc.StatusCode.OK
         await stopping
     assert stream.num_closes == 1 and len(dispatch.requests) == 1

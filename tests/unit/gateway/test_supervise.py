@@ -56,7 +56,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_logged_once(caplog: pytest.LogCaptureFixture, work: str) -> None:
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 1 and work in errors[0].getMessage()
-    assert errors[0].exc_info is not None and "Unthought" in caplog.text and "Traceback" in caplog.text
+    assert errors[0].exc_info is not None and "UnexpectedError" in caplog.text and "Traceback" in caplog.text
 
 
 async def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
