@@ -1,4 +1,4 @@
-"""Provide a scripted gateway that submits jobs to workers and records their Watch streams without repairing anything."""
+"""Provide a scripted gateway that submits jobs to workers and records their Watch streams unchanged."""
 
 from __future__ import annotations
 

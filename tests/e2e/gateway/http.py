@@ -1,4 +1,4 @@
-"""Send requests to a gateway over plain sockets, so that a test decides what is read and when the client disconnects."""
+"""Send requests over plain sockets, so that a test decides what is read and when the client disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a prefill and a decode worker around a tiny model behind two gateways, which most tests of real processes share."""
+"""Run a prefill and a decode worker on a tiny model behind two gateways for most tests of real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test what real processes push by OTLP: one connected trace for each request, and metrics, without delaying requests."""
+"""Test what real processes push by OTLP: one connected trace for each request, and metrics, without delays."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def call_all_variants(front: Front) -> Iterator[Any]:
 
 
 def same(front: Front, answers: list[Any]) -> tuple[list[CollectedChoice], dict[str, Any]]:
-    """Return what all four variants received after checking that they agree and that the dispatch got equal requests."""
+    """Return what all four variants received after checking that they agree and sent equal requests."""
     requests = [comparable(request, True) for request in front.dispatch.requests]
     each = len(requests) // 4
     assert requests == requests[:each] * 4 and each > 0

@@ -1,4 +1,4 @@
-"""Test quotas of several gateways on one real Redis, and without it: the limits hold, and no reservation is left over."""
+"""Test quotas of several gateways with one real Redis and without it: limits hold, and no reservation is left over."""
 
 from __future__ import annotations
 

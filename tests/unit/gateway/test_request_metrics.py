@@ -1,4 +1,4 @@
-"""Test the metrics of answered requests: exact counts, under label values that clients cannot multiply without bound."""
+"""Test the metrics of answered requests: exact counts, under a bounded number of label values."""
 
 from __future__ import annotations
 

@@ -389,7 +389,7 @@ def test_a_calibration_ends_in_time_and_uses_nothing_that_is_not_there() -> None
 
 
 def test_compile_time_of_first_steps_is_not_in_the_step_cost() -> None:
-    """The first step of each kind compiles for five seconds; later steps take a millisecond and 10 us for each token."""
+    """The first step of each kind compiles for five seconds; later ones take 1 ms and 10 us for each token."""
     clock, executor = SetClock(), FakeExecutor(64)
     kinds: dict[bool, int] = {}
 
