@@ -36,7 +36,7 @@ NUM_CLIENTS = 400 if IS_NIGHTLY else 80
 
 @dataclass(slots=True)
 class World:
-    """Two gateways with keys before a prefill and a decode worker, around one Redis."""
+    """Own two gateways with keys in front of a prefill and a decode worker, around one Redis."""
 
     cluster: Cluster
     redis: Redis
@@ -45,7 +45,7 @@ class World:
     gateways: list[Gateway]
 
     def serve(self) -> None:
-        """Begin a new life of whatever has none, and wait until a request takes both workers."""
+        """Start a new incarnation of every program that has ended, and wait until a request uses both workers."""
         self.redis.start_again()
         for role in ("prefill", "decode"):
             if getattr(self, role).exit_code is not None:
@@ -73,7 +73,7 @@ class World:
             return [name.decode() for key in keys for name in client.hkeys(key)]
 
     def lapse(self) -> None:
-        """Do what only time can: the reservations that are open are past their expiry."""
+        """Move the expiry of open reservations into the past, as time alone would."""
         with redis_client.Redis.from_url(self.redis.url) as client:
             for key in client.scan_iter("*:quota:*:expiry"):
                 client.zadd(key, dict.fromkeys(client.zrange(key, 0, -1), 1))
@@ -89,14 +89,14 @@ class World:
 
 
 def counts(gateway: Gateway) -> tuple[float, float]:
-    """Requests that are open, and those of them that wait."""
+    """Return the numbers of open and of queued requests."""
     metrics = gateway.metrics()
     waiting = sum(number for name, number in metrics.items() if name.startswith("tandem_queued_requests"))
     return metrics["tandem_open_requests"], waiting
 
 
 def num_arrived(gateway: Gateway) -> float:
-    """Requests that ever came in."""
+    """Return the number of requests that ever arrived."""
     metrics = gateway.metrics()
     return metrics["tandem_open_requests"] + sum(
         metrics[name] for name in metrics if name.startswith("tandem_requests_total")
@@ -134,7 +134,9 @@ def world(running: World) -> Iterator[World]:
 
 
 def body(index: int) -> dict[str, Any]:
-    """Of the index-th stream: two choices, every other one within a form, some long enough to be in their prefill."""
+    """Return the body of the index-th stream: two choices, every other one with structured output, some with a prompt
+    long enough to be in its prefill.
+    """
     form = {"structured_outputs": {"regex": "[a-z ]+"}} if index % 2 else {}
     given = completion(400 if index % 5 == 0 else 12, 7000 + index, 200, **form)
     return given | {"stream": True, "n": 2, "temperature": 1.0, "seed": index}
@@ -150,7 +152,7 @@ def streams(stack: ExitStack, gateway: Gateway) -> list[Post]:
 
 
 def end_of(answer: Answer) -> str | None:
-    """How it ended, which it did once: the code of its error, or None where all of its choices ended."""
+    """Return the error code with which a stream ended, or None where all choices finished; check that it ended once."""
     error = answer.error()
     if answer.status != 200:
         assert error is not None
@@ -168,7 +170,7 @@ def end_of(answer: Answer) -> str | None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_is_killed(world: World, role: str) -> None:
-    """The one that is left goes on with all of them."""
+    """The remaining worker continues all requests."""
     with ExitStack() as stack:
         posts = streams(stack, world.gateways[0])
         getattr(world, role).kill()
@@ -208,7 +210,7 @@ def test_a_gateway_is_killed_and_the_other_settles_for_it(world: World) -> None:
 
 @pytest.mark.nightly
 def test_clients_leave_at_any_moment(world: World) -> None:
-    """Of every kind, over both gateways; many before they were answered, some after."""
+    """Clients of every kind use both gateways; many disconnect before they are answered, some after."""
     asyncio.run(_many_clients(world, random.Random(5)))
 
 

@@ -58,8 +58,9 @@ class Traced:
             return post.finish()
 
     def tree(self, trace: str, *names: str) -> dict[str, ReceivedSpan]:
-        """The spans of a trace by name, once these are there; more would be too many. A request may or may not have
-        been in line for a moment."""
+        """Return the spans of a trace by name, once they have arrived; additional ones fail the test. A "queue" span
+        is optional.
+        """
         until(lambda: {*names} <= {span.name for span in self.spans(trace)}, f"{names} in {self.spans(trace)}")
         spans = [span for span in self.spans(trace) if span.name != "queue"]
         assert sorted(span.name for span in spans) == sorted(names)
@@ -162,7 +163,7 @@ def test_a_request_is_one_trace_through_all_processes(traced: Traced) -> None:
 
 
 def test_the_ledger_in_the_root_adds_up_to_what_the_client_waited(traced: Traced) -> None:
-    """Within one percent, but for what the machine takes from the client between the last byte and its reading it."""
+    """The sum is within one percent, except for the time between the last byte and its reading."""
     shares = []
     for number in range(5):
         trace, began = trace_of(0xB0 + number), time.monotonic()
@@ -206,7 +207,7 @@ def test_a_request_line_names_the_trace(traced: Traced) -> None:
 
 
 def test_a_client_that_is_not_sampled_has_no_spans(traced: Traced) -> None:
-    """Nor have its jobs at workers, which send theirs before those of a later request."""
+    """The jobs of the request at workers have none either; workers send spans before those of a later request."""
     assert traced.complete(completion(40, 50, 4), trace_of(0xE0), flags="00").status == 200
     assert traced.complete(completion(40, 51, 4), trace_of(0xE1)).status == 200
     traced.tree(trace_of(0xE1), "text_completion tiny", "route", "prefill", "decode", "transfer")

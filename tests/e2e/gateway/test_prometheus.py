@@ -59,7 +59,7 @@ EMPTY = {
     "tandem-prefix / Breakers": "no worker fails",
     "tandem-prefix / Commands that failed": "Redis does what is asked of it",
 }
-"""Panels that have no data in a cluster that is well, and why."""
+"""Panels that have no data in a healthy cluster, and why."""
 
 QUIET = {
     *("TandemTargetDown", "TandemGatewayNotReady", "TandemNoWorker", "TandemWorkerUnhealthy", "TandemBreakerOpen"),
@@ -67,7 +67,7 @@ QUIET = {
     *("TandemRequestsFail", "TandemTransfersFail", "TandemFallsBack", "TandemLeasesStay", "TandemRefuses"),
     *("TandemLinkBelowRequirement", "TandemWorkersUnscraped"),
 }
-"""Alerts whose condition must not even hold for a moment here; those of speed may on a busy machine."""
+"""Alerts whose condition must not hold even for a moment here; those about speed may on a busy machine."""
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Watched:
 
 
 def start(running: Cluster, directory: Path) -> Gateway:
-    """A pair of workers and a gateway that has moved a block between them."""
+    """Start a pair of workers and a gateway that has transferred a block between them."""
     lines = [f"  {name}: {{{limits}keys: [{{hash: '{digest(name)}'}}]}}\n" for name, limits in TENANTS.items()]
     file = directory / "tenants.yaml"
     file.write_text("tenants:\n" + "".join(lines))
@@ -111,7 +111,7 @@ def start(running: Cluster, directory: Path) -> Gateway:
 
 @contextmanager
 def planning(directory: Path, redis_url: str) -> Iterator[str]:
-    """A planner that explains; yields where it is scraped."""
+    """Run a planner that only explains; yield its metrics address."""
     address = f"127.0.0.1:{free_port()}"
     settings = ("--namespace", "watched", "--ttft-ms", "20000", "--itl-ms", "20000", "--interval-s", "1")
     port = address.rpartition(":")[2]
@@ -130,7 +130,7 @@ def digest(tenant: str) -> str:
 
 
 def load(watched: Watched) -> None:
-    """More than runs at once, some of it twice, until each worker was scraped more than once."""
+    """Send more requests than run at once, some of them twice, until each worker was scraped more than once."""
     is_over = threading.Event()
 
     def work(tenant: str, first: int) -> None:
@@ -157,7 +157,7 @@ def load(watched: Watched) -> None:
 
 
 def seen_twice(server: Prometheus) -> bool:
-    """Finished requests and steps of either worker grew from one scrape to another."""
+    """Return whether finished requests and steps of either worker grew from one scrape to another."""
     grown = server.query("increase(tandem_steps_total[1m]) > 0")
     workers = {dict(labels)["worker"] for labels in grown}
     paths = server.query("increase(tandem_placements_total[1m]) > 0")
@@ -188,8 +188,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Pat
 
 
 def begin(watched: Watched) -> None:
-    """What only an idle cluster does for certain: a prompt that the decode worker alone holds is read from there by the
-    prefill worker, and a short one is not worth a split."""
+    """Cause what only an idle cluster does reliably: the prefill worker fetches a prompt that only the decode worker
+    has cached, and a short prompt is not disaggregated.
+    """
     watched.complete("whole", 1, prompt=prompt(4000, 1))
     until(lambda: watched.server.value("tandem_prefix_index_blocks") >= 240, "an index that knows the prompt")
     watched.complete("split", 1, prompt=prompt(4000, 1))
@@ -264,7 +265,7 @@ def test_variables_offer_what_there_is(watched: Watched, name: str, expected: se
 
 
 def test_exemplars_lead_to_traces(watched: Watched) -> None:
-    """Those of the first token are of requests whose root span was sent."""
+    """The exemplars of the first token belong to requests whose root span was sent."""
     now = watched.server.value("time()")
     series_name = "gen_ai_server_time_to_first_token_seconds_bucket"
     found = watched.server.get("query_exemplars", query=series_name, start=str(now - 600), end=str(now))

@@ -37,7 +37,7 @@ def running(tmp_path: Path, redis_url: str, model: Path, monkeypatch: pytest.Mon
 
 
 def follower_of(worker: Worker) -> int:
-    """The process of its second rank."""
+    """Return the process of the worker's second rank."""
     for entry in Path("/proc").iterdir():
         try:
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
@@ -56,7 +56,7 @@ def is_running(pid: int) -> bool:
 
 
 def complete_all(url: str) -> list[str]:
-    """At once, so that they share steps."""
+    """Send all requests at once, so that they share steps."""
     with ExitStack() as stack:
         posts = [
             stack.enter_context(Post(url, completion(length, 900 + length, 24, cache_salt="all"))) for length in PROMPTS
@@ -101,7 +101,7 @@ def test_the_second_rank_ends_with_the_first(running: Cluster) -> None:
 
 @pytest.mark.nightly
 def test_a_rank_that_stands_still_costs_its_worker(running: Cluster) -> None:
-    """Within `step_stall_s`, although its process lives."""
+    """The stop is noticed within `step_stall_s`, although the process lives."""
     gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED, "--step-stall-s", "5")
     gateway.wait_ready()
     ranked.wait_ready()

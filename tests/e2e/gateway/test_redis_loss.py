@@ -48,7 +48,7 @@ class Load:
                 self.statuses.append(answer.status_code)
 
     def wait_more(self) -> None:
-        """As many again as belong to a loss."""
+        """Wait for as many further answers as belong to a loss."""
         least = len(self.statuses) + NUM_REQUESTS
         until(lambda: len(self.statuses) >= least, f"{NUM_REQUESTS} answers of {self.gateway.name}")
 
@@ -61,7 +61,7 @@ class Rig:
     gateways: tuple[Gateway, Gateway]
 
     def metric(self, gateway: Gateway, name: str) -> float:
-        """Of all its series."""
+        """Return the sum over all series of a metric."""
         text = httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S, trust_env=False).text
         rows = (line.rsplit(" ", 1) for line in text.splitlines())
         return sum(float(value) for series, value in rows if series.partition("{")[0] == name)

@@ -34,7 +34,7 @@ def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def load(gateway: Gateway, expected: dict[int, str]) -> Iterator[list[str]]:
-    """Requests one after another on three connections; yields what went wrong, which should be nothing."""
+    """Send requests one after another on three connections; yield the list of failures, which should stay empty."""
     wrong: list[str] = []
     is_over = threading.Event()
 
@@ -128,7 +128,7 @@ def _change_roles(here: tuple[str, ...], workers: dict[str, Worker], path: Calla
 
 
 def _rotate(secret: Path, gateway: Gateway) -> None:
-    """All processes share the file here; each sees a change when it looks, and not at one moment."""
+    """All processes share the file here; each notices a change at its own poll."""
     for lines in ("s" * 64 + "\n" + "t" * 64, "t" * 64 + "\n" + "s" * 64):
         fresh = secret.with_suffix(".new")
         fresh.write_text(lines + "\n")
@@ -163,7 +163,7 @@ def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worke
 
 @pytest.mark.timeout(120)
 def test_a_cluster_with_certificates(tmp_path: Path, redis_url: str, model: Path) -> None:
-    """And a secret: each guards on its own, and both go together."""
+    """The cluster also has a secret: each guards on its own, and both work together."""
     secret = tmp_path / "secret"
     secret.write_text("s" * 64 + "\n")
     ours = Authority(tmp_path / "ours").issue("worker")

@@ -37,7 +37,7 @@ NAMESPACE = "two-planners"
 
 
 class Worker(WorkerServicer):
-    """It says how it is, and is empty as soon as it is drained."""
+    """Report a fixed state, and be empty as soon as it is drained."""
 
     def __init__(self, name: str, pool: str, host: str) -> None:
         self.ref = WorkerRef(WorkerId(name), Incarnation(1), f"{host}:0")
@@ -84,7 +84,7 @@ def world() -> Iterator[tuple[World, str]]:
 
 @pytest.fixture
 async def workers(world: tuple[World, str], redis_url: str) -> AsyncIterator[list[Worker]]:
-    """One in each pod, as registered as can be, and a gateway that is asked for nothing."""
+    """Register one worker in each pod, and a gateway without requests."""
     registry = WorkerRegistry(redis_url, NAMESPACE, ttl_s=600.0)
     board = DemandStore(redis_url, NAMESPACE, ttl_s=600.0)
     await board.publish(DemandRecord(gateway=GatewayId("g"), totals={"m": DemandTotals()}))

@@ -40,13 +40,13 @@ class Load:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Every client gets its last answer."""
+        """Let every client receive its last answer."""
         self._is_over.set()
         for thread in self._threads:
             thread.join()
 
     def wait_answers(self, count: int) -> None:
-        """So many more."""
+        """Wait for `count` further answers."""
         until_count = self.num_answers + count
         until(lambda: self.num_answers >= until_count or self.problems, END_S, lambda: f"{self.num_answers} answers")
 

@@ -45,7 +45,7 @@ VALUES: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Pod:
-    """A Ray of one node whose environment is a pod's, and a gateway. `config` is the file mounted there."""
+    """Own a one-node Ray with a pod's environment, and a gateway. `config` is the file mounted there."""
 
     head: Head
     gateway: Gateway
@@ -61,8 +61,9 @@ class Pod:
         return self.directory / "run"
 
     def deploy(self, rack: str = "r1", others: Sequence[Any] = ()) -> None:
-        """What the chart has, with the model and the secret of the test, and `others` beside its applications. Both
-        pools share a node here, and so they share no ports."""
+        """Deploy the chart's document with the test's model and secret, and `others` beside its applications. Both
+        pools share a node here, so each has its own ports.
+        """
         document = render(VALUES).serve
         for application in document["applications"]:
             settings = application["args"]["settings"]
@@ -78,14 +79,14 @@ class Pod:
         self.head.deploy(document | {"applications": [*document["applications"], *others]})
 
     def records(self) -> dict[str, list[WorkerRecord]]:
-        """Of each pool that has one."""
+        """Return the registry records of each pool that has one."""
         found: dict[str, list[WorkerRecord]] = {}
         for record in asyncio.run(_registered(self.redis_url)):
             found.setdefault(record.pool, []).append(record)
         return found
 
     def complete(self, salt: int) -> tuple[str, str]:
-        """The answer, and by which path it came."""
+        """Return the answer and its path."""
         with Post(self.gateway.url, completion(24, salt, 8)) as post:
             answer = post.finish()
         assert answer.status == 200, answer.json()
@@ -95,7 +96,7 @@ class Pod:
         until(lambda: self.complete(1)[1] == "remote", PATIENCE_S, lambda: self.gateway.log)
 
     def wait_workers(self, num_prefill: int, num_decode: int) -> None:
-        """Until the gateway hears just so many."""
+        """Wait until the gateway has exactly these numbers of workers."""
         expected_counts = {"prefill": num_prefill, "decode": num_decode}
 
         def counts_match() -> bool:
@@ -235,7 +236,7 @@ def test_a_pool_of_one_gets_its_next_worker_before_it_loses_the_last(pod: Pod) -
 
 
 def test_local_workers_drain_while_a_stream_runs_to_its_end(pod: Pod) -> None:
-    """Last: nobody serves after it."""
+    """Run as the last test, because no worker serves after it."""
     with Post(pod.gateway.url, completion(24, 3, LONG_ANSWER, stream=True)) as post:
         post.wait_events(3)
         drain = _tandem(pod, "drain", "--local", "--config", str(pod.config))
@@ -254,7 +255,7 @@ def _ends(event: Any) -> bool:
 
 
 def _drains_and_runs(pod: Pod, pool: str) -> bool:
-    """By the metrics of its worker, where a gateway says that they are."""
+    """Return whether the pool's worker drains and runs one request, by its metrics at the gateway's target address."""
     targets = httpx.get(f"{pod.gateway.url}/metrics/targets", trust_env=False).json()
     (address,) = (target for one in targets if one["labels"]["pool"] == pool for target in one["targets"])
     seen = Scrape.of(address)
@@ -262,7 +263,7 @@ def _drains_and_runs(pod: Pod, pool: str) -> bool:
 
 
 def _tandem(pod: Pod, *arguments: str) -> Callable[[], str]:
-    """What the command says in the pod, when it has ended well."""
+    """Return the command's output in the pod after a successful end."""
     environment = {
         "TANDEM_CLUSTER__SECRET_FILE": str(pod.directory / "secret"),
         "TANDEM_WORKER__RUN_DIR": str(pod.run_dir),

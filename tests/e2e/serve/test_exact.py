@@ -1,5 +1,6 @@
-"""What `tandem serve` answers against transformers on the CPU, in float32: greedy tokens and their logprobs, a prefix
-hit, seeded draws; on the CPU, and where there is a GPU on two workers that share it. Never what an answer means."""
+"""Test the answers of `tandem serve` against transformers in float32: greedy tokens and their logprobs, a prefix hit,
+and seeded samples; on the CPU, and where there is a GPU on two workers that share it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 _OUTPUTS = 24
 _LONGEST = 700
-"""Tokens of a prompt: longer than a chunk, short enough for one thread."""
+"""Longest prompt in tokens: longer than a chunk, short enough for one thread."""
 _SEEDED = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}
 _PATIENCE_S = 90.0
 
@@ -52,7 +53,7 @@ def short_prompts(reference: Reference) -> list[list[int]]:
 
 
 def _complete(served: Served, prompt: Sequence[int], **options: object) -> dict[str, Any]:
-    """The answer, which must have gone through both workers."""
+    """Return the answer after checking that it went through both workers."""
     body = {"model": REAL_MODEL, "prompt": list(prompt), "max_tokens": _OUTPUTS, "temperature": 0, "ignore_eos": True}
     body |= {"return_token_ids": True, "logprobs": 0}
     answer = httpx.post(f"{served.url}/v1/completions", json=body | options, timeout=_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""`tandem serve` with several ranks per worker: actors of each replica's placement group, which end with it."""
+"""Test `tandem serve` with several ranks per worker: actors of each replica's placement group, which end with it."""
 
 from __future__ import annotations
 

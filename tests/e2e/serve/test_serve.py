@@ -1,4 +1,4 @@
-"""`tandem serve` from its first line to its end: it answers, heals, leaves nothing; never what happens inside."""
+"""Test `tandem serve` from start to end: it answers, recovers from killed workers, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 
 
 class Stream:
-    """A long streamed answer, read in a thread of its own."""
+    """Read a long streamed answer in a separate thread."""
 
     def __init__(self, served: Served, max_tokens: int) -> None:
         self.events: list[dict[str, object]] = []
@@ -59,7 +59,7 @@ class Stream:
 
 
 def wait_remote_answer(served: Served) -> None:
-    """Until a request goes the whole way again."""
+    """Wait until a request goes through both workers again."""
 
     def answered() -> bool:
         response = served.chat(FRANCE, max_tokens=4)
@@ -76,7 +76,7 @@ def test_serve_answers_from_two_workers(served: Served) -> None:
 
 
 def test_the_workers_accept_only_the_secret_of_their_serve(served: Served, tmp_path: Path) -> None:
-    """The banner's last line lists them. The secret is where no other user sees it."""
+    """The banner's last line lists the arguments. The secret is where no other user sees it."""
     served.wait_output(r"tandem role .*\n")
     arguments = re.findall(r"tandem (role .*)\n", served.output)[0].split()
     command = [sys.executable, "-m", "tandem.cli", *arguments]

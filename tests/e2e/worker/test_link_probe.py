@@ -1,5 +1,6 @@
-"""Worker processes that measure the links between them: over both transports, between one rank and two, and with one of
-them dead or stopped in the middle."""
+"""Test worker processes that measure the links between them: over both transports, between one rank and two, and with
+one worker dead or stopped in the middle.
+"""
 
 from __future__ import annotations
 

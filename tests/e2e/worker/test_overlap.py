@@ -1,4 +1,4 @@
-"""Worker processes that plan their next step while one runs, as on a GPU: the tokens of one that does not."""
+"""Test that workers which plan their next step while one runs produce the same tokens as workers that do not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 
 def _requests() -> list[Request]:
-    """Of all kinds of draws, with prompts of one step and of several."""
+    """Return requests with all kinds of sampling, and prompts of one step and of several."""
     plain_requests = [fresh_request(5 + 23 * i, 24) for i in range(2 * len(_SAMPLINGS))]
     return [
         replace(one, sampling=replace(one.sampling, **_SAMPLINGS[i % len(_SAMPLINGS)]))
@@ -42,7 +42,9 @@ async def _generated(client: Client, request: Request) -> list[Token]:
 
 @pytest.mark.nightly
 async def test_tokens_are_those_of_steps_one_by_one(start: Start) -> None:
-    """Requests at once at a worker whose steps overlap, others split between two of them, one of them cancelled."""
+    """Run requests at once on a worker with overlapping steps, others split between two workers, one of them
+    cancelled.
+    """
     deep = ("--plan-depth", "2")
     workers = start("plain", "mixed", "local"), *(start(name, "mixed", "local", *deep) for name in ("deep", "deeper"))
     async with AsyncExitStack() as stack:

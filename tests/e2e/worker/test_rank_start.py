@@ -1,4 +1,4 @@
-"""Ranks that do not come to serve: the first one says why, typed, and neither hangs nor leaves a process behind."""
+"""Test ranks that fail to start: the first rank reports a typed reason, and no process hangs or is left."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _salts = itertools.count(1)
 
 @dataclass(slots=True)
 class Pair:
-    """Processes are shared by the tests of a module, and replaced by a test that has killed one."""
+    """Own processes shared by the tests of a module; a test that has killed one replaces it."""
 
     start: Start
     transport: str
@@ -50,7 +50,7 @@ class Pair:
             yield producer, consumer
 
     def replace(self, which: str) -> None:
-        """A new life under the old name."""
+        """Start a new incarnation under the old name."""
         old: WorkerProcess = getattr(self, which)
         old.stop()
         setattr(self, which, self.start(old.name, which, self.transport))
@@ -73,14 +73,14 @@ async def scrape(client: Client) -> Scrape:
 
 
 def fresh_request(num_prompt: int, max_tokens: int) -> Request:
-    """No two share a prefix, so that all KV has to be computed and moved."""
+    """Return requests of which no two share a prefix, so that all KV has to be computed and transferred."""
     salt = next(_salts)
     prompt = [salt, *((i * 7 + salt) % 200 for i in range(num_prompt - 1))]
     return new_request(MODEL_NAME, prompt, max_tokens)
 
 
 async def in_one_place(client: Client, request: Request) -> list[int]:
-    """The tokens that one worker alone gives, whatever it has cached."""
+    """Return the tokens that one worker alone produces, whatever it has cached."""
     alone = replace(request, id=type(request.id)(f"{request.id}-alone"), cache_salt=f"alone-{request.id}")
     key = await client.generate(alone)
     assert isinstance(await client.end_of(key), Finished)
@@ -88,7 +88,7 @@ async def in_one_place(client: Client, request: Request) -> list[int]:
 
 
 async def half_computed(producer: Client) -> None:
-    """Until the producer has leased blocks and is still computing."""
+    """Wait until the producer has leased blocks and is still computing."""
     async with asyncio.timeout(20):
         while not (await producer.books()).num_leased_blocks:
             await asyncio.sleep(0.01)
@@ -144,7 +144,7 @@ def reference(tiny_directory: Path) -> Any:
 
 @pytest.mark.parametrize("max_tokens", [12, pytest.param(0, marks=pytest.mark.nightly)])
 async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, reference: Any, max_tokens: int) -> None:
-    """Although both workers have it cached; penalties look back over the hand-off."""
+    """Both workers have the prompt cached; penalties look back over the hand-off."""
     async with pair.clients() as (producer, consumer):
         request = fresh_request(100, 12)
         for client in (producer, consumer):
@@ -302,7 +302,7 @@ async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
 
 
 async def fetch_prefix(consumer: Client, source: WorkerRef, request: Request) -> JobKey:
-    """Generate with a prefix that the source is thought to have."""
+    """Generate with a prefix that the source is predicted to have."""
     num_blocks = len(request.prompt_tokens) // 16
     prefix = RemotePrefix(handoff=HandoffId(f"loan-{request.id}"), source=source, num_blocks=num_blocks)
     job = GenerateJob(request=request, attempt=1, prefix=prefix)
@@ -402,7 +402,7 @@ async def test_where_a_source_fails_the_job_is_computed(pair: Pair, fate: str) -
 
 
 async def works(pair: Pair) -> None:
-    """A hand-off between the two as they are now."""
+    """Run a hand-off between the two current processes."""
     async with pair.clients() as (producer, consumer):
         request = fresh_request(100, 8)
         key, _ = await hand_over(producer, consumer, request)
