@@ -156,7 +156,7 @@ def test_keys_alone_are_enough(busy: Pair, browser: Browser) -> None:
 
 
 @pytest.mark.nightly
-def test_it_fits_a_laptop_and_a_phone_by_day_and_by_night(busy: Pair, browser: Browser) -> None:
+def test_the_page_fits_a_laptop_and_a_phone_in_both_colour_schemes(busy: Pair, browser: Browser) -> None:
     pages: dict[tuple[str, str], str] = {}
     for device, size in (("laptop", LAPTOP), ("phone", PHONE)):
         for theme in ("light", "dark"):

@@ -111,7 +111,7 @@ def test_a_shutdown_lets_streams_end_and_refuses_new_calls(calm: Pair) -> None:
 
 
 @pytest.mark.nightly
-def test_what_outlasts_the_drain_is_cut_with_a_typed_error(calm: Pair) -> None:
+def test_a_stream_longer_than_the_drain_ends_with_a_typed_error(calm: Pair) -> None:
     gateway = calm.cluster.gateway("cutting-grpc", "--gateway-drain-s", "0.2")
     gateway.wait_ready()
     gateway.wait_serving()

@@ -54,7 +54,7 @@ async def test_a_probe_names_the_link_checks_bytes_and_leaves_nothing(two: Two) 
 
 
 @pytest.mark.nightly
-async def test_what_went_over_tcp_is_seen_in_the_counters_of_the_network(
+async def test_bytes_sent_over_tcp_appear_in_the_network_counters(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")

@@ -375,7 +375,7 @@ async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: 
 @pytest.mark.parametrize(
     "fate", ["evicts it", *(pytest.param(fate, marks=pytest.mark.nightly) for fate in ("stands still", "dies"))]
 )
-async def test_where_a_source_fails_the_job_is_computed(pair: Pair, fate: str) -> None:
+async def test_a_job_whose_source_fails_is_computed_locally(pair: Pair, fate: str) -> None:
     async with pair.clients() as (producer, consumer):
         request = fresh_request(1200, 8)
         if fate != "evicts it":

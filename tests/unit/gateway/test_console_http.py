@@ -102,7 +102,7 @@ async def locked(make_text: Callable[..., TextModel]) -> AsyncIterator[Rig]:
 # ---- the page
 
 
-def test_all_that_the_page_loads_is_in_the_package() -> None:
+def test_the_package_has_every_file_that_the_page_loads() -> None:
     assets = load_assets()
     page = assets["index.html"].content.decode()
     named = set(re.findall(r'(?:src|href)="console/([^"]+)"', page))

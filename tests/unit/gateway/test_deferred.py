@@ -160,7 +160,7 @@ async def test_a_failing_receiver_does_not_affect_the_others(caplog: pytest.LogC
     deferred.do()
     assert receiver.goes == [[0], [1], [2], [10, 9, 11, 8, 12]]
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 3
-    assert caplog.text.count("Receiver.receive_one") >= 2 and "Told.fail" in caplog.text
+    assert caplog.text.count("Receiver.receive_one") >= 2 and "Receiver.fail" in caplog.text
 
 
 async def test_deferred_work_runs_outside_any_request_context() -> None:

@@ -44,7 +44,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_metadata_both_ways(front: Front, stub: Any, method: str) -> None:
+def test_metadata_in_both_directions(front: Front, stub: Any, method: str) -> None:
     front.answer("Hi", path="fallback;reason=größer")
     call = consume(stub, method, metadata=(("x-request-id", "mine-1"), ("x-request-id", "second")))
     initial_metadata = dict(call.initial_metadata())

@@ -102,14 +102,14 @@ def test_bad_json_text_is_refused_by_name(text: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty"])
-def test_what_json_cannot_say_is_refused_by_name(name: str, value: float) -> None:
+def test_values_that_json_cannot_express_are_refused_by_name(name: str, value: float) -> None:
     """As JSON these values would become null, which means that the field is absent."""
     with pytest.raises(TandemError) as refusal:
         chat_body(pb.ChatRequest(model="m", **{name: value}))
     assert refusal.value.kind is ErrorKind.INVALID_REQUEST and refusal.value.param == name
 
 
-def test_a_bias_that_json_cannot_say_is_refused_by_its_token() -> None:
+def test_a_bias_that_json_cannot_express_is_refused_by_its_token() -> None:
     with pytest.raises(TandemError) as refusal:
         completion_body(pb.CompleteRequest(model="m", logit_bias={7: float("nan")}))
     assert refusal.value.param == "logit_bias.7"

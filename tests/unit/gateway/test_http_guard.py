@@ -376,7 +376,7 @@ NOT_HTTP = [
 ]
 
 
-async def test_what_is_not_http_is_refused(gateway: GuardedGateway) -> None:
+async def test_bytes_that_are_not_http_are_refused(gateway: GuardedGateway) -> None:
     for request in NOT_HTTP:
         status, body = await gateway.send_request(request)
         assert (request, status, code(body)) == (request, 400, "invalid_request")

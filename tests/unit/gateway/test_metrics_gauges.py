@@ -33,7 +33,7 @@ def gauges(metrics: Metrics) -> dict[str, Any]:
     return {family.instrument.name: dict(family.points) for family in metrics.collect()}
 
 
-async def test_of_the_fleet(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gauges_of_the_worker_pool(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BURST_S", 0.0)
     rig = make_rig(max_retries=10)
     await rig.start()
@@ -53,7 +53,7 @@ async def test_of_the_fleet(make_rig: Callable[..., Rig], monkeypatch: pytest.Mo
     await waiting.aclose()
 
 
-async def test_where_workers_can_be_scraped(rig: Rig) -> None:
+async def test_the_scrape_addresses_of_workers(rig: Rig) -> None:
     silent, worker = await rig.add("silent", "mixed"), await rig.add("m", "mixed")
     assert not silent.metrics_address
     worker.metrics_address = "127.0.0.1:9100"
@@ -68,7 +68,7 @@ async def test_where_workers_can_be_scraped(rig: Rig) -> None:
     }
 
 
-async def test_of_answers() -> None:
+async def test_the_gauges_of_open_requests() -> None:
     metrics, clock = Metrics(), SystemClock()
     recorder = RequestRecorder(clock, RequestMetrics(metrics))
     watch_answers(metrics, recorder)
@@ -85,7 +85,7 @@ async def test_of_answers() -> None:
     assert "tandem.tenant.open_requests" not in gauges(metrics)
 
 
-def test_of_redis() -> None:
+def test_the_gauges_of_redis() -> None:
     metrics, health = Metrics(), RedisHealth()
     watch_redis(metrics, health)
     assert gauges(metrics) == {"tandem.redis.up": {(): 1}}
@@ -94,7 +94,7 @@ def test_of_redis() -> None:
     assert gauges(metrics) == {"tandem.redis.up": {(): 0}, "tandem.redis.errors": {("quotas",): 2, ("registry",): 1}}
 
 
-def test_of_quotas() -> None:
+def test_the_gauges_of_quotas() -> None:
     metrics = Metrics()
     quotas = TenantQuotas(GatewayId("g"), *[SimpleNamespace()] * 2, SystemClock())  # type: ignore[arg-type]
     watch_quotas(metrics, quotas)
@@ -106,7 +106,7 @@ def test_of_quotas() -> None:
     assert gauges(metrics)["tandem.quotas.shared"] == {(): 0}
 
 
-def test_of_prefixes() -> None:
+def test_the_gauges_of_the_prefix_index() -> None:
     metrics = Metrics()
     index = PrefixIndexClient(SimpleNamespace(), SimpleNamespace(), 1, SystemClock())  # type: ignore[arg-type]
     watch_prefixes(metrics, index)

@@ -144,7 +144,7 @@ async def test_a_snapshot_of_the_previous_incarnation_is_ignored(cluster: Cluste
     assert cluster.gateway.table.num_workers == 1
 
 
-async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_that_one(cluster: Cluster) -> None:
+async def test_blocks_missing_at_a_fetch_source_count_as_stale_hits_of_the_source(cluster: Cluster) -> None:
     other = WorkerRef(WorkerId("other"), Incarnation(1), "host:2")
     cluster.gateway.reported(Prediction(cluster.ref, 10, 1), 10)
     cluster.gateway.reported(Prediction(other, 20, 1, num_before=10), 10)
@@ -152,7 +152,7 @@ async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_t
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
-async def test_an_older_snapshot_that_comes_back_with_redis_is_replaced(cluster: Cluster, is_seen: bool) -> None:
+async def test_an_older_snapshot_restored_with_redis_is_replaced(cluster: Cluster, is_seen: bool) -> None:
     """A restart from a file or a failover to a lagging replica brings it back, noticed by the worker or not."""
     await cluster.publish(BLOCKS[:3])
     key = f"{{{cluster.namespace}:index:w:{cluster.ref.id}}}:blocks"

@@ -265,7 +265,7 @@ async def test_whoever_has_no_limits_costs_no_round_trip(gateways: Gateways) -> 
     assert quotas.is_reachable
 
 
-async def test_what_was_estimated_is_settled_with_what_was_used(gateways: Gateways) -> None:
+async def test_estimated_tokens_are_settled_with_the_used_ones(gateways: Gateways) -> None:
     one, two = await gateways.pair()
     who = tenant(tokens_per_minute=1000)
     entry = await enter(one, who, 400, 10_000)  # the prompt, and the first guess at an output

@@ -117,7 +117,7 @@ def test_every_operation_is_tried(front: Front) -> None:
     ],
     ids=str,
 )
-def test_what_the_document_says_holds(
+def test_generated_requests_get_documented_answers(
     instant_front: Front, session: requests.Session, label: str, mode: GenerationMode
 ) -> None:
     operation = operations(instant_front, session, mode)[label]

@@ -69,7 +69,7 @@ async def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptu
     assert_logged_once(caplog, "the work")
 
 
-async def test_who_is_cancelled_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_task_ends(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         while True:
             async with log_and_continue("the work"):

@@ -165,7 +165,7 @@ def test_any_other_key_is_refused(key: str) -> None:
         (None, None, None),
     ],
 )
-def test_where_clients_show_their_key(authorization: str | None, x_api_key: str | None, key: str | None) -> None:
+def test_the_headers_that_carry_a_key(authorization: str | None, x_api_key: str | None, key: str | None) -> None:
     assert api_key_from_headers(authorization, x_api_key) == key
 
 

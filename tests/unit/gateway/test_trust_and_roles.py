@@ -31,7 +31,7 @@ def lines_about(worker: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> lis
     return [record.getMessage() for record in caplog.records if str(worker.ref) in record.getMessage()]
 
 
-async def test_a_gateway_with_another_secret_says_so_once_and_gets_in_when_it_is_mended(
+async def test_a_gateway_with_another_secret_logs_it_once_and_connects_after_the_fix(
     make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
@@ -71,7 +71,7 @@ async def test_a_worker_that_proves_nothing_is_not_used(
     assert worker.positions == [] and worker.jobs == []
 
 
-async def test_a_gateway_comes_back_with_new_certificates(
+async def test_a_gateway_reconnects_with_new_certificates(
     make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new certificates come from another CA, which replaces the old one while a request runs."""

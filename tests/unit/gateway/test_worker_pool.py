@@ -23,7 +23,7 @@ from tests.unit.gateway.scripted_worker import until
 MOVED_NOTHING = "no block has moved between a prefill and a decode worker yet"
 
 
-async def test_readiness_says_what_is_missing(rig: Rig) -> None:
+async def test_readiness_names_what_is_missing(rig: Rig) -> None:
     assert rig.dispatch.ready() == "no live worker"
     await rig.add("p", "prefill", works=False)
     await until(lambda: rig.dispatch.ready() == "no live decode worker")
@@ -263,7 +263,7 @@ async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_re
     await request.aclose()
 
 
-async def test_a_model_that_nobody_comes_back_to_serve_is_served_no_more(
+async def test_a_model_without_workers_is_eventually_not_served(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig(no_worker_wait_s=0.1)
@@ -275,7 +275,7 @@ async def test_a_model_that_nobody_comes_back_to_serve_is_served_no_more(
     await until(lambda: not rig.dispatch.models())
 
 
-async def test_of_a_life_that_ended_during_its_probe_nothing_is_kept(rig: Rig) -> None:
+async def test_an_incarnation_that_ended_during_its_probe_leaves_nothing(rig: Rig) -> None:
     await rig.add("p", "prefill")
     older = await rig.add("d", "decode", works=False)
     await until(lambda: [job for job in older.jobs if is_probe(job)])

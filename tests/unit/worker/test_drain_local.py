@@ -27,7 +27,7 @@ async def is_draining(node: Node) -> bool:
     return (await node.client.stub.Describe(pb.DescribeRequest())).load.draining
 
 
-async def test_all_that_run_here_drain(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_all_local_workers_drain(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = WorkerConfig(run_dir=str(tmp_path))
     first, second, elsewhere = [await nodes.start(worker=one) for one in (here, here, WorkerConfig())]
     assert await drain(tmp_path) == 0

@@ -335,7 +335,7 @@ async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> N
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
-async def test_kv_that_was_changed_on_the_way_is_refused(
+async def test_kv_changed_in_transit_is_refused(
     nodes: Nodes, is_awaited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tandem.worker.kv.transfer_client")

@@ -114,7 +114,7 @@ async def test_a_cancel_before_the_submit_refuses_it(nodes: Nodes) -> None:
     await node.client.settled()
 
 
-async def test_refusals_say_why_and_keep_nothing(nodes: Nodes) -> None:
+async def test_refusals_name_the_reason_and_keep_nothing(nodes: Nodes) -> None:
     node = await nodes.start()
     cases = [
         (new_request(MODEL, PROMPT, 2000), ErrorKind.CONTEXT_LENGTH),

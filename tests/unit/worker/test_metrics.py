@@ -72,7 +72,7 @@ async def test_steps_tokens_and_jobs_add_up(nodes: Nodes) -> None:
     assert seen.sum("tandem_worker_gateways") == 1 and seen.sum("tandem_worker_draining") == 0
 
 
-async def test_vllms_names_say_the_same(nodes: Nodes) -> None:
+async def test_the_metrics_under_vllms_names_agree(nodes: Nodes) -> None:
     node = await nodes.start()
     await run(node, 20, 5)
     await run(node, 20, 5)

@@ -63,7 +63,7 @@ def pair() -> Pair:
     return Pair()
 
 
-def test_commands_go_one_way_and_events_the_other(pair: Pair) -> None:
+def test_commands_go_to_the_rank_and_events_return(pair: Pair) -> None:
     pair.remote.send(SetPolling(True))
     pair.remote.send(Cancel(3))
     assert pair.recorder.commands == [SetPolling(True), Cancel(3)]

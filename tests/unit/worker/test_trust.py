@@ -131,7 +131,7 @@ async def test_a_call_is_good_for_its_method_its_moment_and_its_life(node: Node,
             assert await refusal(channel, "Cancel", cancel) == unauthenticated, "a replay"
 
 
-async def test_of_many_simultaneous_copies_one_is_accepted(node: Node, secret: Path) -> None:
+async def test_one_of_many_simultaneous_copies_is_accepted(node: Node, secret: Path) -> None:
     signed = trust_in(secret).sign("/tandem.v1.Worker/Cancel", node.worker.me.incarnation)
     async with open_channel(node.worker.me.address) as channel:
         stub = WorkerStub(channel)
