@@ -1,4 +1,4 @@
-"""A scripted gateway: submits jobs to workers and writes down what their Watch streams say; never mends anything."""
+"""Provide a scripted gateway that submits jobs to workers and records their Watch streams unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.worker_codec import decode_books, decode_refusal, decode_update
 
 PATIENCE_S = 30.0
-"""After this a test has failed."""
+"""Timeout in seconds after which a test has failed."""
 
 _numbers = itertools.count(1)
 
@@ -43,7 +43,7 @@ def new_request(model: str, prompt: Sequence[int], max_tokens: int) -> Request:
 
 
 class Client:
-    """One worker as one gateway sees it. `events[key]` is all that was received of a job, in order."""
+    """Own one gateway's view of one worker. `events[key]` holds all events received of a job, in order."""
 
     def __init__(self, worker: WorkerRef, gateway: str = "g", trust: PeerAuth | None = None) -> None:
         self.worker = worker
@@ -69,7 +69,7 @@ class Client:
         await self._channel.close(None)
 
     async def watch(self, positions: dict[JobKey, int] | None = None) -> None:
-        """Open the stream and wait for its first message. Whether a listed job has ended is asked again."""
+        """Open the stream and wait for its first message. The worker is asked again whether listed jobs have ended."""
         await self.unwatch()
         for key in positions or {}:
             self.events[key] = [event for event in self.events.get(key, []) if isinstance(event, Token)]
@@ -138,7 +138,9 @@ class Client:
         return [token.token.id for token in tokens]
 
     def scores(self, key: JobKey) -> list[SampledToken]:
-        """Of the prompt from its second token on, after a check that none is missing; one may come twice."""
+        """Return the prompt's scores from its second token on, after a check that none is missing; repeated ones are
+        allowed.
+        """
         found: list[SampledToken] = []
         for event in self.events.get(key, []):
             if isinstance(event, PromptLogprobs):
@@ -154,7 +156,7 @@ class Client:
         return [event for event in self.events.get(key, []) if not isinstance(event, others)]
 
     def offers(self, key: JobKey) -> list[HandoffKey]:
-        """What the worker offered of a job while it drained, the newest last."""
+        """Return the worker's migration offers of a job while it drained, the newest last."""
         return [event.offer for event in self.events.get(key, []) if isinstance(event, MigrationOffered)]
 
     async def end_of(self, key: JobKey) -> TerminalEvent:
@@ -171,7 +173,7 @@ class Client:
     # ---- the worker
 
     async def books(self) -> EngineStats:
-        """The worker's books, asked for again while a step keeps it from counting."""
+        """Return the worker's engine statistics; retry while a step keeps the worker from counting."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 reply = await self.stub.Describe(pb.DescribeRequest(), timeout=PATIENCE_S)
@@ -179,13 +181,13 @@ class Client:
                     return decode_books(reply.books)
 
     async def under_read(self) -> None:
-        """Wait until it reads blocks of another worker."""
+        """Wait until the worker reads blocks of another worker."""
         async with asyncio.timeout(PATIENCE_S):
             while not (await self.books()).num_reading_blocks:
                 await asyncio.sleep(0.005)
 
     async def settled(self) -> EngineStats:
-        """Wait until the books are back to zero; returns the last ones."""
+        """Wait until the statistics are back to zero; return the last ones."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 books = await self.books()

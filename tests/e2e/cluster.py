@@ -1,7 +1,7 @@
-"""Starts and ends `tandem` processes for tests; never looks inside one.
+"""Start and stop `tandem` processes for tests.
 
 A child must not outlive the tests, however they end, yet code between fork and exec is not safe while gRPC's threads
-run in this process. So the child first runs a line of its own that asks for a signal at its parent's death, and then
+run in this process. So the child first runs a line of its own that requests a signal at its parent's death, and then
 becomes the program.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 
 PATIENCE_S = 60.0
-"""After this a test has failed, on however slow a machine."""
+"""Timeout in seconds after which a test has failed, even on a slow machine."""
 
 _BECOME = """
 import ctypes, os, signal, sys
@@ -29,14 +29,15 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def spawn(*command: str, **streams: Any) -> subprocess.Popen[bytes]:
-    """A process without input. It is killed when the thread that called this ends."""
+    """Start a process without input. It is killed when the calling thread ends."""
     become = [sys.executable, "-I", "-S", "-c", _BECOME]
     return subprocess.Popen([*become, *command], stdin=subprocess.DEVNULL, **streams)
 
 
 class Program:
-    """One `tandem` process; `log` holds all that it wrote to standard error, `ready` what it said when it served.
-    `within`: the command that starts it, in another network say."""
+    """Own one `tandem` process; `log` holds its standard error, and `ready` the line that it printed when it began to
+    serve. `within` is the command that starts it, for example in another network.
+    """
 
     def __init__(self, directory: Path, name: str, *arguments: str, within: Sequence[str] = ()) -> None:
         self.name = name
@@ -50,7 +51,7 @@ class Program:
         self.ready: dict[str, Any] = {}
 
     def wait_ready(self) -> None:
-        """Read the line that says where it listens."""
+        """Read the line with the address on which the process listens."""
         out = self._process.stdout
         assert out is not None
         assert select.select([out], [], [], PATIENCE_S)[0], f"{self.name} says nothing: {self.log}"
@@ -81,7 +82,7 @@ class Program:
         self.wait()
 
     def stop(self) -> int:
-        """End it in order; kill it when that takes too long. Returns the exit code."""
+        """Stop the process in order, or kill it when that takes too long. Return the exit code."""
         if self.exit_code is None:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
@@ -94,21 +95,21 @@ class Program:
         return self.wait()
 
     def complaints(self) -> list[str]:
-        """Log lines that a user would worry about."""
+        """Return the log lines that would worry a user."""
         bad = ("WARNING", "ERROR", "CRITICAL", "Traceback", "Exception")
         return [f"{self.name}: {line}" for line in self.log.splitlines() if any(word in line for word in bad)]
 
 
 class WorkerProcess(Program):
-    """One `tandem worker`."""
+    """Own one `tandem worker`."""
 
     def __init__(self, directory: Path, name: str, *arguments: str) -> None:
         super().__init__(directory, name, "worker", "--worker-id", name, *arguments)
 
     @property
     def ref(self) -> WorkerRef:
-        """Who it says that it is; waits until it serves."""
+        """Return the identity that the worker reports; wait until it serves."""
         if not self.ready:
             self.wait_ready()
-        said = self.ready
-        return WorkerRef(WorkerId(said["worker"]), Incarnation(said["incarnation"]), said["address"])
+        ready = self.ready
+        return WorkerRef(WorkerId(ready["worker"]), Incarnation(ready["incarnation"]), ready["address"])

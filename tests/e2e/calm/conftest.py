@@ -1,4 +1,4 @@
-"""One cluster of real processes that all tests of this folder share; tests that break something start their own."""
+"""Share one cluster of real processes among all tests of this folder; tests that break a process start their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tests.e2e.gateway.processes import cluster
 
 @pytest.fixture(scope="package")
 def calm(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path) -> Iterator[Pair]:
-    """At the end nothing is held, no gateway has to cut anything off, all exit with 0, and no log has a complaint."""
+    """Check at the end that nothing is held, no gateway cuts off requests, all programs exit with 0, and no log has
+    errors.
+    """
     directory = tmp_path_factory.mktemp("calm")
     with cluster(directory, redis_url, model, *SETTINGS, "--namespace", "calm") as running:
         pair = start_pair(running)

@@ -1,4 +1,4 @@
-"""What clients get over two real workers: chat and completions, streamed or not, equal to one worker's answers."""
+"""Test what clients get over two real workers: chat and completions, streamed or not, equal to one worker's answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def http() -> Iterator[httpx.Client]:
         yield http
 
 
-def ask(http: httpx.Client, url: str, body: dict[str, Any], path: str) -> dict[str, Any]:
+def post_completion(http: httpx.Client, url: str, body: dict[str, Any], path: str) -> dict[str, Any]:
     answer = http.post(f"{url}/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-tandem-path"] == path
@@ -36,9 +36,9 @@ def test_the_openai_client_lists_chats_and_streams(client: openai.OpenAI) -> Non
         model="tiny", messages=CHAT, max_tokens=12, temperature=0  # type: ignore[arg-type]
     )  # fmt: skip
     assert whole.headers["x-tandem-path"] == "remote"
-    said = whole.parse()
-    assert said.choices[0].finish_reason == "length"
-    assert said.usage is not None and said.usage.completion_tokens == 12
+    reply = whole.parse()
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage is not None and reply.usage.completion_tokens == 12
     chunks = list(
         client.chat.completions.create(
             model="tiny",
@@ -50,8 +50,8 @@ def test_the_openai_client_lists_chats_and_streams(client: openai.OpenAI) -> Non
         )
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == said.choices[0].message.content
-    assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == said.usage.total_tokens
+    assert text == reply.choices[0].message.content
+    assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == reply.usage.total_tokens
 
 
 def test_the_openai_client_completes(client: openai.OpenAI) -> None:
@@ -74,11 +74,13 @@ def test_the_openai_client_understands_a_refusal(client: openai.OpenAI) -> None:
 def test_split_or_not_the_answer_is_the_same(
     calm: Pair, http: httpx.Client, length: int, options: dict[str, Any]
 ) -> None:
-    """Each gateway also answers with prompts that the other has left in a prefix cache, and with those that are new."""
+    """Each gateway also answers prompts that the other has left in a prefix cache, and new ones."""
     for salt in (500, 501):
         body = completion(length, salt, 24, logprobs=2, **options)
         order = [(calm.gateway.url, "remote"), (calm.whole.url, "local")]
-        first, second = [ask(http, url, body, path) for url, path in (order if salt == 500 else order[::-1])]
+        first, second = [
+            post_completion(http, url, body, path) for url, path in (order if salt == 500 else order[::-1])
+        ]
         ours, theirs = first["choices"][0], second["choices"][0]
         assert ours["text"] == theirs["text"]
         assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
@@ -88,21 +90,22 @@ def test_split_or_not_the_answer_is_the_same(
 
 def test_a_seed_repeats_and_another_differs(calm: Pair, http: httpx.Client) -> None:
     one, again, other = [
-        ask(http, calm.gateway.url, completion(30, 510, 24, temperature=1.0, seed=seed), "remote") for seed in (5, 5, 6)
+        post_completion(http, calm.gateway.url, completion(30, 510, 24, temperature=1.0, seed=seed), "remote")
+        for seed in (5, 5, 6)
     ]
     assert one["choices"][0]["text"] == again["choices"][0]["text"] != other["choices"][0]["text"]
 
 
 def test_the_first_token_may_be_the_last(calm: Pair, http: httpx.Client) -> None:
-    """It comes from the prefill worker, and nothing is to be moved any more."""
-    said = ask(http, calm.gateway.url, completion(40, 520, 1), "remote")
-    assert said["usage"]["completion_tokens"] == 1 and said["choices"][0]["finish_reason"] == "length"
+    """It comes from the prefill worker, and no KV is transferred."""
+    reply = post_completion(http, calm.gateway.url, completion(40, 520, 1), "remote")
+    assert reply["usage"]["completion_tokens"] == 1 and reply["choices"][0]["finish_reason"] == "length"
     calm.wait_idle()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_request_everywhere(calm: Pair, http: httpx.Client, *, stream: bool) -> None:
-    whole = ask(http, calm.gateway.url, completion(40, 530, 60), "remote")["choices"][0]["text"]
+    whole = post_completion(http, calm.gateway.url, completion(40, 530, 60), "remote")["choices"][0]["text"]
     stop = whole[20:23]
     expected = whole[: whole.index(stop)]
     body = completion(40, 530, 4000, stop=[stop], stream=stream)
@@ -110,14 +113,14 @@ def test_a_stop_string_ends_the_request_everywhere(calm: Pair, http: httpx.Clien
         with Post(calm.gateway.url, body) as post:
             text = post.finish().text()
     else:
-        said = ask(http, calm.gateway.url, body, "remote")
-        assert said["choices"][0]["finish_reason"] == "stop"
-        text = said["choices"][0]["text"]
+        reply = post_completion(http, calm.gateway.url, body, "remote")
+        assert reply["choices"][0]["finish_reason"] == "stop"
+        text = reply["choices"][0]["text"]
     assert text == expected
     calm.wait_idle()
 
 
-def test_a_label_comes_back(calm: Pair, http: httpx.Client) -> None:
+def test_a_request_id_is_echoed(calm: Pair, http: httpx.Client) -> None:
     answer = http.post(
         f"{calm.gateway.url}/v1/completions", json=completion(5, 540, 1), headers={"x-request-id": "mine-1"}
     )

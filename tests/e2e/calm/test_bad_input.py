@@ -1,4 +1,4 @@
-"""Bad input to a running cluster is refused in OpenAI's shape, and the next request is served."""
+"""Test that a running cluster refuses bad input in OpenAI's error format and serves the next request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.tiny_model import CONTEXT
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-SAY = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def body(**options: Any) -> bytes:
@@ -22,7 +22,7 @@ def body(**options: Any) -> bytes:
 BAD = {
     "no messages": (CHAT, body(messages=[]), 400),
     "messages missing": (CHAT, body(), 400),
-    "unknown model": (CHAT, body(model="nobody", messages=SAY), 404),
+    "unknown model": (CHAT, body(model="nobody", messages=MESSAGES), 404),
     "prompt over the limit": (TEXT, body(prompt=[5] * (CONTEXT + 1), max_tokens=1), 400),
     "prompt and answer over the limit": (TEXT, body(prompt=[5] * CONTEXT, max_tokens=2), 400),
     "10 MB": (CHAT, body(messages=[{"role": "user", "content": "x" * 10_000_000}]), 413),
@@ -33,8 +33,8 @@ BAD = {
     "not JSON": (CHAT, b"{", 400),
     "not an object": (CHAT, b"[]", 400),
     "nothing": (CHAT, b"", 400),
-    "n=0": (CHAT, body(messages=SAY, n=0), 400),
-    "max_tokens=0 of a chat": (CHAT, body(messages=SAY, max_tokens=0), 400),
+    "n=0": (CHAT, body(messages=MESSAGES, n=0), 400),
+    "max_tokens=0 of a chat": (CHAT, body(messages=MESSAGES, max_tokens=0), 400),
     "a field twice": (TEXT, b'{"model":"tiny","prompt":"a","prompt":"b"}', 400),
     "half of a surrogate pair": (TEXT, b'{"model":"tiny","prompt":"\\ud800"}', 400),
     "a bare NUL": (TEXT, b'{"model":"tiny","prompt":"a\0"}', 400),
@@ -50,7 +50,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_is_refused_and_the_next_is_served(calm: Pair, case: str) -> None:
+def test_bad_input_is_refused_and_the_next_request_served(calm: Pair, case: str) -> None:
     path, content, status = BAD[case]
     with httpx.Client(trust_env=False, timeout=60, base_url=calm.gateway.url) as http:
         refused = http.post(path, content=content, headers={"content-type": "application/json"})

@@ -1,4 +1,4 @@
-"""A client that hangs up in any state leaves nothing behind on either worker, nor in the gateway."""
+"""Test that a client that disconnects in any state leaves nothing behind on the workers and in the gateway."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ GLIMPSE_S = 5.0
 
 
 def leave_when(calm: Pair, seen: Callable[[], bool], salt: int, max_tokens: int = 8, **body: object) -> None:
-    """Hang up in a state that lasts a moment: on a busy machine the look that would find it may come too late, and
-    then another prompt is sent."""
+    """Disconnect in a state that lasts a moment: on a busy machine the check may find it too late, and then another
+    prompt is sent.
+    """
     for salt_of_try in range(salt, salt + NUM_TRIES):
         with Post(calm.gateway.url, completion(LONG_PROMPT, salt_of_try, max_tokens, **body)):
             until_s = time.monotonic() + GLIMPSE_S
@@ -31,11 +32,11 @@ def leave_when(calm: Pair, seen: Callable[[], bool], salt: int, max_tokens: int 
 
 @pytest.fixture(autouse=True)
 def _nothing_left(calm: Pair) -> Iterator[None]:
-    """Before the test nothing is held; after it, nothing any more, and the next request is served."""
+    """Check that nothing is held before and after the test, and that the next request is served."""
     calm.wait_idle()
     yield
     calm.wait_idle()
-    answer = calm.ask(20, 1)
+    answer = calm.complete(20, 1)
     assert answer.status == 200 and answer.path == "remote"
 
 
@@ -67,7 +68,9 @@ def test_decoding(calm: Pair, *, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_choices(calm: Pair, *, stream: bool) -> None:
-    """Gone while the prompt is computed, while its KV moves, and while all of them are decoded."""
+    """The client disconnects while the prompt is computed, while its KV is transferred, and while all choices are
+    decoded.
+    """
     several = {"n": 3, "temperature": 1, "stream": stream}
     leave_when(calm, lambda: calm.prefill.books().num_leased_blocks > 0, 220 + 10 * stream, **several)
     calm.wait_idle()

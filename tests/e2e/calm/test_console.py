@@ -1,5 +1,6 @@
-"""The console in a browser over a real cluster under load: it shows what happens, it can be used by keys alone, it fits
-a phone, it asks nobody else, and it waits for a gateway that is gone. Screenshots stay in `.artifacts/console`."""
+"""Test the console in a browser over a real cluster under load: live data, keyboard use, small screens, no foreign
+requests, and a gateway that is gone. Screenshots are kept in `.artifacts/console`.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +45,15 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def busy(calm: Pair) -> Iterator[Pair]:
-    """One request after another, all the while."""
+    """Send one request after another during the test."""
     is_over = threading.Event()
 
-    def ask() -> None:
+    def send_requests() -> None:
         while not is_over.is_set():
-            calm.ask(90, next(_salts), 12)
+            calm.complete(90, next(_salts), 12)
             is_over.wait(0.05)
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=send_requests)
     thread.start()
     yield calm
     is_over.set()
@@ -61,7 +62,7 @@ def busy(calm: Pair) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def locked(calm: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """Another gateway over the same workers, which wants keys."""
+    """Run another gateway over the same workers, which requires keys."""
     file: Path = tmp_path_factory.mktemp("console") / "tenants.yaml"
     file.write_text(FILE)
     gateway = calm.cluster.gateway("console", "--auth", "keys", "--tenants", str(file))
@@ -76,14 +77,14 @@ def assert_calm(seen: Look) -> None:
 
 
 def chat(seen: Look) -> None:
-    """Ask by keys and wait for the end of the answer."""
+    """Submit a question by keyboard and wait for the end of the answer."""
     seen.page.locator("#chat-text").press_sequentially(TYPED)
     seen.page.keyboard.press("Enter")
     seen.wait("document.querySelector('.turn.model')?.dataset.state === 'done'")
 
 
-def test_what_happens_is_seen(busy: Pair, browser: Browser) -> None:
-    """Both workers, the flow between them, points in both charts, and requests with their stages."""
+def test_the_page_shows_live_state(busy: Pair, browser: Browser) -> None:
+    """The page shows both workers, the flow between them, points in both charts, and requests with their stages."""
     with look(browser, busy.gateway.url) as seen:
         seen.wait("[...document.querySelectorAll('.worker')].map(({dataset}) => dataset.id).sort().join() === 'd,p'")
         seen.wait("document.querySelector('.flow:not([data-idle])')?.textContent.includes('p → d')")
@@ -101,7 +102,7 @@ def test_what_happens_is_seen(busy: Pair, browser: Browser) -> None:
         assert_calm(seen)
 
 
-def test_an_answer_streams_and_shows_its_way_and_its_time(busy: Pair, browser: Browser) -> None:
+def test_an_answer_streams_and_shows_its_path_and_timing(busy: Pair, browser: Browser) -> None:
     with look(browser, busy.gateway.url) as seen:
         seen.wait("document.querySelector('#chat-model').options.length > 0")
         seen.page.evaluate(LENGTHS)
@@ -118,7 +119,7 @@ def test_an_answer_streams_and_shows_its_way_and_its_time(busy: Pair, browser: B
 
 @pytest.mark.nightly
 def test_keys_alone_are_enough(busy: Pair, browser: Browser) -> None:
-    """From the top: the link that skips, then a request is opened by Enter and left by Escape, then a question."""
+    """From the top: the skip link, then a request is opened by Enter and closed by Escape, then a question."""
     with look(browser, busy.gateway.url, reduced_motion="reduce") as seen:
         keys, focused = seen.page.keyboard, "document.activeElement"
         seen.wait("document.querySelectorAll('.rows .row').length > 3")
@@ -155,7 +156,7 @@ def test_keys_alone_are_enough(busy: Pair, browser: Browser) -> None:
 
 
 @pytest.mark.nightly
-def test_it_fits_a_laptop_and_a_phone_by_day_and_by_night(busy: Pair, browser: Browser) -> None:
+def test_the_page_fits_a_laptop_and_a_phone_in_both_colour_schemes(busy: Pair, browser: Browser) -> None:
     pages: dict[tuple[str, str], str] = {}
     for device, size in (("laptop", LAPTOP), ("phone", PHONE)):
         for theme in ("light", "dark"):
@@ -175,7 +176,7 @@ def test_it_fits_a_laptop_and_a_phone_by_day_and_by_night(busy: Pair, browser: B
 
 
 @pytest.mark.nightly
-def test_the_page_can_speak_to_nobody_else(calm: Pair, browser: Browser) -> None:
+def test_the_page_cannot_reach_another_origin(calm: Pair, browser: Browser) -> None:
     with look(browser, calm.gateway.url) as seen:
         seen.wait("document.querySelector('#link').dataset.state === 'live'")
         assert_calm(seen)
@@ -195,7 +196,7 @@ def test_the_page_can_speak_to_nobody_else(calm: Pair, browser: Browser) -> None
         assert "connect-src" in blocked and "trusted types" in blocked and blocked[-1] == "undefined"
 
 
-def test_a_gateway_may_be_without_one(calm: Pair) -> None:
+def test_the_console_can_be_switched_off(calm: Pair) -> None:
     gateway = calm.cluster.gateway("no-console", "--no-console")
     gateway.wait_ready()
     for path, status in (("/console", 404), ("/console/state", 404), ("/console/main.js", 404), ("/health", 200)):
@@ -204,28 +205,28 @@ def test_a_gateway_may_be_without_one(calm: Pair) -> None:
 
 
 @pytest.mark.nightly
-def test_with_keys_it_asks_for_one_and_waits_for_a_gateway_that_is_gone(locked: Gateway, browser: Browser) -> None:
+def test_with_keys_the_page_requests_one_and_waits_for_a_lost_gateway(locked: Gateway, browser: Browser) -> None:
     with look(browser, locked.url) as seen:
-        door, said = seen.page.locator("#key-dialog"), seen.page.locator("#key-status")
-        expect(door).to_be_visible()
-        expect(said).to_have_text("")
+        dialog, status = seen.page.locator("#key-dialog"), seen.page.locator("#key-status")
+        expect(dialog).to_be_visible()
+        expect(status).to_have_text("")
         seen.keep("key")
         seen.page.keyboard.type("schlüssel")
         seen.page.keyboard.press("Enter")
-        expect(said).to_contain_text("letters, digits")
+        expect(status).to_contain_text("letters, digits")
         seen.page.locator("#key-input").fill("tdm_wrong")
         seen.page.keyboard.press("Enter")
-        expect(said).to_contain_text("not valid")
+        expect(status).to_contain_text("not valid")
         assert seen.page.evaluate("document.querySelectorAll('.worker').length") == 0
         seen.page.locator("#key-input").fill(KEYS["acme"])
         seen.page.keyboard.press("Enter")
-        expect(door).to_be_hidden()
+        expect(dialog).to_be_hidden()
         seen.wait("document.querySelectorAll('.worker').length === 2")
         expect(seen.page.locator("#key")).to_have_text("Key: acme")
         chat(seen)
         seen.wait("document.querySelectorAll('.rows .row').length === 1")
         expect(seen.page.locator("#requests-note")).to_contain_text("tenant acme")
-        # What was refused for its key the browser counts as an error, and says so.
+        # The browser logs a refusal for an invalid key as an error.
         assert all("401" in complaint for complaint in seen.complaints) and seen.strangers() == []
         locked.signal(signal.SIGSTOP)
         try:

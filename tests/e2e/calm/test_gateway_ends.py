@@ -1,4 +1,4 @@
-"""A gateway that is told to end: it takes nothing new, streams under way end well, and the exit code is 0."""
+"""Test a gateway that is told to stop: it accepts no request, running streams finish, and the exit code is 0."""
 
 from __future__ import annotations
 

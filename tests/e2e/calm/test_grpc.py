@@ -1,4 +1,4 @@
-"""What clients get by gRPC over two real workers: HTTP's answers, ends that leave nothing behind, a calm shutdown."""
+"""Test what clients get over gRPC from two real workers: HTTP's answers, clean ends, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.calm.test_openai_client import FORM
 from tests.e2e.gateway.http import LONG_ANSWER, prompt
 from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
-from tests.unit.gateway.parity import asked_both_ways
+from tests.unit.gateway.parity import send_over_both_protocols
 
 CHAT = {"messages": [{"role": "user", "content": "What is the capital of 中国?"}]}
 SEEDED = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 11}
@@ -51,21 +51,21 @@ def completion(length: int, salt: int, max_tokens: int) -> pb.CompleteRequest:
 
 
 @pytest.mark.parametrize(("kind", "given"), CASES.values(), ids=CASES)
-def test_four_ways_to_the_same_answer(calm: Pair, kind: str, given: dict[str, Any]) -> None:
+def test_all_four_calls_get_the_same_answer(calm: Pair, kind: str, given: dict[str, Any]) -> None:
     body = {"model": "tiny", "temperature": 0, "max_tokens": 12, **given}
     with (
         connected(calm.gateway) as stub,
         httpx.Client(base_url=calm.gateway.url, timeout=PATIENCE_S, trust_env=False) as http,
     ):
-        outcomes = asked_both_ways(http, stub, kind, body)
+        outcomes = send_over_both_protocols(http, stub, kind, body)
     for outcome in outcomes:
-        outcome.usage = outcome.usage[:3]  # what is cached depends on who came before
+        outcome.usage = outcome.usage[:3]  # the number of cached tokens depends on earlier requests
         assert outcome.error or outcome.path.startswith("remote")
     assert [outcome.plain() for outcome in outcomes] == [outcomes[0].plain()] * 4
 
 
 @pytest.mark.parametrize("num_read", [0, 5])
-def test_a_client_that_leaves_leaves_nothing(calm: Pair, num_read: int) -> None:
+def test_a_disconnected_client_leaves_nothing_behind(calm: Pair, num_read: int) -> None:
     with connected(calm.gateway) as stub:
         call = stub.StreamComplete(completion(40, 810 + num_read, LONG_ANSWER))
         for _ in range(num_read):
@@ -78,22 +78,22 @@ def test_a_client_that_leaves_leaves_nothing(calm: Pair, num_read: int) -> None:
 @pytest.mark.parametrize("method", ["Complete", "StreamComplete"])
 def test_a_deadline_ends_a_request_everywhere(calm: Pair, method: str) -> None:
     with connected(calm.gateway) as stub:
-        ask = getattr(stub, method)
+        method_stub = getattr(stub, method)
         with pytest.raises(grpc.RpcError) as late:
-            answer = ask(completion(40, 820, LONG_ANSWER), timeout=0.5)
+            answer = method_stub(completion(40, 820, LONG_ANSWER), timeout=0.5)
             for _ in answer if method == "StreamComplete" else ():
                 pass
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         calm.wait_idle()
 
 
-def test_a_shutdown_lets_streams_end_and_tells_the_rest(calm: Pair) -> None:
+def test_a_shutdown_lets_streams_end_and_refuses_new_calls(calm: Pair) -> None:
     gateway = calm.cluster.gateway("ending-grpc")
     gateway.wait_ready()
     gateway.wait_serving()
     with connected(gateway) as stub:
         call = stub.StreamComplete(completion(40, 830, 1500))
-        told = [next(call)]
+        updates = [next(call)]
         gateway.signal(signal.SIGTERM)
 
         def refused() -> bool:
@@ -104,14 +104,14 @@ def test_a_shutdown_lets_streams_end_and_tells_the_rest(calm: Pair) -> None:
             return pb.ErrorDetail.FromString(trailers["tandem-error-bin"]).kind == "draining"
 
         assert until(refused, "a gateway that takes nothing new")
-        told += list(call)
-    assert told[-1].usage.completion_tokens == 1500 and told[-1].choices[0].finish_reason == "length"
+        updates += list(call)
+    assert updates[-1].usage.completion_tokens == 1500 and updates[-1].choices[0].finish_reason == "length"
     assert gateway.wait() == 0
     calm.wait_idle()
 
 
 @pytest.mark.nightly
-def test_what_outlasts_the_drain_is_cut_with_a_typed_error(calm: Pair) -> None:
+def test_a_stream_longer_than_the_drain_ends_with_a_typed_error(calm: Pair) -> None:
     gateway = calm.cluster.gateway("cutting-grpc", "--gateway-drain-s", "0.2")
     gateway.wait_ready()
     gateway.wait_serving()
@@ -131,7 +131,7 @@ def test_what_outlasts_the_drain_is_cut_with_a_typed_error(calm: Pair) -> None:
     assert pb.ErrorDetail.FromString(trailers["tandem-error-bin"]).kind == "draining"
     assert gateway.wait() == 0
     calm.wait_idle()
-    calm.cluster.programs.remove(gateway)  # it has reason to complain
+    calm.cluster.programs.remove(gateway)  # errors in its log are expected
     (complaint,) = gateway.complaints()
     gateway.stop()
     assert "1 requests were cut off" in complaint

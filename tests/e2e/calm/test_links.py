@@ -1,5 +1,6 @@
-"""Real workers whose link is not as required: the pair is not used, requests are answered all the same or refused where
-they must be split, and everybody can see why."""
+"""Test real workers whose link misses its requirements: the pair is not used, requests fall back or are refused in
+strict mode, and the reason is visible.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from tests.e2e.gateway.processes import PATIENCE_S, Gateway, cluster, until
 PROBLEM = "the link from p to d is not used: transfer.min_gbps is 1e+06, the link carries "
 
 
-def ask(gateway: Gateway) -> httpx.Response:
+def complete(gateway: Gateway) -> httpx.Response:
     return httpx.post(f"{gateway.url}/v1/completions", json=completion(40, 1, 4), timeout=PATIENCE_S, trust_env=False)
 
 
-def told(gateway: Gateway) -> dict[str, str]:
+def readiness(gateway: Gateway) -> dict[str, str]:
     answer: dict[str, str] = httpx.get(f"{gateway.url}/ready", timeout=PATIENCE_S, trust_env=False).json()
     return answer
 
 
-def test_a_worker_that_joins_measures_those_that_prefill_for_it(calm: Pair) -> None:
+def test_a_joining_worker_measures_its_prefill_workers(calm: Pair) -> None:
     (link,) = until(lambda: calm.decode.describe().links, "a report of the decode worker")
     assert (link.source.id, link.link_type, link.problem, link.refused) == (
         calm.prefill.name,
@@ -40,7 +41,7 @@ def test_a_worker_that_joins_measures_those_that_prefill_for_it(calm: Pair) -> N
 
 
 @pytest.mark.nightly
-def test_a_pair_that_is_slower_than_promised_is_not_used(tmp_path: Path, redis_url: str, model: Path) -> None:
+def test_a_pair_slower_than_required_is_not_used(tmp_path: Path, redis_url: str, model: Path) -> None:
     settings = (*SETTINGS, "--namespace", "links", "--min-gbps", "1000000", "--no-worker-wait-s", "0")
     with cluster(tmp_path, redis_url, model, *settings) as running:
         prefill, decode = running.worker("p", "prefill"), running.worker("d", "decode")
@@ -48,12 +49,12 @@ def test_a_pair_that_is_slower_than_promised_is_not_used(tmp_path: Path, redis_u
         for program in running.programs:
             program.wait_ready()
         prefers.wait_serving()
-        until(lambda: PROBLEM in told(prefers).get("warning", ""), "the warning of who serves all the same")
+        until(lambda: PROBLEM in readiness(prefers).get("warning", ""), "the warning of who serves all the same")
         until(lambda: PROBLEM in (must.missing() or ""), "the reason of who does not")
-        answer = ask(prefers)
+        answer = complete(prefers)
         assert answer.status_code == 200
         assert answer.headers["x-tandem-path"] == "fallback;reason=no_link_between_the_workers_meets_the_requirements"
-        refused = ask(must)
+        refused = complete(must)
         assert refused.status_code == 503 and "no link between the workers meets the requirements" in refused.text
         assert prefers.metrics()['tandem_transfer_links{link="shared_memory",ok="false"}'] == 1
         (link,) = decode.describe().links

@@ -1,4 +1,4 @@
-"""Many requests of all kinds at once: each ends as it should, and the books balance afterwards."""
+"""Test many requests of all kinds at once: each ends as expected, and nothing is held afterwards."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def body(number: int) -> dict[str, Any]:
 
 
 async def run(http: httpx.AsyncClient, number: int) -> str:
-    """Every fifth client hangs up, in the middle of its stream or before it."""
-    wanted = body(number)
+    """Send a request; every fifth client disconnects, in the middle of its stream or before it."""
+    request_body = body(number)
     if number % 5 == 0:
-        wanted |= {"max_tokens": 3000}
+        request_body |= {"max_tokens": 3000}
     try:
         async with asyncio.timeout(0.05 * (number % 4) if number % 5 == 0 else 60):
-            async with http.stream("POST", "/v1/completions", json=wanted) as answer:
+            async with http.stream("POST", "/v1/completions", json=request_body) as answer:
                 assert answer.status_code == 200, await answer.aread()
                 assert answer.headers["x-tandem-path"] == "remote"
                 text = (await answer.aread()).decode()
     except TimeoutError:
         return "hung up"
-    if wanted["stream"]:
+    if request_body["stream"]:
         assert text.rstrip().endswith("data: [DONE]") and "error" not in text
         assert text.count('"finish_reason":"length"') == 1, text
     return "served"

@@ -1,4 +1,4 @@
-"""The openai client, sync and async, before a whole cluster: several names, several prompts, echo and scores."""
+"""Test the openai client, sync and async, against a whole cluster: model names, several prompts, echo and scores."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ FORM: dict[str, Any] = {
 PROMPT = "Grüße aus Köln, the capital of nothing"
 
 
-def complete(client: openai.OpenAI, **asked: Any) -> Any:
-    return client.completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "temperature": 0} | asked)
+def complete(client: openai.OpenAI, **options: Any) -> Any:
+    return client.completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "temperature": 0} | options)
 
 
 def streamed_texts(chunks: Any) -> list[str]:
@@ -71,40 +71,40 @@ def test_an_echo_begins_with_the_prompt(client: openai.OpenAI, stream: bool) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_choices_differ_and_repeat(calm: Pair, client: openai.OpenAI, stream: bool) -> None:
-    """The first choice of several is the one that a request for one gets; each has its own end."""
-    asked: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
-    alone = complete(client, **asked).choices[0].text
-    whole = complete(client, n=3, **asked)
+    """The first of several choices equals that of a single-choice request; each choice has its own end."""
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
+    alone = complete(client, **options).choices[0].text
+    whole = complete(client, n=3, **options)
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
     texts = [choice.text for choice in whole.choices]
     assert texts[0] == alone and len(set(texts)) == 3
     assert whole.usage.completion_tokens == 36
-    again = complete(client, n=3, stream=stream, **asked)
+    again = complete(client, n=3, stream=stream, **options)
     assert (streamed_texts(again) if stream else [choice.text for choice in again.choices]) == texts
     calm.wait_idle()
 
 
 def test_a_stop_string_ends_one_choice_and_not_the_others(calm: Pair, client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "n": 3}
-    texts = [choice.text for choice in complete(client, **asked).choices]
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "n": 3}
+    texts = [choice.text for choice in complete(client, **options).choices]
     stop = texts[1][9:14]
     assert stop not in texts[0] + texts[2]
-    stopped = complete(client, stop=[stop], **asked).choices
+    stopped = complete(client, stop=[stop], **options).choices
     assert [choice.finish_reason for choice in stopped] == ["length", "stop", "length"]
     assert [choice.text for choice in stopped] == [texts[0], texts[1][: texts[1].index(stop)], texts[2]]
     calm.wait_idle()
 
 
 @pytest.mark.parametrize("num_choices", [1, 2])
-def test_what_the_prefill_worker_had_cached_is_in_the_usage(client: openai.OpenAI, num_choices: int) -> None:
-    """The decode worker has it cached too, and ends the request; unless a stop string does."""
+def test_tokens_cached_at_the_prefill_worker_are_in_the_usage(client: openai.OpenAI, num_choices: int) -> None:
+    """The decode worker has the prompt cached too, and ends the request unless a stop string does."""
     for num_cached in (0, 96, 96):
         usage = complete(client, prompt=prompt(100, 900 + num_choices), n=num_choices).usage
         assert usage.prompt_tokens == 100 and usage.prompt_tokens_details.cached_tokens == num_cached
         assert usage.completion_tokens == 8 * num_choices
-    asked: dict[str, Any] = {"prompt": prompt(100, 900 + num_choices), "n": num_choices, "max_tokens": 40}
-    stop = complete(client, **asked).choices[0].text[5:8]
-    answer = complete(client, stop=[stop], **asked)
+    options: dict[str, Any] = {"prompt": prompt(100, 900 + num_choices), "n": num_choices, "max_tokens": 40}
+    stop = complete(client, **options).choices[0].text[5:8]
+    answer = complete(client, stop=[stop], **options)
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
     assert answer.usage.prompt_tokens_details.cached_tokens == 96
 
@@ -120,20 +120,20 @@ def test_choices_in_a_form_end_although_the_model_has_no_end(
     for text in texts:
         jsonschema.validate(json.loads(text), SHAPE)
     if stream:
-        told: dict[int, list[Any]] = {}
+        parts: dict[int, list[Any]] = {}
         for choice in [
             choice for chunk in client.chat.completions.create(stream=True, **FORM) for choice in chunk.choices
         ]:
-            told.setdefault(choice.index, []).append(choice)
-        assert ["".join(part.delta.content or "" for part in told[index]) for index in range(3)] == texts
-        assert [told[index][-1].finish_reason for index in range(3)] == ["stop"] * 3
+            parts.setdefault(choice.index, []).append(choice)
+        assert ["".join(part.delta.content or "" for part in parts[index]) for index in range(3)] == texts
+        assert [parts[index][-1].finish_reason for index in range(3)] == ["stop"] * 3
     calm.wait_idle()
 
 
 def test_choices_of_several_prompts_with_echo_and_scores(calm: Pair, client: openai.OpenAI) -> None:
     prompts = [PROMPT, "x y z"]
-    asked: dict[str, Any] = {"temperature": 1.0, "seed": 5, "n": 2, "logprobs": 1}
-    plain, echoed = [complete(client, prompt=prompts, echo=echo, **asked).choices for echo in (False, True)]
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "n": 2, "logprobs": 1}
+    plain, echoed = [complete(client, prompt=prompts, echo=echo, **options).choices for echo in (False, True)]
     assert [choice.text for choice in echoed] == [
         prompts[choice.index // 2] + other.text for choice, other in zip(echoed, plain, strict=True)
     ]
@@ -145,20 +145,20 @@ def test_choices_of_several_prompts_with_echo_and_scores(calm: Pair, client: ope
     calm.wait_idle()
 
 
-def test_a_prompt_is_scored_as_the_same_tokens_are_when_they_are_drawn(client: openai.OpenAI) -> None:
-    """Teacher forcing: what was drawn greedily is scored as part of a prompt with the same log probabilities."""
-    drawn = complete(client, logprobs=2, extra_body={"return_token_ids": True}).choices[0]
+def test_prompt_scores_equal_the_logprobs_of_the_same_sampled_tokens(client: openai.OpenAI) -> None:
+    """Greedily sampled tokens have the same log probabilities when they are scored as part of a prompt."""
+    sampled = complete(client, logprobs=2, extra_body={"return_token_ids": True}).choices[0]
     ids = client.post("/../tokenize", body={"model": "tiny", "prompt": PROMPT}, cast_to=dict[str, Any])["tokens"]
-    whole = [*ids, *drawn.token_ids]
+    whole = [*ids, *sampled.token_ids]
     scored = complete(client, prompt=whole, echo=True, logprobs=2, max_tokens=0).choices[0]
     assert scored.finish_reason == "length"
     assert len(scored.logprobs.token_logprobs) == len(whole)
     assert scored.logprobs.token_logprobs[0] is None
-    assert scored.logprobs.token_logprobs[-8:] == pytest.approx(drawn.logprobs.token_logprobs, abs=1e-3)
-    assert scored.logprobs.tokens[-8:] == drawn.logprobs.tokens
+    assert scored.logprobs.token_logprobs[-8:] == pytest.approx(sampled.logprobs.token_logprobs, abs=1e-3)
+    assert scored.logprobs.tokens[-8:] == sampled.logprobs.tokens
     again = complete(client, prompt=whole, extra_body={"prompt_logprobs": 0}).choices[0].model_dump()["prompt_logprobs"]
-    told = [next(iter(entry.values()))["logprob"] for entry in again[1:]]
-    assert told == pytest.approx(scored.logprobs.token_logprobs[1:], abs=1e-3)
+    logprobs = [next(iter(entry.values()))["logprob"] for entry in again[1:]]
+    assert logprobs == pytest.approx(scored.logprobs.token_logprobs[1:], abs=1e-3)
 
 
 def test_tokens_are_forbidden_and_forced_by_bias(client: openai.OpenAI) -> None:
@@ -179,8 +179,8 @@ def test_usage_over_several_prompts(client: openai.OpenAI) -> None:
 
 def test_many_asynchronous_clients(calm: Pair) -> None:
     async def one(client: openai.AsyncOpenAI, number: int, stream: bool) -> str:
-        asked: dict[str, Any] = {"prompt": f"{PROMPT} {number}", "max_tokens": 8, "temperature": 0}
-        answer: Any = await client.completions.create(model="tiny", stream=stream, **asked)
+        options: dict[str, Any] = {"prompt": f"{PROMPT} {number}", "max_tokens": 8, "temperature": 0}
+        answer: Any = await client.completions.create(model="tiny", stream=stream, **options)
         if not stream:
             return str(answer.choices[0].text)
         return "".join([chunk.choices[0].text async for chunk in answer])

@@ -1,4 +1,4 @@
-"""`tandem planner` as a program: it sees what a real cluster is asked for, tells of itself, and ends when told."""
+"""Test `tandem planner` as a program: it observes a real cluster's demand, exports its state, and stops on a signal."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ def running(calm: Pair, redis_url: str, tmp_path: Path) -> Iterator[Program]:
 
 
 def test_one_decision_is_made_and_explained(calm: Pair, redis_url: str) -> None:
-    calm.ask(40, 71)
+    calm.complete(40, 71)
     done = once(*planner(calm, redis_url, "--once", "--json"))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    plan = json.loads(done.stdout)
     running = sum(isinstance(one, Gateway) and one.exit_code is None for one in calm.cluster.programs)
-    assert (told["model"], told["outcome"]) == ("tiny", "explained") and told["num_gateways"] >= running >= 2
-    assert told["workers"] == {"p": "prefill", "d": "decode"}
-    observed = told["observed"]
+    assert (plan["model"], plan["outcome"]) == ("tiny", "explained") and plan["num_gateways"] >= running >= 2
+    assert plan["workers"] == {"p": "prefill", "d": "decode"}
+    observed = plan["observed"]
     assert observed["prefill"]["num_serving"] == observed["decode"]["num_serving"] == 1
     assert observed["demand"]["seconds"] > 0
     able = observed["decode_worker"]
     assert able["num_blocks"] == calm.decode.books().num_blocks and able["block_size"] == 16
     assert able["cost"]["base_s"] >= 0 and able["max_num_batched_tokens"] == 64, "as the worker says itself"
-    assert told["target"] == {"prefill": 1, "decode": 3} and told["replicas"] == {"prefill": 1, "decode": 3}
-    assert any("decode grows from 1 to 3" in reason for reason in told["reasons"])
+    assert plan["target"] == {"prefill": 1, "decode": 3} and plan["replicas"] == {"prefill": 1, "decode": 3}
+    assert any("decode grows from 1 to 3" in reason for reason in plan["reasons"])
     client: Any = Redis.from_url(redis_url)
     assert not client.keys("*calm:target*"), "nothing is changed by what only explains"
     client.close()
 
 
-def test_it_sees_what_comes_and_tells_of_itself(calm: Pair, running: Program) -> None:
+def test_the_planner_observes_demand_and_exports_its_state(calm: Pair, running: Program) -> None:
     lines: list[dict[str, Any]] = []
     out = running._process.stdout
     assert out is not None
@@ -70,8 +70,8 @@ def test_it_sees_what_comes_and_tells_of_itself(calm: Pair, running: Program) ->
 
     until(demand, "a second look")
     for salt in range(4):
-        calm.ask(50, 80 + salt, max_tokens=5)
-        calm.ask(50, 80 + salt, max_tokens=5)
+        calm.complete(50, 80 + salt, max_tokens=5)
+        calm.complete(50, 80 + salt, max_tokens=5)
     seen = {"num_requests": 0, "num_input_tokens": 0, "num_cached_tokens": 0, "num_output_tokens": 0, "num_gaps": 0}
 
     def has_all() -> bool:
@@ -94,7 +94,7 @@ def test_it_sees_what_comes_and_tells_of_itself(calm: Pair, running: Program) ->
 
 
 @pytest.mark.nightly
-def test_a_target_is_said_by_one_planner_at_a_time(calm: Pair, redis_url: str, tmp_path: Path) -> None:
+def test_a_target_is_published_by_one_planner_at_a_time(calm: Pair, redis_url: str, tmp_path: Path) -> None:
     first = Program(tmp_path, "first", *planner(calm, redis_url, "--json", "--mode", "act", "--no-change-roles"))
     first.wait_ready()
 
@@ -105,8 +105,8 @@ def test_a_target_is_said_by_one_planner_at_a_time(calm: Pair, redis_url: str, t
 
     until(lambda: outcome(first) == "carried_out", "a decision that is carried out")
     other = once(*planner(calm, redis_url, "--once", "--json", "--mode", "act", "--min-decode", "5"))
-    told = json.loads(other.stdout)
-    assert told["outcome"] == "standby" and first.ready["planner"] in told["reasons"][-1]
+    plan = json.loads(other.stdout)
+    assert plan["outcome"] == "standby" and first.ready["planner"] in plan["reasons"][-1]
     client: Any = Redis.from_url(redis_url)
     (key,) = client.keys("*calm:target*replicas")
     assert json.loads(client.get(key))["replicas"] == {"prefill": 1, "decode": 3}

@@ -25,7 +25,7 @@ def test_gateways_know_what_workers_hold_and_prompts_are_found_there(calm: Pair)
         """Ask again: its blocks reach the index one after the other."""
         nonlocal before
         before = metrics(calm.gateway)
-        calm.ask(5 * BLOCK_TOKENS + 1, 7001, 1)
+        calm.complete(5 * BLOCK_TOKENS + 1, 7001, 1)
         return metrics(calm.gateway)[predicted] == before[predicted] + 5 * BLOCK_TOKENS
 
     until(is_predicted_whole, "all blocks of a prompt in the gateway's index")

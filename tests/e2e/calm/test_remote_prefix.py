@@ -1,5 +1,6 @@
-"""A prompt that only the decode worker holds is read from there by the worker that was to compute it, through a real
-gateway and two real workers: the same answer, and next to nothing computed."""
+"""Test that a prompt cached only at the decode worker is fetched from there by the prefill worker, through a real
+gateway and two real workers: the same answer, with almost nothing computed.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ LENGTH = 4000
 BLOCK_TOKENS = 16
 
 
-def test_what_the_decode_worker_holds_is_read_from_there(calm: Pair) -> None:
+def test_a_prefix_of_the_decode_worker_is_fetched(calm: Pair) -> None:
     before = calm.gateway.metrics()["tandem_prefix_index_blocks"]
-    whole = calm.ask(LENGTH, 7201, split=False)
+    whole = calm.complete(LENGTH, 7201, split=False)
     num_blocks = LENGTH // BLOCK_TOKENS
     until(lambda: calm.gateway.metrics()["tandem_prefix_index_blocks"] >= before + num_blocks - 1, "the index to know")
     answer = httpx.post(
@@ -26,9 +27,9 @@ def test_what_the_decode_worker_holds_is_read_from_there(calm: Pair) -> None:
         trust_env=False,
     )
     assert answer.headers["x-tandem-path"] == "remote"
-    told = answer.json()
-    (reasons,) = told["tandem"]["reasons"]
+    reply = answer.json()
+    (reasons,) = reply["tandem"]["reasons"]
     assert reasons["prefix"]["source"] == "d" and reasons["prefill"] == "p"
-    assert told["choices"][0]["text"] == whole.text()
-    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == (num_blocks - 1) * BLOCK_TOKENS
+    assert reply["choices"][0]["text"] == whole.text()
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == (num_blocks - 1) * BLOCK_TOKENS
     calm.wait_idle()

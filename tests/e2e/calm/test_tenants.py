@@ -1,4 +1,4 @@
-"""Tenants of a real gateway over real workers: what one has cached is nothing to another, limits hold, keys change."""
+"""Test tenants of a real gateway over real workers: separate caches, limits, and changing keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
 
 BLOCK = 16
 LENGTH = 6 * BLOCK + 1
-"""A prompt of six blocks that can be hit, and a token that never is."""
+"""A prompt of six blocks that can be hit, and one token more, which cannot."""
 _salts = itertools.count(5_000_000)
 TENANTS = {
     "one": "",
@@ -39,14 +39,14 @@ def tenants_file(names: list[str]) -> str:
 
 
 class Books(NamedTuple):
-    """Blocks that both workers have cached, and what a client was told to come from there."""
+    """Hold the number of blocks that both workers have newly cached, and the cached tokens that the client was told."""
 
     num_blocks: int
     num_cached_tokens: int
 
 
 class Tenancy:
-    """The gateway with keys, beside those that every test uses, over the same workers."""
+    """Own the gateway with keys, which runs beside the shared ones over the same workers."""
 
     def __init__(self, pair: Pair, file: Path) -> None:
         self.pair = pair
@@ -61,14 +61,14 @@ class Tenancy:
         given = {"model": "tiny", "prompt": prompt(LENGTH, salt), "max_tokens": 2, "temperature": 0, **body}
         return self.http.post("/v1/completions", json=given, headers={"x-api-key": f"tdm_{tenant}"})
 
-    def ask(self, tenant: str, salt: int, **body: Any) -> Books:
-        """What the workers have cached anew after this, and what the client is told."""
+    def send(self, tenant: str, salt: int, **body: Any) -> Books:
+        """Send a prompt; return what the workers have newly cached after it, and what the client is told."""
         before = self._num_blocks()
         answer = self.post(tenant, salt, **body)
         assert answer.status_code == 200, answer.text
         self.pair.wait_idle()
-        told = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return Books(self._num_blocks() - before, told)
+        num_cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return Books(self._num_blocks() - before, num_cached)
 
     def _num_blocks(self) -> int:
         return sum(worker.books().num_cached_blocks for worker in (self.pair.prefill, self.pair.decode))
@@ -82,42 +82,42 @@ def tenancy(calm: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Te
     assert tenancy.gateway.stop() == 0
 
 
-def test_another_tenants_prompt_is_as_good_as_unknown(tenancy: Tenancy) -> None:
-    """The probe of a timing attack, without its noise: the same blocks are computed and stored again, to the block."""
+def test_another_tenants_prompt_is_no_cache_hit(tenancy: Tenancy) -> None:
+    """This is the probe of a timing attack without noise: exactly the same blocks are computed and stored again."""
     salt = next(_salts)
-    first = tenancy.ask("one", salt)
+    first = tenancy.send("one", salt)
     assert first.num_cached_tokens == 0 and first.num_blocks >= 6
-    again = tenancy.ask("one", salt)
+    again = tenancy.send("one", salt)
     assert again == Books(0, 6 * BLOCK)
-    assert tenancy.ask("two", salt) == first
-    assert tenancy.ask("two", salt) == again
+    assert tenancy.send("two", salt) == first
+    assert tenancy.send("two", salt) == again
 
 
-def test_what_is_public_is_shared_by_those_who_share(tenancy: Tenancy) -> None:
+def test_tenants_with_a_shared_cache_reuse_prefixes(tenancy: Tenancy) -> None:
     salt = next(_salts)
-    first = tenancy.ask("public-one", salt)
-    assert tenancy.ask("public-two", salt) == Books(0, 6 * BLOCK)
-    assert tenancy.ask("one", salt) == first
+    first = tenancy.send("public-one", salt)
+    assert tenancy.send("public-two", salt) == Books(0, 6 * BLOCK)
+    assert tenancy.send("one", salt) == first
 
 
-def test_a_client_parts_its_own_cache_and_reaches_nobody_elses(tenancy: Tenancy) -> None:
+def test_a_cache_salt_separates_a_clients_cache(tenancy: Tenancy) -> None:
     salt = next(_salts)
-    first = tenancy.ask("one", salt, cache_salt="mine")
-    assert tenancy.ask("one", salt, cache_salt="mine") == Books(0, 6 * BLOCK)
+    first = tenancy.send("one", salt, cache_salt="mine")
+    assert tenancy.send("one", salt, cache_salt="mine") == Books(0, 6 * BLOCK)
     for tenant, chosen in (("one", "other"), ("two", "mine"), ("public-one", "mine"), ("two", "tenant one")):
-        assert tenancy.ask(tenant, salt, cache_salt=chosen) == first
+        assert tenancy.send(tenant, salt, cache_salt=chosen) == first
 
 
-def test_prompts_that_would_never_all_be_let_in_leave_the_quota_alone(tenancy: Tenancy) -> None:
-    """Nobody comes back for what waiting does not help."""
+def test_prompts_that_can_never_all_be_admitted_cost_no_quota(tenancy: Tenancy) -> None:
+    """The client does not retry, because waiting does not help."""
     for _ in range(2):
         answer = tenancy.post("slow", 0, prompt=["a", "b", "c", "d"])
         assert answer.status_code == 400 and "retry-after" not in answer.headers
-        told = "the 4 prompts are as many requests, and this key may have 3 requests per minute"
-        assert answer.json()["error"]["message"] == told
+        message = "the 4 prompts are as many requests, and this key may have 3 requests per minute"
+        assert answer.json()["error"]["message"] == message
 
 
-def test_limits_hold_and_say_where_one_stands(tenancy: Tenancy) -> None:
+def test_limits_hold_and_are_reported(tenancy: Tenancy) -> None:
     client = openai.OpenAI(
         base_url=f"{tenancy.gateway.url}/v1",
         api_key="tdm_slow",
@@ -145,7 +145,7 @@ def test_a_prompt_that_is_too_long_for_a_tenant_names_both_numbers(tenancy: Tena
     assert answer.status_code == 400 and "has 11 tokens, and this key may use 10" in answer.json()["error"]["message"]
 
 
-def test_a_tenant_that_leaves_the_file_is_out_at_once_but_for_what_runs(tenancy: Tenancy) -> None:
+def test_a_removed_tenant_is_refused_at_once_but_its_running_requests_finish(tenancy: Tenancy) -> None:
     assert tenancy.post("leaving", 1).status_code == 200
     body = {"model": "tiny", "prompt": prompt(8, 1), "max_tokens": 3000, "temperature": 0, "stream": True}
     headers = {"authorization": "Bearer tdm_leaving"}

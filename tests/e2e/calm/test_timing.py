@@ -1,4 +1,4 @@
-"""Where a request's time went, as its client is told, beside what that client measured; never what anything took."""
+"""Test the timing that a client receives against what that client measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ TIMED = {"x-tandem-timing": "1"}
 WITHIN = 0.01
 pytestmark = pytest.mark.nightly
 NUM_TRIES = 20
-"""Of which one is to come close: between what the gateway sees and what its client does, this machine may pause."""
+"""Number of attempts, of which one must be close: this machine may pause between the gateway's and the client's
+clocks.
+"""
 clock, salts = SystemClock(), itertools.count(5_300_000)
 
 
@@ -29,8 +31,8 @@ def http() -> Iterator[httpx.Client]:
         yield http
 
 
-def asked(http: httpx.Client, url: str, max_tokens: int, *, stream: bool) -> tuple[dict[str, float], float]:
-    """What the answer's timing says, in milliseconds, and what the client waited for it."""
+def timed_request(http: httpx.Client, url: str, max_tokens: int, *, stream: bool) -> tuple[dict[str, float], float]:
+    """Return the answer's timing in milliseconds, and how long the client waited."""
     body = completion(1000, next(salts), max_tokens, stream=stream)
     began = clock.now()
     with http.stream("POST", f"{url}/v1/completions", json=body, headers=TIMED) as answer:
@@ -41,9 +43,9 @@ def asked(http: httpx.Client, url: str, max_tokens: int, *, stream: bool) -> tup
             return json.loads(whole)["tandem"]["timing"], 1e3 * (ended - began)
         for line in answer.iter_lines():
             ended = clock.now()
-            told: Any = json.loads(line[6:]) if line.startswith("data: {") else {}
-            if "tandem" in told:
-                return told["tandem"]["timing"], 1e3 * (ended - began)
+            event: Any = json.loads(line[6:]) if line.startswith("data: {") else {}
+            if "tandem" in event:
+                return event["tandem"]["timing"], 1e3 * (ended - began)
     raise AssertionError("the stream tells nothing of its time")
 
 
@@ -53,7 +55,7 @@ def test_the_stages_add_up_to_what_the_client_waited(calm: Pair, http: httpx.Cli
     url, off = (calm.gateway if split else calm.whole).url, []
     num_tokens = 400
     for _ in range(NUM_TRIES):
-        timing, waited_ms = asked(http, url, num_tokens, stream=stream)
+        timing, waited_ms = timed_request(http, url, num_tokens, stream=stream)
         stages = {stage: timing[f"{stage.value}_ms"] for stage in Stage}
         assert sum(stages.values()) == pytest.approx(timing["total_ms"], abs=0.01)
         assert 0 < timing["first_token_ms"] < timing["total_ms"] <= waited_ms

@@ -1,4 +1,4 @@
-"""A headless browser that looks at a console, and all that it complains of or asks for; asserts nothing of a page."""
+"""Run a headless browser on a console page, and record its complaints and requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-sync", *_QUIET)
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The machine's own. Where there is none the test is skipped; in CI that is an error."""
+    """Start the machine's own browser. Without one the test is skipped; in CI that is an error."""
     program = shutil.which("chromium")
     if program is None:
         if os.environ.get("CI"):
@@ -37,7 +37,9 @@ def chromium() -> Iterator[Browser]:
 
 
 class Look:
-    """One page at one console. `requests` are the addresses that it asked, `complaints` what its console said."""
+    """Own one page of one console. `requests` are the addresses that it requested, `complaints` its console's
+    messages.
+    """
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.url = url
@@ -47,40 +49,40 @@ class Look:
         self.page.set_default_timeout(PATIENCE_S * 1000)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", self._hear)
+        self.page.on("console", self._on_console_message)
         self.page.goto(f"{url}/console")
 
-    def _hear(self, message: Any) -> None:
+    def _on_console_message(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
 
     def strangers(self) -> list[str]:
-        """Addresses that it asked and that are not the gateway's own."""
+        """Return requested addresses that are not the gateway's own."""
         return [address for address in self.requests if not address.startswith(f"{self.url}/")]
 
     def wait(self, expression: str, argument: Any = None) -> Any:
-        """Until it is true of the page; returns what it then is."""
+        """Wait until the expression is true in the page; return its value."""
         deadline = time.monotonic() + PATIENCE_S
-        # Playwright's own way evaluates text in the page, which the page's policy forbids.
+        # Playwright's own method evaluates text in the page, which the page's policy forbids.
         while not (answer := self.page.evaluate(expression, argument)):
             assert time.monotonic() < deadline, f"never came: {expression}"
             self.page.wait_for_timeout(20)
         return answer
 
     def overflow(self) -> int:
-        """Pixels that the page is wider than its window."""
+        """Return by how many pixels the page is wider than its window."""
         found: int = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         return found
 
     def keep(self, name: str) -> None:
-        """A screenshot of all of the page, to be looked at."""
+        """Keep a screenshot of the whole page for inspection."""
         ARTIFACTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=True, animations="disabled")
 
 
 @contextmanager
 def look(browser: Browser, url: str, size: tuple[int, int] = LAPTOP, **options: Any) -> Iterator[Look]:
-    """`options` are those of a browser's context: `color_scheme`, `reduced_motion`."""
+    """Open a page. `options` are those of a browser context: `color_scheme`, `reduced_motion`."""
     width, height = size
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     try:

@@ -1,4 +1,4 @@
-"""Asks a gateway by plain sockets, so that a test decides what is read and when the client leaves; never retries."""
+"""Send requests over plain sockets, so that a test decides what is read and when the client disconnects."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _FIRST_ID, _LAST_ID = 3, 250
 
 
 def prompt(length: int, salt: int) -> list[int]:
-    """Token ids that share no prefix with those of another salt."""
+    """Return token ids that share no prefix with those of another salt."""
     ids = random.Random(salt)
     return [ids.randint(_FIRST_ID, _LAST_ID) for _ in range(length)]
 
 
 def completion(length: int, salt: int, max_tokens: int, **options: Any) -> dict[str, Any]:
-    """The body of a completion over a prompt of `length` tokens."""
+    """Return the body of a completion over a prompt of `length` tokens."""
     return {"model": "tiny", "prompt": prompt(length, salt), "max_tokens": max_tokens, "temperature": 0} | options
 
 
 class Post:
-    """A request that was sent. Leaving the context hangs up, whatever has been read by then."""
+    """Own a request that was sent. Leaving the context disconnects, whatever has been read by then."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Post:
         self._socket.close()
 
     def wait_events(self, count: int) -> None:
-        """Read until that many server-sent events are here."""
+        """Read until `count` server-sent events have arrived."""
         while self._read.count(b"data: ") < count:
             assert self._receive(), f"the response ended: {self._read[-2000:]!r}"
 
@@ -75,7 +75,7 @@ class Post:
         return Answer(self._read)
 
     def rest(self) -> bytes:
-        """All that is read until the connection ends, in whatever way."""
+        """Return all bytes until the connection ends, with or without an error."""
         with suppress(ConnectionError):
             while self._receive():
                 pass
@@ -88,7 +88,7 @@ class Post:
 
 
 class Answer:
-    """A complete response."""
+    """Hold a complete response."""
 
     def __init__(self, read: bytes) -> None:
         head, _, self._body = read.partition(b"\r\n\r\n")
@@ -107,26 +107,26 @@ class Answer:
         return json.loads(self._body)
 
     def events(self) -> list[Any]:
-        """What was streamed; `[DONE]` as None."""
+        """Return the streamed events; `[DONE]` as None."""
         found = [part[6:] for part in self._body.decode().split("\n\n") if part.startswith("data: ")]
         return [None if text == "[DONE]" else json.loads(text) for text in found]
 
     def error(self) -> dict[str, Any] | None:
-        """The typed error, as a status of its own or as the last event of a stream."""
-        told: Any = self.json() if self.status != 200 or "json" in self.headers["content-type"] else None
-        if told is None:
-            told = next((event for event in self.events() if event and "error" in event), {})
-        error: dict[str, Any] | None = told.get("error")
+        """Return the typed error, sent with its own status or as the last event of a stream."""
+        body: Any = self.json() if self.status != 200 or "json" in self.headers["content-type"] else None
+        if body is None:
+            body = next((event for event in self.events() if event and "error" in event), {})
+        error: dict[str, Any] | None = body.get("error")
         return error
 
     def about(self) -> dict[str, Any]:
-        """What we add of our own, at the end of it."""
+        """Return the `tandem` field at the end of the answer."""
         bodies = [self.json()] if "json" in self.headers["content-type"] else self.events()
-        told: dict[str, Any] = next(body["tandem"] for body in reversed(bodies) if body and "tandem" in body)
-        return told
+        tandem_field: dict[str, Any] = next(body["tandem"] for body in reversed(bodies) if body and "tandem" in body)
+        return tandem_field
 
     def text(self) -> str:
-        """All of it, streamed or not."""
+        """Return the whole text, streamed or not."""
         if "json" in self.headers["content-type"]:
             return str(self.json()["choices"][0]["text"])
         choices = [event["choices"] for event in self.events() if event and event.get("choices")]

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker around a tiny model, behind two gateways, as most tests of real processes use them."""
+"""Run a prefill and a decode worker on a tiny model behind two gateways for most tests of real processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.e2e.gateway.processes import Cluster, Gateway, Worker, until
 
 NUM_SEQS = 8
 SETTINGS = (
-    # Room for all that the tests of a session ever ask: some count what their prompts leave in the cache.
+    # Capacity for all prompts of a session's tests: some count what their prompts leave in the cache.
     *("--served-model-name", "tiny,org/alias", "--kv-transport", "local", "--kv-cache-memory", "128MiB"),
     # Small steps: a long prompt is in the middle of its prefill for a second.
     *("--max-num-batched-tokens", "64", "--max-num-seqs", str(NUM_SEQS)),
@@ -19,7 +19,7 @@ SETTINGS = (
 
 @dataclass(slots=True)
 class Pair:
-    """A prefill and a decode worker behind two gateways: one that splits requests and one that never does."""
+    """Own a prefill and a decode worker behind two gateways: one that disaggregates requests and one that does not."""
 
     cluster: Cluster
     prefill: Worker
@@ -28,22 +28,24 @@ class Pair:
     whole: Gateway
 
     def wait_idle(self) -> None:
-        """No block, lease, pull or sequence is held anywhere."""
+        """Wait until no block, lease, pull or sequence is held anywhere."""
         for worker in (self.prefill, self.decode):
             until(worker.is_idle, f"an idle {worker.name}: {worker.books()}")
 
-    def ask(self, length: int, salt: int, max_tokens: int = 8, *, split: bool = True) -> Answer:
+    def complete(self, length: int, salt: int, max_tokens: int = 8, *, split: bool = True) -> Answer:
         gateway = self.gateway if split else self.whole
         with Post(gateway.url, completion(length, salt, max_tokens)) as post:
             return post.finish()
 
     def wait_serving(self) -> None:
-        """A request takes both workers, or the decode worker alone."""
+        """Wait until a request uses both workers, or the decode worker alone."""
         self.gateway.wait_serving()
-        until(lambda: self.ask(4, 0).path == "remote", "a request that is split")
+        until(lambda: self.complete(4, 0).path == "remote", "a request that is split")
         self.whole.wait_serving()
-        # Until it has met the decode worker it has the prefill worker do all.
-        until(lambda: self.ask(40, 9, split=False) and self.decode.books().num_cached_blocks > 1, "one that is not")
+        # Before its handshake with the decode worker this gateway uses the prefill worker alone.
+        until(
+            lambda: self.complete(40, 9, split=False) and self.decode.books().num_cached_blocks > 1, "one that is not"
+        )
 
 
 def start_pair(running: Cluster) -> Pair:

@@ -1,4 +1,4 @@
-"""Starts, asks and ends the programs of one small cluster; never looks inside a program."""
+"""Start, query and stop the programs of one small cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.e2e.cluster import PATIENCE_S, Program, spawn
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """Ask over and over; returns the first true answer."""
+    """Evaluate a condition repeatedly; return its first true value."""
     deadline = time.monotonic() + patience_s
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"never came: {what}"
@@ -32,41 +32,41 @@ def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_
 
 
 class Worker(Program):
-    """A worker process, asked by gRPC about itself, as whoever `trust` is."""
+    """Own a worker process, queried over gRPC with the credentials of `trust`."""
 
     trust = PeerAuth("test")
 
     def describe(self) -> pb.DescribeReply:
-        with self._asking() as ask:
-            return ask()
+        with self._describing() as describe:
+            return describe()
 
     def books(self) -> pb.Books:
-        """Asked for again while a step keeps it from counting."""
-        with self._asking() as ask:
+        """Return the engine statistics; retry while a step keeps the worker from counting."""
+        with self._describing() as describe:
 
             def look() -> pb.Books | None:
-                reply = ask()
+                reply = describe()
                 return reply.books if reply.HasField("books") else None
 
             books: pb.Books = until(look, f"the books of {self.name}")
             return books
 
     @contextmanager
-    def _asking(self) -> Iterator[Callable[[], pb.DescribeReply]]:
+    def _describing(self) -> Iterator[Callable[[], pb.DescribeReply]]:
         with grpc.insecure_channel(self.ready["address"], options=channel_options()) as channel:
             stub: Any = WorkerStub(channel)  # type: ignore[arg-type]  # made for asynchronous calls by its types only
 
-            def ask() -> pb.DescribeReply:
+            def describe() -> pb.DescribeReply:
                 signed = self.trust.sign("/tandem.v1.Worker/Describe", self.ready["incarnation"])
                 reply: pb.DescribeReply = stub.Describe(
                     pb.DescribeRequest(), timeout=PATIENCE_S, metadata=signed.metadata
                 )
                 return reply
 
-            yield ask
+            yield describe
 
     def is_idle(self) -> bool:
-        """Nothing is held by anything."""
+        """Return whether nothing is held by anything."""
         books = decode_books(self.books())
         held = books.num_table_blocks + books.num_leased_blocks + books.num_reading_blocks
         rest = books.num_quarantined_blocks + books.num_sequences + books.num_leases + books.num_pulls
@@ -74,7 +74,7 @@ class Worker(Program):
 
 
 class Gateway(Program):
-    """A gateway process, asked by HTTP. `grpc_target` is where it speaks gRPC."""
+    """Own a gateway process, queried over HTTP. `grpc_target` is its gRPC address."""
 
     @property
     def url(self) -> str:
@@ -85,21 +85,21 @@ class Gateway(Program):
         return str(self.ready["grpc"])
 
     def missing(self) -> str | None:
-        """None when it is ready, else what is missing."""
+        """Return None when the gateway is ready, else what is missing."""
         answer = httpx.get(f"{self.url}/ready", timeout=PATIENCE_S, trust_env=False)
         return None if answer.status_code == 200 else str(answer.json()["reason"])
 
     def metrics(self) -> dict[str, float]:
         lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S, trust_env=False).text.splitlines()
-        told = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
-        return {name: float(value) for name, value in told}
+        samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+        return {name: float(value) for name, value in samples}
 
     def wait_serving(self) -> None:
         until(lambda: self.missing() is None, f"a {self.name} that serves")
 
 
 class Cluster:
-    """Programs around one Redis, all with the same settings. Leaving the context ends what still runs."""
+    """Own the programs around one Redis, all with the same settings. Leaving the context stops what still runs."""
 
     def __init__(self, directory: Path, redis_url: str, model: Path | str, *settings: str) -> None:
         self.programs: list[Program] = []
@@ -107,7 +107,7 @@ class Cluster:
         self._settings = ("--model", str(model), "--redis-url", redis_url, "--num-threads", "1", *settings)
 
     def worker(self, name: str, pool: str, *settings: str, within: Sequence[str] = ()) -> Worker:
-        """Starts it; `wait_ready` says when it serves. `within` as `Program`'s."""
+        """Start a worker; `wait_ready` returns when it serves. `within` is that of `Program`."""
         arguments = ("worker", "--worker-id", name, "--pool", pool, *self._settings, *settings)
         return self._add(Worker(self._directory, name, *arguments, within=within))
 
@@ -116,14 +116,14 @@ class Cluster:
         return self._add(Gateway(self._directory, name, *program, *self._settings, *settings))
 
     def again(self, worker: Worker) -> Worker:
-        """A new life of a worker that has ended."""
+        """Start a new incarnation of a worker that has ended."""
         return self._add(Worker(self._directory, worker.name, *worker.arguments, within=worker.within))
 
     def complaints(self) -> list[str]:
         return [line for program in self.programs for line in program.complaints()]
 
     def stop(self) -> None:
-        """Gateways first: workers that go away are news to them."""
+        """Stop the gateways first: they would log workers that end."""
         for kind in (Gateway, Worker):
             for program in self.programs:
                 if isinstance(program, kind):
@@ -135,7 +135,7 @@ class Cluster:
 
 
 class Redis:
-    """A server that can be ended and started again under the same address."""
+    """Own a Redis server that can be stopped and restarted under the same address."""
 
     def __init__(self, directory: Path) -> None:
         self._socket = directory / "redis.sock"
@@ -151,12 +151,12 @@ class Redis:
         until(self._socket.exists, "the socket of a Redis server")
 
     def start_again(self) -> None:
-        """Unless it runs."""
+        """Start the server unless it runs."""
         if self._process is None:
             self.start()
 
     def pause(self) -> None:
-        """It takes connections and commands, and answers none."""
+        """Let the server accept connections and commands without answering any."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -174,7 +174,7 @@ class Redis:
 
 @contextmanager
 def cluster(directory: Path, redis_url: str, model: Path | str, *settings: str) -> Iterator[Cluster]:
-    """An empty cluster; what is started in it ends with the context."""
+    """Yield an empty cluster; the programs started in it end with the context."""
     running = Cluster(directory, redis_url, model, *settings)
     try:
         yield running

@@ -1,4 +1,4 @@
-"""Starts and asks a Prometheus server over deploy/prometheus; never changes there more than addresses and intervals."""
+"""Start and query a Prometheus server over deploy/prometheus with changed addresses and intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTERVAL_S = 1
 
 
 class Prometheus:
-    """A running server, asked over its HTTP API."""
+    """Own a running server, queried over its HTTP API."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False)
@@ -37,26 +37,26 @@ class Prometheus:
             return False
 
     def get(self, what: str, **parameters: str) -> Any:
-        """The `data` of an API call, which must not fail."""
+        """Return the `data` of an API call, which must not fail."""
         answer = self._http.get(f"/api/v1/{what}", params=parameters).json()
         assert answer["status"] == "success", (answer["errorType"], answer["error"], parameters)
         return answer["data"]
 
     def query(self, expression: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """Labels, in their order, and the value of each series now; of a scalar without labels."""
+        """Return the labels, in their order, and the current value of each series; a scalar has no labels."""
         data = self.get("query", query=expression)
         if data["resultType"] == "scalar":
             return {(): float(data["result"][1])}
         return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in data["result"]}
 
     def value(self, expression: str) -> float:
-        """Of the one series; 0 while there is none."""
+        """Return the value of the only series; 0 while there is none."""
         values = self.query(expression).values()
         assert len(values) <= 1, expression
         return next(iter(values), 0.0)
 
     def has_data(self, expression: str, since: float) -> bool:
-        """A number at some moment, as a board draws them."""
+        """Return whether a range query, as dashboards send it, has a number at some moment."""
         now = str(self.value("time()"))
         found = self.get("query_range", query=expression, start=str(since), end=now, step=f"{INTERVAL_S}s")["result"]
         return any(math.isfinite(float(value)) for series in found for _, value in series["values"])
@@ -78,7 +78,7 @@ def configuration(gateway_url: str, planner: str) -> str:
 
 @contextmanager
 def prometheus(directory: Path, gateway_url: str, planner: str) -> Iterator[Prometheus]:
-    """A server that looks at a cluster, with its rules and its exemplars."""
+    """Run a server that scrapes a cluster, with its rules and its exemplars."""
     file = directory / "prometheus.yml"
     file.write_text(configuration(gateway_url, planner))
     for rules in read_yaml(file)["rule_files"]:
@@ -107,5 +107,5 @@ def prometheus(directory: Path, gateway_url: str, planner: str) -> Iterator[Prom
 
 
 def filled_in(expression: str, values: Mapping[str, str]) -> str:
-    """With Grafana's variables replaced, all of which must be known."""
+    """Replace Grafana's variables in an expression; all of them must be known."""
     return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)

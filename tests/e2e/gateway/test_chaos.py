@@ -1,5 +1,6 @@
-"""Programs that are killed, and clients that leave at any moment, while two tenants stream choices and forms under
-quotas: every request ends once, and no block, reservation or place in line is left anywhere."""
+"""Test programs that are killed, and clients that disconnect at any moment, while two tenants stream choices and
+structured output under quotas: every request ends once, and no block, reservation or queue entry is left anywhere.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ NUM_CLIENTS = 400 if IS_NIGHTLY else 80
 
 @dataclass(slots=True)
 class World:
-    """Two gateways with keys before a prefill and a decode worker, around one Redis."""
+    """Own two gateways with keys in front of a prefill and a decode worker, around one Redis."""
 
     cluster: Cluster
     redis: Redis
@@ -44,7 +45,7 @@ class World:
     gateways: list[Gateway]
 
     def serve(self) -> None:
-        """Begin a new life of whatever has none, and wait until a request takes both workers."""
+        """Start a new incarnation of every program that has ended, and wait until a request uses both workers."""
         self.redis.start_again()
         for role in ("prefill", "decode"):
             if getattr(self, role).exit_code is not None:
@@ -56,13 +57,13 @@ class World:
                 self.gateways[index].wait_ready()
         for gateway in self.gateways:
             gateway.wait_serving()
-            until(lambda gateway=gateway: self.ask(gateway).path == "remote", "a request that is split")  # type: ignore[misc]
+            until(lambda gateway=gateway: self.complete(gateway).path == "remote", "a request that is split")  # type: ignore[misc]
 
     def start_gateway(self, name: str) -> Gateway:
         tenants = Path(self.redis.url.removeprefix("unix://")).with_name("tenants.yaml")
         return self.cluster.gateway(name, "--auth", "keys", "--tenants", str(tenants))
 
-    def ask(self, gateway: Gateway) -> Answer:
+    def complete(self, gateway: Gateway) -> Answer:
         with Post(gateway.url, completion(4, 0, 2), key=KEYS["acme"]) as post:
             return post.finish()
 
@@ -72,7 +73,7 @@ class World:
             return [name.decode() for key in keys for name in client.hkeys(key)]
 
     def lapse(self) -> None:
-        """Do what only time can: the reservations that are open are past their expiry."""
+        """Move the expiry of open reservations into the past, as time alone would."""
         with redis_client.Redis.from_url(self.redis.url) as client:
             for key in client.scan_iter("*:quota:*:expiry"):
                 client.zadd(key, dict.fromkeys(client.zrange(key, 0, -1), 1))
@@ -88,16 +89,18 @@ class World:
 
 
 def counts(gateway: Gateway) -> tuple[float, float]:
-    """Requests that are open, and those of them that wait."""
-    told = gateway.metrics()
-    waiting = sum(number for name, number in told.items() if name.startswith("tandem_queued_requests"))
-    return told["tandem_open_requests"], waiting
+    """Return the numbers of open and of queued requests."""
+    metrics = gateway.metrics()
+    waiting = sum(number for name, number in metrics.items() if name.startswith("tandem_queued_requests"))
+    return metrics["tandem_open_requests"], waiting
 
 
-def num_come(gateway: Gateway) -> float:
-    """Requests that ever came in."""
-    told = gateway.metrics()
-    return told["tandem_open_requests"] + sum(told[name] for name in told if name.startswith("tandem_requests_total"))
+def num_arrived(gateway: Gateway) -> float:
+    """Return the number of requests that ever arrived."""
+    metrics = gateway.metrics()
+    return metrics["tandem_open_requests"] + sum(
+        metrics[name] for name in metrics if name.startswith("tandem_requests_total")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +128,15 @@ def world(running: World) -> Iterator[World]:
     running.nothing_is_left()
     yield running
     running.nothing_is_left()
-    told = [line for program in running.cluster.programs for line in program.log.splitlines()]
+    log_lines = [line for program in running.cluster.programs for line in program.log.splitlines()]
     wrong = ("Traceback", "ERROR", "never retrieved", "was destroyed")
-    assert not [line for line in told if any(word in line for word in wrong)]
+    assert not [line for line in log_lines if any(word in line for word in wrong)]
 
 
 def body(index: int) -> dict[str, Any]:
-    """Of the index-th stream: two choices, every other one within a form, some long enough to be in their prefill."""
+    """Return the body of the index-th stream: two choices, every other one with structured output, some with a prompt
+    long enough to be in its prefill.
+    """
     form = {"structured_outputs": {"regex": "[a-z ]+"}} if index % 2 else {}
     given = completion(400 if index % 5 == 0 else 12, 7000 + index, 200, **form)
     return given | {"stream": True, "n": 2, "temperature": 1.0, "seed": index}
@@ -139,15 +144,15 @@ def body(index: int) -> dict[str, Any]:
 
 def streams(stack: ExitStack, gateway: Gateway) -> list[Post]:
     """All are under way, in whatever state; one at least has begun to answer."""
-    keys, before = list(KEYS.values()), num_come(gateway)
+    keys, before = list(KEYS.values()), num_arrived(gateway)
     posts = [stack.enter_context(Post(gateway.url, body(index), key=keys[index % 2])) for index in range(NUM_STREAMS)]
     posts[1].wait_events(5)
-    until(lambda: num_come(gateway) == before + NUM_STREAMS, "all of the streams")
+    until(lambda: num_arrived(gateway) == before + NUM_STREAMS, "all of the streams")
     return posts
 
 
 def end_of(answer: Answer) -> str | None:
-    """How it ended, which it did once: the code of its error, or None where all of its choices ended."""
+    """Return the error code with which a stream ended, or None where all choices finished; check that it ended once."""
     error = answer.error()
     if answer.status != 200:
         assert error is not None
@@ -165,7 +170,7 @@ def end_of(answer: Answer) -> str | None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_is_killed(world: World, role: str) -> None:
-    """The one that is left goes on with all of them."""
+    """The remaining worker continues all requests."""
     with ExitStack() as stack:
         posts = streams(stack, world.gateways[0])
         getattr(world, role).kill()
@@ -180,10 +185,10 @@ def test_redis_is_killed_and_begins_anew(world: World) -> None:
     with ExitStack() as stack:
         posts = streams(stack, world.gateways[0])
         world.redis.stop()
-        assert world.ask(world.gateways[0]).status == 200
+        assert world.complete(world.gateways[0]).status == 200
         world.redis.start()
         assert [end_of(post.finish()) for post in posts] == [None] * NUM_STREAMS
-    assert world.ask(world.gateways[0]).status == 200
+    assert world.complete(world.gateways[0]).status == 200
 
 
 def test_a_gateway_is_killed_and_the_other_settles_for_it(world: World) -> None:
@@ -205,39 +210,39 @@ def test_a_gateway_is_killed_and_the_other_settles_for_it(world: World) -> None:
 
 @pytest.mark.nightly
 def test_clients_leave_at_any_moment(world: World) -> None:
-    """Of every kind, over both gateways; many before they were answered, some after."""
+    """Clients of every kind use both gateways; many disconnect before they are answered, some after."""
     asyncio.run(_many_clients(world, random.Random(5)))
 
 
-async def _many_clients(world: World, draws: random.Random) -> None:
+async def _many_clients(world: World, rng: random.Random) -> None:
     room = asyncio.Semaphore(24)
     async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         plain, by_openai, by_grpc = _plainly(http), _by_openai(http), _by_grpc()
 
         async def one(index: int, leaves_s: float) -> None:
             gateway, key = world.gateways[index % 2], list(KEYS.values())[index // 2 % 2]
-            ask = (plain, by_openai, by_grpc)[index % 3]
+            send = (plain, by_openai, by_grpc)[index % 3]
             async with room:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(leaves_s):
-                        await ask(gateway, key, {**body(index), "stream": index % 4 != 0})
+                        await send(gateway, key, {**body(index), "stream": index % 4 != 0})
 
-        await asyncio.gather(*(one(index, draws.expovariate(2.0)) for index in range(NUM_CLIENTS)))
+        await asyncio.gather(*(one(index, rng.expovariate(2.0)) for index in range(NUM_CLIENTS)))
 
 
 def _plainly(http: httpx.AsyncClient) -> Any:
-    async def ask(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
+    async def send(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
         url, headers = f"{gateway.url}/v1/completions", {"x-api-key": key}
         async with http.stream("POST", url, json=given, headers=headers) as answer:
             assert answer.status_code == 200
             async for _ in answer.aiter_bytes():
                 pass
 
-    return ask
+    return send
 
 
 def _by_openai(http: httpx.AsyncClient) -> Any:
-    async def ask(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
+    async def send(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
         client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, http_client=http, max_retries=0)
         extra = {name: given.pop(name) for name in ("structured_outputs",) if name in given}
         answer = await client.completions.create(**given, extra_body=extra)
@@ -245,25 +250,25 @@ def _by_openai(http: httpx.AsyncClient) -> Any:
             async for _ in answer:
                 pass
 
-    return ask
+    return send
 
 
 def _by_grpc() -> Any:
-    async def ask(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
-        asked = pb.CompleteRequest(
+    async def send(gateway: Gateway, key: str, given: dict[str, Any]) -> None:
+        request = pb.CompleteRequest(
             model="tiny",
             prompt=[pb.Prompt(token_ids=pb.TokenIds(ids=given["prompt"]))],
             max_tokens=given["max_tokens"],
             n=given["n"],
         )
         if form := given.get("structured_outputs"):
-            asked.structured_outputs.regex = form["regex"]
+            request.structured_outputs.regex = form["regex"]
         async with open_channel(gateway.grpc_target) as channel:
             stub, metadata = InferenceStub(channel), (("x-api-key", key),)
             if given["stream"]:
-                async for _ in stub.StreamComplete(asked, metadata=metadata):
+                async for _ in stub.StreamComplete(request, metadata=metadata):
                     pass
             else:
-                await stub.Complete(asked, metadata=metadata)
+                await stub.Complete(request, metadata=metadata)
 
-    return ask
+    return send

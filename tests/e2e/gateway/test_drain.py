@@ -1,5 +1,6 @@
-"""A decode worker that is told to end while it streams: all that it runs goes on at another, token by token, and
-nothing of it is computed again."""
+"""Test a decode worker that is told to stop while it streams: its sequences migrate to another worker token by token,
+and nothing is computed again.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +24,38 @@ pytestmark = pytest.mark.timeout(240)
 NAMESPACE = "drain"
 NUM_TOKENS = 400
 FORM = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": NUM_TOKENS}
-DRAWN = {"temperature": 1.0, "top_p": 0.95, "seed": 17}
+SAMPLING = {"temperature": 1.0, "top_p": 0.95, "seed": 17}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "drawn": DRAWN,
-    "penalties": {**DRAWN, "presence_penalty": 0.7, "repetition_penalty": 1.2, "logprobs": 2},
-    "choices": {**DRAWN, "n": 3},
-    "form": {**DRAWN, "response_format": {"type": "json_schema", "json_schema": {"name": "colours", "schema": FORM}}},
+    "drawn": SAMPLING,
+    "penalties": {**SAMPLING, "presence_penalty": 0.7, "repetition_penalty": 1.2, "logprobs": 2},
+    "choices": {**SAMPLING, "n": 3},
+    "form": {
+        **SAMPLING,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "colours", "schema": FORM}},
+    },
 }
 NUM_SEQUENCES = sum(kind.get("n", 1) for kind in KINDS.values())
 
 
 def bodies() -> list[dict[str, Any]]:
-    asked = enumerate(KINDS.values())
-    return [completion(40 + index, 600 + index, NUM_TOKENS, return_token_ids=True, **kind) for index, kind in asked]
+    indexed_kinds = enumerate(KINDS.values())
+    return [
+        completion(40 + index, 600 + index, NUM_TOKENS, return_token_ids=True, **kind) for index, kind in indexed_kinds
+    ]
 
 
-def drawn(answer: Answer) -> dict[int, tuple[list[int], list[float], str]]:
-    """Of each choice its tokens, what was told of their probabilities, and why it ended."""
+def sampled_choices(answer: Answer) -> dict[int, tuple[list[int], list[float], str]]:
+    """Return for each choice its tokens, their log probabilities, and its finish reason."""
     assert answer.error() is None, answer.error()
-    told: dict[int, tuple[list[int], list[float], str]] = {}
+    by_choice: dict[int, tuple[list[int], list[float], str]] = {}
     for event in answer.events():
         for choice in (event or {}).get("choices", ()):
-            ids, logprobs, _ = told.get(choice["index"], ([], [], ""))
+            ids, logprobs, _ = by_choice.get(choice["index"], ([], [], ""))
             ids += choice.get("token_ids") or []
             logprobs += (choice.get("logprobs") or {}).get("token_logprobs", ())
-            told[choice["index"]] = ids, logprobs, choice["finish_reason"] or ""
-    return told
+            by_choice[choice["index"]] = ids, logprobs, choice["finish_reason"] or ""
+    return by_choice
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +67,18 @@ def running(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Pat
 
 
 def take_for(redis_url: str, worker: Worker, role: str) -> None:
-    """As `tandem role`."""
+    """Change a worker's role as `tandem role` does."""
 
-    async def say() -> bool:
+    async def change_role() -> bool:
         registry = WorkerRegistry(redis_url, NAMESPACE)
         try:
-            told = worker.ready
-            ref = WorkerRef(WorkerId(told["worker"]), Incarnation(told["incarnation"]), told["address"])
+            ready = worker.ready
+            ref = WorkerRef(WorkerId(ready["worker"]), Incarnation(ready["incarnation"]), ready["address"])
             return await registry.set_role(ref, role)
         finally:
             await registry.close()
 
-    assert asyncio.run(say())
+    assert asyncio.run(change_role())
 
 
 def num_decoding(gateway: Gateway) -> float:
@@ -80,20 +86,22 @@ def num_decoding(gateway: Gateway) -> float:
 
 
 def test_all_streams_of_a_decode_worker_that_ends_go_on_at_another(running: Cluster, redis_url: str) -> None:
-    """The other one decodes only from then on, so that all of them begin at the first."""
-    prefill, leaving, taking = (running.worker(*told) for told in (("p", "prefill"), ("d", "decode"), ("t", "prefill")))
+    """The other worker decodes only from then on, so that all sequences begin at the first."""
+    prefill, leaving, taking = (
+        running.worker(*arguments) for arguments in (("p", "prefill"), ("d", "decode"), ("t", "prefill"))
+    )
     gateway = running.gateway("gateway", "--disaggregation", "prefer")
     for program in running.programs:
         program.wait_ready()
     gateway.wait_serving()
     with ExitStack() as stack:
         calm = [stack.enter_context(Post(gateway.url, body | {"stream": True})) for body in bodies()]
-        expected = [drawn(post.finish()) for post in calm]
+        expected = [sampled_choices(post.finish()) for post in calm]
         posts = [stack.enter_context(Post(gateway.url, body | {"stream": True})) for body in bodies()]
         for post in posts:
             post.wait_events(20)
         assert leaving.books().num_sequences == NUM_SEQUENCES
-        # It stands still meanwhile, or a fast one would be done before there is another.
+        # It is stopped meanwhile, because a fast worker would finish before another one exists.
         leaving.signal(signal.SIGSTOP)
         take_for(redis_url, taking, "decode")
         until(lambda: num_decoding(gateway) == 2, "a second decode worker")
@@ -101,7 +109,7 @@ def test_all_streams_of_a_decode_worker_that_ends_go_on_at_another(running: Clus
         leaving.signal(signal.SIGCONT)
         answers = [post.finish() for post in posts]
     assert leaving.wait() == 0
-    assert [drawn(answer) for answer in answers] == expected
+    assert [sampled_choices(answer) for answer in answers] == expected
     assert [(about["path"], about["attempts"]) for about in (answer.about() for answer in answers)] == [
         ("remote;moves=1", 2)
     ] * len(answers)

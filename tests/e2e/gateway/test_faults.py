@@ -1,5 +1,6 @@
-"""Workers that are killed or stopped in any state, and a Redis that goes away: every request goes on where others are
-left, as if nothing had happened, and all heals."""
+"""Test workers that are killed or stopped in any state, and a Redis that is lost: every request continues unchanged
+where other workers are left, and the cluster recovers.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, redis: Redis, model: Path)
 
 @pytest.fixture
 def pair(running: Pair) -> Iterator[Pair]:
-    """Whole and idle before the test; whatever it did to a worker, a new life of that worker is served afterwards."""
+    """Check that the cluster is whole and idle before the test; afterwards restart every worker that the test ended."""
     running.wait_serving()
     running.wait_idle()
     yield running
@@ -51,20 +52,20 @@ def pair(running: Pair) -> Iterator[Pair]:
             getattr(running, name).wait_ready()
     running.wait_serving()
     running.wait_idle()
-    told = [line for program in running.cluster.programs for line in program.log.splitlines()]
-    assert not [line for line in told if "Traceback" in line or "ERROR" in line]
+    log_lines = [line for program in running.cluster.programs for line in program.log.splitlines()]
+    assert not [line for line in log_lines if "Traceback" in line or "ERROR" in line]
 
 
 def expect(pair: Pair, *bodies: dict[str, Any]) -> list[str]:
-    """What it says to all of them undisturbed; no block of it is found again."""
+    """Return the undisturbed answers to all bodies; none of their blocks is found again."""
     with ExitStack() as stack:
-        asked = [body | {"cache_salt": "undisturbed"} for body in bodies]
-        posts = [stack.enter_context(Post(pair.gateway.url, body)) for body in asked]
+        salted_bodies = [body | {"cache_salt": "undisturbed"} for body in bodies]
+        posts = [stack.enter_context(Post(pair.gateway.url, body)) for body in salted_bodies]
         return [post.finish().text() for post in posts]
 
 
 def goes_on(answer: Answer, expected: str) -> None:
-    """Once elsewhere, and nobody can tell."""
+    """Check that each answer was migrated or retried once and equals the undisturbed one."""
     assert answer.error() is None, answer.error()
     assert answer.text() == expected
     assert answer.about()["attempts"] == 2, answer.about()
@@ -104,7 +105,7 @@ def test_a_prefill_worker_killed_while_the_other_decodes_is_not_missed(pair: Pai
         pair.prefill.kill()
         answer = post.finish()
     assert answer.error() is None and answer.text() == expected
-    fallback = pair.ask(20, 811)
+    fallback = pair.complete(20, 811)
     assert fallback.status == 200 and fallback.path == "fallback;reason=no_prefill_worker"
 
 
@@ -120,7 +121,7 @@ def test_the_decode_worker_is_killed_while_it_pulls(pair: Pair) -> None:
 
 
 def test_the_decode_worker_is_killed_while_it_decodes_and_others_wait_in_line(pair: Pair) -> None:
-    """The worker that is left serves them all."""
+    """The remaining worker serves them all."""
     bodies = [completion(8, 830 + salt, ANSWER, stream=True) for salt in range(NUM_SEQS)]
     expected = expect(pair, *bodies)
     with ExitStack() as stack:
@@ -137,7 +138,7 @@ def test_the_decode_worker_is_killed_while_it_decodes_and_others_wait_in_line(pa
 
 
 @pytest.mark.parametrize("role", ["decode", pytest.param("prefill", marks=pytest.mark.nightly)])
-def test_a_worker_that_stops_and_wakes_up_late_harms_nothing(pair: Pair, role: str) -> None:
+def test_a_worker_that_is_suspended_and_resumed_late_harms_no_request(pair: Pair, role: str) -> None:
     sleeper = pair.prefill if role == "prefill" else pair.decode
     body = completion(LONG_PROMPT, 850, 40)
     (expected,) = expect(pair, body)
@@ -151,29 +152,29 @@ def test_a_worker_that_stops_and_wakes_up_late_harms_nothing(pair: Pair, role: s
     assert sleeper.exit_code is None
 
 
-def test_redis_goes_away_and_comes_back(pair: Pair, redis: Redis) -> None:
+def test_redis_is_lost_and_recovers(pair: Pair, redis: Redis) -> None:
     def complaints() -> list[str]:
         return [line for line in pair.gateway.log.splitlines() if "Redis fails" in line]
 
     before = len(complaints())
     redis.stop()
     until(lambda: len(complaints()) > before, "a word about it")
-    assert pair.ask(20, 860).path == "remote"
+    assert pair.complete(20, 860).path == "remote"
     pair.prefill.kill()
     pair.prefill = pair.cluster.again(pair.prefill)
     pair.prefill.wait_ready()
-    assert pair.ask(20, 861).path.startswith("fallback"), "the new life cannot be found yet"
+    assert pair.complete(20, 861).path.startswith("fallback"), "the new life cannot be found yet"
     redis.start()
     pair.wait_serving()
     assert len(complaints()) == before + 1, "said once"
 
 
 @pytest.mark.nightly
-def test_a_worker_that_is_told_to_end_drains(pair: Pair) -> None:
+def test_a_worker_drains_on_a_stop_signal(pair: Pair) -> None:
     with Post(pair.gateway.url, completion(40, 870, 400, stream=True)) as post:
         post.wait_events(5)
         pair.decode.signal(signal.SIGTERM)
-        until(lambda: pair.ask(8, 871).path.startswith("fallback"), "a gateway that goes elsewhere")
+        until(lambda: pair.complete(8, 871).path.startswith("fallback"), "a gateway that goes elsewhere")
         answer = post.finish()
     assert answer.error() is None and answer.events()[-1] is None
     assert pair.decode.wait() == 0

@@ -1,4 +1,4 @@
-"""What real processes push by OTLP: one connected trace for each request, and metrics; and that nobody waits for it."""
+"""Test what real processes push by OTLP: one connected trace for each request, and metrics, without delays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 
 STAGES = ("receive", "queue", "route", "prefill_queue", "prefill", "transfer", "decode_queue", "decode", "deliver")
 SKEW_S = 0.05
-"""By how much two processes may be apart that tell when something was, each by its own reading of the wall clock."""
+"""Seconds by which two processes' wall clocks may disagree about the same moment."""
 SERVER, CLIENT = Span.SpanKind.SPAN_KIND_SERVER, Span.SpanKind.SPAN_KIND_CLIENT
 ERROR = 2
 PUSHED = {
@@ -40,7 +40,7 @@ PUSHED = {
 
 @dataclass(slots=True)
 class Traced:
-    """The gateway speaks OTLP by gRPC and the workers by HTTP, each to a receiver of its own."""
+    """Own a gateway that sends OTLP over gRPC and workers that send it over HTTP, each to its own receiver."""
 
     cluster: Cluster
     gateway: Gateway
@@ -49,25 +49,26 @@ class Traced:
     by_grpc: OtlpReceiver
     by_http: OtlpReceiver
 
-    def spans(self, trace: str) -> list[Told]:
+    def spans(self, trace: str) -> list[ReceivedSpan]:
         found = [*self.by_grpc.spans, *self.by_http.spans]
-        return [Told(resource, span) for resource, span in found if span.trace_id.hex() == trace]
+        return [ReceivedSpan(resource, span) for resource, span in found if span.trace_id.hex() == trace]
 
-    def ask(self, body: dict[str, Any], trace: str, *, flags: str = "01") -> Answer:
+    def complete(self, body: dict[str, Any], trace: str, *, flags: str = "01") -> Answer:
         with Post(self.gateway.url, body, headers=parent(trace, flags)) as post:
             return post.finish()
 
-    def tree(self, trace: str, *names: str) -> dict[str, Told]:
-        """The spans of a trace by name, once these are there; more would be too many. A request may or may not have
-        been in line for a moment."""
+    def tree(self, trace: str, *names: str) -> dict[str, ReceivedSpan]:
+        """Return the spans of a trace by name, once they have arrived; additional ones fail the test. A "queue" span
+        is optional.
+        """
         until(lambda: {*names} <= {span.name for span in self.spans(trace)}, f"{names} in {self.spans(trace)}")
-        told = [span for span in self.spans(trace) if span.name != "queue"]
-        assert sorted(span.name for span in told) == sorted(names)
-        return {span.name: span for span in told}
+        spans = [span for span in self.spans(trace) if span.name != "queue"]
+        assert sorted(span.name for span in spans) == sorted(names)
+        return {span.name: span for span in spans}
 
 
-class Told:
-    """A span that has come."""
+class ReceivedSpan:
+    """Hold a received span with its resource."""
 
     def __init__(self, resource: Mapping[str, Value], span: Span) -> None:
         self.service, self.instance = resource["service.name"], resource["service.instance.id"]
@@ -81,7 +82,7 @@ class Told:
     def __repr__(self) -> str:
         return f"<{self.name} of {self.service}>"
 
-    def is_within(self, other: Told) -> bool:
+    def is_within(self, other: ReceivedSpan) -> bool:
         return other.start - SKEW_S <= self.start <= self.end <= other.end + SKEW_S
 
 
@@ -97,8 +98,8 @@ def trace_of(number: int) -> str:
 
 
 @contextmanager
-def told(**variables: str) -> Iterator[None]:
-    """The environment of programs that are started inside."""
+def pushing(**variables: str) -> Iterator[None]:
+    """Set environment variables for the programs that are started inside."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -107,7 +108,7 @@ def told(**variables: str) -> Iterator[None]:
 
 def sent_to(receiver: OtlpReceiver) -> Any:
     where = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": receiver.protocol}
-    return told(**PUSHED, **where)
+    return pushing(**PUSHED, **where)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path
             program.wait_ready()
         gateway.wait_serving()
         made = Traced(running, gateway, prefill, decode, by_grpc, by_http)
-        until(lambda: made.ask(completion(8, 0, 2), trace_of(1)).path == "remote", "a request that is split")
+        until(lambda: made.complete(completion(8, 0, 2), trace_of(1)).path == "remote", "a request that is split")
         yield made
         running.stop()
         assert {program.exit_code for program in running.programs if program is not made.decode} == {0}
@@ -137,15 +138,15 @@ def traced(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path
 
 def test_a_request_is_one_trace_through_all_processes(traced: Traced) -> None:
     body, trace = completion(LONG_PROMPT, 1, 40), trace_of(0xA)
-    answer = traced.ask(body, trace)
+    answer = traced.complete(body, trace)
     assert answer.status == 200 and answer.path == "remote"
     spans = traced.tree(trace, "text_completion tiny", "route", "prefill", "decode", "transfer")
     root, prefill, decode, transfer = (spans[n] for n in ("text_completion tiny", "prefill", "decode", "transfer"))
     assert (root.parent, root.kind, root.error) == (CLIENT_SPAN, SERVER, None)
     assert {spans[name].parent for name in ("route", "prefill", "decode")} == {root.id} and transfer.parent == decode.id
     assert (prefill.kind, decode.kind, transfer.kind) == (SERVER, SERVER, CLIENT)
-    told = [(span.service, span.instance) for span in (prefill, decode, transfer)]
-    assert told == [("tandem-worker", "p"), ("tandem-worker", "d"), ("tandem-worker", "d")]
+    span_sources = [(span.service, span.instance) for span in (prefill, decode, transfer)]
+    assert span_sources == [("tandem-worker", "p"), ("tandem-worker", "d"), ("tandem-worker", "d")]
     assert root.service == spans["route"].service == "tandem-gateway"
     assert spans["route"].is_within(root) and prefill.is_within(root)
     assert decode.is_within(root) and transfer.is_within(decode)
@@ -162,11 +163,11 @@ def test_a_request_is_one_trace_through_all_processes(traced: Traced) -> None:
 
 
 def test_the_ledger_in_the_root_adds_up_to_what_the_client_waited(traced: Traced) -> None:
-    """Within one percent, but for what the machine takes from the client between the last byte and its reading it."""
+    """The sum is within one percent, except for the time between the last byte and its reading."""
     shares = []
     for number in range(5):
         trace, began = trace_of(0xB0 + number), time.monotonic()
-        traced.ask(completion(LONG_PROMPT, 10 + number, 300), trace)
+        traced.complete(completion(LONG_PROMPT, 10 + number, 300), trace)
         wall_s = time.monotonic() - began
         until(lambda trace=trace: any(s.parent == CLIENT_SPAN for s in traced.spans(trace)), "a root")  # type: ignore[misc]
         (root,) = [span for span in traced.spans(trace) if span.parent == CLIENT_SPAN]
@@ -206,15 +207,15 @@ def test_a_request_line_names_the_trace(traced: Traced) -> None:
 
 
 def test_a_client_that_is_not_sampled_has_no_spans(traced: Traced) -> None:
-    """Nor have its jobs at workers, which send theirs before those of a later request."""
-    assert traced.ask(completion(40, 50, 4), trace_of(0xE0), flags="00").status == 200
-    assert traced.ask(completion(40, 51, 4), trace_of(0xE1)).status == 200
+    """The jobs of the request at workers have none either; workers send spans before those of a later request."""
+    assert traced.complete(completion(40, 50, 4), trace_of(0xE0), flags="00").status == 200
+    assert traced.complete(completion(40, 51, 4), trace_of(0xE1)).status == 200
     traced.tree(trace_of(0xE1), "text_completion tiny", "route", "prefill", "decode", "transfer")
     assert traced.spans(trace_of(0xE0)) == []
 
 
-def test_what_is_refused_or_left_has_a_root_that_says_so(traced: Traced) -> None:
-    assert traced.ask(completion(8, 60, 10**6), trace_of(0xF0)).status == 400
+def test_a_refused_or_cancelled_request_has_a_root_span_with_the_error(traced: Traced) -> None:
+    assert traced.complete(completion(8, 60, 10**6), trace_of(0xF0)).status == 400
     refused = traced.tree(trace_of(0xF0), "text_completion tiny")["text_completion tiny"]
     assert refused.attributes["error.type"] == "context_length_exceeded" and refused.error
     body = completion(8, 61, LONG_ANSWER, stream=True)
@@ -226,7 +227,7 @@ def test_what_is_refused_or_left_has_a_root_that_says_so(traced: Traced) -> None
 
 
 def test_metrics_of_all_processes_arrive(traced: Traced) -> None:
-    def told(instance_of: str, name: str) -> list[Any]:
+    def metric_points(instance_of: str, name: str) -> list[Any]:
         found = [*traced.by_grpc.metrics, *traced.by_http.metrics]
         return [
             metric
@@ -235,32 +236,34 @@ def test_metrics_of_all_processes_arrive(traced: Traced) -> None:
         ]
 
     def tokens(instance: str, name: str) -> list[float]:
-        return [sum(p.as_double or p.as_int for p in metric.sum.data_points) for metric in told(instance, name)]
+        return [
+            sum(p.as_double or p.as_int for p in metric.sum.data_points) for metric in metric_points(instance, name)
+        ]
 
-    traced.ask(completion(40, 70, 8), trace_of(0x10))
+    traced.complete(completion(40, 70, 8), trace_of(0x10))
     gateways = {resource["service.instance.id"] for resource, _ in traced.by_grpc.metrics}
     assert len(gateways) == 1
     (gateway,) = gateways
-    drawn = {name: tokens(name, "tandem.generated_tokens")[-1] for name in ("p", "d")}
-    traced.ask(completion(40, 71, 8), trace_of(0x11))
-    until(lambda: tokens("d", "tandem.generated_tokens")[-1] >= drawn["d"] + 7, "the decode worker's tokens")
-    until(lambda: tokens("p", "tandem.generated_tokens")[-1] > drawn["p"], "the prefill worker's token")
-    until(lambda: told(gateway, "gen_ai.server.time_to_first_token"), "what clients see")
-    last = told("d", "tandem.generated_tokens")[-1]
+    num_generated = {name: tokens(name, "tandem.generated_tokens")[-1] for name in ("p", "d")}
+    traced.complete(completion(40, 71, 8), trace_of(0x11))
+    until(lambda: tokens("d", "tandem.generated_tokens")[-1] >= num_generated["d"] + 7, "the decode worker's tokens")
+    until(lambda: tokens("p", "tandem.generated_tokens")[-1] > num_generated["p"], "the prefill worker's token")
+    until(lambda: metric_points(gateway, "gen_ai.server.time_to_first_token"), "what clients see")
+    last = metric_points("d", "tandem.generated_tokens")[-1]
     assert last.unit == "{token}" and last.sum.is_monotonic
     assert last.sum.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
     assert all(one <= other for one, other in pairwise(tokens("d", "tandem.generated_tokens")))
-    first = told(gateway, "gen_ai.server.time_to_first_token")[-1]
+    first = metric_points(gateway, "gen_ai.server.time_to_first_token")[-1]
     (point,) = first.histogram.data_points
     assert first.unit == "s" and point.count == sum(point.bucket_counts) > 0
     assert attributes(point.attributes)["gen_ai.request.model"] == "tiny"
-    assert told("p", "tandem.step.duration") and told("p", "tandem.kv.blocks")
-    assert all(told(each, "process.cpu.time") for each in ("p", "d", gateway))
+    assert metric_points("p", "tandem.step.duration") and metric_points("p", "tandem.kv.blocks")
+    assert all(metric_points(each, "process.cpu.time") for each in ("p", "d", gateway))
 
 
 @pytest.mark.nightly
 def test_receivers_that_hang_or_are_gone_harm_no_request(traced: Traced) -> None:
-    with told(**PUSHED, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1"):
+    with pushing(**PUSHED, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1"):
         alone = traced.cluster.gateway("alone")
     alone.wait_ready()
     alone.wait_serving()

@@ -1,5 +1,6 @@
-"""A real Prometheus over a real cluster under load: every query of every dashboard and alert evaluates, every panel has
-data that can have some, and figures are those that clients saw."""
+"""Test a real Prometheus over a real cluster under load: every query of every dashboard and alert evaluates, every
+panel that can have data has it, and the numbers are those that clients saw.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ EMPTY = {
     "tandem-prefix / Breakers": "no worker fails",
     "tandem-prefix / Commands that failed": "Redis does what is asked of it",
 }
-"""Panels that have no data in a cluster that is well, and why."""
+"""Panels that have no data in a healthy cluster, and why."""
 
 QUIET = {
     *("TandemTargetDown", "TandemGatewayNotReady", "TandemNoWorker", "TandemWorkerUnhealthy", "TandemBreakerOpen"),
@@ -66,13 +67,14 @@ QUIET = {
     *("TandemRequestsFail", "TandemTransfersFail", "TandemFallsBack", "TandemLeasesStay", "TandemRefuses"),
     *("TandemLinkBelowRequirement", "TandemWorkersUnscraped"),
 }
-"""Alerts whose condition must not even hold for a moment here; those of speed may on a busy machine."""
+"""Alerts whose condition must not hold even for a moment here; those about speed may on a busy machine."""
 
 
 @dataclass(slots=True)
 class Watched:
-    """A cluster that had its load. `began_at` in seconds since the epoch; `statuses` are those that each tenant's
-    clients got."""
+    """Own a cluster that had its load. `began_at` is in seconds since the epoch; `statuses` are those that each
+    tenant's clients got.
+    """
 
     gateway: Gateway
     server: Prometheus
@@ -80,8 +82,8 @@ class Watched:
     began_at: float
     statuses: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in TENANTS})
 
-    def ask(self, tenant: str, salt: int, **body: Any) -> str:
-        """The path that it took; empty where it was refused."""
+    def complete(self, tenant: str, salt: int, **body: Any) -> str:
+        """Return the path that a request took; empty where it was refused."""
         given = {"model": "tiny", "prompt": prompt(LENGTH, salt), "max_tokens": 48, "temperature": 0, **body}
         headers = {"x-api-key": f"tdm_{tenant}"}
         url = f"{self.gateway.url}/v1/completions"
@@ -94,7 +96,7 @@ class Watched:
 
 
 def start(running: Cluster, directory: Path) -> Gateway:
-    """A pair of workers and a gateway that has moved a block between them."""
+    """Start a pair of workers and a gateway that has transferred a block between them."""
     lines = [f"  {name}: {{{limits}keys: [{{hash: '{digest(name)}'}}]}}\n" for name, limits in TENANTS.items()]
     file = directory / "tenants.yaml"
     file.write_text("tenants:\n" + "".join(lines))
@@ -109,7 +111,7 @@ def start(running: Cluster, directory: Path) -> Gateway:
 
 @contextmanager
 def planning(directory: Path, redis_url: str) -> Iterator[str]:
-    """A planner that explains; yields where it is scraped."""
+    """Run a planner that only explains; yield its metrics address."""
     address = f"127.0.0.1:{free_port()}"
     settings = ("--namespace", "watched", "--ttft-ms", "20000", "--itl-ms", "20000", "--interval-s", "1")
     port = address.rpartition(":")[2]
@@ -128,13 +130,13 @@ def digest(tenant: str) -> str:
 
 
 def load(watched: Watched) -> None:
-    """More than runs at once, some of it twice, until each worker was scraped more than once."""
+    """Send more requests than run at once, some of them twice, until each worker was scraped more than once."""
     is_over = threading.Event()
 
     def work(tenant: str, first: int) -> None:
         for salt in itertools.count(first):
-            watched.ask(tenant, salt, stream=True)
-            watched.ask(tenant, salt)
+            watched.complete(tenant, salt, stream=True)
+            watched.complete(tenant, salt)
             if is_over.is_set():
                 return
 
@@ -145,7 +147,7 @@ def load(watched: Watched) -> None:
     for thread in threads:
         thread.start()
     for salt in range(6):
-        watched.ask("slow", salt, max_tokens=4)
+        watched.complete("slow", salt, max_tokens=4)
     try:
         until(lambda: seen_twice(watched.server), "figures of all processes that have grown")
     finally:
@@ -155,7 +157,7 @@ def load(watched: Watched) -> None:
 
 
 def seen_twice(server: Prometheus) -> bool:
-    """Finished requests and steps of either worker grew from one scrape to another."""
+    """Return whether finished requests and steps of either worker grew from one scrape to another."""
     grown = server.query("increase(tandem_steps_total[1m]) > 0")
     workers = {dict(labels)["worker"] for labels in grown}
     paths = server.query("increase(tandem_placements_total[1m]) > 0")
@@ -176,28 +178,34 @@ def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Pat
                 until(lambda: server.value("sum(up)") == 4, "four targets that are up")
                 begin(watched)
                 load(watched)
-                asked = sum(found.total() for found in watched.statuses.values())
-                until(lambda: server.value("sum(tandem_requests_total)") == asked, "a scrape of all that was asked")
+                num_requests = sum(found.total() for found in watched.statuses.values())
+                until(
+                    lambda: server.value("sum(tandem_requests_total)") == num_requests, "a scrape of all that was asked"
+                )
                 # A rate is of two scrapes, and asked for each second between them.
                 until(lambda: server.value("min(count_over_time(tandem_requests_total[1m]))") > 2, "two more")
                 yield watched
 
 
 def begin(watched: Watched) -> None:
-    """What only an idle cluster does for certain: a prompt that the decode worker alone holds is read from there by the
-    prefill worker, and a short one is not worth a split."""
-    watched.ask("whole", 1, prompt=prompt(4000, 1))
+    """Cause what only an idle cluster does reliably: the prefill worker fetches a prompt that only the decode worker
+    has cached, and a short prompt is not disaggregated.
+    """
+    watched.complete("whole", 1, prompt=prompt(4000, 1))
     until(lambda: watched.server.value("tandem_prefix_index_blocks") >= 240, "an index that knows the prompt")
-    watched.ask("split", 1, prompt=prompt(4000, 1))
-    until(lambda: "local;reason=" in watched.ask("either", 2, prompt=[3, 4, 5], max_tokens=2), "a reason not to split")
+    watched.complete("split", 1, prompt=prompt(4000, 1))
+    until(
+        lambda: "local;reason=" in watched.complete("either", 2, prompt=[3, 4, 5], max_tokens=2),
+        "a reason not to split",
+    )
 
 
-def test_all_processes_are_scraped_and_told_apart(watched: Watched) -> None:
+def test_all_processes_are_scraped_under_distinct_labels(watched: Watched) -> None:
     targets = watched.server.get("targets")["activeTargets"]
     assert [target["lastError"] for target in targets] == 4 * [""]
     labels = [target["labels"] for target in targets]
-    told = {(found["job"], found.get("worker"), found.get("pool"), found.get("model")) for found in labels}
-    assert told == {
+    targets = {(found["job"], found.get("worker"), found.get("pool"), found.get("model")) for found in labels}
+    assert targets == {
         ("tandem-gateway", None, None, None),
         ("tandem-planner", None, None, None),
         ("tandem-worker", "p", "prefill", "tiny"),
@@ -205,7 +213,7 @@ def test_all_processes_are_scraped_and_told_apart(watched: Watched) -> None:
     }
 
 
-def test_figures_are_what_clients_saw(watched: Watched) -> None:
+def test_metrics_equal_what_clients_saw(watched: Watched) -> None:
     server = watched.server
     assert server.value('sum(tandem_requests_total{outcome="finished"})') == watched.num(200) > 0
     assert server.value('sum(tandem_requests_total{outcome="quota_exceeded"})') == watched.num(429) > 0
@@ -257,10 +265,10 @@ def test_variables_offer_what_there_is(watched: Watched, name: str, expected: se
 
 
 def test_exemplars_lead_to_traces(watched: Watched) -> None:
-    """Those of the first token are of requests whose root span was sent."""
+    """The exemplars of the first token belong to requests whose root span was sent."""
     now = watched.server.value("time()")
-    asked = "gen_ai_server_time_to_first_token_seconds_bucket"
-    found = watched.server.get("query_exemplars", query=asked, start=str(now - 600), end=str(now))
+    series_name = "gen_ai_server_time_to_first_token_seconds_bucket"
+    found = watched.server.get("query_exemplars", query=series_name, start=str(now - 600), end=str(now))
     traces = {one["labels"]["trace_id"] for series in found for one in series["exemplars"]}
     assert traces
     watched.receiver.wait(lambda receiver: traces <= {span.trace_id.hex() for _, span in receiver.spans})

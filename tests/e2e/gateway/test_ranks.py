@@ -1,5 +1,6 @@
-"""A worker whose model runs on two ranks, behind a real gateway: the tokens of one rank, and what is left of requests,
-processes and files when one of the ranks dies."""
+"""Test a worker whose model runs on two ranks, behind a real gateway: it returns the tokens of one rank, and requests,
+processes and files are cleaned up when a rank dies.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def running(tmp_path: Path, redis_url: str, model: Path, monkeypatch: pytest.Mon
 
 
 def follower_of(worker: Worker) -> int:
-    """The process of its second rank."""
+    """Return the process of the worker's second rank."""
     for entry in Path("/proc").iterdir():
         try:
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
@@ -54,8 +55,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def ask_all(url: str) -> list[str]:
-    """At once, so that they share steps."""
+def complete_all(url: str) -> list[str]:
+    """Send all requests at once, so that they share steps."""
     with ExitStack() as stack:
         posts = [
             stack.enter_context(Post(url, completion(length, 900 + length, 24, cache_salt="all"))) for length in PROMPTS
@@ -68,7 +69,7 @@ def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: 
     gateway.wait_ready()
     ranked.wait_ready()
     gateway.wait_serving()
-    by_two = ask_all(gateway.url)
+    by_two = complete_all(gateway.url)
     until(ranked.is_idle, "an idle worker")
     body = completion(20, 950, 800)
     with Post(gateway.url, body | {"stream": True}) as post:
@@ -80,7 +81,7 @@ def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: 
         answer = post.finish()
     assert answer.error() is None and answer.about()["attempts"] == 2, answer.about()
     assert ranked.wait() == 1 and "rank 1 is gone" in ranked.log and "Traceback" not in ranked.log
-    assert ask_all(gateway.url) == by_two
+    assert complete_all(gateway.url) == by_two
     with Post(gateway.url, body) as post:
         assert post.finish().text() == answer.text()
     until(alone.is_idle, "an idle worker")
@@ -100,7 +101,7 @@ def test_the_second_rank_ends_with_the_first(running: Cluster) -> None:
 
 @pytest.mark.nightly
 def test_a_rank_that_stands_still_costs_its_worker(running: Cluster) -> None:
-    """Within `step_stall_s`, although its process lives."""
+    """The stop is noticed within `step_stall_s`, although the process lives."""
     gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED, "--step-stall-s", "5")
     gateway.wait_ready()
     ranked.wait_ready()

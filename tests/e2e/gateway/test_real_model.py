@@ -1,5 +1,6 @@
-"""The real model behind a gateway, with KV moved by the default transport: an answer that makes sense, one in a form,
-and a call; never how good they are."""
+"""Test the real model behind a gateway with KV over the default transport: a sensible answer, a structured one, and a
+tool call.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
 
 @pytest.mark.parametrize("temperature", [1.2, pytest.param(0.0, marks=pytest.mark.nightly)])
 def test_an_object_of_a_schema(client: openai.OpenAI, temperature: float) -> None:
-    ask: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Describe a person from Lyon as JSON."}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
@@ -75,10 +76,10 @@ def test_an_object_of_a_schema(client: openai.OpenAI, temperature: float) -> Non
         "temperature": temperature,
         "seed": 4,
     }
-    whole = client.chat.completions.create(**ask).choices[0]
+    whole = client.chat.completions.create(**options).choices[0]
     assert whole.finish_reason == "stop"
     jsonschema.validate(json.loads(whole.message.content or ""), PERSON)
-    chunks = client.chat.completions.create(stream=True, **ask)
+    chunks = client.chat.completions.create(stream=True, **options)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.message.content
 
@@ -94,7 +95,7 @@ def test_an_object_of_a_schema(client: openai.OpenAI, temperature: float) -> Non
     ids=str,
 )
 def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
-    ask: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
         "tools": TOOLS,
@@ -103,7 +104,7 @@ def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, parallel: 
         "max_tokens": 300,
         "temperature": 0,
     }
-    whole = client.chat.completions.create(**ask).choices[0]
+    whole = client.chat.completions.create(**options).choices[0]
     calls = [call.function for call in whole.message.tool_calls or []]
     assert whole.finish_reason == "tool_calls"
     assert whole.message.content is None
@@ -112,7 +113,7 @@ def test_a_call_that_must_be_made(client: openai.OpenAI, choice: Any, parallel: 
         assert call.name in ("get_weather", "get_time") if choice == "required" else call.name == "get_time"
         jsonschema.validate(json.loads(call.arguments), PLACE)
     names, arguments = list[str](), list[str]()
-    chunks: Any = client.chat.completions.create(stream=True, **ask)
+    chunks: Any = client.chat.completions.create(stream=True, **options)
     for chunk in chunks:
         for piece in chunk.choices[0].delta.tool_calls or [] if chunk.choices else []:
             if piece.function.name:
@@ -128,9 +129,9 @@ def test_the_capital_of_france(client: openai.OpenAI) -> None:
         model=MODEL, messages=CHAT, max_tokens=24, temperature=0  # type: ignore[arg-type]
     )  # fmt: skip
     assert whole.headers["x-tandem-path"] == "remote"
-    said = whole.parse().choices[0]
-    assert "Paris" in (said.message.content or "")
-    assert said.finish_reason == "stop", "the model ends its answer itself"
+    choice = whole.parse().choices[0]
+    assert "Paris" in (choice.message.content or "")
+    assert choice.finish_reason == "stop", "the model ends its answer itself"
     chunks = client.chat.completions.create(
         model=MODEL,
         messages=CHAT,  # type: ignore[arg-type]
@@ -139,4 +140,4 @@ def test_the_capital_of_france(client: openai.OpenAI) -> None:
         stream=True,
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == said.message.content
+    assert text == choice.message.content

@@ -1,4 +1,6 @@
-"""Two gateways with quotas under load while their Redis is lost: no request fails, it is told, and all heals."""
+"""Test two gateways with quotas under load while their Redis is lost: no request fails, the loss is logged, and all
+recovers.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Worker, cl
 pytestmark = [pytest.mark.nightly, pytest.mark.redis, pytest.mark.timeout(240)]
 
 KEY = "tdm_acme"
-NUM_ASKED = 8
-"""Of each gateway while Redis is lost."""
+NUM_REQUESTS = 8
+"""Number of requests at each gateway while Redis is lost."""
 TENANTS = f"""tenants:
   acme: {{tokens_per_minute: 1000000000, max_concurrency: 100, keys: [{{hash: '{hash_text(key_digest(KEY))}'}}]}}
 """
@@ -31,7 +33,7 @@ TENANTS = f"""tenants:
 
 @dataclass
 class Load:
-    """One client of a gateway, which asks again and again. `statuses` of all that was answered."""
+    """Run one client of a gateway, which sends requests repeatedly. `statuses` are those of all answers."""
 
     gateway: Gateway
     salts: Iterator[int]
@@ -46,9 +48,9 @@ class Load:
                 self.statuses.append(answer.status_code)
 
     def wait_more(self) -> None:
-        """As many again as belong to a loss."""
-        least = len(self.statuses) + NUM_ASKED
-        until(lambda: len(self.statuses) >= least, f"{NUM_ASKED} answers of {self.gateway.name}")
+        """Wait for as many further answers as belong to a loss."""
+        least = len(self.statuses) + NUM_REQUESTS
+        until(lambda: len(self.statuses) >= least, f"{NUM_REQUESTS} answers of {self.gateway.name}")
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ class Rig:
     gateways: tuple[Gateway, Gateway]
 
     def metric(self, gateway: Gateway, name: str) -> float:
-        """Of all its series."""
+        """Return the sum over all series of a metric."""
         text = httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S, trust_env=False).text
         rows = (line.rsplit(" ", 1) for line in text.splitlines())
-        return sum(float(value) for told, value in rows if told.partition("{")[0] == name)
+        return sum(float(value) for series, value in rows if series.partition("{")[0] == name)
 
     def all_up(self) -> bool:
-        told = [not worker.describe().redis_problem for worker in self.workers]
-        return all(told) and all(self.metric(gateway, "tandem_redis_up") == 1 for gateway in self.gateways)
+        healthy = [not worker.describe().redis_problem for worker in self.workers]
+        return all(healthy) and all(self.metric(gateway, "tandem_redis_up") == 1 for gateway in self.gateways)
 
     @contextmanager
     def load(self) -> Iterator[list[Load]]:
@@ -100,8 +102,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Rig]:
         yield Rig(redis, running, workers, gateways)
         running.stop()
         assert {program.exit_code for program in running.programs} == {0}
-        told = [line for program in running.programs for line in program.log.splitlines()]
-        assert not [line for line in told if "Traceback" in line or "ERROR" in line]
+        log_lines = [line for program in running.programs for line in program.log.splitlines()]
+        assert not [line for line in log_lines if "Traceback" in line or "ERROR" in line]
 
 
 def words(gateway: Gateway) -> list[str]:
@@ -131,14 +133,16 @@ def test_no_request_fails_while_redis_is_lost_and_all_heals(rig: Rig, name: str)
     assert {status for load in loads for status in load.statuses} == {200}
     for gateway, had in zip(rig.gateways, errors, strict=True):
         assert rig.metric(gateway, "tandem_redis_errors_total") > had
-        told = words(gateway)[before[gateway.name] :]
-        assert len(told) == 2 and "Redis fails" in told[0] and "Redis answers again" in told[1], told
+        redis_lines = words(gateway)[before[gateway.name] :]
+        assert len(redis_lines) == 2 and "Redis fails" in redis_lines[0] and "Redis answers again" in redis_lines[1], (
+            redis_lines
+        )
     with rig.redis.client() as client:
         until(lambda: client.hlen("tandem:quota:{acme}:open") == 0, "quotas that are settled")
         until(lambda: client.hlen("{tandem:workers}:records") == 2, "both workers in the registry")
 
 
-def test_a_worker_that_came_while_redis_was_gone_is_found_and_who_started_then_says_what_it_waits_for(rig: Rig) -> None:
+def test_a_worker_started_without_redis_is_found_later_and_a_gateway_names_what_it_waits_for(rig: Rig) -> None:
     until(rig.all_up, "a Redis that all can use")
     rig.redis.stop()
     newcomer, late = rig.cluster.worker("new", "decode"), rig.cluster.gateway("late")

@@ -1,4 +1,4 @@
-"""Real processes that keep a secret or show certificates, and what an operator does to their workers by command."""
+"""Test real processes that share a secret or use certificates, and operator commands on their workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
 NUM_PROMPTS = 6
 
 
-def ask(gateway: Gateway, salt: int, max_tokens: int = 24) -> Answer:
+def complete(gateway: Gateway, salt: int, max_tokens: int = 24) -> Answer:
     with Post(gateway.url, completion(40, salt, max_tokens)) as post:
         return post.finish()
 
@@ -34,13 +34,13 @@ def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def load(gateway: Gateway, expected: dict[int, str]) -> Iterator[list[str]]:
-    """Requests one after another on three connections; yields what went wrong, which should be nothing."""
+    """Send requests one after another on three connections; yield the list of failures, which should stay empty."""
     wrong: list[str] = []
     is_over = threading.Event()
 
     def run(salt: int) -> None:
         while not is_over.is_set():
-            answer = ask(gateway, salt)
+            answer = complete(gateway, salt)
             if answer.status != 200 or answer.json()["choices"][0]["text"] != expected[salt]:
                 wrong.append(f"{answer.status}: {answer.json()}")
             salt = (salt + 1) % NUM_PROMPTS
@@ -64,7 +64,7 @@ def start(running: Cluster, trust: PeerAuth, *pools: tuple[str, str]) -> tuple[G
     for worker in workers.values():
         worker.trust = trust
     gateway.wait_serving()
-    until(lambda: ask(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
+    until(lambda: complete(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
     return gateway, workers
 
 
@@ -80,10 +80,10 @@ def test_a_cluster_with_a_secret_and_an_operator(tmp_path: Path, redis_url: str,
         pools = (("p", "prefill"), ("d", "decode"), ("e", "decode"))
         gateway, workers = start(running, trust, *pools)
         stranger = running.gateway("stranger", "--secret-file", str(wrong))
-        expected = {salt: ask(gateway, salt).json()["choices"][0]["text"] for salt in range(NUM_PROMPTS)}
+        expected = {salt: complete(gateway, salt).json()["choices"][0]["text"] for salt in range(NUM_PROMPTS)}
         assert len(set(expected.values())) == NUM_PROMPTS
         with load(gateway, expected) as failures:
-            _change_roles(here, workers, lambda: ask(gateway, 0).headers["x-tandem-path"])
+            _change_roles(here, workers, lambda: complete(gateway, 0).headers["x-tandem-path"])
             _rotate(secret, gateway)
         assert failures == []
         _drain_one(here, gateway, workers, wrong)
@@ -113,8 +113,8 @@ def _change_roles(here: tuple[str, ...], workers: dict[str, Worker], path: Calla
     assert all(row[5] == "live," for row in rows[1:])
     assert tandem("role", "e", "prefill", *here).stdout == "e: decode -> prefill (pool decode)\n"
     until(lambda: "e@" in workers["e"].log and "role prefill" in workers["e"].log, "a heartbeat's answer")
-    said = workers["e"].describe()
-    assert (said.pool, said.role) == ("decode", "prefill")
+    description = workers["e"].describe()
+    assert (description.pool, description.role) == ("decode", "prefill")
     tokens = workers["e"].describe().load
     assert not tokens.draining
     # The only other prefill worker now decodes: prompts can be computed on `e` alone.
@@ -128,13 +128,13 @@ def _change_roles(here: tuple[str, ...], workers: dict[str, Worker], path: Calla
 
 
 def _rotate(secret: Path, gateway: Gateway) -> None:
-    """All processes share the file here; each sees a change when it looks, and not at one moment."""
+    """All processes share the file here; each notices a change at its own poll."""
     for lines in ("s" * 64 + "\n" + "t" * 64, "t" * 64 + "\n" + "s" * 64):
         fresh = secret.with_suffix(".new")
         fresh.write_text(lines + "\n")
         fresh.replace(secret)
         for _ in range(4):
-            assert ask(gateway, 0).status == 200
+            assert complete(gateway, 0).status == 200
 
 
 def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worker], wrong: Path) -> None:
@@ -163,7 +163,7 @@ def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worke
 
 @pytest.mark.timeout(120)
 def test_a_cluster_with_certificates(tmp_path: Path, redis_url: str, model: Path) -> None:
-    """And a secret: each guards on its own, and both go together."""
+    """The cluster also has a secret: each guards on its own, and both work together."""
     secret = tmp_path / "secret"
     secret.write_text("s" * 64 + "\n")
     ours = Authority(tmp_path / "ours").issue("worker")
@@ -182,7 +182,7 @@ def test_a_cluster_with_certificates(tmp_path: Path, redis_url: str, model: Path
         for program in (*workers, gateway):
             program.wait_ready()
         gateway.wait_serving()
-        until(lambda: ask(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
+        until(lambda: complete(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
         assert [line.split()[5] for line in tandem("role", *here).stdout.splitlines()[1:]] == ["live,", "live,"]
         plain = tandem("role", *here[:6])
         assert [line.split()[5] for line in plain.stdout.splitlines()[1:]] == ["unreachable:", "unreachable:"]

@@ -1,5 +1,6 @@
-"""Two `tandem planner` programs on one RayCluster: one acts, and when it is killed the other does. The API server is a
-double, the workers only say how they are."""
+"""Test two `tandem planner` programs on one RayCluster: one acts, and when it is killed the other does. The API server
+is a double, and the workers only report their state.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ NAMESPACE = "two-planners"
 
 
 class Worker(WorkerServicer):
-    """It says how it is, and is empty as soon as it is drained."""
+    """Report a fixed state, and be empty as soon as it is drained."""
 
     def __init__(self, name: str, pool: str, host: str) -> None:
         self.ref = WorkerRef(WorkerId(name), Incarnation(1), f"{host}:0")
@@ -83,7 +84,7 @@ def world() -> Iterator[tuple[World, str]]:
 
 @pytest.fixture
 async def workers(world: tuple[World, str], redis_url: str) -> AsyncIterator[list[Worker]]:
-    """One in each pod, as registered as can be, and a gateway that is asked for nothing."""
+    """Register one worker in each pod, and a gateway without requests."""
     registry = WorkerRegistry(redis_url, NAMESPACE, ttl_s=600.0)
     board = DemandStore(redis_url, NAMESPACE, ttl_s=600.0)
     await board.publish(DemandRecord(gateway=GatewayId("g"), totals={"m": DemandTotals()}))
@@ -127,14 +128,14 @@ def start(
         program.stop()
 
 
-def told_first(program: Program) -> dict[str, Any]:
-    """The first plan that was decided."""
+def first_plan(program: Program) -> dict[str, Any]:
+    """Return the first plan that was decided."""
     out = program._process.stdout
     assert out is not None
     while True:
-        told: dict[str, Any] = json.loads(out.readline())
-        if "target" in told:
-            return told
+        plan: dict[str, Any] = json.loads(out.readline())
+        if "target" in plan:
+            return plan
 
 
 @pytest.mark.nightly
@@ -147,8 +148,8 @@ async def test_one_acts_and_when_it_is_killed_the_other_does(
     await eventually(lambda: cluster.replicas() == (1, 3))
     second = start("second", "--min-decode", "4")
     await asyncio.to_thread(second.wait_ready)
-    told = await asyncio.to_thread(told_first, second)
-    assert told["outcome"] == "standby" and not told["leads"], told
+    plan = await asyncio.to_thread(first_plan, second)
+    assert plan["outcome"] == "standby" and not plan["leads"], plan
     health = await asyncio.to_thread(httpx.get, f"http://{second.ready['metrics']}/health", trust_env=False)
     assert health.status_code == 200, "a planner that waits is well"
     assert [call.who for call in cluster.api.writes()] == [first.ready["planner"]]
@@ -160,6 +161,6 @@ async def test_one_acts_and_when_it_is_killed_the_other_does(
     await eventually(lambda: cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == cluster.holder)
     assert await asyncio.to_thread(second.stop) == 0
     assert cluster.api.get("leases", "tandem-planner")["spec"]["holderIdentity"] == "", "left to the next one at once"
-    said = await targets.read("m")
-    assert said is not None and said.replicas["decode"] >= 3
+    target = await targets.read("m")
+    assert target is not None and target.replicas["decode"] >= 3
     await targets.close()

@@ -1,4 +1,4 @@
-"""Makes a small random model with a small real tokenizer as a directory that any worker loads; never a reference."""
+"""Make a small random model with a small real tokenizer as a directory that any worker can load."""
 
 from __future__ import annotations
 

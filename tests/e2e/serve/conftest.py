@@ -1,4 +1,4 @@
-"""The one `tandem serve` that tests share; a test that ended it costs the next one a new start, never a failure."""
+"""Share one `tandem serve` among tests; after a test that ended it, the next one starts it again."""
 
 from __future__ import annotations
 

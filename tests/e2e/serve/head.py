@@ -1,5 +1,4 @@
-"""A Ray as KubeRay starts one in a pod, with its environment, told what to run through Serve's REST API as KubeRay
-tells it; never reaches inside."""
+"""Run Ray as KubeRay starts it in a pod, with its environment, and deploy through Serve's REST API as KubeRay does."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ HOST = "127.0.0.1"
 
 
 class Head:
-    """Its one node has `resources`. `proxy` is where Serve's proxy answers, once a document has been deployed."""
+    """Own a Ray cluster whose one node has `resources`. `proxy` is the address of Serve's proxy after a deployment."""
 
     def __init__(self, directory: Path, resources: str, environment: dict[str, str]) -> None:
         # Ray's sockets have long names under this one, and 107 bytes are all that they may have.
@@ -51,7 +50,7 @@ class Head:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """At once, workers included: nothing of it is left."""
+        """Kill everything at once, workers included."""
         tree = [process for process, _ in below(self._process.pid)]
         self._process.kill()
         self._process.wait()
@@ -59,20 +58,20 @@ class Head:
         self._sessions.cleanup()
 
     def deploy(self, document: dict[str, Any]) -> None:
-        """All of a `serveConfigV2`, which replaces what there was, with a port of this node; does not wait."""
-        told = document | {"http_options": {"host": HOST, "port": self._proxy_port}}
-        answer = httpx.put(self._api, json=told, timeout=END_S, trust_env=False)
+        """Deploy a whole `serveConfigV2`, which replaces the previous one, with a port of this node; do not wait."""
+        body = document | {"http_options": {"host": HOST, "port": self._proxy_port}}
+        answer = httpx.put(self._api, json=body, timeout=END_S, trust_env=False)
         assert answer.status_code == 200, answer.text
 
     def applications(self) -> dict[str, Any]:
-        """What Serve says of each."""
-        told = httpx.get(self._api, timeout=END_S, trust_env=False)
-        assert told.status_code == 200, told.text
-        applications: dict[str, Any] = told.json()["applications"]
+        """Return the state of each application as Serve reports it."""
+        response = httpx.get(self._api, timeout=END_S, trust_env=False)
+        assert response.status_code == 200, response.text
+        applications: dict[str, Any] = response.json()["applications"]
         return applications
 
     def wait_running(self, *names: str) -> None:
-        """Until these are as they were told to be. One that failed fails."""
+        """Wait until these applications run as deployed. A failed one fails the test."""
 
         def all_run() -> bool:
             found = self.applications()

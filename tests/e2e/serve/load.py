@@ -1,4 +1,4 @@
-"""Clients of one `tandem serve` that ask without a pause and compare every answer; never looks at its processes."""
+"""Run clients of one `tandem serve` that send requests without a pause and compare every answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NUM_TOKENS = 32
 
 
 class Load:
-    """Runs within its context. `num_answers` that were right, `problems` are all others."""
+    """Run clients within its context. `num_answers` counts the right answers, `problems` lists all others."""
 
     def __init__(self, served: Served) -> None:
         self.num_answers = 0
         self.problems: list[str] = []
         self._url = f"{served.url}/v1/chat/completions"
-        self._expected = [self._ask(question) for question in QUESTIONS]
+        self._expected = [self._answer_to(question) for question in QUESTIONS]
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._client, args=(n,)) for n in range(NUM_CLIENTS)]
@@ -40,13 +40,13 @@ class Load:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Every client gets its last answer."""
+        """Let every client receive its last answer."""
         self._is_over.set()
         for thread in self._threads:
             thread.join()
 
     def wait_answers(self, count: int) -> None:
-        """So many more."""
+        """Wait for `count` further answers."""
         until_count = self.num_answers + count
         until(lambda: self.num_answers >= until_count or self.problems, END_S, lambda: f"{self.num_answers} answers")
 
@@ -55,15 +55,15 @@ class Load:
         while not self._is_over.is_set():
             index = (index + 1) % len(QUESTIONS)
             try:
-                problem = None if self._ask(QUESTIONS[index]) == self._expected[index] else "another answer"
+                problem = None if self._answer_to(QUESTIONS[index]) == self._expected[index] else "another answer"
             except Exception as error:
                 problem = repr(error)
             with self._lock:
                 self.num_answers += problem is None
                 self.problems += [] if problem is None else [f"{QUESTIONS[index][:20]}: {problem}"]
 
-    def _ask(self, question: str) -> str:
-        """The streamed answer. Raises whatever keeps it from being whole."""
+    def _answer_to(self, question: str) -> str:
+        """Return the streamed answer. Raises the error that keeps it from being complete."""
         messages = [{"role": "user", "content": question}]
         body = {"model": MODEL, "temperature": 0, "max_tokens": NUM_TOKENS, "messages": messages, "stream": True}
         parts: list[str] = []

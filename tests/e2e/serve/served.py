@@ -1,4 +1,4 @@
-"""One `tandem serve` as a user starts it, and the processes that belong to it; never reaches inside."""
+"""Run one `tandem serve` as a user starts it, and track the processes that belong to it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ POLL_S = 0.1
 
 _T = TypeVar("_T")
 _Process = tuple[int, str]
-"""Process id and start time, which no later process has both of."""
+"""Process id and start time, which together identify a process for ever."""
 
 
 class Served:
-    """`said` is all that it has written, `seen` every process that was ever found below it."""
+    """Own a `tandem serve`. `output` is all that it has written, `seen` every process that was ever found below it."""
 
     def __init__(self, *flags: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
@@ -51,7 +51,7 @@ class Served:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whatever a test did: nothing of it is left."""
+        """Kill every process that is left, whatever the test did."""
         self.look()
         if self.process.poll() is None:
             self.process.kill()
@@ -62,19 +62,19 @@ class Served:
         self.process.stdout.close()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "".join(self._lines)
 
     def wait_ready(self) -> Served:
-        self.wait_said(r"Ctrl-C drains and stops.*\n")
-        self.url = re.findall(r"Tandem serves \S+ at (http://\S+)", self.said)[0]
+        self.wait_output(r"Ctrl-C drains and stops.*\n")
+        self.url = re.findall(r"Tandem serves \S+ at (http://\S+)", self.output)[0]
         self.look()
         return self
 
-    def wait_said(self, pattern: str) -> None:
-        """Until it has written something that matches."""
-        until(lambda: re.search(pattern, self.said) or self.process.poll() is not None, START_S, lambda: self.said)
-        assert re.search(pattern, self.said), self.said
+    def wait_output(self, pattern: str) -> None:
+        """Wait until the output matches the pattern."""
+        until(lambda: re.search(pattern, self.output) or self.process.poll() is not None, START_S, lambda: self.output)
+        assert re.search(pattern, self.output), self.output
 
     def wait_end(self) -> int:
         code = self.process.wait(END_S)
@@ -84,22 +84,22 @@ class Served:
     # ---- its processes
 
     def look(self) -> dict[_Process, str]:
-        """All processes below it now, with their command lines."""
+        """Return all processes below it now, with their command lines."""
         found = dict(below(self.process.pid))
         self.seen |= found.keys()
         return found
 
     def replica(self, pool: str) -> int | None:
-        """The process of the one worker of a pool."""
+        """Return the process of the only worker of a pool."""
         found = self.look().items()
         return next((pid for (pid, _), line in found if line.startswith("ray::") and f"tandem-{pool}" in line), None)
 
     def left(self) -> set[_Process]:
-        """Those seen that still live."""
+        """Return the seen processes that still live."""
         return {one for one in self.seen if _lives(one)}
 
     def wait_nothing_left(self, *but: str) -> None:
-        """`but`: names of processes that may take longer."""
+        """Wait until no process is left; `but` names processes that may take longer."""
 
         def lines() -> list[str]:
             found = [_command_line(pid).strip() for pid, _ in self.left()]
@@ -119,24 +119,24 @@ class Served:
             self._lines.append(line)
 
 
-def until(condition: Callable[[], _T], patience_s: float, told: Callable[[], str] = lambda: "") -> _T:
-    """The first true value of a condition; fails when it does not come."""
+def until(condition: Callable[[], _T], patience_s: float, report: Callable[[], str] = lambda: "") -> _T:
+    """Return the first true value of a condition; fail at the timeout."""
     deadline = time.monotonic() + patience_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited for {patience_s:g} s in vain: {told()}"
+        assert time.monotonic() < deadline, f"waited for {patience_s:g} s in vain: {report()}"
         time.sleep(POLL_S)
     return value
 
 
 def end(processes: Iterable[_Process]) -> None:
-    """Those that still live, at once."""
+    """Kill those of the processes that still live, at once."""
     for pid, start in processes:
         if _lives((pid, start)):
             os.kill(pid, signal.SIGKILL)
 
 
 def cpu_ticks(pid: int) -> int:
-    """Processor time a process has used, in clock ticks."""
+    """Return the processor time that a process has used, in clock ticks."""
     fields = _stat(pid)
     return int(fields[11]) + int(fields[12]) if fields else 0
 
@@ -147,7 +147,7 @@ def _lives(process: _Process) -> bool:
 
 
 def below(root: int) -> Iterator[tuple[_Process, str]]:
-    """The tree under a process, itself included."""
+    """Return the tree under a process, itself included."""
     parents = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     tree = {root}
     while grown := {pid for pid, stat in parents.items() if stat and int(stat[1]) in tree} - tree:
@@ -159,7 +159,7 @@ def below(root: int) -> Iterator[tuple[_Process, str]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """From the state on; empty for a process that is gone."""
+    """Return the fields of /proc/PID/stat from the state on; empty for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,5 +1,6 @@
-"""The chart's `serveConfigV2` deployed as KubeRay deploys it, with a gateway beside it: what it starts serves, is told
-apart, scales, is replaced and drains; what is wrong in it is told by Serve. Never how long anything takes."""
+"""Test the chart's `serveConfigV2` deployed as KubeRay deploys it, with a gateway beside it: its workers serve, scale,
+are replaced and drain, and Serve reports errors in it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ VALUES: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Pod:
-    """A Ray of one node whose environment is a pod's, and a gateway. `config` is the file mounted there."""
+    """Own a one-node Ray with a pod's environment, and a gateway. `config` is the file mounted there."""
 
     head: Head
     gateway: Gateway
@@ -60,8 +61,9 @@ class Pod:
         return self.directory / "run"
 
     def deploy(self, rack: str = "r1", others: Sequence[Any] = ()) -> None:
-        """What the chart has, with the model and the secret of the test, and `others` beside its applications. Both
-        pools share a node here, and so they share no ports."""
+        """Deploy the chart's document with the test's model and secret, and `others` beside its applications. Both
+        pools share a node here, so each has its own ports.
+        """
         document = render(VALUES).serve
         for application in document["applications"]:
             settings = application["args"]["settings"]
@@ -77,31 +79,33 @@ class Pod:
         self.head.deploy(document | {"applications": [*document["applications"], *others]})
 
     def records(self) -> dict[str, list[WorkerRecord]]:
-        """Of each pool that has one."""
+        """Return the registry records of each pool that has one."""
         found: dict[str, list[WorkerRecord]] = {}
         for record in asyncio.run(_registered(self.redis_url)):
             found.setdefault(record.pool, []).append(record)
         return found
 
-    def ask(self, salt: int) -> tuple[str, str]:
-        """The answer, and by which path it came."""
+    def complete(self, salt: int) -> tuple[str, str]:
+        """Return the answer and its path."""
         with Post(self.gateway.url, completion(24, salt, 8)) as post:
             answer = post.finish()
         assert answer.status == 200, answer.json()
         return answer.text(), answer.path
 
     def wait_remote(self) -> None:
-        until(lambda: self.ask(1)[1] == "remote", PATIENCE_S, lambda: self.gateway.log)
+        until(lambda: self.complete(1)[1] == "remote", PATIENCE_S, lambda: self.gateway.log)
 
     def wait_workers(self, num_prefill: int, num_decode: int) -> None:
-        """Until the gateway hears just so many."""
-        told = {"prefill": num_prefill, "decode": num_decode}
+        """Wait until the gateway has exactly these numbers of workers."""
+        expected_counts = {"prefill": num_prefill, "decode": num_decode}
 
-        def heard() -> bool:
+        def counts_match() -> bool:
             metrics = self.gateway.metrics()
-            return all(metrics.get(f'tandem_live_workers{{pool="{pool}"}}', 0) == n for pool, n in told.items())
+            return all(
+                metrics.get(f'tandem_live_workers{{pool="{pool}"}}', 0) == n for pool, n in expected_counts.items()
+            )
 
-        until(heard, PATIENCE_S, lambda: self.gateway.log)
+        until(counts_match, PATIENCE_S, lambda: self.gateway.log)
 
 
 async def _registered(redis_url: str) -> tuple[WorkerRecord, ...]:
@@ -146,7 +150,7 @@ def _gateway(programs: Cluster) -> Gateway:
     return gateway
 
 
-def test_workers_of_a_document_serve_and_say_where_they_are(pod: Pod) -> None:
+def test_workers_of_a_document_serve_and_advertise_their_place(pod: Pod) -> None:
     found = {role: record for role, (record,) in pod.records().items()}
     assert found.keys() == {"prefill", "decode"}
     for record in found.values():
@@ -157,7 +161,7 @@ def test_workers_of_a_document_serve_and_say_where_they_are(pod: Pod) -> None:
     assert {record.worker for record in found.values()} == set(read_run_files(pod.run_dir))
 
 
-def test_its_proxies_are_what_a_probe_of_kuberay_asks_for(pod: Pod) -> None:
+def test_the_proxies_answer_the_probes_of_kuberay(pod: Pod) -> None:
     assert httpx.get(f"{pod.head.proxy}/-/healthz", trust_env=False).text == "success"
     (record,) = pod.records()["decode"]
     answer = httpx.get(f"{pod.head.proxy}/tandem-decode", trust_env=False)
@@ -169,19 +173,19 @@ def application(name: str, **args: Any) -> dict[str, Any]:
     return {"name": f"tandem-{name}", "route_prefix": f"/tandem-{name}", "import_path": path, "args": args}
 
 
-def test_what_is_wrong_with_a_pool_is_told_by_serve_and_costs_the_others_nothing(pod: Pod) -> None:
+def test_serve_reports_a_broken_pool_and_the_others_keep_serving(pod: Pod) -> None:
     before = pod.records()
     nowhere = {"model": {"id": "/nowhere"}, "worker": {"pool": "mixed"}}
     others = [application("wrong", pol="wrong"), application("lost", pool="lost", settings=nowhere)]
 
-    def told() -> list[str]:
+    def failures() -> list[str]:
         found = pod.head.applications()
         lost = found["tandem-lost"]["deployments"].get("tandem-lost", {"message": ""})
         return [found["tandem-wrong"]["message"], lost["message"]]
 
     pod.deploy(others=others)
-    until(lambda: all(told()), PATIENCE_S, lambda: str(pod.head.applications()))
-    (wrong, lost) = told()
+    until(lambda: all(failures()), PATIENCE_S, lambda: str(pod.head.applications()))
+    (wrong, lost) = failures()
     assert "TandemError: args.pol: there is no such key" in wrong
     assert "TandemError: '/nowhere' is no alias" in lost
     assert pod.records() == before
@@ -189,21 +193,21 @@ def test_what_is_wrong_with_a_pool_is_told_by_serve_and_costs_the_others_nothing
     until(lambda: pod.head.applications().keys() == set(APPLICATIONS), PATIENCE_S)
 
 
-def test_a_pool_grows_and_shrinks_as_the_planner_says(pod: Pod) -> None:
-    expected = pod.ask(2)[0]
+def test_a_pool_scales_to_the_planners_target(pod: Pod) -> None:
+    expected = pod.complete(2)[0]
     (first,) = pod.records()["decode"]
-    asyncio.run(_say_target(pod.redis_url, {"prefill": 1, "decode": 2}))
+    asyncio.run(_set_target(pod.redis_url, {"prefill": 1, "decode": 2}))
     pod.wait_workers(1, 2)
     assert first in pod.records()["decode"], "what ran goes on"
-    assert pod.ask(2)[0] == expected
-    asyncio.run(_say_target(pod.redis_url, {"prefill": 1, "decode": 1}))
+    assert pod.complete(2)[0] == expected
+    asyncio.run(_set_target(pod.redis_url, {"prefill": 1, "decode": 1}))
     pod.wait_workers(1, 1)
     pod.head.wait_running(*APPLICATIONS)
     pod.wait_remote()
-    assert pod.ask(2)[0] == expected
+    assert pod.complete(2)[0] == expected
 
 
-async def _say_target(redis_url: str, replicas: dict[str, int]) -> None:
+async def _set_target(redis_url: str, replicas: dict[str, int]) -> None:
     targets = ReplicaTargets(redis_url, NAMESPACE)
     try:
         planner = PlannerId("test")
@@ -232,17 +236,17 @@ def test_a_pool_of_one_gets_its_next_worker_before_it_loses_the_last(pod: Pod) -
 
 
 def test_local_workers_drain_while_a_stream_runs_to_its_end(pod: Pod) -> None:
-    """Last: nobody serves after it."""
+    """Run as the last test, because no worker serves after it."""
     with Post(pod.gateway.url, completion(24, 3, LONG_ANSWER, stream=True)) as post:
         post.wait_events(3)
         drain = _tandem(pod, "drain", "--local", "--config", str(pod.config))
         until(lambda: _drains_and_runs(pod, "decode"), PATIENCE_S)
         answer = post.finish()
-    said = drain()
+    output = drain()
     assert answer.error() is None
     assert next(event["choices"][0]["finish_reason"] for event in answer.events()[::-1] if _ends(event)) == "length"
     ids = sorted(worker.id for worker in read_run_files(pod.run_dir))
-    assert sorted(said.splitlines()) == [f"{worker} takes no new work, nothing is left" for worker in ids]
+    assert sorted(output.splitlines()) == [f"{worker} takes no new work, nothing is left" for worker in ids]
     assert len(ids) == 2
 
 
@@ -251,7 +255,7 @@ def _ends(event: Any) -> bool:
 
 
 def _drains_and_runs(pod: Pod, pool: str) -> bool:
-    """By the metrics of its worker, where a gateway says that they are."""
+    """Return whether the pool's worker drains and runs one request, by its metrics at the gateway's target address."""
     targets = httpx.get(f"{pod.gateway.url}/metrics/targets", trust_env=False).json()
     (address,) = (target for one in targets if one["labels"]["pool"] == pool for target in one["targets"])
     seen = Scrape.of(address)
@@ -259,7 +263,7 @@ def _drains_and_runs(pod: Pod, pool: str) -> bool:
 
 
 def _tandem(pod: Pod, *arguments: str) -> Callable[[], str]:
-    """What the command says in the pod, when it has ended well."""
+    """Return the command's output in the pod after a successful end."""
     environment = {
         "TANDEM_CLUSTER__SECRET_FILE": str(pod.directory / "secret"),
         "TANDEM_WORKER__RUN_DIR": str(pod.run_dir),
@@ -269,8 +273,8 @@ def _tandem(pod: Pod, *arguments: str) -> Callable[[], str]:
     started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def end() -> str:
-        said = started.communicate(timeout=PATIENCE_S)[0]
-        assert started.returncode == 0, said
-        return said
+        output = started.communicate(timeout=PATIENCE_S)[0]
+        assert started.returncode == 0, output
+        return output
 
     return end

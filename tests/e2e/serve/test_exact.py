@@ -1,5 +1,6 @@
-"""What `tandem serve` answers against transformers on the CPU, in float32: greedy tokens and their logprobs, a prefix
-hit, seeded draws; on the CPU, and where there is a GPU on two workers that share it. Never what an answer means."""
+"""Test the answers of `tandem serve` against transformers in float32: greedy tokens and their logprobs, a prefix hit,
+and seeded samples; on the CPU, and where there is a GPU on two workers that share it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 _OUTPUTS = 24
 _LONGEST = 700
-"""Tokens of a prompt: longer than a chunk, short enough for one thread."""
+"""Longest prompt in tokens: longer than a chunk, short enough for one thread."""
 _SEEDED = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}
 _PATIENCE_S = 90.0
 
@@ -46,13 +47,13 @@ def reference() -> Iterator[Reference]:
 
 
 @pytest.fixture(scope="module")
-def asked(reference: Reference) -> list[list[int]]:
+def short_prompts(reference: Reference) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(reference.directory / "tokenizer.json"))
     return [prompt for prompt in prompts(tokenizer) if len(prompt) <= _LONGEST]
 
 
 def _complete(served: Served, prompt: Sequence[int], **options: object) -> dict[str, Any]:
-    """The answer, which must have gone through both workers."""
+    """Return the answer after checking that it went through both workers."""
     body = {"model": REAL_MODEL, "prompt": list(prompt), "max_tokens": _OUTPUTS, "temperature": 0, "ignore_eos": True}
     body |= {"return_token_ids": True, "logprobs": 0}
     answer = httpx.post(f"{served.url}/v1/completions", json=body | options, timeout=_PATIENCE_S)
@@ -70,18 +71,20 @@ def _check_logprobs(reference: Reference, prompt: Sequence[int], choice: dict[st
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=NEAR_TIE)
 
 
-def test_greedy_tokens_equal_transformers(running: Served, reference: Reference, asked: list[list[int]]) -> None:
+def test_greedy_tokens_equal_transformers(
+    running: Served, reference: Reference, short_prompts: list[list[int]]
+) -> None:
     ties = []
-    for prompt in asked:
+    for prompt in short_prompts:
         choice = _complete(running, prompt)["choices"][0]
         ties += check_greedy(reference, prompt, choice["token_ids"])
         _check_logprobs(reference, prompt, choice)
-    assert len(asked) > 20 and max(map(len, asked)) == _LONGEST
+    assert len(short_prompts) > 20 and max(map(len, short_prompts)) == _LONGEST
     assert len(ties) <= 2, [str(tie) for tie in ties]
 
 
-def test_a_prefix_hit_changes_nothing(running: Served, reference: Reference, asked: list[list[int]]) -> None:
-    prompt = [*reversed(asked[-1])]
+def test_a_prefix_hit_changes_nothing(running: Served, reference: Reference, short_prompts: list[list[int]]) -> None:
+    prompt = [*reversed(short_prompts[-1])]
     first, again = _complete(running, prompt), _complete(running, prompt)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > len(prompt) // 2
     check_greedy(reference, prompt, first["choices"][0]["token_ids"])
@@ -89,10 +92,10 @@ def test_a_prefix_hit_changes_nothing(running: Served, reference: Reference, ask
     _check_logprobs(reference, prompt, again["choices"][0])
 
 
-def test_seeded_draws_are_those_of_transformers_logits(
-    running: Served, reference: Reference, asked: list[list[int]]
+def test_seeded_samples_match_the_logits_of_transformers(
+    running: Served, reference: Reference, short_prompts: list[list[int]]
 ) -> None:
-    for seed, prompt in enumerate(asked[::4]):
+    for seed, prompt in enumerate(short_prompts[::4]):
         got = _complete(running, prompt, seed=seed, **_SEEDED)["choices"][0]["token_ids"]
         sampling = SamplingParams(max_tokens=_OUTPUTS, temperature=0.8, top_p=0.95, top_k=40, seed=seed)
         check_sampled(reference, prompt, got, sampling)

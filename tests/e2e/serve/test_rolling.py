@@ -1,5 +1,6 @@
-"""Serve replicas that end under load, killed or replaced one after the other as a new version is rolled out: every
-answer is that of an undisturbed run; never how long that takes."""
+"""Test Serve replicas that end under load, killed or replaced one by one as in a rollout: every answer equals that of
+an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ POOLS = ("decode", "prefill")
 
 
 def wait_replaced(served: Served, pool: str, before: int | None) -> None:
-    """Until another replica has taken its place, and the gateway knows it."""
-    until(lambda: served.replica(pool) not in (None, before), PATIENCE_S, lambda: served.said)
+    """Wait until another replica has replaced it, and the gateway knows the new one."""
+    until(lambda: served.replica(pool) not in (None, before), PATIENCE_S, lambda: served.output)
     live = f'tandem_live_workers{{pool="{pool}"}} 1'
     until(lambda: live in httpx.get(f"{served.url}/metrics").text, PATIENCE_S)
 
 
 def redeploy(served: Served, *pools: str) -> None:
-    """Serve ends each replica in order, and then begins another."""
-    served.wait_said(r"tandem role .*\n")
-    words = re.findall(r"tandem role (.*)\n", served.said)[0].split()
-    told = dict(zip(words[::2], words[1::2], strict=True))
+    """Let Serve stop each replica in order and then start another."""
+    served.wait_output(r"tandem role .*\n")
+    words = re.findall(r"tandem role (.*)\n", served.output)[0].split()
+    role_options = dict(zip(words[::2], words[1::2], strict=True))
     (address,) = {found for line in served.look().values() for found in re.findall(r"--gcs-address=(\S+)", line)}
-    rest = (told["--redis-url"], told["--namespace"], told["--secret-file"])
+    rest = (role_options["--redis-url"], role_options["--namespace"], role_options["--secret-file"])
     command = [sys.executable, "-m", "tests.e2e.serve.redeploy", address, *rest, *pools]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`tandem serve` from its first line to its end: it answers, heals, leaves nothing; never what happens inside."""
+"""Test `tandem serve` from start to end: it answers, recovers from killed workers, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 
 
 class Stream:
-    """A long streamed answer, read in a thread of its own."""
+    """Read a long streamed answer in a separate thread."""
 
     def __init__(self, served: Served, max_tokens: int) -> None:
         self.events: list[dict[str, object]] = []
@@ -59,26 +59,26 @@ class Stream:
 
 
 def wait_remote_answer(served: Served) -> None:
-    """Until a request goes the whole way again."""
+    """Wait until a request goes through both workers again."""
 
     def answered() -> bool:
         response = served.chat(FRANCE, max_tokens=4)
         return response.status_code == 200 and response.headers["x-tandem-path"] == "remote"
 
-    until(answered, PATIENCE_S, lambda: served.said)
+    until(answered, PATIENCE_S, lambda: served.output)
 
 
-def test_it_answers_from_two_workers(served: Served) -> None:
+def test_serve_answers_from_two_workers(served: Served) -> None:
     response = served.chat(FRANCE)
     assert response.status_code == 200, response.text
     assert "Paris" in response.json()["choices"][0]["message"]["content"]
     assert response.headers["x-tandem-path"] == "remote"
 
 
-def test_its_workers_believe_only_who_has_its_secret(served: Served, tmp_path: Path) -> None:
-    """The banner's last line lists them. The secret is where no other user sees it."""
-    served.wait_said(r"tandem role .*\n")
-    arguments = re.findall(r"tandem (role .*)\n", served.said)[0].split()
+def test_the_workers_accept_only_the_secret_of_their_serve(served: Served, tmp_path: Path) -> None:
+    """The banner's last line lists the arguments. The secret is where no other user sees it."""
+    served.wait_output(r"tandem role .*\n")
+    arguments = re.findall(r"tandem (role .*)\n", served.output)[0].split()
     command = [sys.executable, "-m", "tandem.cli", *arguments]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     rows = [line.split() for line in listed.stdout.splitlines()[1:]]
@@ -99,7 +99,7 @@ def test_its_workers_believe_only_who_has_its_secret(served: Served, tmp_path: P
     assert strange.stdout.count("unreachable: unauthenticated") == 2
 
 
-def test_it_streams_to_the_openai_client(served: Served) -> None:
+def test_serve_streams_to_the_openai_client(served: Served) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         chunks = client.chat.completions.create(
             model=client.models.list().data[0].id,
@@ -112,12 +112,12 @@ def test_it_streams_to_the_openai_client(served: Served) -> None:
     assert len([part for part in parts if part]) > 1
 
 
-def test_what_it_says_on_the_way_worries_nobody(served: Served) -> None:
-    ready = served.said.partition("Tandem serves")[0]
+def test_the_output_has_no_warnings(served: Served) -> None:
+    ready = served.output.partition("Tandem serves")[0]
     assert re.findall(r"WARN|ERROR|Traceback|raylet|namespace", ready) == []
     stages = [line.split()[2] for line in ready.splitlines() if re.match(r" +[\d.]+ s  ", line)]
     assert stages == ["redis", "model", "ray", "workers", "gateway", "ready"]
-    logs = re.findall(r"logs of the workers: (\S+)", served.said)
+    logs = re.findall(r"logs of the workers: (\S+)", served.output)
     texts = {path.name: path.read_text() for path in Path(logs[0]).glob("replica_*.log")}
     for pool in ("prefill", "decode"):
         assert any(pool in name and "serves smollm2-135m-instruct" in text for name, text in texts.items()), texts
@@ -128,13 +128,13 @@ def test_a_taken_port_is_refused_before_anything_starts(served: Served) -> None:
     port = served.url.rpartition(":")[2]
     with Served("--port", port) as second:
         assert second.wait_end() == 2
-        assert f"cannot listen on 127.0.0.1:{port}" in second.said and "--port" in second.said
-        assert "Traceback" not in second.said and "redis" not in second.said
+        assert f"cannot listen on 127.0.0.1:{port}" in second.output and "--port" in second.output
+        assert "Traceback" not in second.output and "redis" not in second.output
     assert served.chat(FRANCE, max_tokens=2).status_code == 200
 
 
 @pytest.mark.nightly
-def test_a_killed_prefill_worker_comes_back(served: Served) -> None:
+def test_a_killed_prefill_worker_is_restarted(served: Served) -> None:
     victim = served.replica("prefill")
     assert victim is not None
     before = cpu_ticks(victim)
@@ -145,12 +145,12 @@ def test_a_killed_prefill_worker_comes_back(served: Served) -> None:
         os.kill(victim, signal.SIGKILL)
         response = running.result(PATIENCE_S)
     assert response.status_code == 200, response.text
-    until(lambda: served.replica("prefill") not in (None, victim), PATIENCE_S, lambda: served.said)
+    until(lambda: served.replica("prefill") not in (None, victim), PATIENCE_S, lambda: served.output)
     wait_remote_answer(served)
 
 
 @pytest.mark.nightly
-def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None:
+def test_a_decode_worker_killed_during_decode_is_restarted(served: Served) -> None:
     victim = served.replica("decode")
     assert victim is not None
     stream = Stream(served, max_tokens=400)
@@ -158,7 +158,7 @@ def test_a_decode_worker_killed_in_mid_decode_comes_back(served: Served) -> None
     os.kill(victim, signal.SIGKILL)
     stream.wait_end()
     assert stream.is_done and stream.finish_reasons, stream.events[-2:]
-    until(lambda: served.replica("decode") not in (None, victim), PATIENCE_S, lambda: served.said)
+    until(lambda: served.replica("decode") not in (None, victim), PATIENCE_S, lambda: served.output)
     wait_remote_answer(served)
 
 
@@ -171,12 +171,12 @@ def test_a_signal_to_its_group_lets_a_stream_finish_and_leaves_nothing(served: S
     stream = Stream(served, max_tokens=40)
     stream.wait_events(3)
     served.look()
-    said_before = len(served.said)
+    num_chars_before = len(served.output)
     os.killpg(served.process.pid, number)
     stream.wait_end()
     assert stream.is_done and stream.finish_reasons in (["length"], ["stop"]), stream.events[-2:]
-    assert served.wait_end() == 0, served.said
-    assert re.findall(r"WARN|ERROR|Traceback|raylet|failed", served.said[said_before:]) == []
+    assert served.wait_end() == 0, served.output
+    assert re.findall(r"WARN|ERROR|Traceback|raylet|failed", served.output[num_chars_before:]) == []
     served.wait_nothing_left()
     assert not run_dir.exists()
 
@@ -185,11 +185,11 @@ def test_a_signal_to_its_group_lets_a_stream_finish_and_leaves_nothing(served: S
 @pytest.mark.parametrize(("stage", "number"), [("redis", signal.SIGINT), ("workers", signal.SIGTERM)])
 def test_a_signal_during_the_start_ends_it(stage: str, number: signal.Signals) -> None:
     with Served("--port", "0") as starting:
-        starting.wait_said(rf"  {stage} ")
+        starting.wait_output(rf"  {stage} ")
         starting.look()
         os.kill(starting.process.pid, number)
-        assert starting.wait_end() == 0, starting.said
-        assert "stopped before it was ready" in starting.said and "Traceback" not in starting.said
+        assert starting.wait_end() == 0, starting.output
+        assert "stopped before it was ready" in starting.output and "Traceback" not in starting.output
         starting.wait_nothing_left()
 
 

@@ -1,4 +1,4 @@
-"""Worker processes on a tiny model, without Redis and without a gateway program; never a fake."""
+"""Start worker processes on a tiny model, without Redis and without a gateway program."""
 
 from __future__ import annotations
 

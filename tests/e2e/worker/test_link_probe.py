@@ -1,5 +1,6 @@
-"""Worker processes that measure the links between them: over both transports, between one rank and two, and with one of
-them dead or stopped in the middle."""
+"""Test worker processes that measure the links between them: over both transports, between one rank and two, and with
+one worker dead or stopped in the middle.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def two(request: pytest.FixtureRequest, start: Start) -> Iterator[Two]:
         assert worker.stop() == 0, worker.log
 
 
-async def test_the_way_is_named_and_bytes_are_checked_and_nothing_is_left(two: Two) -> None:
+async def test_a_probe_names_the_link_checks_bytes_and_leaves_nothing(two: Two) -> None:
     producer, consumer = two
     async with Client(consumer.ref) as client, Client(producer.ref) as other:
         before = await client.books(), await other.books()
@@ -46,14 +47,14 @@ async def test_the_way_is_named_and_bytes_are_checked_and_nothing_is_left(two: T
         assert report.num_bytes >= 40 << 20 and report.seconds > 0 and not report.problem
         assert (await client.books(), await other.books()) == before, "no engine knows of it"
         await client.until(lambda: any(update.links for update in client.updates))
-        told = [link for update in client.updates for link in update.links]
-        assert report in told
+        links = [link for update in client.updates for link in update.links]
+        assert report in links
         described = await client.stub.Describe(pb.DescribeRequest())
-        assert list(described.links) == told[-1:]
+        assert list(described.links) == links[-1:]
 
 
 @pytest.mark.nightly
-async def test_what_went_over_tcp_is_seen_in_the_counters_of_the_network(
+async def test_bytes_sent_over_tcp_appear_in_the_network_counters(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
@@ -96,11 +97,11 @@ async def test_a_source_that_dies_in_the_middle_ends_it_once_and_leaves_nothing(
     async with Client(consumer.ref) as client:
         assert (await measure(client, producer.ref, 1 << 20)).report.num_bytes >= 1 << 20
         before = await client.books()
-        asked = asyncio.create_task(measure(client, producer.ref, 1 << 40))
+        measurement = asyncio.create_task(measure(client, producer.ref, 1 << 40))
         await asyncio.sleep(0.3)
-        assert not asked.done(), await asked
+        assert not measurement.done(), await measurement
         producer.signal(signal.SIGKILL)
-        reply = await asked
+        reply = await measurement
         assert reply.refusal.kind == "kv_lost", reply
         assert await client.books() == before
         new = start(f"dying-{kind}", "prefill", kind)

@@ -1,4 +1,4 @@
-"""Worker processes that plan their next step while one runs, as on a GPU: the tokens of one that does not."""
+"""Test that workers which plan their next step while one runs produce the same tokens as workers that do not."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 
 def _requests() -> list[Request]:
-    """Of all kinds of draws, with prompts of one step and of several."""
-    asked = [fresh_request(5 + 23 * i, 24) for i in range(2 * len(_SAMPLINGS))]
+    """Return requests with all kinds of sampling, and prompts of one step and of several."""
+    plain_requests = [fresh_request(5 + 23 * i, 24) for i in range(2 * len(_SAMPLINGS))]
     return [
-        replace(one, sampling=replace(one.sampling, **_SAMPLINGS[i % len(_SAMPLINGS)])) for i, one in enumerate(asked)
+        replace(one, sampling=replace(one.sampling, **_SAMPLINGS[i % len(_SAMPLINGS)]))
+        for i, one in enumerate(plain_requests)
     ]
 
 
-async def _told(client: Client, request: Request) -> list[Token]:
+async def _generated(client: Client, request: Request) -> list[Token]:
     key = await client.generate(request)
     assert isinstance(await client.end_of(key), Finished)
     return [event for event in client.events[key] if isinstance(event, Token)]
@@ -41,22 +42,24 @@ async def _told(client: Client, request: Request) -> list[Token]:
 
 @pytest.mark.nightly
 async def test_tokens_are_those_of_steps_one_by_one(start: Start) -> None:
-    """Requests at once at a worker whose steps overlap, others split between two of them, one of them cancelled."""
+    """Run requests at once on a worker with overlapping steps, others split between two workers, one of them
+    cancelled.
+    """
     deep = ("--plan-depth", "2")
     workers = start("plain", "mixed", "local"), *(start(name, "mixed", "local", *deep) for name in ("deep", "deeper"))
     async with AsyncExitStack() as stack:
         plain, one, two = [await stack.enter_async_context(Client(worker.ref)) for worker in workers]
         requests = _requests()
-        right = {request.id: [event.token for event in await _told(plain, request)] for request in requests}
+        right = {request.id: [event.token for event in await _generated(plain, request)] for request in requests}
         split, whole = requests[1::2], requests[::2]
         doomed = fresh_request(40, 3000)
         key = await one.generate(doomed)
         handed = [(request, (await hand_over(one, two, request))[0]) for request in split]
         await one.num_tokens(key, 5)
-        told = await asyncio.gather(*(_told(one, request) for request in whole))
+        outputs = await asyncio.gather(*(_generated(one, request) for request in whole))
         await one.cancel(key)
         assert await one.end_of(key) == Cancelled(key)
-        for request, events in zip(whole, told, strict=True):
+        for request, events in zip(whole, outputs, strict=True):
             assert [event.token for event in events] == right[request.id], request.sampling
         for request, name in handed:
             assert isinstance(await two.end_of(name), Finished)

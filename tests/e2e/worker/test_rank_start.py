@@ -1,4 +1,4 @@
-"""Ranks that do not come to serve: the first one says why, typed, and neither hangs nor leaves a process behind."""
+"""Test ranks that fail to start: the first rank reports a typed reason, and no process hangs or is left."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def launches(made: list[Any], config: Config) -> Launch:
     return launch
 
 
-def test_a_rank_that_cannot_load_says_why(config: Config, tmp_path: Path) -> None:
+def test_a_rank_that_cannot_load_reports_the_reason(config: Config, tmp_path: Path) -> None:
     made: list[RankChild] = []
     elsewhere = replace(config, model=replace(config.model, id=str(tmp_path / "none")))
     with pytest.raises(TandemError, match=r"rank 1: .*none") as caught:

@@ -1,5 +1,6 @@
-"""A worker of two ranks and one of one hand requests over to each other: the tokens of one worker, and what is left
-when a rank dies in the middle of a transfer."""
+"""Test hand-offs between a worker of two ranks and one of one rank: the tokens of one worker, and clean ends when a
+rank dies in the middle of a transfer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.e2e.worker.test_two_workers import fresh_request, half_computed, in_o
 
 @pytest.fixture(params=[pytest.param("local", marks=pytest.mark.nightly), "nixl"])
 def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
-    """Of one rank, and of two."""
+    """Start a worker of one rank, and one of two."""
     kind = request.param
     workers = start(f"one-{kind}", "mixed", kind), start(f"two-{kind}", "mixed", kind, "--tensor-parallel", "2")
     for worker in workers:

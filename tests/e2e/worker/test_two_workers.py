@@ -1,5 +1,6 @@
-"""One prefill and one decode process: the tokens of one, over both transports, and what is left when one of them dies,
-stops for a while, or is told to end."""
+"""Test one prefill and one decode process: the tokens of one worker, over both transports, and clean ends when one of
+them dies, stops for a while, or is told to stop.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _salts = itertools.count(1)
 
 @dataclass(slots=True)
 class Pair:
-    """Processes are shared by the tests of a module, and replaced by a test that has killed one."""
+    """Own processes shared by the tests of a module; a test that has killed one replaces it."""
 
     start: Start
     transport: str
@@ -49,7 +50,7 @@ class Pair:
             yield producer, consumer
 
     def replace(self, which: str) -> None:
-        """A new life under the old name."""
+        """Start a new incarnation under the old name."""
         old: WorkerProcess = getattr(self, which)
         old.stop()
         setattr(self, which, self.start(old.name, which, self.transport))
@@ -72,14 +73,14 @@ async def scrape(client: Client) -> Scrape:
 
 
 def fresh_request(num_prompt: int, max_tokens: int) -> Request:
-    """No two share a prefix, so that all KV has to be computed and moved."""
+    """Return requests of which no two share a prefix, so that all KV has to be computed and transferred."""
     salt = next(_salts)
     prompt = [salt, *((i * 7 + salt) % 200 for i in range(num_prompt - 1))]
     return new_request(MODEL_NAME, prompt, max_tokens)
 
 
 async def in_one_place(client: Client, request: Request) -> list[int]:
-    """The tokens that one worker alone gives, whatever it has cached."""
+    """Return the tokens that one worker alone produces, whatever it has cached."""
     alone = replace(request, id=type(request.id)(f"{request.id}-alone"), cache_salt=f"alone-{request.id}")
     key = await client.generate(alone)
     assert isinstance(await client.end_of(key), Finished)
@@ -87,7 +88,7 @@ async def in_one_place(client: Client, request: Request) -> list[int]:
 
 
 async def half_computed(producer: Client) -> None:
-    """Until the producer has leased blocks and is still computing."""
+    """Wait until the producer has leased blocks and is still computing."""
     async with asyncio.timeout(20):
         while not (await producer.books()).num_leased_blocks:
             await asyncio.sleep(0.01)
@@ -109,7 +110,7 @@ async def test_split_in_two_the_tokens_are_the_same(pair: Pair, num_prompt: int)
         await consumer.settled()
 
 
-async def test_what_both_tell_at_metrics_adds_up(pair: Pair) -> None:
+async def test_the_metrics_of_both_workers_add_up(pair: Pair) -> None:
     async with pair.clients() as (producer, consumer):
         befores = [await scrape(client) for client in (producer, consumer)]
         key, _ = await hand_over(producer, consumer, fresh_request(100, 24))
@@ -143,7 +144,7 @@ def reference(tiny_directory: Path) -> Any:
 
 @pytest.mark.parametrize("max_tokens", [12, pytest.param(0, marks=pytest.mark.nightly)])
 async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, reference: Any, max_tokens: int) -> None:
-    """Although both workers have it cached; penalties look back over the hand-off."""
+    """Both workers have the prompt cached; penalties look back over the hand-off."""
     async with pair.clients() as (producer, consumer):
         request = fresh_request(100, 12)
         for client in (producer, consumer):
@@ -247,7 +248,7 @@ async def test_decode_killed_in_mid_transfer_gives_the_lease_back(pair: Pair) ->
 
 
 @pytest.mark.nightly
-async def test_a_prefill_worker_that_wakes_up_late_harms_nobody(pair: Pair) -> None:
+async def test_a_prefill_worker_resumed_late_harms_no_request(pair: Pair) -> None:
     async with pair.clients() as (producer, consumer):
         request = fresh_request(3000, 8)
         key, _ = await hand_over(producer, consumer, request)
@@ -270,7 +271,7 @@ async def test_a_prefill_worker_that_wakes_up_late_harms_nobody(pair: Pair) -> N
 
 
 @pytest.mark.nightly
-async def test_a_worker_that_is_told_to_end_finishes_what_runs(pair: Pair) -> None:
+async def test_a_worker_finishes_running_jobs_on_a_stop_signal(pair: Pair) -> None:
     async with pair.clients() as (producer, consumer):
         request = fresh_request(60, 100)
         expected = await in_one_place(producer, request)
@@ -301,7 +302,7 @@ async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
 
 
 async def fetch_prefix(consumer: Client, source: WorkerRef, request: Request) -> JobKey:
-    """Generate with a prefix that the source is thought to have."""
+    """Generate with a prefix that the source is predicted to have."""
     num_blocks = len(request.prompt_tokens) // 16
     prefix = RemotePrefix(handoff=HandoffId(f"loan-{request.id}"), source=source, num_blocks=num_blocks)
     job = GenerateJob(request=request, attempt=1, prefix=prefix)
@@ -313,9 +314,10 @@ def num_cached(client: Client, key: JobKey) -> int | None:
     return next(event.num_cached_tokens for event in client.events[key] if isinstance(event, Token))
 
 
-async def lend(producer: Client, consumer: Client, num_prompt: int) -> tuple[Request, JobKey, JobKey]:
-    """A request, and who computed and who read its prefix. Another one where the machine was so busy that the consumer
-    had reason to give the producer up: that a loan which may be given up is, is no failure."""
+async def fetch_between(producer: Client, consumer: Client, num_prompt: int) -> tuple[Request, JobKey, JobKey]:
+    """Return a request, its key, and which workers computed it and read its prefix. Another request is sent where the
+    machine was so busy that the consumer gave the producer up, which is no failure.
+    """
     for _ in range(5):
         request = fresh_request(num_prompt, 24)
         first = await producer.generate(request)
@@ -337,7 +339,7 @@ async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_s
     pair: Pair, num_prompt: int
 ) -> None:
     async with pair.clients() as (producer, consumer):
-        request, first, key = await lend(producer, consumer, num_prompt)
+        request, first, key = await fetch_between(producer, consumer, num_prompt)
         num_blocks = (num_prompt - 1) // 16
         pulled = consumer.pulled(key)
         assert pulled is not None and (pulled.num_blocks, pulled.source) == (num_blocks, pair.prefill.ref)
@@ -373,7 +375,7 @@ async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: 
 @pytest.mark.parametrize(
     "fate", ["evicts it", *(pytest.param(fate, marks=pytest.mark.nightly) for fate in ("stands still", "dies"))]
 )
-async def test_where_a_source_fails_the_job_is_computed(pair: Pair, fate: str) -> None:
+async def test_a_job_whose_source_fails_is_computed_locally(pair: Pair, fate: str) -> None:
     async with pair.clients() as (producer, consumer):
         request = fresh_request(1200, 8)
         if fate != "evicts it":
@@ -400,7 +402,7 @@ async def test_where_a_source_fails_the_job_is_computed(pair: Pair, fate: str) -
 
 
 async def works(pair: Pair) -> None:
-    """A hand-off between the two as they are now."""
+    """Run a hand-off between the two current processes."""
     async with pair.clients() as (producer, consumer):
         request = fresh_request(100, 8)
         key, _ = await hand_over(producer, consumer, request)
@@ -419,7 +421,7 @@ def test_a_model_that_is_not_there_is_one_line_and_a_status(tmp_path: Path) -> N
     assert "nowhere" in process.log and "Traceback" not in process.log
 
 
-async def test_choices_share_one_hand_off_and_each_is_what_a_request_of_its_own_draws(pair: Pair) -> None:
+async def test_choices_share_one_hand_off_and_equal_single_requests(pair: Pair) -> None:
     plain = fresh_request(50, 12)
     request = replace(plain, sampling=replace(plain.sampling, temperature=0.9, seed=7))
     async with pair.clients() as (producer, consumer):

@@ -1,4 +1,4 @@
-"""A small real tokenizer, a scripted dispatch, the app on a real server, and whole dispatchers; asserts nothing."""
+"""Provide a small real tokenizer, a scripted dispatch, the app on a real server, and whole dispatchers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TEMPLATE = (
 )
 _ALTERNATIVES = tuple((token, -0.5 - token) for token in range(42, 62))
 HEARTBEAT_S = 0.05
-"""A test that holds a stream back sees heartbeats soon; one that does not is over before."""
+"""Tests that hold a stream back see heartbeats soon; tests that do not hold it back end before the first one."""
 Step = Token | PromptLogprobs | Finished | Exception | asyncio.Event
 
 
@@ -97,16 +97,16 @@ def make_text(tokenizer: Tokenizer) -> Callable[..., TextModel]:
 
 
 class ScriptedStream:
-    """Yields its steps in order: events are yielded, exceptions raised, and an asyncio.Event is waited for."""
+    """Yield scripted steps in order: events are yielded, exceptions raised, and an asyncio.Event is awaited."""
 
     has_more = False
     num_attempts = 1
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {"prefill": "p1", "decode": "d1"}
 
-    def __init__(self, steps: Sequence[Step], path: str = "remote", standing: RateLimitStatus | None = None) -> None:
+    def __init__(self, steps: Sequence[Step], path: str = "remote", rate_limits: RateLimitStatus | None = None) -> None:
         self.path = path
-        self.standing = standing or RateLimitStatus()
+        self.standing = rate_limits or RateLimitStatus()
         self.finished_choices: list[int] = []
         self.num_closes = 0
         self.closed = threading.Event()
@@ -125,14 +125,14 @@ class ScriptedStream:
         self.finished_choices.append(choice)
 
     async def aclose(self) -> None:
-        # A cancellation that came through to here would show as a close that is not finished.
+        # A cancellation that reached this point would show as a close that did not finish.
         await asyncio.sleep(0)
         self.num_closes += 1
         self.closed.set()
 
 
 class Endless(ScriptedStream):
-    """The same token for ever, with alternatives for who asks; `num_given` counts."""
+    """Yield the same token for ever, with alternatives if the request wants them; `num_given` counts the tokens."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -142,12 +142,12 @@ class Endless(ScriptedStream):
         while True:
             yield Token(JobKey(RequestId("r"), 1), self.num_given, SampledToken(42, -0.5, _ALTERNATIVES))
             self.num_given += 1
-            # Others have their turn even where nobody takes what is given.
+            # Let other tasks run even where nobody consumes the tokens.
             await asyncio.sleep(0)
 
 
 class ScriptedDispatch:
-    """Opens what `script` answers; a test sets it before its request."""
+    """Open whatever `script` returns for a request; a test sets `script` before its request."""
 
     def __init__(self, models: list[ServedModel]) -> None:
         self.all_models = models
@@ -202,7 +202,7 @@ class ScriptedDispatch:
 
 
 class Front:
-    """Both fronts on ports of this machine, their one dispatch, and helpers to script it."""
+    """Own both front ends on local ports, their one dispatch, and helpers to script it."""
 
     def __init__(
         self, dispatch: ScriptedDispatch, tokenizer: Tokenizer, door: Authenticator | None = None, **config: Any
@@ -222,7 +222,7 @@ class Front:
         return f"http://127.0.0.1:{self.port}"
 
     def stream(self, *steps: Step | str | int, path: str = "remote") -> ScriptedStream:
-        """A stream of steps, where a string stands for its tokens and an int for a token id."""
+        """Queue a stream of steps, where a string stands for its tokens and an int for a token id."""
         out: list[Step] = []
         key, count = JobKey(request="r", attempt=1), 0  # type: ignore[arg-type]
         for step in steps:
@@ -238,12 +238,12 @@ class Front:
         self.dispatch.script = lambda request: stream
         return stream
 
-    def instant(self, text: str = "Paris 你好 😀.", standing: RateLimitStatus | None = None) -> list[ScriptedStream]:
-        """Every request is answered at once; returns the streams as they are opened."""
+    def instant(self, text: str = "Paris 你好 😀.", rate_limits: RateLimitStatus | None = None) -> list[ScriptedStream]:
+        """Answer every request at once; return the list to which each opened stream is added."""
         opened: list[ScriptedStream] = []
 
         def script(request: Request) -> ScriptedStream:
-            opened.append(ScriptedStream(instant_events(request, self.ids(text)), standing=standing))
+            opened.append(ScriptedStream(instant_events(request, self.ids(text)), rate_limits=rate_limits))
             return opened[-1]
 
         self.dispatch.script = script
@@ -315,14 +315,14 @@ def front(running_front: Front) -> Front:
 
 @pytest.fixture(scope="package")
 def channel(running_front: Front) -> Iterator[grpc.Channel]:
-    """Without `front`, nothing is scripted."""
+    """Connect to the gRPC front end. Without the `front` fixture nothing is scripted."""
     with grpc.insecure_channel(f"127.0.0.1:{running_front.grpc_port}", options=channel_options()) as channel:
         yield channel
 
 
 @pytest.fixture
 def stub(front: Front, channel: grpc.Channel) -> Any:
-    """Made for asynchronous calls by its types, but not by its code."""
+    """Return a stub whose type hints are those of asynchronous calls, although its code is synchronous."""
     return InferenceStub(channel)  # type: ignore[arg-type]
 
 

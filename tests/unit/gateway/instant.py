@@ -1,4 +1,4 @@
-"""Answers every request at once, as a worker would that always says the same; never a model."""
+"""Answer every request at once, like a worker that always produces the same output, without a model."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from tandem.core.ids import JobKey
 from tandem.core.request import Request
 
 END = 1
-"""The end of sequence of the tests' tokenizer."""
+"""The end-of-sequence token of the tests' tokenizer."""
 NUM_CACHED = 2
 LOGPROB, PROMPT_LOGPROB = -0.5, -1.25
 Event = Token | PromptLogprobs | Finished
 
 
-def instant_events(request: Request, saying: Sequence[int]) -> list[Event]:
-    """Each choice says `saying`, after its own number as many times the first token of it, token by token in turns.
-    Scores of the prompt come in two pieces that overlap. What is longer than `max_tokens` is cut."""
+def instant_events(request: Request, output_tokens: Sequence[int]) -> list[Event]:
+    """Return the events of all choices: choice n is `output_tokens` after n copies of its first token, and the choices
+    take turns token by token. Scores of the prompt arrive in two overlapping pieces. Output beyond `max_tokens` is
+    cut off.
+    """
     events: list[Event] = [*_scores(request)]
-    plans = [[saying[0]] * choice + [*saying, END] for choice in range(request.num_choices)]
+    plans = [[output_tokens[0]] * choice + [*output_tokens, END] for choice in range(request.num_choices)]
     limit = request.sampling.max_tokens
     outputs = [plan[:limit] for plan in plans]
     for index in range(max(map(len, outputs), default=0)):
         for choice, output in enumerate(outputs):
             if index < len(output):
-                events.append(Token(_key(request, choice), index, _drawn(request, output[index])))
+                events.append(Token(_key(request, choice), index, _sampled(request, output[index])))
     for choice, (plan, output) in enumerate(zip(plans, outputs, strict=True)):
         reason = FinishReason.STOP if plan == output else FinishReason.LENGTH
         events.append(Finished(_key(request, choice), reason, len(output), NUM_CACHED))
@@ -36,7 +38,7 @@ def _key(request: Request, choice: int) -> JobKey:
     return JobKey(request.id, 1, choice)
 
 
-def _drawn(request: Request, token: int) -> SampledToken:
+def _sampled(request: Request, token: int) -> SampledToken:
     count = request.sampling.logprobs
     return SampledToken(token) if count is None else SampledToken(token, LOGPROB, _top(token, count, LOGPROB))
 

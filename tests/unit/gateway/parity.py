@@ -1,7 +1,7 @@
-"""Asks both fronts the same and puts their answers into one form; asserts nothing.
+"""Send the same request to both front ends and bring their replies into one form.
 
-A case is a JSON body as HTTP takes it. The request over gRPC is spelt from it here, by reading the proto's descriptor
-the other way round than the gateway does.
+A case is a JSON body as HTTP accepts it. The gRPC request is built from that body by reading the proto's descriptor in
+the direction opposite to the gateway's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ METHODS = {("chat", False): "Chat", ("chat", True): "StreamChat"} | {
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 TEXT = {"prompt": "The capital"}
 STREAM_FIELDS = ("stream", "stream_options")
-"""Over gRPC the method says so."""
+"""The JSON field `stream` is no proto field, because over gRPC the method decides it."""
 
 
 @dataclass(slots=True)
 class Choice:
-    """One choice as both fronts tell it. `logprobs` are (token, bytes or offset, logprob, alternatives)."""
+    """Hold one choice as both front ends report it. `logprobs` are (token, bytes or offset, logprob, alternatives)."""
 
     text: str = ""
     reasoning: str = ""
@@ -47,8 +47,9 @@ class Choice:
 
 @dataclass(slots=True)
 class Outcome:
-    """`error` is kind, message, parameter and type. `usage` are the tokens of prompt, answer, both, and cache. `timed`:
-    what a time is told of; the times themselves never are the same."""
+    """Hold one reply. `error` is kind, message, parameter and type. `usage` counts tokens of the prompt, the output,
+    both together, and the cached ones. `timed` names what was timed; the times themselves differ in each run.
+    """
 
     choices: dict[int, Choice] = field(default_factory=dict)
     prompt_logprobs: dict[int, Any] = field(default_factory=dict)
@@ -74,20 +75,22 @@ def whole_body(kind: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable(request: Request, seeded: bool) -> Request:
-    """Identities differ, and so do seeds that the gateway draws."""
+    """Drop request identities and, unless `seeded`, seeds: the gateway picks both at random."""
     sampling = request.sampling if seeded else replace(request.sampling, seed=0)
     return replace(request, id=RequestId("r"), sampling=sampling)
 
 
-def asked_both_ways(http: httpx.Client, stub: Any, kind: str, body: dict[str, Any], **metadata: str) -> list[Outcome]:
-    """HTTP whole, HTTP streamed, gRPC whole, gRPC streamed."""
+def send_over_both_protocols(
+    http: httpx.Client, stub: Any, kind: str, body: dict[str, Any], **metadata: str
+) -> list[Outcome]:
+    """Return the outcomes over HTTP whole, HTTP streamed, gRPC whole and gRPC streamed."""
     sent = {"x-request-id": "mine", **metadata}.items()
-    over_http = [ask_http(http, kind, body, stream, sent) for stream in (False, True)]
-    return over_http + [ask_grpc(stub, kind, body, stream, sent) for stream in (False, True)]
+    over_http = [send_http(http, kind, body, stream, sent) for stream in (False, True)]
+    return over_http + [send_grpc(stub, kind, body, stream, sent) for stream in (False, True)]
 
 
 def checked_times(timing: Mapping[str, float]) -> frozenset[str]:
-    """The names of what is timed, where that adds up."""
+    """Return the names of the timed stages after checking that they add up to the total."""
     stages = [value for name, value in timing.items() if name not in ("total_ms", "first_token_ms")]
     assert sum(stages) == pytest.approx(timing.get("total_ms", 0.0), abs=0.01)
     return frozenset(timing)
@@ -96,7 +99,7 @@ def checked_times(timing: Mapping[str, float]) -> frozenset[str]:
 # ---- HTTP
 
 
-def ask_http(client: httpx.Client, kind: str, body: Mapping[str, Any], stream: bool, headers: Any = ()) -> Outcome:
+def send_http(client: httpx.Client, kind: str, body: Mapping[str, Any], stream: bool, headers: Any = ()) -> Outcome:
     streamed = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     answer = client.post(PATHS[kind], json={**body, **streamed}, headers=dict(headers))
     outcome = Outcome(label=answer.headers["x-request-id"])
@@ -114,21 +117,21 @@ def ask_http(client: httpx.Client, kind: str, body: Mapping[str, Any], stream: b
     return outcome
 
 
-def _take_json(outcome: Outcome, kind: str, said: Any) -> None:
-    if "error" in said:
-        error = said["error"]
+def _take_json(outcome: Outcome, kind: str, reply: Any) -> None:
+    if "error" in reply:
+        error = reply["error"]
         outcome.error = (error["code"], error["message"], error["param"], error["type"])
         return
-    outcome.model = said["model"]
-    outcome.tier = said.get("service_tier") or ""
-    if "prompt_logprobs" in said:
-        outcome.prompt_logprobs[0] = said["prompt_logprobs"]
-    outcome.path = said.get("tandem", {}).get("path", outcome.path)
-    outcome.timed |= checked_times(said.get("tandem", {}).get("timing", {}))
-    if usage := said.get("usage"):
+    outcome.model = reply["model"]
+    outcome.tier = reply.get("service_tier") or ""
+    if "prompt_logprobs" in reply:
+        outcome.prompt_logprobs[0] = reply["prompt_logprobs"]
+    outcome.path = reply.get("tandem", {}).get("path", outcome.path)
+    outcome.timed |= checked_times(reply.get("tandem", {}).get("timing", {}))
+    if usage := reply.get("usage"):
         cached = usage["prompt_tokens_details"] and usage["prompt_tokens_details"]["cached_tokens"]
         outcome.usage = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"], cached)
-    for given in said["choices"]:
+    for given in reply["choices"]:
         choice = outcome.choice(given["index"])
         message = given.get("message") or given.get("delta") or {}
         choice.text += given.get("text") or message.get("content") or ""
@@ -157,7 +160,7 @@ def _json_logprobs(kind: str, logprobs: Mapping[str, Any]) -> list[tuple[Any, ..
 # ---- gRPC
 
 
-def ask_grpc(stub: Any, kind: str, body: Mapping[str, Any], stream: bool, metadata: Any = ()) -> Outcome:
+def send_grpc(stub: Any, kind: str, body: Mapping[str, Any], stream: bool, metadata: Any = ()) -> Outcome:
     request = spell({name: value for name, value in body.items() if name not in STREAM_FIELDS}, REQUESTS[kind]())
     outcome = Outcome()
     method = getattr(stub, METHODS[kind, stream])
@@ -172,9 +175,9 @@ def ask_grpc(stub: Any, kind: str, body: Mapping[str, Any], stream: bool, metada
     except grpc.RpcError as error:
         _take_error(outcome, error)
     else:
-        told = dict(call.initial_metadata())
-        outcome.label = told["x-request-id"]
-        assert outcome.path == told["x-tandem-path"]
+        initial_metadata = dict(call.initial_metadata())
+        outcome.label = initial_metadata["x-request-id"]
+        assert outcome.path == initial_metadata["x-tandem-path"]
     return outcome
 
 
@@ -227,7 +230,7 @@ def _proto_logprob(kind: str, entry: Any) -> tuple[Any, ...]:
 
 
 def _proto_prompt_scores(entry: Any) -> Any:
-    """As vLLM writes them: by token id, with the rank among the alternatives."""
+    """Return the scores in vLLM's form: by token id, with the rank among the alternatives."""
     if not entry.HasField("logprob"):
         return None
     ranks = {other.token_id: rank for rank, other in enumerate(entry.top_logprobs, start=1)}
@@ -238,7 +241,7 @@ def _proto_prompt_scores(entry: Any) -> Any:
 
 
 def _name(entry: Any) -> str:
-    """As OpenAI's completions call a token."""
+    """Return a token's name in the form of OpenAI's completions."""
     if "\ufffd" not in entry.token:
         return str(entry.token)
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.bytes)

@@ -1,4 +1,4 @@
-"""Records of answers that never were; asserts nothing."""
+"""Build request records for tests that need no real request."""
 
 from __future__ import annotations
 

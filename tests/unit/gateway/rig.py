@@ -1,4 +1,4 @@
-"""A request driver and its fleet over scripted workers, with short waits; never a real worker."""
+"""Run a request driver and its worker pool over scripted workers, with short waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ _numbers = itertools.count(1)
 
 
 class Rig:
-    """`workers` is what the registry lists, unless `registry_fails`. `left_over` says what the driver forgot."""
+    """Own a gateway under test. `workers` is what the registry lists, unless `registry_fails`; `left_over` returns
+    what the driver should have cleaned up.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Rig:
         quotas: Quotas | None = None,
         trust: PeerAuth | None = None,
         prefixes: KnownPrefixes = NO_PREFIXES,
-        promised: TransferConfig | None = None,
+        transfer: TransferConfig | None = None,
         **config: object,
     ) -> None:
         self.config = replace(GatewayConfig(), **config)  # type: ignore[arg-type]
@@ -53,8 +55,8 @@ class Rig:
         self.registry_fails = False
         self._bundle = bundle
         self.clock = clock = SystemClock()
-        trust, promised = trust or PeerAuth("g"), promised or TransferConfig()
-        self.fleet = WorkerPool(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust, promised)
+        trust, transfer = trust or PeerAuth("g"), transfer or TransferConfig()
+        self.fleet = WorkerPool(GatewayId("g"), self._discover, TextModels(), clock, self.config, trust, transfer)
         self.dispatch = RequestDriver(self.fleet, self.config, clock, quotas or NoQuotas(), prefixes=prefixes)
 
     async def start(self) -> None:
@@ -68,21 +70,21 @@ class Rig:
             await worker.stop()
 
     async def add(self, name: str, pool: str, *, works: bool = True, trust: PeerAuth | None = None) -> ScriptedWorker:
-        """A worker that takes every job. A probe through it moves its block, unless it does not work."""
+        """Start a worker that accepts every job. A probe through it transfers its block, unless `works` is false."""
         worker = ScriptedWorker(name, pool, self._bundle, trust=trust)
         worker.after_submit = lambda job: probe_events(job) if works and is_probe(job) else ()
         self.workers.append(await worker.start())
         return worker
 
     async def pair(self) -> tuple[ScriptedWorker, ScriptedWorker]:
-        """A prefill and a decode worker between which a block has moved."""
+        """Start a prefill and a decode worker between which a probe block has been transferred."""
         prefill, decode = await self.add("p", "prefill"), await self.add("d", "decode")
         await until(lambda: self.dispatch.ready() is None)
         await until(lambda: not self.left_over())
         return prefill, decode
 
     def look(self, worker: ScriptedWorker) -> WorkerLoad:
-        """What the gateway knows of a worker."""
+        """Return the load that the gateway knows of a worker."""
         return next(view.load for view in self.fleet.view().workers if view.ref == worker.ref)
 
     async def open(
@@ -107,7 +109,7 @@ class Rig:
         )
 
     async def running(self, num_choices: int = 1) -> ActiveRequest:
-        """A request that both workers have taken."""
+        """Open a request and wait until both workers have accepted it."""
         request = await self.open(num_choices=num_choices)
         await until(lambda: request.state.phase.name == "RUNNING")
         return request
@@ -123,7 +125,7 @@ class Rig:
 
 @asynccontextmanager
 async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Rig]]:
-    """Makes rigs. At the end no driver has a request or a task left."""
+    """Build rigs, and check at the end that no driver has a request or a task left."""
     monkeypatch.setattr(worker_pool, "DISCOVERY_PERIOD_S", 0.02)
     monkeypatch.setattr(worker_pool, "SEARCH_PERIOD_S", 0.01)
     monkeypatch.setattr(worker_pool, "PROBE_RETRY_S", 0.05)
@@ -161,7 +163,7 @@ def is_probe(job: Job) -> bool:
 
 
 def probe_events(job: Job) -> list[JobEvent]:
-    """What the two workers of a probe say when all goes well."""
+    """Return the events that the two workers of a successful probe publish."""
     if isinstance(job, PrefillJob):
         return [token(job.key, 0), Finished(job.key, None, 1, 0)]
     if isinstance(job, ResumeJob):
@@ -178,5 +180,5 @@ def pulled(key: JobKey) -> KVReceived:
 
 
 async def collect(request: ActiveRequest) -> list[int]:
-    """The indices of all tokens; raises what ends the request badly."""
+    """Return the indices of all tokens; raise the error that ends the request, if any."""
     return [event.index async for event in request if isinstance(event, Token)]

@@ -1,4 +1,4 @@
-"""A worker that does what a test says, over real gRPC on a port of this machine; never computes a token."""
+"""Serve the worker's gRPC API on a local port with scripted replies and no model."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ _incarnations = itertools.count(1)
 Answer = tuple[ErrorKind, str] | None
 
 BLOCK_SIZE = 8
-"""Tokens of a KV block, as every scripted worker says."""
+"""Tokens per KV block, as every scripted worker reports it."""
 
 
 class ScriptedWorker(WorkerServicer):
-    """`on_submit` answers a job: None takes it, else why not. `tell` sends events to whoever watches.
+    """Own one scripted worker. `on_submit` decides about a job: None accepts it, anything else is the reason of the
+    refusal. `publish` sends events to every open watch stream.
 
-    `role` is what the registry says of it. `mute` stops the stream's heartbeat; `seen` holds (verb, what) of all calls
-    in order. `links` go with each message of the stream; `on_measure` answers who asks for one.
+    `role` is the role in the worker's registry record. `mute` stops the stream's heartbeat; `seen` holds (verb,
+    subject) of all calls in order. `links` go with each message of the stream; `on_measure` answers link probes.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ScriptedWorker(WorkerServicer):
 
     # ---- what a test does
 
-    def tell(self, *events: JobEvent) -> None:
+    def publish(self, *events: JobEvent) -> None:
         assert self._streams, f"nobody watches {self.name}"
         self._streams[-1].put_nowait(events)
 
@@ -92,7 +93,7 @@ class ScriptedWorker(WorkerServicer):
         self._streams.clear()
 
     def verbs(self, request: str) -> list[str]:
-        """What was asked about a request, in order."""
+        """Return the verbs of all calls about a request, in order."""
         return [verb for verb, what in self.seen if request in str(what)]
 
     # ---- the service
@@ -125,7 +126,7 @@ class ScriptedWorker(WorkerServicer):
         else:
             events = self.after_submit(job)
             if events:
-                self.tell(*events)
+                self.publish(*events)
         return reply
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelReply:
@@ -167,7 +168,7 @@ class ScriptedWorker(WorkerServicer):
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> Any:
-    """Wait for a condition on what was seen."""
+    """Wait until a condition on what was seen holds, and return its value."""
     async with asyncio.timeout(PATIENCE_S):
         while not (found := condition()):
             await asyncio.sleep(0.005)

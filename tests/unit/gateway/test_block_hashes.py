@@ -1,4 +1,4 @@
-"""A prompt's blocks have the same names whether it is hashed at once or in slices, and nothing waits for long ones."""
+"""Test that a prompt's block hashes do not depend on slicing, and that long prompts do not block the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.gateway.prefix.block_hashes import SLICE_TOKENS, hash_prompt_blocks
 from tandem.kv.hashing import chain_hashes, root_hash
 
 
-def ask(num_tokens: int, salt: str = "") -> Request:
+def request_of(num_tokens: int, salt: str = "") -> Request:
     tokens = tuple(i * 31 % 997 for i in range(num_tokens))
     sampling = SamplingParams(max_tokens=1)
     return Request(id=RequestId("r"), model="m", prompt_tokens=tokens, sampling=sampling, cache_salt=salt)
@@ -20,8 +20,8 @@ def ask(num_tokens: int, salt: str = "") -> Request:
 
 @pytest.mark.parametrize("block_size", [8, 256])
 @pytest.mark.parametrize("more", [-1, 0, 1, 300, SLICE_TOKENS, 2 * SLICE_TOKENS + 7])
-async def test_slices_change_no_name(more: int, block_size: int) -> None:
-    request = ask(SLICE_TOKENS + more, "salt")
+async def test_hashing_in_slices_changes_no_block_hash(more: int, block_size: int) -> None:
+    request = request_of(SLICE_TOKENS + more, "salt")
     names = await hash_prompt_blocks(request, "f", block_size)
     root = root_hash("f", block_size, "salt")
     assert list(names) == chain_hashes(root, request.prompt_tokens, block_size)
@@ -31,11 +31,11 @@ async def test_slices_change_no_name(more: int, block_size: int) -> None:
     )
 
 
-async def test_a_prompt_shorter_than_a_block_has_no_names() -> None:
-    assert await hash_prompt_blocks(ask(7), "f", 8) == ()
+async def test_a_prompt_shorter_than_a_block_has_no_hashes() -> None:
+    assert await hash_prompt_blocks(request_of(7), "f", 8) == ()
 
 
-async def test_others_have_their_turn_between_slices() -> None:
+async def test_other_tasks_run_between_slices() -> None:
     num_turns = 0
 
     async def count() -> None:
@@ -45,6 +45,6 @@ async def test_others_have_their_turn_between_slices() -> None:
             num_turns += 1
 
     counting = asyncio.create_task(count())
-    await hash_prompt_blocks(ask(8 * SLICE_TOKENS), "f", 16)
+    await hash_prompt_blocks(request_of(8 * SLICE_TOKENS), "f", 16)
     counting.cancel()
     assert num_turns >= 7

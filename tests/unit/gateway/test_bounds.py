@@ -1,4 +1,4 @@
-"""What one request may cost: bodies that would take memory or everybody's time are refused by name, on both fronts."""
+"""Test the bounds of one request: both front ends refuse bodies that are too expensive, and name the field."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_the_answers_of_all_prompts_together_are_bounded(front: Front, http: htt
     opened = front.instant("P")
     error = refusal(http, TEXT, prompt=["a"] * 256, n=128)
     assert error["param"] == "n" and "32768 choices" in error["message"] and "at most 1024" in error["message"]
-    asked = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="a")] * 9, n=114)
+    request = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="a")] * 9, n=114)
     with pytest.raises(grpc.RpcError) as refused:
-        stub.Complete(asked)
+        stub.Complete(request)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "1026 choices" in refused.value.details()
     assert not front.dispatch.requests
     answer = http.post(TEXT, json={"model": "tiny", "prompt": ["a"] * 8, "n": 128, "max_tokens": 1})
@@ -43,7 +43,7 @@ def test_the_answers_of_all_prompts_together_are_bounded(front: Front, http: htt
     assert all(stream.closed.wait(20) for stream in opened) and len(opened) == 8
 
 
-def test_conversations_are_as_long_as_openais(front: Front, http: httpx.Client) -> None:
+def test_a_conversation_may_have_as_many_messages_as_at_openai(front: Front, http: httpx.Client) -> None:
     message = {"role": "user", "content": ""}
     error = refusal(http, CHAT, messages=[message] * (MAX_MESSAGES + 1))
     assert error["param"] == "messages" and str(MAX_MESSAGES) in error["message"]
@@ -70,10 +70,10 @@ def test_conversations_are_as_long_as_openais(front: Front, http: httpx.Client) 
     ],
     ids=["messages", "thoughts", "variables", "calls", "tools"],
 )
-def test_whatever_makes_a_long_prompt_is_tokenized_aside(
+def test_every_kind_of_long_prompt_is_tokenized_off_the_event_loop(
     front: Front, http: httpx.Client, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody waits for it."""
+    """The tokenization runs in a thread, so no other request waits for it."""
     sizes = []
     encode = CompletionService._encode
 
@@ -88,13 +88,13 @@ def test_whatever_makes_a_long_prompt_is_tokenized_aside(
     assert len(sizes) == 1 and sizes[0] > _INLINE_CHARS
 
 
-def test_the_stops_of_many_choices_are_prepared_once() -> None:
+def test_the_stop_strings_of_many_choices_are_prepared_once() -> None:
     stop = "ab" * 200
     first, second = StopMatcher([stop]), StopMatcher([stop])
     assert first._failures[0] is second._failures[0]
 
 
-def test_a_grammar_that_is_rewritten_here_is_short(front: Front, http: httpx.Client) -> None:
+def test_a_grammar_that_the_gateway_rewrites_is_bounded(front: Front, http: httpx.Client) -> None:
     rules = 'root ::= "' + "a" * MAX_GBNF_CHARS + '"'
     error = refusal(http, CHAT, messages=[{"role": "user", "content": "a"}], guided_grammar=rules)
     assert error["param"] == "guided_grammar" and str(MAX_GBNF_CHARS) in error["message"]
@@ -109,14 +109,14 @@ def test_a_compressed_body_is_refused_by_name(front: Front, http: httpx.Client, 
     assert encoding in error["message"]
 
 
-def test_a_body_that_is_said_to_be_as_it_is(front: Front, http: httpx.Client) -> None:
+def test_a_body_with_identity_encoding_is_accepted(front: Front, http: httpx.Client) -> None:
     front.answer("Paris")
     body = json.dumps({"model": "tiny", "prompt": "a"}).encode()
     headers = {"content-encoding": "Identity", "content-type": "application/json; charset=utf-8"}
     assert http.post(TEXT, content=body, headers=headers).json()["choices"][0]["text"] == "Paris"
 
 
-def test_another_charset_is_told_apart(front: Front, http: httpx.Client) -> None:
+def test_another_charset_is_refused_by_name(front: Front, http: httpx.Client) -> None:
     for charset in ("latin-1", "utf-16"):
         body = json.dumps({"model": "tiny", "prompt": "ä"}, ensure_ascii=False).encode(charset)
         answer = http.post(TEXT, content=body, headers={"content-type": f"application/json; charset={charset}"})
@@ -124,15 +124,15 @@ def test_another_charset_is_told_apart(front: Front, http: httpx.Client) -> None
 
 
 @pytest.mark.parametrize("depth", [100, 500, 900, 950, 990, 995, 1000, 1010, 5000])
-def test_json_of_any_depth_within_a_message_is_no_bug(front: Front, stub: Any, depth: int) -> None:
-    """Around the depth at which what reads JSON gives up, what writes it again must not be surprised."""
+def test_json_of_any_depth_within_a_message_is_no_internal_error(front: Front, stub: Any, depth: int) -> None:
+    """Depths around the JSON parser's recursion limit must not surprise the code that serializes the value again."""
     front.answer("Paris")
     deep = '{"a":' * depth + "1" + "}" * depth
-    ask = pb.ChatRequest(
+    request = pb.ChatRequest(
         model="tiny", messages=[pb.ChatMessage(role="user", content="a")], chat_template_kwargs_json=deep
     )
     try:
-        stub.Chat(ask)
+        stub.Chat(request)
     except grpc.RpcError as error:
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
 
@@ -145,7 +145,7 @@ def test_head_is_get_without_the_body(front: Front, http: httpx.Client, path: st
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"])
-def test_other_methods_are_told_what_there_is(front: Front, http: httpx.Client, method: str) -> None:
+def test_a_wrong_method_is_refused_with_the_allowed_ones(front: Front, http: httpx.Client, method: str) -> None:
     answer = http.request(method, CHAT)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
 
@@ -153,6 +153,6 @@ def test_other_methods_are_told_what_there_is(front: Front, http: httpx.Client, 
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions/", "/v1/models/", "//v1/models", "/V1/models", "/v1/models/%0d%0ax"]
 )
-def test_paths_are_taken_as_they_are(front: Front, http: httpx.Client, path: str) -> None:
+def test_paths_are_not_normalized(front: Front, http: httpx.Client, path: str) -> None:
     answer = http.get(path)
     assert answer.status_code == 404 and answer.json()["error"]["code"] in ("not_found", "model_not_found")

@@ -1,5 +1,4 @@
-"""Chats that end without a header or in the middle of their last message, against transformers; and where tokens lie in
-a text."""
+"""Test chats whose last message is continued or closed against transformers, and the text offsets of echoed tokens."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ STARTS = ["It is Par", "It is ", "  It\n is", "", "😀 Grüße\n\n"]
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [LLAMA3, SMOLLM2, QWEN], ids=["llama3", "smollm2", "qwen"])
 @pytest.mark.parametrize("start", STARTS)
-def test_a_continued_message_is_what_transformers_makes_of_it(
+def test_a_continued_message_renders_as_in_transformers(
     make_text: Make, tokenizer: Tokenizer, template: str, start: str
 ) -> None:
-    """Also where the template trims messages, and so the blanks at the end of this one are gone."""
+    """The result also agrees where the template trims messages, which removes the blanks at the end of this one."""
     chat = [USER, {"role": "assistant", "content": start}]
     mine = make_text(template).encode_chat(chat, ending=GenerationPrompt.OPEN)
     theirs = reference(tokenizer, template).apply_chat_template(
@@ -40,7 +39,7 @@ def test_a_continued_message_is_what_transformers_makes_of_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [LLAMA3, SMOLLM2, QWEN], ids=["llama3", "smollm2", "qwen"])
-def test_a_closed_chat_is_what_transformers_makes_of_it(make_text: Make, tokenizer: Tokenizer, template: str) -> None:
+def test_a_closed_chat_renders_as_in_transformers(make_text: Make, tokenizer: Tokenizer, template: str) -> None:
     mine = make_text(template).encode_chat([USER], ending=GenerationPrompt.CLOSED)
     theirs = reference(tokenizer, template).apply_chat_template(
         [USER], add_generation_prompt=False, tokenize=True, return_dict=False
@@ -62,7 +61,7 @@ def test_a_template_that_hides_the_last_message_cannot_continue_it(make_text: Ma
     ids=str,
 )
 def test_an_echo_is_the_text_that_was_written(make_text: Make, special: dict[str, Any]) -> None:
-    """Whatever the tokenizer adds; and each token begins where the text before it ends."""
+    """The echo is the written text whatever the tokenizer adds, and each token begins where the text before it ends."""
     model = make_text(special=special)
 
     @given(text=st.text(min_size=1, max_size=30))

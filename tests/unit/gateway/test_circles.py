@@ -1,4 +1,4 @@
-"""Of an answer that is over nothing is left that only the garbage collector finds: its looks hold up every stream."""
+"""Test that a finished answer leaves no reference cycle: the garbage collector's pauses hold up every stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.gateway.conftest import Front, ScriptedStream
 
 NUM = 8
 KEY = JobKey(RequestId("r"), 1)
-ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
 
 
 @pytest.fixture(scope="module")
@@ -33,24 +33,24 @@ def uncollected() -> Iterator[None]:
 
 
 def num_alive() -> int:
-    """Of the two that hold on to all else of an answer; those that are frozen are not among them."""
+    """Count the live objects of the two classes that hold on to all other objects of an answer, except frozen ones."""
     return sum(type(each) in (Exchange, RequestRecording) for each in gc.get_objects())
 
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("how", ["well", "refused", "broken off"])
-def test_an_answer_leaves_no_circle(front: Front, http: httpx.Client, how: str, *, stream: bool) -> None:
+@pytest.mark.parametrize("ending", ["well", "refused", "broken off"])
+def test_an_answer_leaves_no_reference_cycle(front: Front, http: httpx.Client, ending: str, *, stream: bool) -> None:
     front.instant()
-    if how == "refused":
+    if ending == "refused":
         front.dispatch.script = _refuse
-    elif how == "broken off":
+    elif ending == "broken off":
         front.dispatch.script = lambda _: ScriptedStream([Token(KEY, 0, SampledToken(40))])
     before = num_alive()
     for _ in range(NUM):
-        told = http.post("/v1/chat/completions", json={**ASKED, "stream": stream})
-        assert (told.status_code == 200) == (how == "well" or (stream and how == "broken off"))
-    # The server keeps what its connection came with last, and what is told of an answer may wait for others.
+        response = http.post("/v1/chat/completions", json={**BODY, "stream": stream})
+        assert (response.status_code == 200) == (ending == "well" or (stream and ending == "broken off"))
+    # The server keeps the last message of its connection, and deferred telemetry of an answer may still be queued.
     end = time.monotonic() + 20.0
     while num_alive() - before > 2:
         assert time.monotonic() < end, num_alive() - before

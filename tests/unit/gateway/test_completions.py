@@ -1,4 +1,4 @@
-"""An answer of several prompts in the face of cancellation, and what it adds up; without a protocol."""
+"""Test completions of several prompts under cancellation, and their usage sums, without a protocol."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CALLER = RequestContext(request_id="r", received_at=0.0)
 
 
 class SlowToClose:
-    """Says a token and then nothing; its close takes a while, and tells whether it came to its end."""
+    """Yield one token and then nothing; the close takes a while and records whether it finished."""
 
     path = "remote"
     num_attempts = 1
@@ -67,7 +67,7 @@ class SlowToClose:
 
 
 class Records:
-    """An observer that keeps what it is told."""
+    """Keep the request records that an observer receives."""
 
     def __init__(self) -> None:
         self.taken: list[RequestRecord] = []
@@ -77,7 +77,7 @@ class Records:
 
 
 class SlowDispatch:
-    """Takes a while to open the `slow_at`-th request."""
+    """Take a while to open the `slow_at`-th request."""
 
     def __init__(self, served: ServedModel, slow_at: int = -1) -> None:
         self.opened: list[SlowToClose] = []
@@ -170,7 +170,7 @@ async def test_prompts_that_were_admitted_are_closed_when_the_client_leaves_whil
     assert recorder.num_open == 0
 
 
-async def test_prompts_that_would_never_all_be_admitted_are_one_refusal(served: ServedModel) -> None:
+async def test_prompts_that_can_never_all_be_admitted_cause_one_refusal(served: ServedModel) -> None:
     dispatch, records, metrics = SlowDispatch(served), Records(), Metrics()
     dispatch.never = TandemError(ErrorKind.INVALID_REQUEST, "too many", reason="concurrency")
     recorder = RequestRecorder(SystemClock(), RequestMetrics(metrics), observers=[records])
@@ -199,7 +199,7 @@ async def test_a_merger_left_early_closes_its_sources() -> None:
     assert seen == {0, 1, 2} and sorted(closed) == [0, 1, 2]
 
 
-async def test_a_merger_that_nobody_reads_does_not_run_ahead_for_ever() -> None:
+async def test_a_merger_that_nobody_reads_stops_reading_its_sources() -> None:
     produced = 0
 
     async def source() -> AsyncGenerator[int, None]:
@@ -216,7 +216,7 @@ async def test_a_merger_that_nobody_reads_does_not_run_ahead_for_ever() -> None:
     await stream.aclose()
 
 
-def test_scores_may_come_again_but_not_from_elsewhere() -> None:
+def test_scores_may_be_repeated_but_must_be_contiguous() -> None:
     scores = PromptScores([1, 2, 3])
     key = JobKey(RequestId("r"), 1)
     scored = [SampledToken(2, -1.0), SampledToken(3, -2.0)]
@@ -231,7 +231,7 @@ def test_scores_may_come_again_but_not_from_elsewhere() -> None:
         PromptScores([1, 2]).complete()
 
 
-def test_a_tally_counts_a_prompts_cache_once_for_all_of_its_choices() -> None:
+def test_the_usage_counts_cached_prompt_tokens_once_for_all_choices() -> None:
     pace = TokenTiming(lambda: 0.0, HistogramSeries(()), 0.0, lambda at: None)
     tally = UsageCounter(2, pace)
     for num_tokens in (10, 20):

@@ -1,4 +1,4 @@
-"""The console's routes: what a browser may do with its page, who sees what, and that it counts nowhere."""
+"""Test the console's routes: browser headers of the page, access to the state, and absence from request metrics."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class StillClock:
 
 
 class Rig:
-    """A console over one moment, `glance`, which a test may change."""
+    """Own a console over one snapshot, `glance`, which a test may change."""
 
-    def __init__(self, text: TextModel, door: Authenticator) -> None:
+    def __init__(self, text: TextModel, authenticator: Authenticator) -> None:
         served = [ServedModel("tiny", 512, text, 1), ServedModel("secret", 512, text, 1)]
         self.glance = GatewaySnapshot(
             life="gw-1",
@@ -68,9 +68,9 @@ class Rig:
             flows=(Flow(P.id, D.id, "handoff", 3, 4096),),
             num_open={(TenantId("acme"), False): 1, (TenantId("other"), True): 2},
         )
-        self.console = Console(lambda: self.glance, door, StillClock())
+        self.console = Console(lambda: self.glance, authenticator, StillClock())
         self.app: GatewayApp = create_app(
-            ScriptedDispatch(served), door, GatewayConfig(), observers=[self.console], clock=StillClock()
+            ScriptedDispatch(served), authenticator, GatewayConfig(), observers=[self.console], clock=StillClock()
         )
         self.app.serve(self.console.routes())
         self.client = httpx.AsyncClient(
@@ -102,7 +102,7 @@ async def locked(make_text: Callable[..., TextModel]) -> AsyncIterator[Rig]:
 # ---- the page
 
 
-def test_all_that_the_page_loads_is_in_the_package() -> None:
+def test_the_package_has_every_file_that_the_page_loads() -> None:
     assets = load_assets()
     page = assets["index.html"].content.decode()
     named = set(re.findall(r'(?:src|href)="console/([^"]+)"', page))
@@ -115,7 +115,7 @@ def test_all_that_the_page_loads_is_in_the_package() -> None:
     assert named and imported and named | imported == assets.keys() - {"index.html"}
 
 
-def test_nothing_is_inline_and_nothing_is_elsewhere() -> None:
+def test_the_page_has_no_inline_code_and_no_foreign_resource() -> None:
     for name, asset in load_assets().items():
         text = asset.content.decode().replace("http://www.w3.org/2000/svg", "")
         assert "//" not in re.sub(r"^\s*//.*$|/\*.*?\*/", "", text, flags=re.M | re.S), name
@@ -133,8 +133,8 @@ def test_nothing_is_inline_and_nothing_is_elsewhere() -> None:
         ("/console/icon.svg", "image/svg+xml"),
     ],
 )
-async def test_a_browser_may_do_little_with_the_page(locked: Rig, path: str, kind: str) -> None:
-    """Without a key: there is nothing of the cluster in it."""
+async def test_the_page_restricts_the_browser_by_headers(locked: Rig, path: str, kind: str) -> None:
+    """The page needs no key, because it holds nothing of the cluster's state."""
     reply = await locked.client.get(path)
     assert (reply.status_code, reply.headers["content-type"]) == (200, kind)
     policy = dict(part.strip().partition(" ")[::2] for part in reply.headers["content-security-policy"].split(";"))
@@ -144,7 +144,7 @@ async def test_a_browser_may_do_little_with_the_page(locked: Rig, path: str, kin
     assert reply.headers["x-content-type-options"] == "nosniff" and reply.headers["referrer-policy"] == "no-referrer"
 
 
-async def test_what_a_browser_has_is_not_sent_again(rig: Rig) -> None:
+async def test_an_unchanged_file_is_not_sent_again(rig: Rig) -> None:
     first = await rig.client.get("/console/main.js")
     tag = first.headers["etag"]
     assert first.headers["cache-control"] == "no-cache" and tag.startswith('"')
@@ -156,11 +156,11 @@ async def test_what_a_browser_has_is_not_sent_again(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/nothing.js", "/console/../app.py", "/console/index.html", "/console/a/b"])
-async def test_there_is_nothing_else(rig: Rig, path: str) -> None:
+async def test_unknown_console_paths_are_not_found(rig: Rig, path: str) -> None:
     assert (await rig.client.get(path)).status_code == 404
 
 
-async def test_a_stroke_too_many_leads_back(rig: Rig) -> None:
+async def test_a_trailing_slash_redirects(rig: Rig) -> None:
     reply = await rig.client.get("/console/")
     assert reply.status_code == 308 and str(reply.next_request and reply.next_request.url) == "http://gateway/console"
 
@@ -172,7 +172,7 @@ async def test_only_reading_is_served(rig: Rig) -> None:
 # ---- what it shows
 
 
-async def test_workers_and_flows_are_told_but_not_where_they_are(rig: Rig) -> None:
+async def test_the_state_shows_workers_and_flows_without_addresses(rig: Rig) -> None:
     reply = await rig.client.get("/console/state")
     assert "10.9.8.7" not in reply.text and reply.headers["cache-control"] == "no-store"
     state = reply.json()
@@ -187,7 +187,7 @@ async def test_workers_and_flows_are_told_but_not_where_they_are(rig: Rig) -> No
     assert len(state["stages"]) == 9 and state["models"] == ["tiny", "secret"]
 
 
-async def test_an_answer_is_told_once_with_its_stages(rig: Rig) -> None:
+async def test_an_answer_is_reported_once_with_its_stages(rig: Rig) -> None:
     rig.console.answered([record()])
     state = await rig.state()
     (row,) = state["answers"]
@@ -198,19 +198,19 @@ async def test_an_answer_is_told_once_with_its_stages(rig: Rig) -> None:
     assert again["answers"] == again["slices"] == [] and again["number"] == 1
 
 
-async def test_of_another_life_s_numbers_nothing_is_known(rig: Rig) -> None:
+async def test_the_sequence_numbers_of_another_incarnation_are_unknown(rig: Rig) -> None:
     rig.console.answered([record()])
     assert len((await rig.state(life="gw-0", since=1))["answers"]) == 1
     assert len((await rig.state(since=1))["answers"]) == 1
 
 
 @pytest.mark.parametrize("since", ["-1", "x", "1" * 30, "٣"])
-async def test_a_number_that_is_none_is_refused(rig: Rig, since: str) -> None:
+async def test_an_invalid_sequence_number_is_refused(rig: Rig, since: str) -> None:
     reply = await rig.client.get("/console/state", params={"since": since})
     assert reply.status_code == 400 and reply.json()["error"]["param"] == "since"
 
 
-async def test_what_is_told_is_bounded(rig: Rig) -> None:
+async def test_the_state_is_bounded(rig: Rig) -> None:
     refs = [WorkerRef(WorkerId(f"w{index:04}"), Incarnation(1), "h:1") for index in range(2 * MAX_WORKERS)]
     rig.glance = replace(rig.glance, known=refs, live=())
     for _ in range(2 * NUM_RECORDS):
@@ -224,7 +224,7 @@ async def test_what_is_told_is_bounded(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer tdm_wrong"}], ids=str)
-async def test_state_wants_a_key(locked: Rig, headers: dict[str, str]) -> None:
+async def test_the_state_requires_a_key(locked: Rig, headers: dict[str, str]) -> None:
     reply = await locked.client.get("/console/state", headers=headers)
     assert reply.status_code == 401 and set(reply.json()) == {"error"}
 
@@ -256,5 +256,5 @@ async def test_watching_counts_in_no_metric(locked: Rig) -> None:
         await locked.client.get(path)
     await locked.state("acme")
     after = responses((await locked.client.get("/metrics")).text)
-    # The first look at /metrics itself is all that was counted.
+    # Only the first request to /metrics itself was counted.
     assert before == [] and len(after) == 1 and after[0].endswith(" 1")

@@ -1,4 +1,4 @@
-"""What the console remembers: the last answers, figures by time, lane and tenant; all of it bounded."""
+"""Test what the console keeps: the last answers and figures by time, lane and tenant, all of it bounded."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def filled(count: int) -> ConsoleState:
 
 
 @pytest.mark.parametrize(("since", "first", "count"), [(0, "5", 5), (3, "5", 2), (5, "", 0), (9, "", 0)])
-def test_only_what_is_new_is_told_the_last_first(since: int, first: str, count: int) -> None:
+def test_only_new_answers_are_reported_newest_first(since: int, first: str, count: int) -> None:
     found = filled(5).records(since, None)
     assert len(found) == count
     assert [each.number for each in found] == list(range(5, 5 - count, -1))
     assert not found or found[0].record.id == first
 
 
-def test_the_last_answers_are_kept_and_no_more() -> None:
+def test_only_the_last_answers_are_kept() -> None:
     state = filled(NUM_RECORDS + 7)
     found = state.records(0, None)
     assert (len(found), found[-1].number, state.number) == (NUM_RECORDS, 8, NUM_RECORDS + 7)
@@ -73,7 +73,7 @@ def test_slices_of_time_have_percentiles_by_lane() -> None:
     assert state.recent(1, NOW + SLICE_S).num_answers == 1
 
 
-def test_a_slice_is_told_again_only_when_something_came_to_it() -> None:
+def test_a_time_slice_is_reported_again_only_after_it_changed() -> None:
     state = ConsoleState()
     state.add([record()], NOW)
     state.add([record()], NOW + SLICE_S)
@@ -82,7 +82,7 @@ def test_a_slice_is_told_again_only_when_something_came_to_it() -> None:
     assert list(state.slices(2, NOW + SLICE_S)) == []
 
 
-def test_slices_pass_with_time_and_are_bounded() -> None:
+def test_time_slices_expire_and_are_bounded() -> None:
     state = ConsoleState()
     for index in range(3 * NUM_SLICES):
         state.add([record()], NOW + index * SLICE_S)
@@ -112,7 +112,7 @@ def test_a_client_that_leaves_is_no_failure() -> None:
     assert state.recent(1, NOW).num_failed == 0
 
 
-def test_flows_add_up_and_those_that_moved_last_come_first() -> None:
+def test_flows_add_up_and_the_latest_are_listed_first() -> None:
     flows, (a, b) = Flows(), (WorkerId("a"), WorkerId("b"))
     flows.moved(a, b, "handoff", 10)
     flows.moved(b, a, "prefix", 5)

@@ -1,4 +1,4 @@
-"""What a gateway counts for planners, of requests that come, wait, end and fail."""
+"""Test what a gateway counts for planners about requests that arrive, wait, end and fail."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def tally() -> tuple[DemandCounter, list[Any]]:
     return DemandCounter(TARGETS, lambda: open_requests), open_requests
 
 
-def test_requests_count_as_they_come_and_pairs_at_the_first_token() -> None:
-    told, _ = tally()
-    told.on_admitted(request(10))
-    assert told.totals()["tiny"] == DemandTotals(num_requests=1, num_input_tokens=10)
-    told.on_first_token(request(10), 4)
-    counted = told.totals()["tiny"]
-    # Six tokens behind four: each attends to these, and to those of the six up to itself.
+def test_requests_count_on_arrival_and_attention_pairs_at_the_first_token() -> None:
+    counter, _ = tally()
+    counter.on_admitted(request(10))
+    assert counter.totals()["tiny"] == DemandTotals(num_requests=1, num_input_tokens=10)
+    counter.on_first_token(request(10), 4)
+    counted = counter.totals()["tiny"]
+    # Six tokens behind four: each attends to the four, and to the six up to itself.
     assert (counted.num_cached_tokens, counted.num_prefill_pairs) == (4, 6 * 4 + 1 + 2 + 3 + 4 + 5 + 6)
     assert counted.num_served == 1
     counted.num_requests = 99
-    assert told.totals()["tiny"].num_requests == 1, "whoever asks has a copy"
+    assert counter.totals()["tiny"].num_requests == 1, "whoever asks has a copy"
 
 
 def test_answers_count_when_they_end() -> None:
-    told, _ = tally()
-    told.on_admitted(request(10))
-    told.answered([record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2)])
-    told.answered([record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1)])
-    counted = told.totals()["tiny"]
+    counter, _ = tally()
+    counter.on_admitted(request(10))
+    counter.answered([record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2)])
+    counter.answered([record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1)])
+    counted = counter.totals()["tiny"]
     assert (counted.num_output_tokens, counted.num_gaps, counted.num_late_gaps) == (10, 26, 3)
     assert (counted.num_late_ttft, counted.num_failed) == (1, 0)
 
@@ -72,54 +72,61 @@ def test_answers_count_when_they_end() -> None:
         ("finished", 9.0, "batch", 0, 0),
     ],
 )
-def test_what_more_workers_would_have_served(
+def test_failures_count_only_where_more_workers_would_have_helped(
     outcome: str, first_token_s: float | None, lane: str, late: int, failed: int
 ) -> None:
-    told, _ = tally()
-    told.on_admitted(request(10))
-    told.answered([record(outcome=outcome, first_token_s=first_token_s, lane=lane)])
-    counted = told.totals()["tiny"]
+    counter, _ = tally()
+    counter.on_admitted(request(10))
+    counter.answered([record(outcome=outcome, first_token_s=first_token_s, lane=lane)])
+    counted = counter.totals()["tiny"]
     assert (counted.num_late_ttft, counted.num_failed) == (late, failed)
 
 
 def test_a_model_that_nobody_serves_is_not_counted() -> None:
-    told, _ = tally()
-    told.answered([record(model="")])
-    assert told.totals() == {}
+    counter, _ = tally()
+    counter.answered([record(model="")])
+    assert counter.totals() == {}
 
 
-def test_what_waits_is_told_by_model() -> None:
-    told, active = tally()
-    for is_queued, asked in ((True, request(5)), (True, request(6)), (False, request(9)), (True, request(2, "b"))):
-        active.append(SimpleNamespace(is_queued=is_queued, state=SimpleNamespace(request=asked)))
-    assert told.backlog() == {
+def test_the_backlog_is_reported_by_model() -> None:
+    counter, active = tally()
+    for is_queued, queued_request in (
+        (True, request(5)),
+        (True, request(6)),
+        (False, request(9)),
+        (True, request(2, "b")),
+    ):
+        active.append(SimpleNamespace(is_queued=is_queued, state=SimpleNamespace(request=queued_request)))
+    assert counter.backlog() == {
         "tiny": QueueBacklog(num_requests=2, num_tokens=11),
         "b": QueueBacklog(num_requests=1, num_tokens=2),
     }
 
 
 @pytest.mark.redis
-async def test_it_is_told_again_and_again_and_taken_back(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_demand_is_published_repeatedly_and_withdrawn_at_the_end(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(demand_publisher, "PERIOD_S", 0.01)
-    told, _ = tally()
+    counter, _ = tally()
     reader = DemandStore(redis_url, "beat")
-    beat = DemandPublisher(GatewayId("g1"), DemandStore(redis_url, "beat"), told, SystemClock())
+    beat = DemandPublisher(GatewayId("g1"), DemandStore(redis_url, "beat"), counter, SystemClock())
     await beat.start()
-    told.on_admitted(request(10))
+    counter.on_admitted(request(10))
     async with asyncio.timeout(20):
         while not [one for one in await reader.read() if one.totals.get("tiny") == DemandTotals(1, 10)]:
             await asyncio.sleep(0.005)
-    (said,) = await reader.read()
-    assert math.isfinite(said.lived_s), "a planner is to know since when it counts"
+    (demand,) = await reader.read()
+    assert math.isfinite(demand.lived_s), "a planner is to know since when it counts"
     await beat.stop()
     assert await reader.read() == ()
     await reader.close()
 
 
-async def test_a_redis_that_is_away_disturbs_nobody(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_redis_does_not_stop_the_publisher(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand_publisher, "PERIOD_S", 0.01)
-    told, _ = tally()
-    beat = DemandPublisher(GatewayId("g1"), DemandStore(f"unix://{tmp_path}/none.sock", "beat"), told, SystemClock())
+    counter, _ = tally()
+    beat = DemandPublisher(GatewayId("g1"), DemandStore(f"unix://{tmp_path}/none.sock", "beat"), counter, SystemClock())
     await beat.start()
     await asyncio.sleep(0.05)
     assert beat._task is not None and not beat._task.done()

@@ -1,4 +1,4 @@
-"""What the gateway answers besides completions: tokens, health, counters, limits, and what it does not serve."""
+"""Test what the gateway serves besides completions: tokens, health, metrics, limits, and what it does not serve."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tokens_of(http: httpx.Client, **body: Any) -> dict[str, Any]:
     return found
 
 
-def test_tokenizing_is_what_a_completion_would_compute(front: Front, http: httpx.Client) -> None:
+def test_tokenize_returns_the_tokens_that_a_completion_would_compute(front: Front, http: httpx.Client) -> None:
     front.instant()
     http.post("/v1/completions", json={"model": "tiny", "prompt": "Grüße"})
     http.post("/v1/chat/completions", json=CHAT)
@@ -50,10 +50,10 @@ def test_tools_are_counted_with_the_messages_that_show_them(
 ) -> None:
     front.instant()
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-    said = {**CHAT, "tools": tools, **choice}
-    http.post("/v1/chat/completions", json=said)
+    body = {**CHAT, "tools": tools, **choice}
+    http.post("/v1/chat/completions", json=body)
     (request,) = front.dispatch.requests
-    assert tokens_of(http, **said)["tokens"] == list(request.prompt_tokens)
+    assert tokens_of(http, **body)["tokens"] == list(request.prompt_tokens)
     bare = tokens_of(http, messages=CHAT["messages"])["tokens"]
     assert (bare == list(request.prompt_tokens)) == bool(choice)
 
@@ -69,7 +69,7 @@ def test_tools_are_counted_with_the_messages_that_show_them(
         ({"messages": []}, "messages"),
     ],
 )
-def test_what_cannot_be_tokenized(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+def test_an_invalid_tokenize_body_is_refused_by_field(http: httpx.Client, body: dict[str, Any], param: str) -> None:
     response = http.post("/tokenize", json={"model": "tiny"} | body)
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == param
@@ -114,14 +114,14 @@ def test_a_long_text_is_tokenized_too(http: httpx.Client) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_what_is_not_served_says_so(http: httpx.Client, method: str, path: str, what: str) -> None:
+def test_an_unsupported_route_names_what_is_unsupported(http: httpx.Client, method: str, path: str, what: str) -> None:
     response = http.request(method, path, json={})
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (404, "not_found")
     assert what in error["message"] and "does not serve" in error["message"]
 
 
-def test_the_client_sees_them_as_not_found(front: Front) -> None:
+def test_the_openai_client_raises_not_found_for_unsupported_routes(front: Front) -> None:
     http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
     with openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client:
         with pytest.raises(openai.NotFoundError, match="embeddings"):
@@ -144,7 +144,7 @@ def test_the_states_of_a_gateway(front: Front, http: httpx.Client) -> None:
 
 
 def metrics(http: httpx.Client) -> dict[str, float]:
-    """Once no request is open: a client has its answer a moment before the gateway has counted it."""
+    """Return the metrics once no request is open: a client has its answer before the gateway counts it."""
     while True:
         response = http.get("/metrics")
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -192,13 +192,13 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
     assert 'tandem_http_responses_total{status="404"}' in grown
 
 
-def test_models_that_clients_make_up_are_no_series(front: Front, http: httpx.Client) -> None:
+def test_unknown_model_names_make_no_metric_series(front: Front, http: httpx.Client) -> None:
     for number in range(50):
         http.post("/v1/completions", json={"model": f"made-up-{number}", "prompt": "x"})
     assert not [name for name in metrics(http) if "made-up" in name]
 
 
-def test_openmetrics_for_who_takes_it(front: Front, http: httpx.Client) -> None:
+def test_openmetrics_is_served_to_clients_that_accept_it(front: Front, http: httpx.Client) -> None:
     front.instant("Paris")
     http.post("/v1/chat/completions", json=CHAT)
     answer = http.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.1"})
@@ -206,22 +206,22 @@ def test_openmetrics_for_who_takes_it(front: Front, http: httpx.Client) -> None:
     assert answer.text.endswith("# EOF\n") and "tandem_requests_total{" in answer.text
 
 
-def test_prometheus_is_told_where_workers_are(front: Front, http: httpx.Client) -> None:
+def test_the_scrape_targets_list_the_workers(front: Front, http: httpx.Client) -> None:
     assert http.get("/metrics/targets").json() == [
         {"targets": ["127.0.0.1:9100"], "labels": {"pool": "prefill", "worker": "p1", "model": "tiny"}}
     ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_limits_are_told_where_there_are_some(front: Front, http: httpx.Client, stream: bool) -> None:
+def test_rate_limit_headers_are_sent_where_limits_exist(front: Front, http: httpx.Client, stream: bool) -> None:
     front.instant("Paris")
     unlimited = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
     assert not [name for name in unlimited.headers if name.startswith("x-ratelimit")]
-    standing = RateLimitStatus(limit_requests=60, remaining_requests=59, reset_requests_s=1, limit_tokens=9000)
-    front.instant("Paris", standing)
+    rate_limits = RateLimitStatus(limit_requests=60, remaining_requests=59, reset_requests_s=1, limit_tokens=9000)
+    front.instant("Paris", rate_limits)
     limited = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
-    told = {name: value for name, value in limited.headers.items() if name.startswith("x-ratelimit")}
-    assert told == {
+    rate_limit_headers = {name: value for name, value in limited.headers.items() if name.startswith("x-ratelimit")}
+    assert rate_limit_headers == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -250,7 +250,7 @@ def test_durations_as_openai_writes_them(seconds: float, written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason", "told"),
+    ("kind", "reason", "expected_reason"),
     [
         (ErrorKind.QUOTA, "tokens_per_minute", "tokens_per_minute"),
         (ErrorKind.OVERLOADED, "", "overloaded"),
@@ -260,16 +260,16 @@ def test_durations_as_openai_writes_them(seconds: float, written: str) -> None:
         (ErrorKind.FORBIDDEN, "", None),
     ],
 )
-def test_refusals_name_the_limit_and_when_to_come_back(
-    front: Front, http: httpx.Client, kind: ErrorKind, reason: str, told: str | None
+def test_refusals_name_the_limit_and_the_retry_time(
+    front: Front, http: httpx.Client, kind: ErrorKind, reason: str, expected_reason: str | None
 ) -> None:
     def refuse(request: object) -> None:
         raise TandemError(kind, "no", reason=reason)
 
     front.dispatch.script = refuse
     response = http.post("/v1/chat/completions", json=CHAT)
-    assert response.headers.get("x-tandem-reject-reason") == told
-    assert response.headers.get("retry-after") == (None if told is None else "1")
+    assert response.headers.get("x-tandem-reject-reason") == expected_reason
+    assert response.headers.get("retry-after") == (None if expected_reason is None else "1")
 
 
 def test_a_body_with_a_field_twice_is_refused(http: httpx.Client) -> None:
@@ -282,7 +282,7 @@ def test_a_body_with_a_field_twice_is_refused(http: httpx.Client) -> None:
 
 
 def test_fields_twice_further_down_or_escaped_once_are_taken(front: Front, http: httpx.Client) -> None:
-    """What is in `metadata` is nobody's business, and a name may be written in more than one way."""
+    """Fields inside `metadata` are not interpreted, and a name may be written with escapes."""
     front.instant()
     body = b'{"model":"tiny","pro\\u006dpt": "x", "metadata": {"a": 1, "a": 2}}'
     assert http.post("/v1/completions", content=body).status_code == 200

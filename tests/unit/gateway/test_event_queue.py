@@ -1,4 +1,4 @@
-"""The queue of one request's events."""
+"""Test the queue of one request's events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def token(index: int) -> Token:
     return Token(KEY, index, SampledToken(index))
 
 
-async def test_events_come_in_order_whoever_is_first() -> None:
+async def test_events_arrive_in_order_whether_reader_or_writer_is_first() -> None:
     queue = EventQueue()
     queue.push(token(0))
     queue.push(token(1))
@@ -48,8 +48,8 @@ async def test_a_reader_that_was_cancelled_loses_nothing() -> None:
     assert [await queue.next(), await queue.next()] == [token(0), token(1)]
 
 
-async def test_what_a_client_has_enough_of_is_not_more() -> None:
-    """What was held back for it would wait with nothing to come."""
+async def test_events_of_a_finished_choice_are_dropped() -> None:
+    """An event that was held back for the finished choice would otherwise stay in the queue for ever."""
     sampling = SamplingParams(max_tokens=4)
     request = Request(id=KEY.request, model="m", prompt_tokens=(1,), sampling=sampling, num_choices=2)
     open_request = OpenRequest(RequestState(request, HandoffId("h")), PhaseLedger(0.0), 0.0)

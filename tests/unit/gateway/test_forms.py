@@ -1,4 +1,4 @@
-"""Tool calls and thoughts in chunks and whole bodies, as the openai client's own types read them."""
+"""Test tool calls and reasoning in chunks and whole bodies, read by the openai client's own types."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CALLS = [
 ]
 
 
-def unasked() -> Usage:
-    """Not counted for who does not tell it."""
+def uncounted_usage() -> Usage:
+    """Fail the test if the usage is computed, because the client did not request it."""
     raise AssertionError
 
 
@@ -38,9 +38,9 @@ def form(make_text: Callable[..., TextModel]) -> ChatFormatter:
     return ChatFormatter(heading(make_text()))
 
 
-def heading(text: TextModel, model: str = "m", **asked: bool) -> ChunkHeader:
+def heading(text: TextModel, model: str = "m", **requested: bool) -> ChunkHeader:
     names = ("include_usage", "continuous_usage", "with_logprobs", "with_token_ids")
-    flags: dict[str, Any] = dict.fromkeys(names, False) | asked
+    flags: dict[str, Any] = dict.fromkeys(names, False) | requested
     return ChunkHeader(id="x", created=1, model=model, service_tier=UNSET, text=text, **flags)
 
 
@@ -65,7 +65,11 @@ def test_text_before_calls_stays_content(form: ChatFormatter) -> None:
 
 
 def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatFormatter) -> None:
-    chunks = [ChatCompletionChunk.model_validate_json(chunk) for delta in CALLS for chunk in form.chunk(delta, unasked)]
+    chunks = [
+        ChatCompletionChunk.model_validate_json(chunk)
+        for delta in CALLS
+        for chunk in form.chunk(delta, uncounted_usage)
+    ]
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert [delta.content for delta in deltas] == [None] * 5
     assert [(delta.model_extra or {}).get("reasoning_content") for delta in deltas[:2]] == ["I should ", "look."]
@@ -77,21 +81,21 @@ def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatFormatter) -> 
 
 @pytest.mark.parametrize("model", ["m", '"', "\0", '"content":"\0"'])
 @pytest.mark.parametrize("include_usage", [False, True])
-def test_every_text_fits_a_chunk_that_tells_nothing_else(
+def test_every_text_survives_a_chunk_with_nothing_else(
     make_text: Callable[..., TextModel], model: str, include_usage: bool
 ) -> None:
     form = ChatFormatter(heading(make_text(), model, include_usage=include_usage))
-    told = {"id": "x", "created": 1, "model": model, "object": "chat.completion.chunk"}
-    told |= {"usage": None} if include_usage else {}
+    expected = {"id": "x", "created": 1, "model": model, "object": "chat.completion.chunk"}
+    expected |= {"usage": None} if include_usage else {}
     for text in (" river", '"', "\\", "\0", "\n\n", "Köln \u2028 🏞", "data: [DONE]"):
         for choice in (0, 11, 0):
-            (chunk,) = form.chunk(Delta(text, 7, SampledToken(3), choice), unasked)
+            (chunk,) = form.chunk(Delta(text, 7, SampledToken(3), choice), uncounted_usage)
             assert b"\n" not in chunk
             shown = {"index": choice, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
-            assert json.loads(chunk) == told | {"choices": [shown]}
+            assert json.loads(chunk) == expected | {"choices": [shown]}
 
 
-def test_usage_that_is_told_all_along_is_that_of_each_chunk(make_text: Callable[..., TextModel]) -> None:
+def test_continuous_usage_is_computed_for_each_chunk(make_text: Callable[..., TextModel]) -> None:
     form = ChatFormatter(heading(make_text(), include_usage=True, continuous_usage=True))
     counts = []
     for num_output in (1, 2):
@@ -100,5 +104,5 @@ def test_usage_that_is_told_all_along_is_that_of_each_chunk(make_text: Callable[
     assert counts == [1, 2]
 
 
-def test_what_nobody_would_see_is_no_chunk(form: ChatFormatter) -> None:
-    assert form.chunk(Delta("", 0), unasked) == []
+def test_an_empty_delta_makes_no_chunk(form: ChatFormatter) -> None:
+    assert form.chunk(Delta("", 0), uncounted_usage) == []

@@ -1,4 +1,4 @@
-"""One exchange and one completion without a network, where the order of events can be forced."""
+"""Test one exchange and one completion without a network, where the order of events can be forced."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=Sam
 
 
 class Client:
-    """The client's side of one exchange; hangs up when told to, or when its response is complete."""
+    """Play the client of one exchange; hang up on request, or when the response is complete."""
 
     def __init__(self, body: bytes = b"") -> None:
         self.sent: list[Any] = []
@@ -58,7 +58,7 @@ class Client:
         return Exchange({"type": "http", "headers": list(headers)}, self.receive, self.send)
 
 
-def test_what_tidies_up_after_a_complete_response_is_not_cancelled() -> None:
+def test_cleanup_after_a_complete_response_is_not_cancelled() -> None:
     async def scenario() -> bool:
         client = Client()
         exchange = client.exchange()
@@ -98,7 +98,7 @@ def test_a_disconnect_cancels_work_and_waits_for_its_end() -> None:
     assert asyncio.run(scenario()) == ["tidied", "returned"]
 
 
-def test_what_work_raises_comes_through() -> None:
+def test_an_error_of_the_handler_propagates() -> None:
     async def scenario() -> None:
         client = Client()
         exchange = client.exchange()
@@ -114,7 +114,7 @@ def test_what_work_raises_comes_through() -> None:
 
 
 class SlowStream:
-    """Never yields; takes a while to close, and knows whether the close came to its end."""
+    """Never yield; take a while to close, and record whether the close finished."""
 
     path = "local"
     standing = RateLimitStatus()
@@ -140,7 +140,7 @@ class SlowStream:
         self.num_closed += 1
 
 
-def test_a_close_that_began_is_finished_though_it_is_cancelled(make_text: Callable[..., TextModel]) -> None:
+def test_a_started_close_finishes_despite_cancellation(make_text: Callable[..., TextModel]) -> None:
     async def scenario() -> SlowStream:
         stream = SlowStream()
 
@@ -160,7 +160,7 @@ def test_a_close_that_began_is_finished_though_it_is_cancelled(make_text: Callab
 
 
 class RecordingExecutor(ThreadPoolExecutor):
-    """Counts what it is given."""
+    """Count the submitted tasks."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -210,7 +210,7 @@ def test_lifespan_is_answered(front: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"x y", b"\xff", b"a" * 129, b"\n"])
-def test_request_ids_that_are_not_sane_are_replaced(value: bytes) -> None:
+def test_invalid_request_ids_are_replaced(value: bytes) -> None:
     exchange = Client().exchange((b"x-request-id", value))
     assert len(exchange.request_id) == 32
 
@@ -219,16 +219,16 @@ def test_header_values_carry_no_line_breaks() -> None:
     assert header_value("a\r\nb\x00ü") == b"a??b???"
 
 
-async def test_text_that_waits_for_its_tokenization_is_bounded(
+async def test_the_characters_queued_for_tokenization_are_bounded(
     make_text: Callable[..., TextModel], front: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One text of any length is taken; what would wait behind it with too many characters is refused."""
+    """One text of any length is accepted; further texts with too many characters in the queue are refused."""
     monkeypatch.setattr(completions, "_MAX_ENCODING", 10_000)
     front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
     front.answer("x")
     gate = threading.Event()
 
-    async def ask(num_chars: int) -> int:
+    async def post_completion(num_chars: int) -> int:
         client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
         await app(
             {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}, client.receive, client.send
@@ -240,7 +240,7 @@ async def test_text_that_waits_for_its_tokenization_is_bounded(
     app = create_app(front.dispatch, AllowAll(), GatewayConfig())
     for _ in range(2):  # both threads
         app._encoders.submit(gate.wait)
-    waiting = [asyncio.create_task(ask(num_chars)) for num_chars in (20_000, 9_000, 100)]
+    waiting = [asyncio.create_task(post_completion(num_chars)) for num_chars in (20_000, 9_000, 100)]
     statuses = [await waiting[1], await waiting[2]]
     gate.set()
-    assert [await waiting[0], *statuses, await ask(9_000)] == [200, 503, 200, 200]
+    assert [await waiting[0], *statuses, await post_completion(9_000)] == [200, 503, 200, 200]

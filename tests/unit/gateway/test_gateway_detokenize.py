@@ -1,4 +1,4 @@
-"""The detokenizer against the plain decoding of all tokens at once."""
+"""Test the streaming detokenizer against the plain decoding of all tokens at once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ TEXTS = [
 
 
 def cut(text: str, stops: list[str], least: int = 0) -> str:
-    """The meaning: before the stop string that is complete first beyond so many characters, the longest of those that
-    end there."""
+    """Return `text` up to its first complete stop string that ends beyond `least` characters; of several that end
+    there, the longest counts.
+    """
     for end in range(least + 1, len(text) + 1):
         hits = [stop for stop in stops if text[:end].endswith(stop)]
         if hits:
@@ -45,7 +46,9 @@ def run(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> tuple[list[st
 
 @st.composite
 def outputs(draw: st.DrawFn) -> list[str | int]:
-    """Texts, to be tokenized, among single tokens of any kind: invalid bytes, halves of characters, special ones."""
+    """Generate texts, to be tokenized, among single tokens of any kind: invalid bytes, halves of characters, special
+    ones.
+    """
     return draw(st.lists(st.one_of(st.sampled_from(TEXTS), st.integers(0, 419), st.text(max_size=6)), max_size=12))
 
 
@@ -76,7 +79,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: lis
     matcher, out = StopMatcher(stops), ""
     for start, end in pairwise(edges):
         out += matcher.feed(text[start:end])
-        # Never a character of the stop string, and never more held back than could be the beginning of one.
+        # No character of the stop string leaves, and no more is held back than could be the beginning of one.
         assert cut(text, stops).startswith(out)
         if not matcher.stopped:
             held = text[len(out) : end]
@@ -91,10 +94,10 @@ def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: lis
     st.integers(0, 40),
     st.data(),
 )
-def test_a_stop_string_counts_that_is_complete_where_the_text_may_stop(
+def test_a_stop_string_counts_only_beyond_the_minimum_length(
     text: str, stops: list[str], least: int, data: st.DataObject
 ) -> None:
-    """Also one that began before, or that is the rest of one that did not count."""
+    """A stop string also counts if it began before, or if it is the rest of one that did not count."""
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
     edges = sorted({0, *cuts, min(least, len(text)), len(text)})
     matcher, out = StopMatcher(stops), ""
@@ -105,7 +108,7 @@ def test_a_stop_string_counts_that_is_complete_where_the_text_may_stop(
 
 
 @pytest.mark.parametrize("min_tokens", range(12))
-def test_no_stop_string_counts_before_so_many_tokens(tokenizer: Tokenizer, min_tokens: int) -> None:
+def test_no_stop_string_counts_before_min_tokens(tokenizer: Tokenizer, min_tokens: int) -> None:
     ids = [token_of(tokenizer, ord(character)) for character in "a.b.c"]
     ids[1:1] = [1]  # a special token, which has no text, is one of them
     detokenizer = Detokenizer(tokenizer, SPECIAL, ["."], min_tokens=min_tokens)
@@ -115,9 +118,7 @@ def test_no_stop_string_counts_before_so_many_tokens(tokenizer: Tokenizer, min_t
 
 @effort(200)
 @given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=5), max_size=4), st.data())
-def test_a_stop_string_may_be_passed_through_as_the_last_of_the_text(
-    text: str, stops: list[str], data: st.DataObject
-) -> None:
+def test_an_included_stop_string_ends_the_text(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     matcher, out = StopMatcher(stops, include=True), ""
     for start, end in pairwise([0, *cuts, len(text)]):
@@ -128,7 +129,7 @@ def test_a_stop_string_may_be_passed_through_as_the_last_of_the_text(
     assert matcher.stopped == bool(ends)
 
 
-def test_text_comes_as_early_as_it_can(tokenizer: Tokenizer) -> None:
+def test_text_is_emitted_as_early_as_possible(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("The capital 你 of France", add_special_tokens=False).ids
     pieces, _ = run(tokenizer, ids, [])
     assert pieces[0] == tokenizer.decode(ids[:1]) != ""
@@ -142,7 +143,7 @@ def test_a_character_waits_for_all_its_bytes(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("num_bad", [7, 8, 40])
-def test_garbage_is_not_held_for_ever(tokenizer: Tokenizer, num_bad: int) -> None:
+def test_invalid_bytes_are_not_held_back_for_ever(tokenizer: Tokenizer, num_bad: int) -> None:
     bad = [token_of(tokenizer, 0x80)] * num_bad + [token_of(tokenizer, byte) for byte in "🎈a".encode()]
     pieces, _ = run(tokenizer, bad, [])
     assert "".join(pieces) == "\ufffd" * num_bad + "🎈a"
@@ -194,7 +195,7 @@ def run_plain(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 def token_of(tokenizer: Tokenizer, byte: int) -> int:
-    """The token that is this byte alone."""
+    """Return the token that is this byte alone."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [other for other in range(256) if other not in printable]
     token = tokenizer.token_to_id(chr(byte) if byte in printable else chr(0x100 + others.index(byte)))

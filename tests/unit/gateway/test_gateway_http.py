@@ -1,4 +1,4 @@
-"""The app on a real server: every refusal in OpenAI's shape, and what a client that leaves sets free."""
+"""Test the app on a real server: refusals in OpenAI's error format, and what a leaving client sets free."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_bad_requests(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'"x"', b'{"model":"tiny\xc3"}'])
-def test_bodies_that_are_no_json(http: httpx.Client, body: bytes) -> None:
+def test_invalid_json_bodies_are_refused(http: httpx.Client, body: bytes) -> None:
     response = http.post(URL, content=body)
     assert (response.status_code, error_of(response)["code"]) == (400, "invalid_request")
 
@@ -105,7 +105,7 @@ def test_a_body_of_unknown_length_is_refused_when_it_is_over_the_limit(front: Fr
         assert raw.response()[0] == 200
 
 
-def test_a_client_that_leaves_in_its_body_leaves_nothing(front: Front, http: httpx.Client) -> None:
+def test_a_client_that_disconnects_while_sending_leaves_no_request(front: Front, http: httpx.Client) -> None:
     with Raw(front.port) as raw:
         raw.send(post(b'{"model"', length=1000))
     assert http.get("/health").status_code == 200
@@ -136,10 +136,10 @@ def test_a_failure_before_the_first_token_has_its_status(front: Front, http: htt
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("failure", [RuntimeError("secret"), None])
-def test_internal_errors_tell_nothing(
+def test_internal_errors_reveal_no_details(
     front: Front, http: httpx.Client, failure: Exception | None, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokens = front.stream(*([failure] if failure else []))  # without one: a stream that has no end
+    tokens = front.stream(*([failure] if failure else []))  # Without a failure the stream simply has no end event.
     response = http.post(URL, json=CHAT | {"stream": stream}, headers={"x-request-id": "abc"})
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal"
@@ -187,7 +187,7 @@ def test_health_and_readiness(front: Front, http: httpx.Client) -> None:
     assert (head.status_code, head.content) == (200, b"")
 
 
-def test_no_model_at_all_is_not_the_clients_mistake(front: Front, http: httpx.Client) -> None:
+def test_without_any_model_the_error_is_unavailable_and_not_not_found(front: Front, http: httpx.Client) -> None:
     front.dispatch.served, front.dispatch.missing = [], "no worker is registered"
     response = http.post(URL, json=CHAT)
     assert (response.status_code, error_of(response)["message"]) == (503, "no worker is registered")
@@ -202,8 +202,8 @@ def test_a_path_that_no_header_can_carry(front: Front, http: httpx.Client) -> No
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_reasons_are_told_to_who_asks(front: Front, http: httpx.Client, is_streamed: bool) -> None:
-    def told(headers: dict[str, str]) -> dict[str, object]:
+def test_placement_reasons_are_sent_on_request(front: Front, http: httpx.Client, is_streamed: bool) -> None:
+    def tandem_field(headers: dict[str, str]) -> dict[str, object]:
         front.answer("x", path="local;reason=short_prompt")
         response = http.post(URL, json={**CHAT, "stream": is_streamed}, headers=headers)
         assert response.headers["x-tandem-path"] == "local;reason=short_prompt"
@@ -211,21 +211,21 @@ def test_reasons_are_told_to_who_asks(front: Front, http: httpx.Client, is_strea
         found: dict[str, object] = json.loads(last)["tandem"]
         return found
 
-    assert told({"x-tandem-explain": "1"})["reasons"] == [{"prefill": "p1", "decode": "d1"}]
-    assert told({}).keys() == told({"x-tandem-explain": "0"}).keys() == {"path", "attempts"}
+    assert tandem_field({"x-tandem-explain": "1"})["reasons"] == [{"prefill": "p1", "decode": "d1"}]
+    assert tandem_field({}).keys() == tandem_field({"x-tandem-explain": "0"}).keys() == {"path", "attempts"}
     refused = http.post(URL, json=CHAT, headers={"x-tandem-explain": "yes"})
     assert refused.status_code == 400 and error_of(refused)["param"] == "x-tandem-explain"
 
 
-def test_a_whole_answer_tells_where_its_time_went_in_a_header_too(front: Front, http: httpx.Client) -> None:
+def test_a_whole_answer_has_a_timing_header(front: Front, http: httpx.Client) -> None:
     front.answer("x")
     answer = http.post(URL, json=CHAT, headers={"x-tandem-timing": "1"})
     timing = answer.json()["tandem"]["timing"]
-    told = dict(re.findall(r"(\w+);dur=([0-9.e-]+)(?:, |$)", answer.headers["x-tandem-timing"]))
-    assert {f"{name}_ms": float(ms) for name, ms in told.items()} | {
+    header_timing = dict(re.findall(r"(\w+);dur=([0-9.e-]+)(?:, |$)", answer.headers["x-tandem-timing"]))
+    assert {f"{name}_ms": float(ms) for name, ms in header_timing.items()} | {
         "first_token_ms": timing["first_token_ms"]
     } == timing
-    assert {*told} == {*(stage.value for stage in Stage), "total"}
+    assert {*header_timing} == {*(stage.value for stage in Stage), "total"}
     assert all(round(ms, 3) == ms for ms in timing.values())
     for refused in (
         http.post(URL, json=CHAT | {"model": "none"}, headers={"x-tandem-timing": "1"}),
@@ -237,9 +237,7 @@ def test_a_whole_answer_tells_where_its_time_went_in_a_header_too(front: Front, 
 @pytest.mark.parametrize(
     "given", ["00-zz-cd-01", "01", "x" * 5000, f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'ab' * 16}-{'cd' * 8}-01"]
 )
-def test_a_trace_that_nobody_here_traces_is_passed_on_if_it_is_one(
-    front: Front, http: httpx.Client, given: str
-) -> None:
+def test_a_valid_trace_context_is_passed_on_without_tracing(front: Front, http: httpx.Client, given: str) -> None:
     front.answer("x")
     assert http.post(URL, json=CHAT, headers={"traceparent": given}).status_code == 200
     passed_on = front.dispatch.requests[-1].traceparent
@@ -259,7 +257,7 @@ def test_a_session_is_named_by_a_header_or_by_the_user(front: Front, http: httpx
         assert caller.tenant_session == (f"{caller.tenant.id} {session}" if session else "")
 
 
-# What a client that leaves sets free.
+# What a leaving client sets free
 
 
 def test_leaving_in_a_stream_closes_it_once(front: Front, http: httpx.Client) -> None:
@@ -283,7 +281,7 @@ def test_leaving_before_the_first_token_closes_it_once(front: Front, http: httpx
     assert tokens.closed.wait(20) and tokens.num_closes == 1
 
 
-def test_leaving_while_the_request_waits_for_a_place(front: Front) -> None:
+def test_leaving_while_the_request_is_queued(front: Front) -> None:
     front.dispatch.hold_open = True
     with Raw(front.port) as raw:
         raw.send(post(json.dumps(CHAT).encode()))
@@ -303,7 +301,7 @@ def test_leaving_while_a_whole_answer_is_collected(front: Front) -> None:
 def test_leaving_without_reading_closes_a_stream_that_is_blocked_on_its_client(front: Front) -> None:
     tokens = Endless()
     front.dispatch.script = lambda request: tokens
-    # With the alternatives of each, few tokens fill what lies between the two.
+    # With the alternatives of each, few tokens fill the buffers between the two.
     much = CHAT | {"stream": True, "logprobs": True, "top_logprobs": 20}
     with Raw(front.port, receive_buffer=4096) as raw:
         raw.send(post(json.dumps(much).encode()))
@@ -318,7 +316,7 @@ def test_leaving_without_reading_closes_a_stream_that_is_blocked_on_its_client(f
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_request_at_once(front: Front, http: httpx.Client, stream: bool) -> None:
-    # The stream would go on: only its close lets this end.
+    # The stream would go on: only its close ends this test.
     tokens = front.stream("The capital of France", asyncio_event())
     response = http.post(URL, json=CHAT | {"stream": stream, "stop": ["ital o", "never"]})
     text = response.text
@@ -331,7 +329,7 @@ def test_a_stop_string_ends_the_request_at_once(front: Front, http: httpx.Client
         assert "prompt_tokens_details" in body["usage"]
 
 
-def test_tokens_leave_when_they_come(front: Front, http: httpx.Client) -> None:
+def test_tokens_are_sent_as_they_arrive(front: Front, http: httpx.Client) -> None:
     gates = [asyncio_event(), asyncio_event()]
     words = ["The", " capital", " of"]
     front.stream(words[0], gates[0], words[1], gates[1], words[2], front.finished())
@@ -348,7 +346,7 @@ def test_tokens_leave_when_they_come(front: Front, http: httpx.Client) -> None:
         assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
-def test_a_long_prompt_does_not_wait_in_line_for_the_loop(front: Front, http: httpx.Client) -> None:
+def test_a_long_prompt_does_not_block_the_event_loop(front: Front, http: httpx.Client) -> None:
     front.answer("x")
     text = "a " * 1500  # over the length that is tokenized at once, over max_model_len too
     response = http.post(URL, json=CHAT | {"messages": [{"role": "user", "content": text}]})
@@ -356,7 +354,7 @@ def test_a_long_prompt_does_not_wait_in_line_for_the_loop(front: Front, http: ht
 
 
 def asyncio_event() -> asyncio.Event:
-    """A gate in a scripted stream; belongs to the loop that first waits for it."""
+    """Create a gate for a scripted stream; it belongs to the loop that first waits for it."""
     return asyncio.Event()
 
 
@@ -366,7 +364,7 @@ def post(body: bytes, length: int | None = None) -> bytes:
 
 
 class Raw:
-    """A connection of which the test sees every byte."""
+    """Own a raw connection of which the test sees every byte."""
 
     def __init__(self, port: int, receive_buffer: int = 0) -> None:
         self.socket = socket.socket()

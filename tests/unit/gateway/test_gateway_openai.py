@@ -1,4 +1,4 @@
-"""What the openai client makes of our responses, streamed and whole."""
+"""Test how the openai client reads our responses, streamed and whole."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_streamed_chat(front: Front, client: openai.OpenAI, include_usage: boo
 
 def test_a_chat_with_logprobs(front: Front, client: openai.OpenAI) -> None:
     front.answer(TEXT)
-    ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
-    answer = client.chat.completions.create(**ask)
+    options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    answer = client.chat.completions.create(**options)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None
     assert len(logprobs.content) == len(front.ids(TEXT))
@@ -72,7 +72,7 @@ def test_a_chat_with_logprobs(front: Front, client: openai.OpenAI) -> None:
     front.answer(TEXT)
     streamed = [
         entry
-        for chunk in client.chat.completions.create(**ask, stream=True)
+        for chunk in client.chat.completions.create(**options, stream=True)
         for entry in (chunk.choices[0].logprobs.content or [] if chunk.choices[0].logprobs else [])
     ]
     assert streamed == logprobs.content
@@ -112,22 +112,24 @@ def test_a_streamed_completion_with_logprobs(front: Front, client: openai.OpenAI
     assert chunks[-1].usage is not None
 
 
-def test_token_ids_come_with_every_token_where_they_are_asked_for(front: Front, client: openai.OpenAI) -> None:
-    """Also with those that add no text of their own: a client then sees each token when it comes, the last one too."""
+def test_requested_token_ids_come_with_every_token(front: Front, client: openai.OpenAI) -> None:
+    """Tokens without text of their own have a chunk too: a client sees each token on arrival, and the last one as
+    well.
+    """
     front.answer(TEXT)
-    asked: Any = {"model": "tiny", "extra_body": {"return_token_ids": True}, "stream": True}
+    options: Any = {"model": "tiny", "extra_body": {"return_token_ids": True}, "stream": True}
     for chunks in (
-        list(client.completions.create(prompt="x", **asked)),
-        list(client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **asked)),
+        list(client.completions.create(prompt="x", **options)),
+        list(client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **options)),
     ):
         choices = [chunk.choices[0].model_dump() for chunk in chunks if chunk.choices]
-        told = [choice["token_ids"] for choice in choices if choice.get("token_ids")]
-        assert told == [[token] for token in (*front.ids(TEXT), 1)]
+        token_ids = [choice["token_ids"] for choice in choices if choice.get("token_ids")]
+        assert token_ids == [[token] for token in (*front.ids(TEXT), 1)]
     whole = client.completions.create(model="tiny", prompt="x", extra_body={"return_token_ids": True})
     assert whole.choices[0].model_dump()["token_ids"] == [*front.ids(TEXT), 1]
 
 
-def test_no_token_ids_where_nobody_asked(front: Front, client: openai.OpenAI) -> None:
+def test_token_ids_are_absent_unless_requested(front: Front, client: openai.OpenAI) -> None:
     front.answer(TEXT)
     answer = client.completions.create(model="tiny", prompt="x")
     assert "token_ids" not in answer.choices[0].model_dump()
@@ -149,7 +151,7 @@ def test_a_model_answers_to_every_name_by_that_name(front: Front, client: openai
     assert {request.model for request in front.dispatch.requests} == {"many"}
 
 
-def test_errors_are_the_clients_own(front: Front, client: openai.OpenAI) -> None:
+def test_errors_raise_the_openai_clients_exceptions(front: Front, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="nothing", messages=MESSAGES)
     assert missing.value.code == "model_not_found"

@@ -1,4 +1,4 @@
-"""What the front takes, what it refuses and which field it names for it; and what becomes of what it takes."""
+"""Test which fields the front end accepts, which it refuses by name, and what request the accepted ones make."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def served(make_text: Callable[..., TextModel]) -> ServedModel:
 def chat(served: ServedModel, caller: RequestContext = CALLER, **fields: Any) -> Request:
     raw = json.dumps({"model": "tiny", "messages": [USER]} | fields).encode()
     body = parse(raw, ChatBody)
-    ask, ending = (
+    params, ending = (
         chat_params(body),
         chat_ending(body.messages, body.add_generation_prompt, body.continue_final_message),
     )
     prompt = served.text.encode_chat(conversation(body.messages), body.chat_template_kwargs, ending=ending)
-    return request(ask, served, prompt, new_id("chatcmpl-"), caller)
+    return request(params, served, prompt, new_id("chatcmpl-"), caller)
 
 
 def complete(served: ServedModel, **fields: Any) -> Request:
     body = parse(json.dumps({"model": "tiny", "prompt": "hi"} | fields).encode(), CompletionBody)
-    ask = completion_params(body)
+    params = completion_params(body)
     (given,) = given_prompts(body.prompt, served.text.vocab_size)
     prompt = encode(given, served.text, add_special_tokens=body.add_special_tokens is not False, with_offsets=False)
-    return request(ask, served, prompt.ids, new_id("cmpl-"), CALLER)
+    return request(params, served, prompt.ids, new_id("cmpl-"), CALLER)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_completion_is_refused_by_field(
     assert (caught.value.kind, caught.value.param) == (kind, param)
 
 
-def test_fields_that_ask_for_nothing_and_unknown_ones_are_taken(served: ServedModel) -> None:
+def test_no_op_fields_and_unknown_fields_are_accepted(served: ServedModel) -> None:
     off = {
         "tools": [],
         "tool_choice": "none",
@@ -210,14 +210,14 @@ def test_message_parts_are_joined_and_absent_fields_left_out() -> None:
     assert conversation(body.messages) == [{"role": "user", "content": "a\nb"}]
 
 
-def test_an_assistant_need_not_have_said_anything() -> None:
-    """It thought, refused, or called tools: clients give back what they got."""
-    said = {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": "no"}
-    body = parse(json.dumps({"model": "m", "messages": [said]}).encode(), ChatBody)
+def test_an_assistant_message_may_have_no_content() -> None:
+    """The assistant may have reasoned, refused, or called tools: clients return its messages as they got them."""
+    message = {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": "no"}
+    body = parse(json.dumps({"model": "m", "messages": [message]}).encode(), ChatBody)
     assert conversation(body.messages) == [{"role": "assistant", "content": "", "reasoning_content": "hm"}]
 
 
-def test_no_alternatives_need_no_log_probabilities() -> None:
+def test_zero_top_logprobs_need_no_logprobs() -> None:
     body = parse(
         json.dumps({"model": "m", "messages": [USER], "logprobs": False, "top_logprobs": 0}).encode(), ChatBody
     )
@@ -242,8 +242,8 @@ def test_defaults_are_the_models(served: ServedModel) -> None:
 
 
 def test_a_request_overrides_them(served: ServedModel) -> None:
-    asked = {"temperature": 0, "top_k": -1, "max_tokens": 9, "max_completion_tokens": 4, "ignore_eos": True}
-    sampling = chat(served, **asked, seed=-1, logprobs=True).sampling
+    fields = {"temperature": 0, "top_k": -1, "max_tokens": 9, "max_completion_tokens": 4, "ignore_eos": True}
+    sampling = chat(served, **fields, seed=-1, logprobs=True).sampling
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.0, 0, 4)
     assert sampling.stop_token_ids == frozenset()
     assert sampling.seed == 2**64 - 1
@@ -286,7 +286,7 @@ def test_the_context_length_names_both_numbers(served: ServedModel) -> None:
         (b'{"model":"m","seed":' + b"9" * 5000 + b',"messages":[]}', ""),
     ],
 )
-def test_bodies_that_are_no_requests(raw: bytes, expected: str) -> None:
+def test_invalid_bodies_are_refused_with_the_reason(raw: bytes, expected: str) -> None:
     with pytest.raises(TandemError) as caught:
         chat_params(parse(raw, ChatBody))
         raise AssertionError("taken")

@@ -1,4 +1,4 @@
-"""The HTTP server inside somebody else's loop: ports, and how responses under way end."""
+"""Test the HTTP server inside another program's loop: ports, and how responses under way end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.gateway.text.text_model import TextModel
 Front = Any  # the fixtures' class lives in conftest
 
 
-def test_a_taken_port_is_told_at_once(front: Front) -> None:
+def test_a_port_in_use_is_reported_at_once(front: Front) -> None:
     with pytest.raises(OSError, match="in use"):
         HttpServer(None, "127.0.0.1", front.port)
 
@@ -42,7 +42,7 @@ def test_an_ipv6_address() -> None:
 
 
 @pytest.mark.parametrize("grace", ["enough", pytest.param("too short", marks=pytest.mark.slow)])
-def test_stopping_lets_streams_end_or_tells_them(
+def test_stopping_lets_streams_end_or_sends_them_an_error(
     make_text: Callable[..., TextModel],
     front: Front,
     caplog: pytest.LogCaptureFixture,
@@ -53,7 +53,7 @@ def test_stopping_lets_streams_end_or_tells_them(
     tokens = front.stream("The capital", gate, " of", front.finished())
     served = [ServedModel(name="tiny", max_model_len=512, text=make_text(), created=0)]
     dispatch.served = served
-    ask = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+    body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
 
     async def scenario() -> list[str]:
         server = HttpServer(create_app(dispatch, AllowAll(), GatewayConfig()), "127.0.0.1", 0, graceful_s=1.0)
@@ -61,7 +61,7 @@ def test_stopping_lets_streams_end_or_tells_them(
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         async with (
             httpx.AsyncClient(trust_env=False, timeout=20, verify=False) as client,
-            client.stream("POST", url, json=ask) as response,
+            client.stream("POST", url, json=body) as response,
         ):
             lines = response.aiter_lines()
             seen = [await anext(lines)]
@@ -85,7 +85,7 @@ def test_stopping_lets_streams_end_or_tells_them(
         assert all("Exception" not in message for message in caplog.messages)
 
 
-async def test_what_keeps_a_server_from_starting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_startup_failure_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(sockets: object) -> None:
         raise LookupError("planted")
 

@@ -1,4 +1,4 @@
-"""The frames of a stream and the writes they leave in."""
+"""Test the frames of an event stream and how they are grouped into writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def opened(writes: list[bytes]) -> tuple[Exchange, EventStream]:
     return exchange, stream
 
 
-async def test_events_that_come_together_leave_in_one_write() -> None:
+async def test_simultaneous_events_are_sent_in_one_write() -> None:
     writes: list[bytes] = []
     _, stream = await opened(writes)
     await stream.send(b"1", more_follow=True)
@@ -35,7 +35,7 @@ async def test_events_that_come_together_leave_in_one_write() -> None:
     assert writes[1:] == [b"data: 4\n\ndata: 5\n\ndata: [DONE]\n\n"]
 
 
-async def test_not_more_is_held_back_than_a_buffer_full() -> None:
+async def test_at_most_one_buffer_is_held_back() -> None:
     writes: list[bytes] = []
     _, stream = await opened(writes)
     for _ in range(100):
@@ -43,7 +43,7 @@ async def test_not_more_is_held_back_than_a_buffer_full() -> None:
     assert max(map(len, writes)) < 20_000 and sum(map(len, writes)) > 80_000
 
 
-async def test_an_error_comes_after_what_was_held_back() -> None:
+async def test_an_error_is_sent_after_held_back_events() -> None:
     writes: list[bytes] = []
     exchange, stream = await opened(writes)
     await stream.send(b"1", more_follow=True)

@@ -1,4 +1,4 @@
-"""Templates and token ids against transformers, and what a bundle says about sampling and ends."""
+"""Test templates and token ids against transformers, and the sampling defaults and end tokens of a bundle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TEMPLATES = {"llama3": LLAMA3, "smollm2": SMOLLM2, "qwen": QWEN, "llama2": LLAMA
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "chat"),
-    # This Llama 2 template takes no system message.
+    # This Llama 2 template accepts no system message.
     [(name, index) for name in TEMPLATES for index in range(len(CHATS)) if (name, index) != ("llama2", 1)],
 )
 def test_token_ids_are_those_of_transformers(make_text: Make, tokenizer: Tokenizer, name: str, chat: int) -> None:
@@ -159,11 +159,11 @@ def test_bos_of_plain_text(
     assert list(make_text(special=special).encode_text(text)) == expected + body
 
 
-def test_eos_of_plain_text_where_the_model_wants_one(make_text: Make) -> None:
+def test_eos_of_plain_text_where_the_model_requires_one(make_text: Make) -> None:
     assert make_text(special={"add_eos_token": True}).encode_text("x")[-1] == 1
 
 
-def test_the_end_is_the_union_of_both_files(make_text: Make) -> None:
+def test_the_end_tokens_are_the_union_of_both_files(make_text: Make) -> None:
     text = make_text(special={"eos_token_ids": [1]}, config={"eos_token_id": [2, 1]})
     assert text.eos_token_ids == {1, 2}
     assert make_text(special={"eos_token_ids": None}, config={"eos_token_id": 7}).eos_token_ids == {7}
@@ -202,7 +202,7 @@ def test_truncation_and_padding_of_the_file_are_ignored(tokenizer: Tokenizer) ->
         {"special_tokens_json": "[1]"},
     ],
 )
-def test_a_broken_bundle_is_told(tokenizer: Tokenizer, broken: dict[str, Any]) -> None:
+def test_a_broken_bundle_is_refused_with_the_reason(tokenizer: Tokenizer, broken: dict[str, Any]) -> None:
     parts = {"tokenizer_json": tokenizer.to_str().encode()} | broken
     with pytest.raises(TandemError) as caught:
         TextModel(TokenizerBundle(**parts))

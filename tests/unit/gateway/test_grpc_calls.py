@@ -1,4 +1,4 @@
-"""The edges of a gRPC call: metadata both ways, deadlines, cancels, slow readers, errors; never asserts a time."""
+"""Test the edges of a gRPC call: metadata both ways, deadlines, cancels, slow readers and errors."""
 
 from __future__ import annotations
 
@@ -44,34 +44,36 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_metadata_both_ways(front: Front, stub: Any, method: str) -> None:
+def test_metadata_in_both_directions(front: Front, stub: Any, method: str) -> None:
     front.answer("Hi", path="fallback;reason=größer")
     call = consume(stub, method, metadata=(("x-request-id", "mine-1"), ("x-request-id", "second")))
-    told = dict(call.initial_metadata())
-    assert told["x-request-id"] == "mine-1" and told["x-tandem-path"] == "fallback;reason=gr????er"
+    initial_metadata = dict(call.initial_metadata())
+    assert (
+        initial_metadata["x-request-id"] == "mine-1" and initial_metadata["x-tandem-path"] == "fallback;reason=gr????er"
+    )
     assert front.dispatch.callers[-1].request_id == "mine-1"
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_reasons_are_told_to_who_asks(front: Front, stub: Any, method: str) -> None:
+def test_placement_reasons_are_sent_on_request(front: Front, stub: Any, method: str) -> None:
     for metadata, expected in (
         ((("x-tandem-explain", "1"),), '[{"prefill": "p1", "decode": "d1"}]'),
         ((("x-tandem-session", "s1"),), None),
     ):
         front.answer("Hi")
-        told = dict(consume(stub, method, metadata=metadata).initial_metadata())
-        assert told.get("x-tandem-reasons") == expected
+        initial_metadata = dict(consume(stub, method, metadata=metadata).initial_metadata())
+        assert initial_metadata.get("x-tandem-reasons") == expected
     assert front.dispatch.callers[-1].session == "s1"
 
 
 @pytest.mark.parametrize("label", ["", "with blank", "x" * 129])
 def test_a_label_that_headers_cannot_carry_is_replaced(front: Front, stub: Any, label: str) -> None:
     front.answer("Hi")
-    told = dict(consume(stub, "Chat", metadata=(("x-request-id", label),)).initial_metadata())
-    assert len(told["x-request-id"]) == 32 and told["x-request-id"] != label
+    initial_metadata = dict(consume(stub, "Chat", metadata=(("x-request-id", label),)).initial_metadata())
+    assert len(initial_metadata["x-request-id"]) == 32 and initial_metadata["x-request-id"] != label
 
 
-def test_a_deadline_is_told_to_the_dispatch(front: Front, stub: Any) -> None:
+def test_a_deadline_reaches_the_dispatch(front: Front, stub: Any) -> None:
     front.answer("Hi")
     consume(stub, "Chat", timeout=1000.0)
     consume(stub, "Chat")
@@ -118,8 +120,9 @@ def test_a_client_that_leaves_the_queue_is_taken_out_of_it(front: Front, stub: A
 
 @pytest.mark.slow
 def test_a_client_that_does_not_read_holds_up_its_stream_alone(front: Front, stub: Any) -> None:
-    """The tokens stop once what lies between the two is full; they would go on for ever otherwise. A client's window
-    is 4 MiB unless it says so: that is much to fill with tokens."""
+    """The tokens stop once the buffers between the two are full; they would go on for ever otherwise. A client's
+    window is 4 MiB by default, which takes many tokens to fill.
+    """
     stream = Endless()
     front.dispatch.script = lambda request: stream
     narrow = [*channel_options(), ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
@@ -146,14 +149,14 @@ def test_a_client_that_does_not_read_holds_up_its_stream_alone(front: Front, stu
 def test_many_connections_at_once(front: Front) -> None:
     front.answer("Hello there")
 
-    def ask(number: int) -> str:
+    def chat(number: int) -> str:
         address = f"127.0.0.1:{front.grpc_port}"
         with grpc.insecure_channel(address, options=channel_options()) as channel:
             stub: Any = InferenceStub(channel)  # type: ignore[arg-type]
             return "".join(update.choices[0].message.content for update in stub.StreamChat(HELLO))
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, range(24))) == ["Hello there"] * 24
+        assert list(pool.map(chat, range(24))) == ["Hello there"] * 24
     assert len(front.dispatch.requests) == 24
 
 
@@ -188,7 +191,7 @@ def test_details_are_there_for_standard_clients_too(front: Front, stub: Any) -> 
     assert (trailers["retry-after"], trailers["x-tandem-reject-reason"]) == ("1", "overloaded")
 
 
-def test_what_no_wait_mends_names_no_wait(front: Front, stub: Any) -> None:
+def test_a_permanent_error_has_no_retry_delay(front: Front, stub: Any) -> None:
     front.stream(TandemError(ErrorKind.INVALID_REQUEST, "never"))
     with pytest.raises(grpc.RpcError) as error:
         consume(stub, "Chat")
@@ -211,7 +214,7 @@ def test_a_bug_is_an_internal_error_without_its_secrets(
 
 @pytest.mark.parametrize("letter", ["x", "ü", "漢", "🦀"])
 def test_an_error_that_quotes_much_still_fits_its_metadata(front: Front, stub: Any, letter: str) -> None:
-    """Between 8 and 16 KiB a client refuses it at random, so its size is looked at."""
+    """Between 8 and 16 KiB a client refuses metadata at random, so the size itself is checked."""
     with pytest.raises(grpc.RpcError) as error:
         stub.Chat(pb.ChatRequest(model=letter * 50_000, messages=HELLO.messages))
     assert error.value.code() is grpc.StatusCode.NOT_FOUND
@@ -251,30 +254,30 @@ def test_bytes_that_are_no_message_are_refused_and_others_go_on(
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_tokens_that_are_here_at_once_leave_together(front: Front, stub: Any, *, ends_well: bool) -> None:
-    """What came before an error leaves before it."""
+def test_simultaneous_tokens_are_sent_in_one_message(front: Front, stub: Any, *, ends_well: bool) -> None:
+    """Tokens that arrived before an error are sent before it."""
     end = front.finished() if ends_well else TandemError(ErrorKind.WORKER_LOST, "gone")
     front.stream("The capital", end).has_more = True
-    call, told = stub.StreamChat(HELLO), []
+    call, updates = stub.StreamChat(HELLO), []
     try:
         for update in call:
-            told.append(update)
+            updates.append(update)
     except grpc.RpcError as error:
         assert not ends_well and error.details() == "gone"  # type: ignore[attr-defined]
-    assert [update.choices[0].message.content for update in told] == ["The capital"]
-    assert told[0].choices[0].finish_reason == ("stop" if ends_well else "")
-    assert told[0].HasField("usage") == ends_well
+    assert [update.choices[0].message.content for update in updates] == ["The capital"]
+    assert updates[0].choices[0].finish_reason == ("stop" if ends_well else "")
+    assert updates[0].HasField("usage") == ends_well
 
 
-def test_no_message_holds_more_than_its_share(front: Front, stub: Any) -> None:
+def test_the_tokens_per_message_are_bounded(front: Front, stub: Any) -> None:
     front.stream(*["The capital"] * 200, front.finished()).has_more = True
-    told = list(stub.StreamChat(HELLO))
-    assert "".join(update.choices[0].message.content for update in told) == "The capital" * 200
+    updates = list(stub.StreamChat(HELLO))
+    assert "".join(update.choices[0].message.content for update in updates) == "The capital" * 200
     num_tokens = 200 * len(front.ids("The capital"))
-    assert len(told) == 1 + num_tokens // MAX_HELD
+    assert len(updates) == 1 + num_tokens // MAX_HELD
 
 
-def test_a_token_that_comes_alone_leaves_alone(front: Front, stub: Any) -> None:
+def test_a_single_token_is_sent_alone(front: Front, stub: Any) -> None:
     front.answer("The capital")
     contents = [update.choices[0].message.content for update in stub.StreamChat(HELLO)]
     assert len(contents) == len(front.ids("The capital")) + 1 and contents[-1] == ""

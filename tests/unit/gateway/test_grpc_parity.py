@@ -1,5 +1,6 @@
-"""Every case over HTTP and over gRPC, streamed and not: the same request goes to the dispatch, the same answer or the
-same error comes back. Never compares protocols' own refusals."""
+"""Test every case over HTTP and over gRPC, streamed and not: the dispatch gets the same request, and the client the
+same answer or the same error. The protocols' own refusals are not compared.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ from tandem.core.request_stages import Stage
 from tandem.gateway.context.rate_limit_status import RateLimitedError, RateLimitStatus
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front, ScriptedStream
-from tests.unit.gateway.parity import HELLO, ask_grpc, ask_http, asked_both_ways, comparable, spell, whole_body
+from tests.unit.gateway.parity import (
+    HELLO,
+    comparable,
+    send_grpc,
+    send_http,
+    send_over_both_protocols,
+    spell,
+    whole_body,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -159,7 +168,7 @@ REFUSED_COMPLETION: dict[str, tuple[dict[str, Any], ErrorKind]] = {
 
 @pytest.fixture(scope="module")
 def http(running_front: Front) -> Iterator[httpx.Client]:
-    """One for all cases: making a client takes longer than they do."""
+    """Share one client among all cases, because making a client takes longer than a case."""
     with httpx.Client(base_url=running_front.url, timeout=20, trust_env=False, verify=False) as client:
         yield client
 
@@ -172,12 +181,12 @@ def all_cases(shared: Any, chat: Any, completion: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "given", "script"), all_cases(ANSWERED, OF_CHAT, OF_COMPLETIONS))
-def test_four_ways_to_the_same_answer(
+def test_all_four_calls_get_the_same_answer(
     front: Front, http: httpx.Client, stub: Any, kind: str, given: dict[str, Any], script: Script
 ) -> None:
     script(front)
     body = whole_body(kind, given)
-    first, *others = asked_both_ways(http, stub, kind, body)
+    first, *others = send_over_both_protocols(http, stub, kind, body)
     assert first.error == () and first.choices[0].finish_reason and first.usage
     assert [other.plain() for other in others] == [first.plain()] * 3
     requests = [comparable(request, "seed" in given) for request in front.dispatch.requests]
@@ -191,19 +200,19 @@ def test_four_ways_to_the_same_answer(
 def test_a_prompt_is_scored_alike(
     front: Front, http: httpx.Client, stub: Any, kind: str, given: dict[str, Any]
 ) -> None:
-    """Not in streams."""
+    """Streams carry no prompt scores."""
     front.instant(UNICODE)
-    whole, streamed, grpc_whole, grpc_streamed = asked_both_ways(http, stub, kind, whole_body(kind, given))
+    whole, streamed, grpc_whole, grpc_streamed = send_over_both_protocols(http, stub, kind, whole_body(kind, given))
     assert whole.prompt_logprobs[0][0] is None and len(whole.prompt_logprobs[0][1]) == given["prompt_logprobs"]
     assert grpc_whole.plain() == whole.plain()
     assert streamed.error[0] == "invalid_request" and grpc_streamed.plain() == streamed.plain()
 
 
 @pytest.mark.parametrize(("kind", "given", "expected"), all_cases(REFUSED, REFUSED_CHAT, REFUSED_COMPLETION))
-def test_four_ways_to_the_same_refusal(
+def test_all_four_calls_get_the_same_refusal(
     front: Front, http: httpx.Client, stub: Any, kind: str, given: dict[str, Any], expected: ErrorKind
 ) -> None:
-    first, *others = asked_both_ways(http, stub, kind, whole_body(kind, given))
+    first, *others = send_over_both_protocols(http, stub, kind, whole_body(kind, given))
     assert first.error[0] == expected.value and first.error[1]
     assert [other.plain() for other in others] == [first.plain()] * 3
     assert front.dispatch.requests == []
@@ -211,13 +220,13 @@ def test_four_ways_to_the_same_refusal(
 
 @pytest.mark.parametrize("expected", list(ErrorKind), ids=lambda kind: kind.value)
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_the_dispatch_raises_is_told_alike(
+def test_errors_of_the_dispatch_are_reported_alike(
     front: Front, http: httpx.Client, stub: Any, expected: ErrorKind, *, begun: bool
 ) -> None:
-    """Also in the middle of an answer, where a stream has told a part of it."""
+    """The error may also occur in the middle of an answer, after a stream has sent a part of it."""
     error = TandemError(expected, "zu früh", param="messages[0].content", retry_after_s=2.5, reason="queue_full")
     front.stream(*(["Par"] if begun else []), error)
-    whole, streamed, grpc_whole, grpc_streamed = asked_both_ways(http, stub, "chat", whole_body("chat", {}))
+    whole, streamed, grpc_whole, grpc_streamed = send_over_both_protocols(http, stub, "chat", whole_body("chat", {}))
     assert whole.error == (expected.value, "zu früh", "messages[0].content", ERROR_TABLE[expected].openai_type)
     assert grpc_whole.plain() == whole.plain()
     assert grpc_streamed.error == streamed.error == whole.error
@@ -226,29 +235,29 @@ def test_what_the_dispatch_raises_is_told_alike(
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_where_time_went_is_told_alike(front: Front, http: httpx.Client, stub: Any, kind: str) -> None:
+def test_timing_is_reported_alike(front: Front, http: httpx.Client, stub: Any, kind: str) -> None:
     stages = {f"{stage.value}_ms" for stage in Stage}
-    for asked, given, timed in (
+    for timing, given, timed in (
         ("1", {}, {*stages, "total_ms", "first_token_ms"}),
         ("1", {"max_tokens": 0, "echo": True} if kind == "completion" else {}, None),
         ("0", {}, set()),
     ):
         front.instant(UNICODE)
-        outcomes = asked_both_ways(http, stub, kind, whole_body(kind, given), **{"x-tandem-timing": asked})
+        outcomes = send_over_both_protocols(http, stub, kind, whole_body(kind, given), **{"x-tandem-timing": timing})
         assert not any(outcome.error for outcome in outcomes)
         assert [outcome.plain() for outcome in outcomes[1:]] == [outcomes[0].plain()] * 3
         assert outcomes[0].timed == timed or (timed is None and {*stages, "total_ms"} <= outcomes[0].timed)
-    refused = asked_both_ways(http, stub, kind, whole_body(kind, {}), **{"x-tandem-timing": "2"})
+    refused = send_over_both_protocols(http, stub, kind, whole_body(kind, {}), **{"x-tandem-timing": "2"})
     assert {outcome.error[2] for outcome in refused} == {"x-tandem-timing"}
     front.stream("Par", TandemError(ErrorKind.KV_LOST, "gone"))
-    failed = asked_both_ways(http, stub, kind, whole_body(kind, {}), **{"x-tandem-timing": "1"})
+    failed = send_over_both_protocols(http, stub, kind, whole_body(kind, {}), **{"x-tandem-timing": "1"})
     assert all(outcome.error[0] == "kv_lost" and not outcome.timed for outcome in failed)
 
 
-def test_no_worker_is_told_alike(front: Front, http: httpx.Client, stub: Any) -> None:
+def test_a_missing_worker_is_reported_alike(front: Front, http: httpx.Client, stub: Any) -> None:
     front.dispatch.served = []
     front.dispatch.missing = "no live worker"
-    first, *others = asked_both_ways(http, stub, "completion", whole_body("completion", {}))
+    first, *others = send_over_both_protocols(http, stub, "completion", whole_body("completion", {}))
     assert first.error[0] == "no_worker" and first.retry_after == "1"
     assert [other.plain() for other in others] == [first.plain()] * 3
 
@@ -279,13 +288,13 @@ def test_tokens_are_counted_alike(front: Front, http: httpx.Client, stub: Any, b
     answer = http.post("/tokenize", json={"model": "tiny", **body})
     request = spell({"model": "tiny", **body}, pb.TokenizeRequest())
     if answer.status_code == 200:
-        said = answer.json()
+        body = answer.json()
         reply = stub.Tokenize(request)
-        assert (reply.count, list(reply.tokens), reply.max_model_len) == (said["count"], said["tokens"], 512)
-        assert list(reply.token_strs) == (said["token_strs"] or [])
+        assert (reply.count, list(reply.tokens), reply.max_model_len) == (body["count"], body["tokens"], 512)
+        assert list(reply.token_strs) == (body["token_strs"] or [])
         assert (
-            stub.Detokenize(pb.DetokenizeRequest(model="tiny", tokens=said["tokens"])).prompt
-            == (http.post("/detokenize", json={"model": "tiny", "tokens": said["tokens"]}).json()["prompt"])
+            stub.Detokenize(pb.DetokenizeRequest(model="tiny", tokens=body["tokens"])).prompt
+            == (http.post("/detokenize", json={"model": "tiny", "tokens": body["tokens"]}).json()["prompt"])
         )
     else:
         with pytest.raises(grpc.RpcError) as error:
@@ -298,40 +307,40 @@ def test_a_lane_is_named_alike(front: Front, http: httpx.Client, stub: Any) -> N
     front.instant()
     body = whole_body("completion", {})
     for given in ("batch", "Standard", "interactive"):
-        outcomes = [ask_http(http, "completion", body, False, {"x-tandem-lane": given}.items())]
-        outcomes.append(ask_grpc(stub, "completion", body, False, {"x-tandem-lane": given}.items()))
+        outcomes = [send_http(http, "completion", body, False, {"x-tandem-lane": given}.items())]
+        outcomes.append(send_grpc(stub, "completion", body, False, {"x-tandem-lane": given}.items()))
         assert [outcome.error for outcome in outcomes] == [(), ()]
         assert [request.lane.label for request in front.dispatch.requests[-2:]] == [given.lower()] * 2
     wrong = {"x-tandem-lane": "fast", "x-request-id": "mine"}.items()
-    over_http, over_grpc = ask_http(http, "chat", {}, False, wrong), ask_grpc(stub, "chat", {}, False, wrong)
+    over_http, over_grpc = send_http(http, "chat", {}, False, wrong), send_grpc(stub, "chat", {}, False, wrong)
     assert over_http.error[0] == "invalid_request" and over_grpc.plain() == over_http.plain()
 
 
-def test_what_is_left_of_a_quota_is_told_alike(front: Front, http: httpx.Client, stub: Any) -> None:
+def test_the_remaining_quota_is_reported_alike(front: Front, http: httpx.Client, stub: Any) -> None:
     left = RateLimitStatus(
         limit_requests=10, remaining_requests=3, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=0
     )
-    front.instant(standing=left)
+    front.instant(rate_limits=left)
     headers = http.post("/v1/completions", json=whole_body("completion", {})).headers
     _, call = stub.Complete.with_call(spell(whole_body("completion", {}), pb.CompleteRequest()))
-    told = {name: value for name, value in call.initial_metadata() if name.startswith("x-ratelimit")}
-    assert told == {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
-    assert told["x-ratelimit-remaining-requests"] == "3" and len(told) == 6
+    rate_limit_headers = {name: value for name, value in call.initial_metadata() if name.startswith("x-ratelimit")}
+    assert rate_limit_headers == {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
+    assert rate_limit_headers["x-ratelimit-remaining-requests"] == "3" and len(rate_limit_headers) == 6
 
 
-def test_prompts_that_would_never_all_be_let_in_are_refused_before_the_first(
+def test_prompts_that_can_never_all_be_admitted_are_refused_before_the_first(
     front: Front, http: httpx.Client, stub: Any
 ) -> None:
     never = TandemError(ErrorKind.INVALID_REQUEST, "too many", param="prompt", reason="requests_per_minute")
     front.dispatch.never = never
     given = whole_body("completion", {"prompt": ["a", "b"]})
-    first, *others = asked_both_ways(http, stub, "completion", given)
+    first, *others = send_over_both_protocols(http, stub, "completion", given)
     assert first.error == ("invalid_request", "too many", "prompt", "invalid_request_error")
     assert [other.plain() for other in others] == [first.plain()] * 3
     assert front.dispatch.requests == []
 
 
-def test_a_refusal_for_a_quota_tells_alike_what_is_left(front: Front, http: httpx.Client, stub: Any) -> None:
+def test_a_quota_refusal_reports_the_remaining_quota_alike(front: Front, http: httpx.Client, stub: Any) -> None:
     left = RateLimitStatus(
         limit_requests=10, remaining_requests=0, reset_requests_s=61.0, limit_tokens=5, remaining_tokens=2
     )
@@ -345,6 +354,10 @@ def test_a_refusal_for_a_quota_tells_alike_what_is_left(front: Front, http: http
     with pytest.raises(grpc.RpcError) as error:
         stub.Complete(spell(whole_body("completion", {}), pb.CompleteRequest()))
     assert (answer.status_code, answer.headers["x-tandem-reject-reason"]) == (429, "requests_per_minute")
-    told = {name: value for name, value in error.value.trailing_metadata() if name.startswith("x-ratelimit")}
-    assert told == {name: value for name, value in answer.headers.items() if name.startswith("x-ratelimit")}
-    assert told["x-ratelimit-reset-requests"] == "1m1s" and len(told) == 6
+    rate_limit_headers = {
+        name: value for name, value in error.value.trailing_metadata() if name.startswith("x-ratelimit")
+    }
+    assert rate_limit_headers == {
+        name: value for name, value in answer.headers.items() if name.startswith("x-ratelimit")
+    }
+    assert rate_limit_headers["x-ratelimit-reset-requests"] == "1m1s" and len(rate_limit_headers) == 6

@@ -1,4 +1,6 @@
-"""Keys, forms, tools and thoughts over HTTP and over gRPC, streamed and not: the same requests and the same answers."""
+"""Test keys, response formats, tools and reasoning over HTTP and gRPC, streamed and not: the same requests and
+answers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tandem.wire.channels import channel_options
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.unit.gateway.conftest import Front, ScriptedDispatch
-from tests.unit.gateway.parity import HELLO, Outcome, asked_both_ways, comparable, whole_body
+from tests.unit.gateway.parity import HELLO, Outcome, comparable, send_over_both_protocols, whole_body
 
 pytestmark = pytest.mark.slow
 
@@ -109,8 +111,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], ErrorKind]] = {
 
 
 @pytest.fixture(scope="module")
-def door(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> Iterator[tuple[Front, httpx.Client, Any]]:
-    """A front that asks for keys and reads Hermes' calls and thoughts, and a client of each protocol."""
+def locked_front(
+    make_text: Callable[..., TextModel], tokenizer: Tokenizer
+) -> Iterator[tuple[Front, httpx.Client, Any]]:
+    """Run a front end that requires keys and parses Hermes tool calls and reasoning, with a client of each protocol."""
     text = make_text()
     served = [ServedModel(name=name, max_model_len=2048, text=text, created=1) for name in ("tiny", "org/tiny")]
     digest = key_digest(KEY)
@@ -124,13 +128,15 @@ def door(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> Iterator[
         yield front, http, InferenceStub(channel)  # type: ignore[arg-type]
 
 
-def ask(door: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], **metadata: str) -> list[Outcome]:
-    _, http, stub = door
-    return asked_both_ways(http, stub, kind, whole_body(kind, given), **metadata)
+def send(
+    locked_front: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], **metadata: str
+) -> list[Outcome]:
+    _, http, stub = locked_front
+    return send_over_both_protocols(http, stub, kind, whole_body(kind, given), **metadata)
 
 
-def told(outcome: Outcome) -> dict[str, Any]:
-    """Calls have names that are drawn: one each, and no two the same."""
+def normalized(outcome: Outcome) -> dict[str, Any]:
+    """Replace the random call ids after checking that each call has one and no two are the same."""
     ids = [call[0] for choice in outcome.choices.values() for call in choice.tool_calls.values()]
     assert all(ids) and len(set(ids)) == len(ids)
     for choice in outcome.choices.values():
@@ -139,13 +145,13 @@ def told(outcome: Outcome) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "given", "saying"), ANSWERED.values(), ids=ANSWERED)
-def test_four_ways_to_the_same_answer(
-    door: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], saying: str
+def test_all_four_calls_get_the_same_answer(
+    locked_front: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], saying: str
 ) -> None:
-    front = door[0]
+    front = locked_front[0]
     front.dispatch.reset()
     front.answer(saying)
-    first, *others = map(told, ask(door, kind, given, authorization=f"Bearer {KEY}"))
+    first, *others = map(normalized, send(locked_front, kind, given, authorization=f"Bearer {KEY}"))
     assert first["error"] == () and first["choices"][0]["finish_reason"]
     assert others == [first] * 3
     requests = [comparable(request, seeded=False) for request in front.dispatch.requests]
@@ -153,12 +159,12 @@ def test_four_ways_to_the_same_answer(
     assert {caller.tenant for caller in front.dispatch.callers} == {TENANT}
 
 
-def test_what_was_called_arrives(door: tuple[Front, httpx.Client, Any]) -> None:
-    """The cases above would agree on nothing, too."""
-    front = door[0]
+def test_a_tool_call_arrives_with_its_arguments(locked_front: tuple[Front, httpx.Client, Any]) -> None:
+    """The comparisons above would also hold if every reply were empty."""
+    front = locked_front[0]
     front.dispatch.reset()
     front.answer(f"<think>Hm</think>{TWO_CALLS}")
-    streamed = ask(door, "chat", TOOLS, authorization=f"Bearer {KEY}")[3].choices[0]
+    streamed = send(locked_front, "chat", TOOLS, authorization=f"Bearer {KEY}")[3].choices[0]
     assert streamed.reasoning == "Hm" and streamed.finish_reason == "tool_calls"
     assert [call[1:] for call in streamed.tool_calls.values()] == [
         ["function", "weather", '{"z": 1, "a": "Köln"}'],
@@ -167,26 +173,26 @@ def test_what_was_called_arrives(door: tuple[Front, httpx.Client, Any]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "given", "expected"), REFUSED.values(), ids=REFUSED)
-def test_four_ways_to_the_same_refusal(
-    door: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], expected: ErrorKind
+def test_all_four_calls_get_the_same_refusal(
+    locked_front: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], expected: ErrorKind
 ) -> None:
-    door[0].dispatch.reset()
-    first, *others = ask(door, kind, given, authorization=f"Bearer {KEY}")
+    locked_front[0].dispatch.reset()
+    first, *others = send(locked_front, kind, given, authorization=f"Bearer {KEY}")
     assert first.error[0] == expected.value
     assert [other.plain() for other in others] == [first.plain()] * 3
-    assert door[0].dispatch.requests == []
+    assert locked_front[0].dispatch.requests == []
 
 
 @pytest.mark.parametrize(
     "shown", [{}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}, {"authorization": KEY}], ids=str
 )
-def test_strangers_are_refused_alike(door: tuple[Front, httpx.Client, Any], shown: dict[str, str]) -> None:
-    """Before anything of what they ask is read."""
-    door[0].dispatch.reset()
-    first, *others = ask(door, "chat", {"temperature": 99}, **shown)
+def test_strangers_are_refused_alike(locked_front: tuple[Front, httpx.Client, Any], shown: dict[str, str]) -> None:
+    """The refusal comes before any part of the request is read."""
+    locked_front[0].dispatch.reset()
+    first, *others = send(locked_front, "chat", {"temperature": 99}, **shown)
     assert first.error[0] == "unauthenticated" and first.error[3] == "authentication_error"
     assert [other.plain() for other in others] == [first.plain()] * 3
-    stub = door[2]
+    stub = locked_front[2]
     for method, request in (
         (stub.ListModels, pb.ListModelsRequest()),
         (stub.Tokenize, pb.TokenizeRequest(prompt="x")),
@@ -197,13 +203,13 @@ def test_strangers_are_refused_alike(door: tuple[Front, httpx.Client, Any], show
         assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_key_may_be_shown_the_other_way_too(door: tuple[Front, httpx.Client, Any]) -> None:
-    door[0].dispatch.reset()
-    door[0].answer("Hi")
-    outcomes = ask(door, "completion", {}, **{"x-api-key": KEY})
+def test_a_key_may_be_sent_as_x_api_key(locked_front: tuple[Front, httpx.Client, Any]) -> None:
+    locked_front[0].dispatch.reset()
+    locked_front[0].answer("Hi")
+    outcomes = send(locked_front, "completion", {}, **{"x-api-key": KEY})
     assert [outcome.error for outcome in outcomes] == [()] * 4
 
 
-def test_only_models_that_a_tenant_may_use_are_listed(door: tuple[Front, httpx.Client, Any]) -> None:
-    listed = door[2].ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {KEY}"),)).data
+def test_only_models_that_a_tenant_may_use_are_listed(locked_front: tuple[Front, httpx.Client, Any]) -> None:
+    listed = locked_front[2].ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {KEY}"),)).data
     assert [model.id for model in listed] == ["tiny"]

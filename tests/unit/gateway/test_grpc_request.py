@@ -1,4 +1,4 @@
-"""The requests of inference.proto reach every field of the HTTP bodies, and none gets another meaning on the way."""
+"""Test that requests of inference.proto reach every field of the HTTP bodies with the same meaning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_OVER_GRPC = {
 
 
 def missing(struct: type, message: Descriptor, where: str = "") -> Iterator[str]:
-    """The fields of `struct`, and of those inside it, that `message` does not have."""
+    """Yield the fields of `struct`, and of the structs inside it, that `message` lacks."""
     for field in msgspec.structs.fields(struct):
         path = f"{where}{field.name}"
         names = [field.name, f"{field.name}_json", *(new for new, old in _RENAMED.items() if old == field.name)]
@@ -102,14 +102,14 @@ def test_bad_json_text_is_refused_by_name(text: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty"])
-def test_what_json_cannot_say_is_refused_by_name(name: str, value: float) -> None:
-    """Written as JSON these would become null, which asks for nothing."""
+def test_values_that_json_cannot_express_are_refused_by_name(name: str, value: float) -> None:
+    """As JSON these values would become null, which means that the field is absent."""
     with pytest.raises(TandemError) as refusal:
         chat_body(pb.ChatRequest(model="m", **{name: value}))
     assert refusal.value.kind is ErrorKind.INVALID_REQUEST and refusal.value.param == name
 
 
-def test_a_bias_that_json_cannot_say_is_refused_by_its_token() -> None:
+def test_a_bias_that_json_cannot_express_is_refused_by_its_token() -> None:
     with pytest.raises(TandemError) as refusal:
         completion_body(pb.CompleteRequest(model="m", logit_bias={7: float("nan")}))
     assert refusal.value.param == "logit_bias.7"

@@ -1,4 +1,4 @@
-"""The server around the gRPC services: health, reflection, a taken port, a graceful end; never a call's content."""
+"""Test the server around the gRPC services: health, reflection, a port in use and a graceful stop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", conte
 async def serving(
     make_text: Callable[..., TextModel], **limits: Any
 ) -> AsyncIterator[tuple[GrpcServer, ScriptedDispatch, Any]]:
-    """A server of its own on the test's loop, its dispatch, and a channel to it."""
+    """Run a separate server on the test's loop; yield it, its dispatch, and a channel to it."""
     dispatch = ScriptedDispatch([ServedModel(name="tiny", max_model_len=512, text=make_text(), created=1)])
     server = make_server(dispatch, **limits)
     await server.start("127.0.0.1", 0)
@@ -72,7 +72,7 @@ def test_the_health_of_an_unknown_service_is_not_found(front: Front, channel: gr
     assert error.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_who_watches_the_health_hears_of_changes(front: Front, channel: grpc.Channel) -> None:
+def test_a_health_watch_reports_changes(front: Front, channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE))
     assert next(watch).status == SERVING
@@ -93,11 +93,15 @@ def test_reflection_is_enough_to_call_without_our_code(front: Front, channel: gr
     service = DescriptorPool(database).FindServiceByName(INFERENCE)
     methods = {method.name: method for method in service.methods}
     assert methods["StreamChat"].server_streaming and not methods["Chat"].server_streaming
-    ask, answer = [GetMessageClass(kind) for kind in (methods["Chat"].input_type, methods["Chat"].output_type)]
+    request_class, answer = [
+        GetMessageClass(kind) for kind in (methods["Chat"].input_type, methods["Chat"].output_type)
+    ]
     call = channel.unary_unary(
-        f"/{INFERENCE}/Chat", request_serializer=ask.SerializeToString, response_deserializer=answer.FromString
+        f"/{INFERENCE}/Chat",
+        request_serializer=request_class.SerializeToString,
+        response_deserializer=answer.FromString,
     )
-    reply: Any = call(ask(model="tiny", messages=[{"role": "user", "content": "Hello"}]))
+    reply: Any = call(request_class(model="tiny", messages=[{"role": "user", "content": "Hello"}]))
     assert reply.choices[0].message.content == "Paris" and reply.usage.total_tokens > 0
 
 
@@ -110,7 +114,7 @@ async def test_a_taken_port_is_refused_by_name(make_text: Callable[..., TextMode
         await second.stop(0.0)
 
 
-async def test_it_serves_an_ipv6_address(make_text: Callable[..., TextModel]) -> None:
+async def test_the_server_listens_on_an_ipv6_address(make_text: Callable[..., TextModel]) -> None:
     server = make_server(ScriptedDispatch([]))
     try:
         await server.start("::1", 0)
@@ -131,19 +135,19 @@ async def test_a_stop_lets_streams_end_and_takes_no_new_call(
         stub = InferenceStub(channel)
         call = stub.StreamChat(HELLO)
         updates = aiter(call)
-        told = [await anext(updates)]
+        received = [await anext(updates)]
         watch = aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
         assert (await anext(watch)).status == SERVING
         stopping = asyncio.create_task(server.stop(20.0))
-        # A watch would go on for ever; it ends with what has become true.
+        # A watch would go on for ever; it ends with the status that became true.
         assert [update.status async for update in watch] == [NOT_SERVING]
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stub.Chat(HELLO)
         assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
         assert not stopping.done()
         gate.set()
-        told += [update async for update in updates]
-        assert "".join(choice.message.content for update in told for choice in update.choices) == "Paris"
+        received += [update async for update in updates]
+        assert "".join(choice.message.content for update in received for choice in update.choices) == "Paris"
         assert await call.code() is grpc.StatusCode.OK
         await stopping
     assert stream.num_closes == 1 and len(dispatch.requests) == 1
@@ -186,7 +190,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_request_cancelled(
             assert (detail.kind, detail.reason) == ("cancelled", "stalled_client")
 
 
-async def test_of_too_many_calls_those_before_go_on_and_probes_are_answered(
+async def test_beyond_the_call_limit_earlier_calls_go_on_and_probes_are_answered(
     make_text: Callable[..., TextModel], running_front: Front
 ) -> None:
     async with serving(make_text, max_calls=2) as (_, dispatch, channel):

@@ -1,4 +1,4 @@
-"""Streams that wait for their first token: comments keep them alive, and errors find their proper form."""
+"""Test streams that wait for their first token: comments keep them alive, and errors keep their proper form."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 
 Front = Any  # the fixtures' class lives in conftest
-ASKS: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "tiny", "prompt": "hi"},
 }
 BEAT = ": heartbeat"
 
 
-@pytest.mark.parametrize("path", ASKS)
-def test_a_stream_that_waits_beats_until_its_first_token(front: Front, http: httpx.Client, path: str) -> None:
+@pytest.mark.parametrize("path", BODIES)
+def test_a_waiting_stream_sends_heartbeats_until_its_first_token(front: Front, http: httpx.Client, path: str) -> None:
     gate = asyncio.Event()
     tokens = front.stream(gate, "Paris", 1, front.finished())
-    with http.stream("POST", path, json=ASKS[path] | {"stream": True}) as response:
+    with http.stream("POST", path, json=BODIES[path] | {"stream": True}) as response:
         assert response.status_code == 200
         assert "x-tandem-path" not in response.headers
         lines = response.iter_lines()
@@ -32,20 +32,20 @@ def test_a_stream_that_waits_beats_until_its_first_token(front: Front, http: htt
         rest = [line for line in lines if line and line != BEAT]
     assert rest[-1] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
-    said = [choice.get("delta", {}).get("content", choice.get("text")) for c in chunks for choice in c["choices"]]
-    assert "".join(text or "" for text in said) == "Paris"
+    texts = [choice.get("delta", {}).get("content", choice.get("text")) for c in chunks for choice in c["choices"]]
+    assert "".join(text or "" for text in texts) == "Paris"
     assert chunks[-1]["tandem"] == {"path": "remote", "attempts": 1}
     assert tokens.closed.wait(20) and tokens.num_closes == 1
 
 
-@pytest.mark.parametrize("path", ASKS)
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("kind", [ErrorKind.NO_WORKER, ErrorKind.DEADLINE, ErrorKind.SLO_MISS])
 def test_an_error_after_a_heartbeat_is_an_event_and_nothing_follows(
     front: Front, http: httpx.Client, path: str, kind: ErrorKind
 ) -> None:
     gate = asyncio.Event()
     tokens = front.stream(gate, TandemError(kind, "no place"))
-    with http.stream("POST", path, json=ASKS[path] | {"stream": True}) as response:
+    with http.stream("POST", path, json=BODIES[path] | {"stream": True}) as response:
         assert response.status_code == 200
         lines = response.iter_lines()
         assert next(lines) == BEAT
@@ -56,13 +56,13 @@ def test_an_error_after_a_heartbeat_is_an_event_and_nothing_follows(
     assert tokens.closed.wait(20) and tokens.num_closes == 1
 
 
-@pytest.mark.parametrize("path", ASKS)
-def test_a_whole_answer_never_beats(front: Front, http: httpx.Client, path: str) -> None:
-    """Its status is not known before its end."""
+@pytest.mark.parametrize("path", BODIES)
+def test_a_whole_answer_has_no_heartbeats(front: Front, http: httpx.Client, path: str) -> None:
+    """The status of a whole answer is not known before its end."""
     gate = asyncio.Event()
     front.stream(gate, TandemError(ErrorKind.NO_WORKER, "no place"))
     asyncio.run(_open_after(front, gate))
-    response = http.post(path, json=ASKS[path])
+    response = http.post(path, json=BODIES[path])
     assert response.status_code == 503 and response.headers["retry-after"] == "1"
 
 
@@ -72,17 +72,17 @@ async def _open_after(front: Front, gate: asyncio.Event) -> None:
 
 def test_a_client_that_leaves_between_heartbeats_leaves_nothing(front: Front, http: httpx.Client) -> None:
     tokens = front.stream(asyncio.Event())
-    with http.stream("POST", "/v1/completions", json=ASKS["/v1/completions"] | {"stream": True}) as response:
+    with http.stream("POST", "/v1/completions", json=BODIES["/v1/completions"] | {"stream": True}) as response:
         assert next(response.iter_lines()) == BEAT
     assert tokens.closed.wait(20) and tokens.num_closes == 1
 
 
-def test_several_prompts_beat_until_the_first_of_them_speaks(front: Front, http: httpx.Client) -> None:
+def test_several_prompts_have_heartbeats_until_the_first_token_of_any(front: Front, http: httpx.Client) -> None:
     gates = [asyncio.Event(), asyncio.Event()]
     streams = iter([front.stream(gate, "a", front.finished()) for gate in gates])
     front.dispatch.script = lambda request: next(streams)
-    ask = ASKS["/v1/completions"] | {"stream": True, "prompt": ["x", "y"]}
-    with http.stream("POST", "/v1/completions", json=ask) as response:
+    body = BODIES["/v1/completions"] | {"stream": True, "prompt": ["x", "y"]}
+    with http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         assert next(lines) == BEAT
         for gate in gates:

@@ -1,5 +1,6 @@
-"""Clients that send or read badly, against the whole gateway but its workers: each gets what it deserves, nothing of it
-is left, and the next one is served."""
+"""Test clients that send or read badly against a whole gateway with a scripted worker: each is refused or cut off,
+leaves nothing behind, and the next client is served.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +31,17 @@ pytestmark = pytest.mark.slow
 
 LIMITS = HttpLimits(linger_s=0.3, max_connections=32, max_pipelined=4, probes=PROBES, probe_room=2)
 HASTY = replace(LIMITS, request_timeout_s=0.3, stalled_client_s=0.3)
-"""For those whose time is over. Nobody else is hurried, because the machine may be slow."""
+"""Timeout for clients that are expected to run into it. The other limits are long, because the machine may be slow."""
 FORGETFUL = replace(LIMITS, keep_alive_s=1.0)
-"""Lets go of those who could ask again and do not; a request has all the time."""
+"""Idle timeout that closes keep-alive connections without a new request; a request under way has unlimited time."""
 MAX_BODY = 20_000
 HELD, LONG = 400, 10_000
-"""Of tokens."""
+"""Number of tokens."""
 
 GET = b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
 ASTRAY = b"POST /nothing HTTP/1.1\r\nhost: h\r\n"
-"""It is answered before its body is here."""
+"""A request that is answered before its body has arrived."""
 
 
 def post(*, tokens: int = 3, headers: bytes = b"", **fields: Any) -> bytes:
@@ -54,14 +55,14 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
 
 
 class Client:
-    """One connection. What is read is kept in `seen`."""
+    """Own one connection; what was read is kept in `seen`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self.seen = b""
 
     async def read(self, until_seen: bytes | None = None) -> bytes:
-        """To the end, or until something was read."""
+        """Read to the end, or until `until_seen` was read."""
         async with asyncio.timeout(PATIENCE_S):
             while until_seen is None or until_seen not in self.seen:
                 try:
@@ -78,8 +79,8 @@ class Client:
         self.writer.transport.abort()
 
 
-class Door:
-    """A gateway in front of one scripted worker that answers each job at once, but for those of `held` tokens."""
+class GuardedGateway:
+    """Own a gateway in front of one scripted worker that answers each job at once, except jobs of `HELD` tokens."""
 
     def __init__(self, rig: Rig, worker: ScriptedWorker, limits: HttpLimits) -> None:
         self.rig, self.worker = rig, worker
@@ -99,8 +100,8 @@ class Door:
         client.writer.write(request)
         return client
 
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Status and body of the one answer, after which the connection must end."""
+    async def send_request(self, request: bytes) -> tuple[int, bytes]:
+        """Return status and body of the only answer, after which the connection must end."""
         client = await self.connect(request)
         answer = await client.read()
         client.leave()
@@ -108,7 +109,7 @@ class Door:
         return int(head.split()[1]) if head else 0, body
 
     async def serves(self) -> None:
-        status, body = await self.ask(post(headers=b"connection: close\r\n"))
+        status, body = await self.send_request(post(headers=b"connection: close\r\n"))
         assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 3
 
     def connections(self) -> set[object]:
@@ -119,12 +120,12 @@ class Door:
 
 
 def token(key: JobKey, index: int) -> Token:
-    """A letter."""
+    """Return a token that decodes to a letter."""
     return Token(key, index, SampledToken(60))
 
 
 def events(job: Job) -> Sequence[JobEvent]:
-    """All tokens; of a job that asks for `HELD` only the first, and of one that asks for `LONG` no end."""
+    """Return all events of a job; a job of `HELD` tokens gets only the first, and one of `LONG` tokens has no end."""
     count = job.request.sampling.max_tokens
     if count == HELD:
         return [token(job.key, 0)]
@@ -133,44 +134,44 @@ def events(job: Job) -> Sequence[JobEvent]:
     return [*(token(job.key, index) for index in range(count)), Finished(job.key, FinishReason.LENGTH, count, 0)]
 
 
-async def open_door(make_rig: Callable[..., Rig], limits: HttpLimits) -> Door:
+async def open_gateway(make_rig: Callable[..., Rig], limits: HttpLimits) -> GuardedGateway:
     rig = make_rig(max_body=Bytes(MAX_BODY), disaggregation="off")
     await rig.start()
     worker = await rig.add("m", "mixed")
     worker.max_model_len = 20_000
     await until(lambda: rig.dispatch.ready() is None)
     worker.after_submit = events
-    door = Door(rig, worker, limits)
-    await door.server.start()
-    return door
+    gateway = GuardedGateway(rig, worker, limits)
+    await gateway.server.start()
+    return gateway
 
 
-async def close_door(door: Door) -> None:
-    """Whatever came, the next one is served; then nothing is left."""
-    for client in door.clients:
+async def close_gateway(gateway: GuardedGateway) -> None:
+    """Check that the next client is served and that nothing is left."""
+    for client in gateway.clients:
         client.leave()
-    await until(lambda: not door.connections())
-    await door.serves()
-    await until(lambda: not door.rig.left_over() and not door.tasks() and not door.connections())
-    await door.server.stop()
+    await until(lambda: not gateway.connections())
+    await gateway.serves()
+    await until(lambda: not gateway.rig.left_over() and not gateway.tasks() and not gateway.connections())
+    await gateway.server.stop()
 
 
 @pytest.fixture
-async def door(make_rig: Callable[..., Rig]) -> AsyncIterator[Door]:
-    door = await open_door(make_rig, LIMITS)
-    yield door
-    await close_door(door)
+async def gateway(make_rig: Callable[..., Rig]) -> AsyncIterator[GuardedGateway]:
+    gateway = await open_gateway(make_rig, LIMITS)
+    yield gateway
+    await close_gateway(gateway)
 
 
 @pytest.fixture
-async def hasty(make_rig: Callable[..., Rig]) -> AsyncIterator[Door]:
-    door = await open_door(make_rig, HASTY)
-    yield door
-    await close_door(door)
+async def hasty(make_rig: Callable[..., Rig]) -> AsyncIterator[GuardedGateway]:
+    gateway = await open_gateway(make_rig, HASTY)
+    yield gateway
+    await close_gateway(gateway)
 
 
 async def drip(client: Client, data: bytes) -> None:
-    """A byte at a time, for as long as somebody takes them."""
+    """Send a byte at a time until the peer stops reading."""
     with suppress(ConnectionError):
         for byte in data:
             client.writer.write(bytes([byte]))
@@ -185,12 +186,12 @@ def code(body: bytes) -> str:
 # ---- slow senders
 
 
-async def test_who_says_nothing_is_let_go(hasty: Door) -> None:
+async def test_a_silent_client_is_disconnected(hasty: GuardedGateway) -> None:
     assert await (await hasty.connect()).read() == b""
 
 
 @pytest.mark.parametrize("request_", [HEAD + b"x: " + b"y" * 1000, post()[:-1] + b" " * 1000])
-async def test_a_byte_at_a_time_is_refused(hasty: Door, request_: bytes) -> None:
+async def test_a_byte_at_a_time_is_refused(hasty: GuardedGateway, request_: bytes) -> None:
     head = request_.find(b"\r\n\r\n")
     start = request_[: head + 5] if head > 0 else b""
     if head > 0:
@@ -203,7 +204,7 @@ async def test_a_byte_at_a_time_is_refused(hasty: Door, request_: bytes) -> None
     assert hasty.worker.jobs == []
 
 
-async def test_a_body_that_drips_on_after_its_answer_is_let_go(hasty: Door) -> None:
+async def test_a_body_that_drips_on_after_its_answer_is_cut_off(hasty: GuardedGateway) -> None:
     client = await hasty.connect(HEAD.replace(b"completions", b"nothing") + b"content-length: 100000\r\n\r\n")
     dripping = asyncio.create_task(drip(client, b" " * 1000))
     answer = await client.read()
@@ -211,21 +212,21 @@ async def test_a_body_that_drips_on_after_its_answer_is_let_go(hasty: Door) -> N
     assert answer.startswith(b"HTTP/1.1 404 ") and answer.count(b"HTTP/1.1") == 1
 
 
-async def test_a_request_behind_a_long_answer_has_all_the_time(make_rig: Callable[..., Rig]) -> None:
-    """Not it is late, but we are: half of a second request does not end the first one."""
-    door = await open_door(make_rig, replace(LIMITS, request_timeout_s=0.4))
-    client = await door.connect(post(tokens=HELD, stream=True) + GET[:10])
+async def test_a_request_pipelined_behind_a_long_answer_does_not_time_out(make_rig: Callable[..., Rig]) -> None:
+    """The gateway delays the second request, not its client: half of a second request does not end the first one."""
+    gateway = await open_gateway(make_rig, replace(LIMITS, request_timeout_s=0.4))
+    client = await gateway.connect(post(tokens=HELD, stream=True) + GET[:10])
     await client.read(b"data: ")
     for index in range(1, 4):
         await asyncio.sleep(0.25)
-        door.worker.tell(token(door.worker.jobs[0].key, index))
-    door.worker.tell(Finished(door.worker.jobs[0].key, FinishReason.LENGTH, 4, 0))
+        gateway.worker.publish(token(gateway.worker.jobs[0].key, index))
+    gateway.worker.publish(Finished(gateway.worker.jobs[0].key, FinishReason.LENGTH, 4, 0))
     client.writer.write(GET[10:])
     assert b"200 OK" in (await client.read(b'"ok"')).partition(b"[DONE]")[2]
-    await close_door(door)
+    await close_gateway(gateway)
 
 
-# ---- those who could ask again and do not
+# ---- keep-alive connections without a new request
 
 FOUND, NOT_FOUND = b"HTTP/1.1 200 ", b"HTTP/1.1 404 "
 IDLE: dict[str, list[tuple[bytes, bytes]]] = {
@@ -244,22 +245,22 @@ IDLE: dict[str, list[tuple[bytes, bytes]]] = {
     ],
     "several at once": [(GET + ASTRAY + b"content-length: 5\r\n\r\n", NOT_FOUND), (b"hello", b"")],
 }  # fmt: skip
-"""What is sent, piece by piece, and what of the answer is awaited before the next."""
+"""The pieces that are sent, and for each the part of the answer that is awaited before the next piece."""
 
 
 async def converse(client: Client, pieces: list[tuple[bytes, bytes]]) -> None:
     for sent, awaited in pieces:
         client.writer.write(sent)
         await client.read(awaited)
-        await asyncio.sleep(0.1)  # where nothing is awaited, that it comes by itself
+        await asyncio.sleep(0.1)  # where nothing is awaited, give the piece time to arrive alone
 
 
-async def test_who_asks_no_more_is_let_go(make_rig: Callable[..., Rig]) -> None:
-    """However the last request and its answer came about; none of these needs a key."""
-    door = await open_door(make_rig, FORGETFUL)
+async def test_an_idle_keep_alive_connection_is_closed(make_rig: Callable[..., Rig]) -> None:
+    """The kind of the last request and its answer does not matter; none of these needs a key."""
+    gateway = await open_gateway(make_rig, FORGETFUL)
 
     async def is_let_go(pieces: list[tuple[bytes, bytes]]) -> bool:
-        client = await door.connect()
+        client = await gateway.connect()
         await converse(client, pieces)
         try:
             await client.read()
@@ -269,29 +270,29 @@ async def test_who_asks_no_more_is_let_go(make_rig: Callable[..., Rig]) -> None:
 
     found = await asyncio.gather(*map(is_let_go, IDLE.values()))
     assert [name for name, ended in zip(IDLE, found, strict=True) if not ended] == []
-    await close_door(door)
+    await close_gateway(gateway)
 
 
-async def test_stray_lines_put_nothing_off(make_rig: Callable[..., Rig]) -> None:
-    door = await open_door(make_rig, FORGETFUL)
-    client = await door.connect(GET)
+async def test_stray_lines_do_not_postpone_the_idle_timeout(make_rig: Callable[..., Rig]) -> None:
+    gateway = await open_gateway(make_rig, FORGETFUL)
+    client = await gateway.connect(GET)
     await client.read(b'"ok"')
     dripping = asyncio.create_task(drip(client, b"\r\n" * 2000))
     await client.read()
     dripping.cancel()
-    await close_door(door)
+    await close_gateway(gateway)
 
 
 @pytest.mark.parametrize("name", ["a body after its answer", "a head behind an answer"])
-async def test_who_still_sends_is_not_taken_for_one_who_asks_no_more(make_rig: Callable[..., Rig], name: str) -> None:
-    door = await open_door(make_rig, FORGETFUL)
-    client = await door.connect()
+async def test_a_client_that_still_sends_is_not_idle(make_rig: Callable[..., Rig], name: str) -> None:
+    gateway = await open_gateway(make_rig, FORGETFUL)
+    client = await gateway.connect()
     is_body = name == "a body after its answer"
     first = ASTRAY + b"content-length: 5\r\n\r\n" if is_body else post(tokens=4) + GET[:10]
     await converse(client, [(first, NOT_FOUND if is_body else b'"completion_tokens":4')])
     await asyncio.sleep(1.6 * FORGETFUL.keep_alive_s)
     await converse(client, [(b"hello" + GET if is_body else GET[10:], b'"ok"')])
-    await close_door(door)
+    await close_gateway(gateway)
 
 
 # ---- large heads
@@ -310,14 +311,14 @@ HEAD_BOMBS = {
 }
 
 
-async def test_head_bombs(door: Door) -> None:
+async def test_head_bombs(gateway: GuardedGateway) -> None:
     for name, bomb in HEAD_BOMBS.items():
-        status, body = await door.ask(bomb)
+        status, body = await gateway.send_request(bomb)
         assert (name, status, code(body)) == (name, 431, "headers_too_large")
 
 
-async def test_a_head_as_large_as_allowed(door: Door) -> None:
-    status, _ = await door.ask(post(headers=b"connection: close\r\nx: " + b"y" * 32_000 + b"\r\n"))
+async def test_a_head_as_large_as_allowed(gateway: GuardedGateway) -> None:
+    status, _ = await gateway.send_request(post(headers=b"connection: close\r\nx: " + b"y" * 32_000 + b"\r\n"))
     assert status == 200
 
 
@@ -340,16 +341,16 @@ WRONG_JSON = {
 }
 
 
-async def test_bodies_over_the_limit(door: Door) -> None:
+async def test_bodies_over_the_limit(gateway: GuardedGateway) -> None:
     for name, request in LARGE.items():
-        status, body = await door.ask(request)
+        status, body = await gateway.send_request(request)
         assert (name, status, code(body)) == (name, 413, "body_too_large")
 
 
-async def test_json_that_goes_deep_or_wrong(door: Door) -> None:
+async def test_json_that_goes_deep_or_wrong(gateway: GuardedGateway) -> None:
     for name, text in WRONG_JSON.items():
         head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(text)
-        status, body = await door.ask(head + text)
+        status, body = await gateway.send_request(head + text)
         assert (name, status, code(body)) == (name, 400, "invalid_request")
 
 
@@ -375,31 +376,31 @@ NOT_HTTP = [
 ]
 
 
-async def test_what_is_not_http_is_refused(door: Door) -> None:
+async def test_bytes_that_are_not_http_are_refused(gateway: GuardedGateway) -> None:
     for request in NOT_HTTP:
-        status, body = await door.ask(request)
+        status, body = await gateway.send_request(request)
         assert (request, status, code(body)) == (request, 400, "invalid_request")
 
 
-async def test_noise_harms_nobody(door: Door) -> None:
-    """What of it looks like a request is answered; nothing is our fault."""
+async def test_noise_harms_nobody(gateway: GuardedGateway) -> None:
+    """Noise that looks like a request is answered; nothing causes an internal error."""
     noise = random.Random(0)
     good = post()
     for _ in range(60):
         request = bytearray(good)
         for _ in range(noise.randint(1, 6)):
             request[noise.randrange(len(request))] = noise.randrange(256)
-        client = await door.connect(bytes(request))
+        client = await gateway.connect(bytes(request))
         client.writer.write_eof()
         answer = await client.read()
         assert not answer.startswith(b"HTTP/1.1 5"), (request, answer)
 
 
-async def test_requests_cut_at_every_byte(door: Door) -> None:
+async def test_requests_cut_at_every_byte(gateway: GuardedGateway) -> None:
     whole = post(stream=True)
     for stop in range(len(whole)):
         for resets in (True, False):
-            client = await door.connect(whole[:stop])
+            client = await gateway.connect(whole[:stop])
             await client.writer.drain()
             if resets:
                 client.leave()
@@ -407,26 +408,26 @@ async def test_requests_cut_at_every_byte(door: Door) -> None:
                 client.writer.write_eof()
                 assert not (await client.read()).startswith(b"HTTP/1.1 5")
                 client.leave()
-    assert door.worker.jobs == []
+    assert gateway.worker.jobs == []
 
 
 OLDER = [
     (version, headers) for version in (b"HTTP/1.0", b"HTTP/0.9") for headers in (b"", b"connection: keep-alive\r\n")
 ]
-"""Versions of HTTP, and what else a head says."""
+"""HTTP versions with the headers of a request."""
 
 
-async def test_http_1_0_is_answered_and_ended(door: Door) -> None:
+async def test_http_1_0_is_answered_and_ended(gateway: GuardedGateway) -> None:
     for version, headers in OLDER:
-        status, body = await door.ask(post(headers=headers).replace(b"HTTP/1.1", version))
-        told = json.loads(body)["usage"]["completion_tokens"]
-        assert (version, headers, status, told) == (version, headers, 200, 3)
+        status, body = await gateway.send_request(post(headers=headers).replace(b"HTTP/1.1", version))
+        num_tokens = json.loads(body)["usage"]["completion_tokens"]
+        assert (version, headers, status, num_tokens) == (version, headers, 200, 3)
 
 
-async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection(door: Door) -> None:
-    """Who knows no chunks would take their lengths for text."""
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection(gateway: GuardedGateway) -> None:
+    """A client that does not know chunks would take their lengths for text."""
     for version, headers in OLDER:
-        client = await door.connect(post(headers=headers, stream=True).replace(b"HTTP/1.1", version))
+        client = await gateway.connect(post(headers=headers, stream=True).replace(b"HTTP/1.1", version))
         head, _, body = (await client.read()).partition(b"\r\n\r\n")
         assert b"\r\nconnection: close" in head, (version, headers)
         assert b"transfer-encoding" not in head and b"content-length" not in head, (version, headers)
@@ -435,19 +436,19 @@ async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection
         assert events[-2:] == [b"data: [DONE]", b""], (version, headers)
 
 
-async def test_http_1_0_behind_another_request(door: Door) -> None:
-    client = await door.connect(post(stream=True) + post(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0") + GET)
+async def test_http_1_0_behind_another_request(gateway: GuardedGateway) -> None:
+    client = await gateway.connect(post(stream=True) + post(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0") + GET)
     answer = await client.read()
     assert answer.count(b"HTTP/1.1 200 OK") == 2 and answer.count(b"transfer-encoding: chunked") == 1
     assert answer.endswith(b"\n\ndata: [DONE]\n\n")
 
 
-async def test_an_upgrade_is_not_taken_and_the_request_is_answered(door: Door) -> None:
-    """Java's client offers h2c with its first request. The connection can be used again."""
+async def test_an_upgrade_is_not_taken_and_the_request_is_answered(gateway: GuardedGateway) -> None:
+    """Java's client offers h2c with its first request. The connection stays usable."""
     for protocol in (b"websocket\r\nsec-websocket-key: eA==\r\nsec-websocket-version: 13", b"h2c"):
         request = post(tokens=2, headers=b"connection: Upgrade\r\nupgrade: " + protocol + b"\r\n")
         for cut in (len(request), len(request) - 30, len(request) - 60):
-            client = await door.connect(request[:cut])
+            client = await gateway.connect(request[:cut])
             await client.writer.drain()
             client.writer.write(request[cut:])
             await client.read(b'"completion_tokens":2')
@@ -456,120 +457,124 @@ async def test_an_upgrade_is_not_taken_and_the_request_is_answered(door: Door) -
             client.leave()
 
 
-async def test_a_body_is_asked_for(door: Door) -> None:
+async def test_expect_continue_is_answered_before_the_body(gateway: GuardedGateway) -> None:
     head, _, body = post(headers=b"expect: 100-continue\r\nconnection: close\r\n").partition(b"\r\n\r\n")
-    client = await door.connect(head + b"\r\n\r\n")
+    client = await gateway.connect(head + b"\r\n\r\n")
     await client.read(b"100 Continue\r\n\r\n")
     client.writer.write(body)
     assert b"HTTP/1.1 200 OK" in await client.read()
 
 
-async def test_a_body_that_is_shorter_than_announced(hasty: Door) -> None:
-    status, body = await hasty.ask(HEAD + b"content-length: 500\r\n\r\n" + b"{}")
+async def test_a_body_that_is_shorter_than_announced(hasty: GuardedGateway) -> None:
+    status, body = await hasty.send_request(HEAD + b"content-length: 500\r\n\r\n" + b"{}")
     assert status == 408 and code(body) == "request_timeout"
 
 
-async def test_a_body_that_is_longer_than_announced(door: Door) -> None:
-    """The rest is another request, and a bad one."""
-    answer = await (await door.connect(HEAD + b"content-length: 2\r\n\r\n" + b"{}rubbish")).read()
+async def test_a_body_that_is_longer_than_announced(gateway: GuardedGateway) -> None:
+    """The rest is parsed as another request, which is malformed."""
+    answer = await (await gateway.connect(HEAD + b"content-length: 2\r\n\r\n" + b"{}rubbish")).read()
     assert answer.startswith(b"HTTP/1.1 400 ") or answer == b""
 
 
 # ---- many at once
 
 
-async def test_pipelined_requests_are_answered_in_order(door: Door) -> None:
-    client = await door.connect(post(tokens=2) + GET + post(tokens=4) + GET.replace(b"host: h", b"connection: close"))
+async def test_pipelined_requests_are_answered_in_order(gateway: GuardedGateway) -> None:
+    client = await gateway.connect(
+        post(tokens=2) + GET + post(tokens=4) + GET.replace(b"host: h", b"connection: close")
+    )
     answer = await client.read()
     assert answer.count(b"HTTP/1.1 200 OK") == 4
     places = [answer.index(sign) for sign in (b'"completion_tokens":2', b'"ok"', b'"completion_tokens":4')]
     assert places == sorted(places)
 
 
-async def test_too_many_pipelined_requests_end_the_connection(door: Door) -> None:
-    client = await door.connect(post(tokens=HELD, stream=True))
+async def test_too_many_pipelined_requests_end_the_connection(gateway: GuardedGateway) -> None:
+    client = await gateway.connect(post(tokens=HELD, stream=True))
     await client.read(b"data: ")
     client.writer.write(GET * 50)
     assert b"HTTP/1.1 4" not in await client.read(), "nothing comes in the middle of an answer"
-    await until(lambda: "cancel" in door.worker.verbs(door.worker.jobs[0].request.id))
+    await until(lambda: "cancel" in gateway.worker.verbs(gateway.worker.jobs[0].request.id))
 
 
-async def test_a_flood_of_connections_is_refused_and_passes(door: Door) -> None:
-    held = [await door.connect(GET) for _ in range(LIMITS.max_connections)]
+async def test_a_flood_of_connections_is_refused_and_passes(gateway: GuardedGateway) -> None:
+    held = [await gateway.connect(GET) for _ in range(LIMITS.max_connections)]
     for client in held:
         await client.read(b'"ok"')
-    status, body = await door.ask(post())
-    assert status == 503 and code(body) == "overloaded" and door.worker.jobs == []
-    client = await door.connect(GET.replace(b"health", b"metrics"))
+    status, body = await gateway.send_request(post())
+    assert status == 503 and code(body) == "overloaded" and gateway.worker.jobs == []
+    client = await gateway.connect(GET.replace(b"health", b"metrics"))
     assert b"\r\nretry-after: 1\r\nx-tandem-reject-reason: connections\r\n" in await client.read()
     for client in held:
         client.leave()
-    await until(lambda: not door.connections())
-    await door.serves()
+    await until(lambda: not gateway.connections())
+    await gateway.serves()
 
 
-async def test_probes_are_answered_among_too_many_connections(door: Door) -> None:
-    held = [await door.connect(GET) for _ in range(LIMITS.max_connections)]
+async def test_probes_are_answered_among_too_many_connections(gateway: GuardedGateway) -> None:
+    held = [await gateway.connect(GET) for _ in range(LIMITS.max_connections)]
     for client in held:
         await client.read(b'"ok"')
     probe = GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
     for path in (b"/health", b"/live", b"/ready"):
-        assert (await door.ask(probe.replace(b"/health", path)))[0] == 200
-    silent = [await door.connect() for _ in range(LIMITS.probe_room)]
-    status, body = await door.ask(probe)
+        assert (await gateway.send_request(probe.replace(b"/health", path)))[0] == 200
+    silent = [await gateway.connect() for _ in range(LIMITS.probe_room)]
+    status, body = await gateway.send_request(probe)
     assert status == 503 and code(body) == "overloaded", "there is not room for all who might want to probe"
     for client in silent:
         assert await client.read() == b"", "who comes to probe does so at once"
-    probing = await door.connect(GET)
+    probing = await gateway.connect(GET)
     await probing.read(b'"ok"')
     probing.writer.write(post())
     assert b"x-tandem-reject-reason: connections" in await probing.read(), "a probe opens the door for nothing else"
     for client in held:
         client.leave()
-    await until(lambda: not door.connections())
-    await door.serves()
+    await until(lambda: not gateway.connections())
+    await gateway.serves()
 
 
-async def test_who_leaves_with_another_request_waiting_is_cancelled(door: Door) -> None:
-    client = await door.connect(post(tokens=HELD, stream=True) + GET)
+async def test_a_client_that_disconnects_with_a_pipelined_request_is_cancelled(gateway: GuardedGateway) -> None:
+    client = await gateway.connect(post(tokens=HELD, stream=True) + GET)
     await client.read(b"data: ")
     client.leave()
-    key = door.worker.jobs[0].key
-    for index in range(1, HELD):  # nothing is read of this client while an answer is due, so the next write tells
-        if "cancel" in door.worker.verbs(key.request):
+    key = gateway.worker.jobs[0].key
+    for index in range(
+        1, HELD
+    ):  # no bytes of this client are read while an answer is due, so only the next write notices
+        if "cancel" in gateway.worker.verbs(key.request):
             return
-        door.worker.tell(token(key, index))
+        gateway.worker.publish(token(key, index))
         await asyncio.sleep(0.01)
     raise AssertionError("it ran on")
 
 
 @pytest.mark.parametrize("num_idle", [200, pytest.param(1000, marks=pytest.mark.nightly)])
 async def test_many_idle_streams_that_leave_at_once(make_rig: Callable[..., Rig], num_idle: int) -> None:
-    door = await open_door(make_rig, HttpLimits())
-    clients = [await door.connect(post(tokens=HELD, stream=True)) for _ in range(num_idle)]
+    gateway = await open_gateway(make_rig, HttpLimits())
+    clients = [await gateway.connect(post(tokens=HELD, stream=True)) for _ in range(num_idle)]
     for client in clients:
         await client.read(b"data: ")
-    await door.serves()
+    await gateway.serves()
     for client in clients:
         client.leave()
-    await until(lambda: not door.rig.left_over())
-    held = {job.request.id for job in door.worker.jobs if job.request.sampling.max_tokens == HELD}
-    await until(lambda: len(held & {key.request for verb, key in door.worker.seen if verb == "cancel"}) == num_idle)
-    await close_door(door)
+    await until(lambda: not gateway.rig.left_over())
+    held = {job.request.id for job in gateway.worker.jobs if job.request.sampling.max_tokens == HELD}
+    await until(lambda: len(held & {key.request for verb, key in gateway.worker.seen if verb == "cancel"}) == num_idle)
+    await close_gateway(gateway)
 
 
 # ---- slow readers
 
 
-async def test_a_reader_that_stalls_is_cut_off_and_cancelled(hasty: Door) -> None:
-    """What waits for it is bounded: by the request's tokens here, by high-water marks below."""
+async def test_a_reader_that_stalls_is_cut_off_and_cancelled(hasty: GuardedGateway) -> None:
+    """The data that waits for the reader is bounded: by the request's tokens here, by high-water marks below."""
     client = await hasty.connect(post(tokens=LONG, stream=True), receive_buffer=4096)
     await until(lambda: "cancel" in hasty.worker.verbs(hasty.worker.jobs[0].request.id) if hasty.worker.jobs else False)
     client.leave()
 
 
-async def test_a_reader_that_takes_its_time_gets_all(door: Door) -> None:
-    client = await door.connect(post(tokens=5_000, stream=True), receive_buffer=4096)
+async def test_a_reader_that_takes_its_time_gets_all(gateway: GuardedGateway) -> None:
+    client = await gateway.connect(post(tokens=5_000, stream=True), receive_buffer=4096)
     seen = b""
     async with asyncio.timeout(PATIENCE_S):
         while not seen.endswith(b"0\r\n\r\n"):
@@ -581,8 +586,9 @@ async def test_a_reader_that_takes_its_time_gets_all(door: Door) -> None:
 
 
 async def test_an_application_waits_for_its_reader() -> None:
-    """What a client does not take yet is bounded, whatever the application would send; when the client goes on, so does
-    the application, and nobody counts how long the client has stood still any more."""
+    """The data that a client has not read yet is bounded, however much the application sends; when the client reads
+    again, the application continues and the stall timer is reset.
+    """
     peak, timers = 0, []
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:

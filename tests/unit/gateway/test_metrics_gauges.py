@@ -1,4 +1,4 @@
-"""What gauges tell of a gateway's parts: what those parts know, under the names of the list."""
+"""Test that gauges report the state of a gateway's parts under the listed metric names."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from tests.unit.gateway.rig import Rig
 from tests.unit.gateway.scripted_worker import until
 
 
-def told(metrics: Metrics) -> dict[str, Any]:
+def gauges(metrics: Metrics) -> dict[str, Any]:
     return {family.instrument.name: dict(family.points) for family in metrics.collect()}
 
 
-async def test_of_the_fleet(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gauges_of_the_worker_pool(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BURST_S", 0.0)
     rig = make_rig(max_retries=10)
     await rig.start()
     metrics = Metrics()
     watch_dispatch(metrics, rig.dispatch)
     waiting = await rig.open()
-    before = told(metrics)
+    before = gauges(metrics)
     assert before["tandem.queued_requests"] == {("interactive",): 1, ("standard",): 0, ("batch",): 0}
     assert (before["tandem.ready"], before["tandem.served_models"]) == ({(): 0}, {(): 0})
     worker = await rig.add("m", "mixed")
     worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "broken")] if len(worker.jobs) < 5 else ()
     await until(lambda: len(worker.jobs) >= 3)
-    await until(lambda: told(metrics)["tandem.worker.breaker"][("m",)] in (0.5, 1.0))
-    after = told(metrics)
+    await until(lambda: gauges(metrics)["tandem.worker.breaker"][("m",)] in (0.5, 1.0))
+    after = gauges(metrics)
     assert after["tandem.live_workers"] == {("prefill",): 0, ("decode",): 0, ("mixed",): 1}
     assert (after["tandem.ready"], after["tandem.served_models"]) == ({(): 1}, {(): 1})
     await waiting.aclose()
 
 
-async def test_where_workers_can_be_scraped(rig: Rig) -> None:
+async def test_the_scrape_addresses_of_workers(rig: Rig) -> None:
     silent, worker = await rig.add("silent", "mixed"), await rig.add("m", "mixed")
     assert not silent.metrics_address
     worker.metrics_address = "127.0.0.1:9100"
@@ -68,7 +68,7 @@ async def test_where_workers_can_be_scraped(rig: Rig) -> None:
     }
 
 
-async def test_of_answers() -> None:
+async def test_the_gauges_of_open_requests() -> None:
     metrics, clock = Metrics(), SystemClock()
     recorder = RequestRecorder(clock, RequestMetrics(metrics))
     watch_answers(metrics, recorder)
@@ -78,40 +78,40 @@ async def test_of_answers() -> None:
         pytest.raises(asyncio.CancelledError),
         recorder.admission("a", RequestKind("chat", lane, False), caller),
     ):
-        assert told(metrics)["tandem.open_requests"] == {(): 1}
-        assert told(metrics)["tandem.tenant.open_requests"] == {("open",): 1}
+        assert gauges(metrics)["tandem.open_requests"] == {(): 1}
+        assert gauges(metrics)["tandem.tenant.open_requests"] == {("open",): 1}
         raise asyncio.CancelledError
-    assert told(metrics)["tandem.open_requests"] == {(): 0}
-    assert "tandem.tenant.open_requests" not in told(metrics)
+    assert gauges(metrics)["tandem.open_requests"] == {(): 0}
+    assert "tandem.tenant.open_requests" not in gauges(metrics)
 
 
-def test_of_redis() -> None:
+def test_the_gauges_of_redis() -> None:
     metrics, health = Metrics(), RedisHealth()
     watch_redis(metrics, health)
-    assert told(metrics) == {"tandem.redis.up": {(): 1}}
+    assert gauges(metrics) == {"tandem.redis.up": {(): 1}}
     for store in ("quotas", "quotas", "registry"):
         health.failed(store, "GET", TimeoutError())
-    assert told(metrics) == {"tandem.redis.up": {(): 0}, "tandem.redis.errors": {("quotas",): 2, ("registry",): 1}}
+    assert gauges(metrics) == {"tandem.redis.up": {(): 0}, "tandem.redis.errors": {("quotas",): 2, ("registry",): 1}}
 
 
-def test_of_quotas() -> None:
+def test_the_gauges_of_quotas() -> None:
     metrics = Metrics()
     quotas = TenantQuotas(GatewayId("g"), *[SimpleNamespace()] * 2, SystemClock())  # type: ignore[arg-type]
     watch_quotas(metrics, quotas)
     account = quotas._state(TenantId("acme"), QuotaLimits(60, 100, 0))
-    assert told(metrics) == {"tandem.quotas.shared": {(): 1}}, "nobody has been told yet what is left"
+    assert gauges(metrics) == {"tandem.quotas.shared": {(): 1}}, "nobody has been told yet what is left"
     account.levels = account.levels._replace(requests=45 * UNIT, tokens=-5)
-    assert told(metrics)["tandem.tenant.quota.left"] == {("acme", "requests"): 0.75, ("acme", "tokens"): 0.0}
+    assert gauges(metrics)["tandem.tenant.quota.left"] == {("acme", "requests"): 0.75, ("acme", "tokens"): 0.0}
     quotas.is_reachable = False
-    assert told(metrics)["tandem.quotas.shared"] == {(): 0}
+    assert gauges(metrics)["tandem.quotas.shared"] == {(): 0}
 
 
-def test_of_prefixes() -> None:
+def test_the_gauges_of_the_prefix_index() -> None:
     metrics = Metrics()
     index = PrefixIndexClient(SimpleNamespace(), SimpleNamespace(), 1, SystemClock())  # type: ignore[arg-type]
     watch_prefixes(metrics, index)
     index.false_hits.num_predicted, index.false_hits.num_missed = 30, 10
-    named = {name: points[()] for name, points in told(metrics).items()}
+    named = {name: points[()] for name, points in gauges(metrics).items()}
     assert named["tandem.prefix.predicted_tokens"] == 30 and named["tandem.prefix.stale_hit_tokens"] == 10
     assert named["tandem.prefix.index.reachable"] == 1
     assert named["tandem.prefix.index.blocks"] == named["tandem.prefix.index.workers"] == 0

@@ -1,4 +1,4 @@
-"""Log lines name the request that they are of, at both fronts, and none that they are not of."""
+"""Test that log lines of both front ends name the request that they belong to, and no other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.unit.gateway.scripted_worker import until
 
 
 @pytest.fixture
-def said() -> Iterator[io.StringIO]:
-    """All that is logged, as JSON."""
+def log() -> Iterator[io.StringIO]:
+    """Capture all log lines as JSON."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
     handler.setFormatter(JsonFormatter(Origin("tandem-gateway", "g", 1)))
@@ -34,33 +34,33 @@ def said() -> Iterator[io.StringIO]:
     logging.getLogger().removeHandler(handler)
 
 
-def named(said: io.StringIO) -> list[str]:
-    """The requests of its lines about a bug."""
-    lines = [json.loads(line) for line in said.getvalue().splitlines()]
+def named(log: io.StringIO) -> list[str]:
+    """Return the request ids of the log lines about a bug."""
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
     return [line.get("request_id", "") for line in lines if "thought of" in line.get("exception", "")]
 
 
-def test_a_line_of_an_http_request_names_it(front: Front, http: httpx.Client, said: io.StringIO) -> None:
+def test_a_line_of_an_http_request_names_it(front: Front, http: httpx.Client, log: io.StringIO) -> None:
     for name in ("a-1", "a-2"):
         front.stream(RuntimeError("never thought of"))
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
         assert http.post("/v1/chat/completions", json=body, headers={"x-request-id": name}).status_code == 500
-    assert named(said) == ["a-1", "a-2"]
+    assert named(log) == ["a-1", "a-2"]
 
 
-def test_a_line_of_a_grpc_request_names_it(front: Front, stub: Any, said: io.StringIO) -> None:
+def test_a_line_of_a_grpc_request_names_it(front: Front, stub: Any, log: io.StringIO) -> None:
     hello = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", content="Hello")])
     for name in ("b-1", "b-2"):
         front.stream(RuntimeError("never thought of"))
         with pytest.raises(grpc.RpcError):
             stub.Chat(hello, metadata=(("x-request-id", name),))
-    assert named(said) == ["b-1", "b-2"]
+    assert named(log) == ["b-1", "b-2"]
 
 
-async def test_what_a_request_sends_for_another_is_not_taken_for_its_own(
+async def test_a_job_sent_by_another_requests_task_is_logged_under_its_own_request(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes to the line sends all that has found a place."""
+    """The task that reaches the queue dispatches all requests that have a placement, including those of other tasks."""
     await rig.pair()
     named: list[dict[str, str]] = []
     submit = rig.fleet.submit
@@ -78,14 +78,14 @@ async def test_what_a_request_sends_for_another_is_not_taken_for_its_own(
 
 
 async def test_a_request_that_is_broken_off_is_not_taken_for_the_one_that_runs(
-    rig: Rig, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.pair()
     request = await rig.running()
     with InRequest("d-1"):
         failure = RuntimeError("never thought of")
         rig.dispatch._execute(rig.dispatch.director.abort(request.state.request.id, failure, rig.clock.now()))
-    assert named(said) == [""] and request.state.request.id in said.getvalue()
+    assert named(log) == [""] and request.state.request.id in log.getvalue()
     with pytest.raises(TandemError):
         [event async for event in request]
     await request.aclose()

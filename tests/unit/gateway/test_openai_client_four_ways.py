@@ -1,5 +1,6 @@
-"""Every feature through the openai client in four ways, sync and async, whole and streamed: the dispatch is asked for
-the same and the client has the same in its hands; never looks at bytes."""
+"""Test every feature through the openai client, sync and async, whole and streamed: the dispatch gets the same
+requests and the client the same objects.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.unit.gateway.parity import comparable
 pytestmark = pytest.mark.slow
 
 Front = Any  # the fixtures' class lives in conftest
-ASK = {"role": "user", "content": "What is the capital of France?"}
+USER_MESSAGE = {"role": "user", "content": "What is the capital of France?"}
 PARTS = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
 TEXT = "Paris 你好 😀."
 CALL = '<tool_call>\n{"name": "now", "arguments": {"zone": "CET"}}\n</tool_call>'
@@ -48,7 +49,7 @@ CHAT: dict[str, dict[str, Any]] = {
     "regex": {"extra_body": {"structured_outputs": {"regex": "[a-z]+"}}},
     "parts": {"messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": PARTS}]},
     "continued": {
-        "messages": [ASK, {"role": "assistant", "content": "It is"}],
+        "messages": [USER_MESSAGE, {"role": "assistant", "content": "It is"}],
         "extra_body": {"continue_final_message": True, "add_generation_prompt": False},
     },
     "tools": {"tools": [TOOL]},
@@ -56,7 +57,7 @@ CHAT: dict[str, dict[str, Any]] = {
     "a tool": {"tools": [TOOL], "tool_choice": "required", "n": 2},
     "this tool": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "now"}}},
     "one call": {"tools": [TOOL], "parallel_tool_calls": False},
-    "second turn": {"messages": [ASK, RETURNED, ANSWERED], "tools": [TOOL]},
+    "second turn": {"messages": [USER_MESSAGE, RETURNED, ANSWERED], "tools": [TOOL]},
 }
 CALLING = {"tools", "a tool", "this tool", "one call"}
 COMPLETION: dict[str, dict[str, Any]] = {
@@ -74,15 +75,15 @@ COMPLETION: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Heard:
-    """One choice, as the client put it together or we did from its chunks."""
+class CollectedChoice:
+    """Hold one choice, assembled by the client or by this test from its chunks."""
 
     text: str = ""
     calls: list[list[str]] = field(default_factory=list)
     scores: list[Any] = field(default_factory=list)
     ended: str | None = None
 
-    def hear(self, part: Any, scores: Any, ended: str | None) -> None:
+    def add(self, part: Any, scores: Any, ended: str | None) -> None:
         self.text += (part if isinstance(part, str) else part.content) or ""
         for call in getattr(part, "tool_calls", None) or []:
             if call.id:
@@ -96,9 +97,9 @@ class Heard:
         self.ended = ended or self.ended
 
 
-def heard(replies: Iterable[Any]) -> tuple[list[Heard], dict[str, Any], set[Any]]:
-    """Of one whole reply or of all chunks: its choices, its usage, and the tiers that it names."""
-    choices: dict[int, Heard] = {}
+def collected(replies: Iterable[Any]) -> tuple[list[CollectedChoice], dict[str, Any], set[Any]]:
+    """Return the choices, the usage and the service tiers of one whole reply or of all chunks."""
+    choices: dict[int, CollectedChoice] = {}
     usage: dict[str, Any] = {}
     tiers = set()
     for reply in replies:
@@ -110,18 +111,18 @@ def heard(replies: Iterable[Any]) -> tuple[list[Heard], dict[str, Any], set[Any]
                 for name in ("message", "delta", "text")
                 if getattr(choice, name, None) is not None
             )
-            choices.setdefault(choice.index, Heard()).hear(part, choice.logprobs, choice.finish_reason)
+            choices.setdefault(choice.index, CollectedChoice()).add(part, choice.logprobs, choice.finish_reason)
     return [choices[index] for index in sorted(choices)], usage, tiers
 
 
 @pytest.fixture
-def four_ways(front: Front) -> Iterator[Any]:
-    # A template without a place for tools tells of them in words, which are many for this tokenizer.
+def call_all_variants(front: Front) -> Iterator[Any]:
+    # A template without a place for tools lists them in words, which are many tokens for this tokenizer.
     front.dispatch.served = [replace(front.dispatch.served[0], max_model_len=8192)]
     address: dict[str, Any] = {"base_url": f"{front.url}/v1", "api_key": "x", "max_retries": 0}
     http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
 
-    async def ask_async(kind: str, stream: bool, body: dict[str, Any]) -> list[Any]:
+    async def call_async(kind: str, stream: bool, body: dict[str, Any]) -> list[Any]:
         http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=20, verify=False)
         async with openai.AsyncOpenAI(http_client=http, **address) as client:
             answer = await (client.chat.completions if kind == "chat" else client.completions).create(**body)
@@ -129,21 +130,21 @@ def four_ways(front: Front) -> Iterator[Any]:
 
     with openai.OpenAI(http_client=http, **address) as client:
 
-        def ask(kind: str, **body: Any) -> list[Any]:
-            asked = []
+        def call_variants(kind: str, **body: Any) -> list[Any]:
+            replies = []
             for stream in (False, True):
                 full = {"model": "tiny", "seed": 7, **body}
                 full |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
                 answer = (client.chat.completions if kind == "chat" else client.completions).create(**full)
-                asked.append(heard(answer if stream else [answer]))
-                asked.append(heard(asyncio.run(ask_async(kind, stream, full))))
-            return asked
+                replies.append(collected(answer if stream else [answer]))
+                replies.append(collected(asyncio.run(call_async(kind, stream, full))))
+            return replies
 
-        yield ask
+        yield call_variants
 
 
-def same(front: Front, answers: list[Any]) -> tuple[list[Heard], dict[str, Any]]:
-    """What all four ways have; also the dispatch was asked for the same."""
+def same(front: Front, answers: list[Any]) -> tuple[list[CollectedChoice], dict[str, Any]]:
+    """Return what all four variants received after checking that they agree and sent equal requests."""
     requests = [comparable(request, True) for request in front.dispatch.requests]
     each = len(requests) // 4
     assert requests == requests[:each] * 4 and each > 0
@@ -153,9 +154,9 @@ def same(front: Front, answers: list[Any]) -> tuple[list[Heard], dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", CHAT)
-def test_chat(front: Front, four_ways: Any, name: str) -> None:
+def test_chat(front: Front, call_all_variants: Any, name: str) -> None:
     front.instant(CALL if name in CALLING else TEXT)
-    choices, usage = same(front, four_ways("chat", **{"messages": [ASK], **CHAT[name]}))
+    choices, usage = same(front, call_all_variants("chat", **{"messages": [USER_MESSAGE], **CHAT[name]}))
     assert len(choices) == CHAT[name].get("n", 1)
     assert all(choice.ended for choice in choices) and usage["completion_tokens"] > 0
     if name in CALLING:
@@ -167,27 +168,27 @@ def test_chat(front: Front, four_ways: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPLETION)
-def test_completions(front: Front, four_ways: Any, name: str) -> None:
+def test_completions(front: Front, call_all_variants: Any, name: str) -> None:
     front.instant()
-    asked = COMPLETION[name]
-    choices, usage = same(front, four_ways("completion", **asked))
-    num_prompts = len(asked["prompt"]) if name in ("texts", "lists of ids") else 1
-    assert len(choices) == num_prompts * asked.get("n", 1)
+    options = COMPLETION[name]
+    choices, usage = same(front, call_all_variants("completion", **options))
+    num_prompts = len(options["prompt"]) if name in ("texts", "lists of ids") else 1
+    assert len(choices) == num_prompts * options.get("n", 1)
     assert all(choice.ended for choice in choices)
     assert (usage["completion_tokens"] == 0) is (name == "only scores")
-    if "logprobs" in asked:
+    if "logprobs" in options:
         assert choices[0].scores[0][1] is None and all(score is not None for _, score in choices[0].scores[1:])
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [("embeddings", "embeddings"), ("responses", "Responses"), ("batches", "Batch"), ("load_lora_adapter", "LoRA")],
 )
-def test_what_is_not_there_says_so(front: Front, path: str, said: str) -> None:
+def test_an_unsupported_route_raises_not_found_with_the_reason(front: Front, path: str, message: str) -> None:
     http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
     with (
         openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client,
-        pytest.raises(openai.NotFoundError, match=said) as caught,
+        pytest.raises(openai.NotFoundError, match=message) as caught,
     ):
         client.post(f"/{path}", body={"model": "tiny"}, cast_to=object)
     assert caught.value.code == "not_found" and not front.dispatch.requests

@@ -1,4 +1,4 @@
-"""The openai client as the referee of every parameter: what it sends arrives, and what comes back it can read."""
+"""Test every parameter with the openai client as the referee: what it sends arrives, and it can read the replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = "Paris 你好 😀."
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "expected"),
+    ("options", "field", "expected"),
     [
         ({"temperature": 0.3}, "temperature", 0.3),
         ({"top_p": 0.4}, "top_p", 0.4),
@@ -34,16 +34,16 @@ TEXT = "Paris 你好 😀."
     ],
 )
 def test_sampling_parameters_arrive(
-    front: Front, client: openai.OpenAI, asked: dict[str, Any], field: str, expected: Any
+    front: Front, client: openai.OpenAI, options: dict[str, Any], field: str, expected: Any
 ) -> None:
     front.instant()
-    client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
-    client.completions.create(model="tiny", prompt="x", **asked)
+    client.chat.completions.create(model="tiny", messages=MESSAGES, **options)
+    client.completions.create(model="tiny", prompt="x", **options)
     assert [getattr(request.sampling, field) for request in front.dispatch.requests] == [expected, expected]
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "expected"),
+    ("options", "field", "expected"),
     [
         ({"n": 3}, "num_choices", 3),
         ({"extra_body": {"priority": -2}}, "priority", -2),
@@ -63,18 +63,20 @@ def test_sampling_parameters_arrive(
     ],
 )
 def test_request_parameters_arrive(
-    front: Front, client: openai.OpenAI, asked: dict[str, Any], field: str, expected: Any
+    front: Front, client: openai.OpenAI, options: dict[str, Any], field: str, expected: Any
 ) -> None:
     front.instant()
-    client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
-    client.completions.create(model="tiny", prompt="x", **asked)
+    client.chat.completions.create(model="tiny", messages=MESSAGES, **options)
+    client.completions.create(model="tiny", prompt="x", **options)
     assert [getattr(request, field) for request in front.dispatch.requests] == [expected, expected]
 
 
-@pytest.mark.parametrize(("asked", "used"), [("flex", "flex"), ("auto", "priority"), (None, None)])
-def test_the_tier_that_was_used_is_told(front: Front, client: openai.OpenAI, asked: Any, used: str | None) -> None:
+@pytest.mark.parametrize(("tier", "used"), [("flex", "flex"), ("auto", "priority"), (None, None)])
+def test_the_reply_names_the_used_service_tier(
+    front: Front, client: openai.OpenAI, tier: Any, used: str | None
+) -> None:
     front.instant()
-    options: Any = {"service_tier": asked} if asked else {}
+    options: Any = {"service_tier": tier} if tier else {}
     assert client.chat.completions.create(model="tiny", messages=MESSAGES, **options).service_tier == used
     chunks = list(client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, **options))
     assert {chunk.service_tier for chunk in chunks} == {used}
@@ -88,15 +90,15 @@ def test_a_lane_that_does_not_exist_is_refused(client: openai.OpenAI) -> None:
 
 def test_a_deadline_reaches_the_dispatch(front: Front, client: openai.OpenAI) -> None:
     front.instant()
-    told = {"extra_headers": {"x-request-timeout-ms": "1500"}}
-    client.chat.completions.create(model="tiny", messages=MESSAGES, **told)  # type: ignore[call-overload]
-    client.completions.create(model="tiny", prompt="x", **told)  # type: ignore[call-overload]
+    timeout_options = {"extra_headers": {"x-request-timeout-ms": "1500"}}
+    client.chat.completions.create(model="tiny", messages=MESSAGES, **timeout_options)  # type: ignore[call-overload]
+    client.completions.create(model="tiny", prompt="x", **timeout_options)  # type: ignore[call-overload]
     client.completions.create(model="tiny", prompt="x")
     assert [caller.timeout_s for caller in front.dispatch.callers] == [1.5, 1.5, None]
 
 
 @pytest.mark.parametrize("given", ["", "0", "-1", "1.5", "1e3", "soon", "86400001", "9" * 5000])
-def test_a_deadline_that_is_none_is_refused(client: openai.OpenAI, given: str) -> None:
+def test_an_invalid_deadline_is_refused(client: openai.OpenAI, given: str) -> None:
     headers = {"x-request-timeout-ms": given}
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="tiny", prompt="x", extra_headers=headers)
@@ -104,46 +106,46 @@ def test_a_deadline_that_is_none_is_refused(client: openai.OpenAI, given: str) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_nothing_before_the_fewest_tokens(front: Front, client: openai.OpenAI, stream: bool) -> None:
+def test_a_stop_string_ends_nothing_before_min_tokens(front: Front, client: openai.OpenAI, stream: bool) -> None:
     num_before = len(front.ids("a好b"))
     for fewest, text in ((0, "a"), (num_before, "a好b"), (40, "a好b好c")):
         front.answer("a好b好c")
         options: Any = {"stop": ["好"], "extra_body": {"min_tokens": fewest}}
-        assert said(client, stream=stream, **options)[0] == [text]
+        assert texts_and_reasons(client, stream=stream, **options)[0] == [text]
 
 
 @pytest.mark.parametrize(("include", "shown"), [(False, "Paris "), (True, "Paris 你好")])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_is_shown_only_where_it_is_asked_for(
+def test_a_stop_string_is_included_only_on_request(
     front: Front, client: openai.OpenAI, include: bool, shown: str, stream: bool
 ) -> None:
     front.instant(TEXT)
     options: Any = {"stop": ["你好"], "extra_body": {"include_stop_str_in_output": include}}
-    assert said(client, stream=stream, **options) == ([shown], ["stop"])
+    assert texts_and_reasons(client, stream=stream, **options) == ([shown], ["stop"])
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_token_is_shown_only_where_it_is_asked_for(front: Front, client: openai.OpenAI, include: bool) -> None:
+def test_a_stop_token_is_included_only_on_request(front: Front, client: openai.OpenAI, include: bool) -> None:
     par = front.ids("Paris")[0]
     front.stream(par, front.finished())
     options: Any = {"extra_body": {"stop_token_ids": [par], "include_stop_str_in_output": include}}
-    assert said(client, stream=False, **options)[0] == [front.text([par]) if include else ""]
+    assert texts_and_reasons(client, stream=False, **options)[0] == [front.text([par]) if include else ""]
 
 
 @pytest.mark.parametrize(("skip", "shown"), [(None, "Paris"), (True, "Paris"), (False, "<|im_start|>Paris")])
 @pytest.mark.parametrize("stream", [False, True])
-def test_special_tokens_are_shown_only_where_it_is_asked_for(
+def test_special_tokens_are_included_only_on_request(
     front: Front, client: openai.OpenAI, skip: bool | None, shown: str, stream: bool
 ) -> None:
     front.stream(2, "Paris", 1, front.finished())
     options: Any = {"extra_body": {"skip_special_tokens": skip, "spaces_between_special_tokens": True}}
-    assert said(client, stream=stream, **options)[0] == [shown]
+    assert texts_and_reasons(client, stream=stream, **options)[0] == [shown]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_choices(front: Front, client: openai.OpenAI, stream: bool) -> None:
     opened = front.instant(TEXT)
-    texts, reasons = said(client, stream=stream, n=3)
+    texts, reasons = texts_and_reasons(client, stream=stream, n=3)
     start = front.text(front.ids(TEXT)[:1])
     assert texts == [TEXT, start + TEXT, start * 2 + TEXT]
     assert reasons == ["stop"] * 3
@@ -162,7 +164,7 @@ def test_usage_counts_a_prompt_once_and_every_choice(front: Front, client: opena
     assert usage.prompt_tokens_details.cached_tokens == instant.NUM_CACHED
 
 
-def test_usage_up_to_each_chunk_where_it_is_asked_for(front: Front, client: openai.OpenAI) -> None:
+def test_each_chunk_has_its_usage_on_request(front: Front, client: openai.OpenAI) -> None:
     front.instant(TEXT)
     options: Any = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     for chunks in (
@@ -225,7 +227,7 @@ def test_developers_and_content_parts(front: Front, client: openai.OpenAI) -> No
     assert one == other
 
 
-def said(client: openai.OpenAI, *, stream: bool, **options: Any) -> tuple[list[str], list[str]]:
+def texts_and_reasons(client: openai.OpenAI, *, stream: bool, **options: Any) -> tuple[list[str], list[str]]:
     """Texts and finish reasons of all choices, the same from chats and completions."""
     answers = [
         _chat(client.chat.completions.create(model="tiny", messages=MESSAGES, stream=stream, **options), stream),

@@ -1,4 +1,4 @@
-"""The openai client with several prompts, echo and scores of prompts, streamed and not."""
+"""Test the openai client with several prompts, echo and prompt scores, streamed and not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_several_prompts(front: Front, client: openai.OpenAI, stream: bool, prom
     assert all(stream.closed.wait(20) and stream.num_closes == 1 for stream in opened)
 
 
-def test_streams_of_several_prompts_come_as_they_come(front: Front, client: openai.OpenAI) -> None:
+def test_streams_of_several_prompts_interleave_as_tokens_arrive(front: Front, client: openai.OpenAI) -> None:
     gate = asyncio.Event()
     slow, fast = front.stream(gate, "b", front.finished()), front.stream("a", front.finished())
     streams = iter([slow, fast])
@@ -153,10 +153,10 @@ def test_scoring_alone(front: Front, client: openai.OpenAI, stream: bool) -> Non
 
 def test_a_prompt_that_fills_the_context_can_be_scored(front: Front, client: openai.OpenAI) -> None:
     front.instant(TEXT)
-    ask: Any = {"model": "tiny", "prompt": [5] * 512, "echo": True, "logprobs": 0}
-    assert client.completions.create(**ask, max_tokens=0).usage.total_tokens == 512  # type: ignore[union-attr]
+    options: Any = {"model": "tiny", "prompt": [5] * 512, "echo": True, "logprobs": 0}
+    assert client.completions.create(**options, max_tokens=0).usage.total_tokens == 512  # type: ignore[union-attr]
     with pytest.raises(openai.BadRequestError):
-        client.completions.create(**ask)
+        client.completions.create(**options)
 
 
 def test_prompt_logprobs_as_other_servers_give_them(front: Front, client: openai.OpenAI) -> None:
@@ -178,7 +178,7 @@ def test_prompt_logprobs_as_other_servers_give_them(front: Front, client: openai
     assert caught.value.param == "prompt_logprobs"
 
 
-def test_an_answer_without_the_scores_it_was_asked_for_is_an_error(front: Front, client: openai.OpenAI) -> None:
+def test_an_answer_without_requested_scores_is_an_error(front: Front, client: openai.OpenAI) -> None:
     front.answer(TEXT)
     with pytest.raises(openai.InternalServerError):
         client.completions.create(model="tiny", prompt="x y", echo=True, logprobs=1)

@@ -1,4 +1,4 @@
-"""Tools, forms and thoughts as the openai client asks for them and gets them, streamed and whole."""
+"""Test tools, response formats and reasoning with the openai client, streamed and whole."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": "now"}},
 ]
-ASK: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+USER_MESSAGES: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 THINKS = TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
 
 
 @dataclass
-class Said:
-    """One choice, whatever way it came."""
+class Reply:
+    """Hold one choice, streamed or whole."""
 
     content: str = ""
     reasoning: str = ""
@@ -48,7 +48,7 @@ class Said:
 
 @pytest.fixture(scope="module")
 def models(running_front: Front, tokenizer: Tokenizer) -> list[ServedModel]:
-    """`tiny` knows nothing of tools; of `mistral` and `thinker` marks are special tokens."""
+    """Return the models: `tiny` has no tool support; `mistral` and `thinker` have markers that are special tokens."""
     served = replace(running_front.dispatch.served[0], max_model_len=8192)
     calling, thinking = _marked(tokenizer, "[TOOL_CALLS]"), _marked(tokenizer, "<think>", "</think>")
     return [
@@ -75,50 +75,50 @@ def _text(tokenizer: Tokenizer, template: str) -> TextModel:
     return TextModel(TokenizerBundle(tokenizer_json=source, chat_template=template, special_tokens_json=special))
 
 
-def ask(
-    client: openai.OpenAI, *, stream: bool, model: str = "tiny", messages: Sequence[Any] = ASK, **more: Any
-) -> Said:
+def request_chat(
+    client: openai.OpenAI, *, stream: bool, model: str = "tiny", messages: Sequence[Any] = USER_MESSAGES, **more: Any
+) -> Reply:
     create: Any = client.chat.completions.create
     if not stream:
         (choice,) = create(model=model, messages=messages, **more).choices
         message = choice.message
         assert getattr(message, "reasoning", None) == getattr(message, "reasoning_content", None)
         calls = message.tool_calls or []
-        return Said(
+        return Reply(
             message.content or "",
             getattr(message, "reasoning_content", None) or "",
             [(call.function.name, call.function.arguments) for call in calls],
             [call.id for call in calls],
             choice.finish_reason,
         )
-    said, names, arguments = Said(), list[str](), list[str]()
+    reply, names, arguments = Reply(), list[str](), list[str]()
     for chunk in create(model=model, messages=messages, stream=True, **more):
         for choice in chunk.choices:
-            said.content += choice.delta.content or ""
-            said.reasoning += getattr(choice.delta, "reasoning_content", None) or ""
-            said.finish = choice.finish_reason or said.finish
+            reply.content += choice.delta.content or ""
+            reply.reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            reply.finish = choice.finish_reason or reply.finish
             for call in choice.delta.tool_calls or []:
                 if call.index == len(names):
                     assert call.type == "function"
-                    said.ids.append(call.id)
+                    reply.ids.append(call.id)
                     names.append(call.function.name)
                     arguments.append("")
                 else:
                     assert call.id is None
                 arguments[call.index] += call.function.arguments or ""
-    said.calls = list(zip(names, arguments, strict=True))
-    return said
+    reply.calls = list(zip(names, arguments, strict=True))
+    return reply
 
 
 def shown(front: Front) -> str:
-    """The prompt of the last request, as text."""
+    """Return the prompt of the last request as text."""
     request: Request = front.dispatch.requests[-1]
     found: ServedModel = next(model for model in front.dispatch.served if model.name == request.model)
     return found.text.decode(request.prompt_tokens)
 
 
 def takes(front: Front, text: str) -> bool:
-    """Whether the grammar of the last request lets all of `text` come, and then end."""
+    """Return whether the grammar of the last request accepts all of `text` and its end."""
     request: Request = front.dispatch.requests[-1]
     found: ServedModel = next(model for model in front.dispatch.served if model.name == request.model)
     tokenizer = LLTokenizer(found.text._tokenizer.to_str(), eos_token=[1])
@@ -138,10 +138,10 @@ def takes(front: Front, text: str) -> bool:
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_call(front: Front, client: openai.OpenAI, stream: bool, choice: Any) -> None:
     front.answer(CALL)
-    said = ask(client, stream=stream, tools=TOOLS, tool_choice=choice)
-    assert said.calls == [("weather", '{"city": "Köln"}')]
-    assert (said.content, said.finish) == ("", "tool_calls")
-    assert said.ids[0].startswith("call_")
+    reply = request_chat(client, stream=stream, tools=TOOLS, tool_choice=choice)
+    assert reply.calls == [("weather", '{"city": "Köln"}')]
+    assert (reply.content, reply.finish) == ("", "tool_calls")
+    assert reply.ids[0].startswith("call_")
     grammar = front.dispatch.requests[-1].sampling.grammar
     if choice == "auto":
         assert grammar is None
@@ -156,111 +156,113 @@ def test_a_call(front: Front, client: openai.OpenAI, stream: bool, choice: Any) 
 @pytest.mark.parametrize("stream", [False, True])
 def test_text_and_several_calls(front: Front, client: openai.OpenAI, stream: bool) -> None:
     front.answer(f"Let me look.\n{CALL}\n{CALL}")
-    said = ask(client, stream=stream, tools=TOOLS)
-    assert said.content == "Let me look."
-    assert said.calls == [("weather", '{"city": "Köln"}')] * 2
-    assert len(set(said.ids)) == 2
+    reply = request_chat(client, stream=stream, tools=TOOLS)
+    assert reply.content == "Let me look."
+    assert reply.calls == [("weather", '{"city": "Köln"}')] * 2
+    assert len(set(reply.ids)) == 2
     front.answer(f"{CALL}\n{CALL}")
-    assert len(ask(client, stream=stream, tools=TOOLS, parallel_tool_calls=False).calls) == 1
+    assert len(request_chat(client, stream=stream, tools=TOOLS, parallel_tool_calls=False).calls) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_no_call_is_content(front: Front, client: openai.OpenAI, stream: bool) -> None:
+def test_text_that_is_no_call_stays_content(front: Front, client: openai.OpenAI, stream: bool) -> None:
     for text in (CALL.replace("weather", "nobody"), "a < b <tool", "No call at all. \n"):
         front.answer(text)
-        said = ask(client, stream=stream, tools=TOOLS)
-        assert (said.content, said.calls, said.finish) == (text, [], "stop")
+        reply = request_chat(client, stream=stream, tools=TOOLS)
+        assert (reply.content, reply.calls, reply.finish) == (text, [], "stop")
     front.answer(CALL)
-    assert ask(client, stream=stream, tools=TOOLS, tool_choice="none").content == CALL
+    assert request_chat(client, stream=stream, tools=TOOLS, tool_choice="none").content == CALL
     front.answer(CALL)
-    assert ask(client, stream=stream).content == CALL, "without tools marks are text"
+    assert request_chat(client, stream=stream).content == CALL, "without tools marks are text"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_was_cut_off_says_so(front: Front, client: openai.OpenAI, stream: bool) -> None:
+def test_a_truncated_call_has_finish_reason_length(front: Front, client: openai.OpenAI, stream: bool) -> None:
     front.stream(CALL[: CALL.index('": "Köln')], front.finished(FinishReason.LENGTH))
-    said = ask(client, stream=stream, tools=TOOLS, tool_choice="required")
-    assert said.calls == [("weather", '{"city')]
-    assert said.finish == "length"
+    reply = request_chat(client, stream=stream, tools=TOOLS, tool_choice="required")
+    assert reply.calls == [("weather", '{"city')]
+    assert reply.finish == "length"
 
 
-def test_tools_are_told_to_a_template_that_knows_none(front: Front, client: openai.OpenAI) -> None:
+def test_tools_are_described_to_a_template_without_tool_support(front: Front, client: openai.OpenAI) -> None:
     front.answer("ok")
     called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
     messages: list[Any] = [
         {"role": "system", "content": "Be brief."},
-        *ASK,
+        *USER_MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "c1", "content": "rain"},
     ]
-    ask(client, stream=False, messages=messages, tools=TOOLS)
+    request_chat(client, stream=False, messages=messages, tools=TOOLS)
     prompt = shown(front)
     assert prompt.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
     assert '{"type": "function", "function": {"name": "now"}}\n</tools>' in prompt
     assert f"<|im_start|>assistant\n{CALL}<|im_end|>" in prompt
     assert "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>" in prompt
     front.answer("ok")
-    ask(client, stream=False, messages=messages, tools=TOOLS, tool_choice="none")
+    request_chat(client, stream=False, messages=messages, tools=TOOLS, tool_choice="none")
     assert "# Tools" not in shown(front), "what must not be called is better not known"
     front.answer("ok")
-    ask(client, stream=False, messages=messages)
+    request_chat(client, stream=False, messages=messages)
     assert "# Tools" not in shown(front)
     assert CALL in shown(front)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_marks_that_are_special_tokens_do_not_vanish(front: Front, client: openai.OpenAI, stream: bool) -> None:
+def test_markers_that_are_special_tokens_are_parsed(front: Front, client: openai.OpenAI, stream: bool) -> None:
     text = front.dispatch.served[1].text
     mark = text.special_token("[TOOL_CALLS]")
     front.stream(mark, '[{"name": "weather", "arguments": {"city": "Bonn"}}]', 1, front.finished())
-    said = ask(client, stream=stream, model="mistral", tools=TOOLS, tool_choice="required")
-    assert said.calls == [("weather", '{"city": "Bonn"}')]
-    assert len(said.ids[0]) == 9
+    reply = request_chat(client, stream=stream, model="mistral", tools=TOOLS, tool_choice="required")
+    assert reply.calls == [("weather", '{"city": "Bonn"}')]
+    assert len(reply.ids[0]) == 9
     assert takes(front, '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bonn"}}]')
     front.stream(mark, "Hello.", 1, front.finished())
-    assert ask(client, stream=stream, model="mistral").content == "Hello.", "without tools it is hidden as ever"
+    assert request_chat(client, stream=stream, model="mistral").content == "Hello.", (
+        "without tools it is hidden as ever"
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_thoughts(front: Front, client: openai.OpenAI, stream: bool) -> None:
-    """The prompt of this model begins the thought."""
+    """The prompt of this model begins the reasoning."""
     text = front.dispatch.served[2].text
     closing = text.special_token("</think>")
     front.stream("Hm. Köln?\n", closing, "\n\nParis.", 1, front.finished())
-    said = ask(client, stream=stream, model="thinker")
-    assert (said.reasoning, said.content, said.finish) == ("Hm. Köln?", "Paris.", "stop")
+    reply = request_chat(client, stream=stream, model="thinker")
+    assert (reply.reasoning, reply.content, reply.finish) == ("Hm. Köln?", "Paris.", "stop")
     front.stream("Hm.", closing, CALL, 1, front.finished())
-    said = ask(client, stream=stream, model="thinker", tools=TOOLS, tool_choice="required")
-    assert (said.reasoning, said.content, said.calls) == ("Hm.", "", [("weather", '{"city": "Köln"}')])
+    reply = request_chat(client, stream=stream, model="thinker", tools=TOOLS, tool_choice="required")
+    assert (reply.reasoning, reply.content, reply.calls) == ("Hm.", "", [("weather", '{"city": "Köln"}')])
     assert takes(front, f"As I like.</think>\n\n{CALL}")
     front.answer("x")
-    ask(client, stream=stream, model="thinker", response_format={"type": "json_object"})
+    request_chat(client, stream=stream, model="thinker", response_format={"type": "json_object"})
     assert takes(front, '{"a</think>{"a": 1}')
     assert not takes(front, '{"a": 1}')
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_form(front: Front, client: openai.OpenAI, stream: bool) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
+def test_a_response_format(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    response_format = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
     front.answer('{"city": "Köln"}')
-    assert json.loads(ask(client, stream=stream, response_format=wanted).content) == {"city": "Köln"}
+    assert json.loads(request_chat(client, stream=stream, response_format=response_format).content) == {"city": "Köln"}
     assert takes(front, '{"city":"Köln"}')
     assert not takes(front, '{"town":"Köln"}')
     front.answer("x")
-    ask(client, stream=stream, tools=TOOLS, extra_body={"guided_regex": r"[ab]/\/c\n"})
+    request_chat(client, stream=stream, tools=TOOLS, extra_body={"guided_regex": r"[ab]/\/c\n"})
     assert takes(front, "b//c\n")
     assert takes(front, CALL)
     front.answer("x")
-    ask(client, stream=stream, response_format=wanted, tools=TOOLS)
+    request_chat(client, stream=stream, response_format=response_format, tools=TOOLS)
     assert takes(front, '{"city":"Köln"}'), "either an answer in this form"
     assert takes(front, CALL), "or a call"
     assert not takes(front, "x")
 
 
-def test_a_form_ends_even_where_ends_are_ignored(front: Front, client: openai.OpenAI) -> None:
+def test_a_response_format_ends_despite_ignore_eos(front: Front, client: openai.OpenAI) -> None:
     for body in ({"guided_regex": "[a-z]{3}"}, {"structured_outputs": {"choice": ["yes", "no"]}}):
         front.answer("yes")
-        ask(client, stream=False, extra_body={**body, "ignore_eos": True}, max_tokens=9)
+        request_chat(client, stream=False, extra_body={**body, "ignore_eos": True}, max_tokens=9)
         sampling = front.dispatch.requests[-1].sampling
         assert (sampling.stop_token_ids, sampling.min_tokens) == ({1}, 9)
         assert takes(front, "yes")
@@ -285,25 +287,25 @@ def test_a_form_ends_even_where_ends_are_ignored(front: Front, client: openai.Op
         ({"tools": TOOLS, "extra_body": {"guided_grammar": 'start: "a"'}}, "tool_choice"),
     ],
 )  # fmt: skip
-def test_what_is_refused(front: Front, client: openai.OpenAI, more: Any, param: str) -> None:
+def test_an_invalid_option_is_refused_by_field(front: Front, client: openai.OpenAI, more: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, stream=False, **more)
+        request_chat(client, stream=False, **more)
     assert caught.value.param == param
     assert front.dispatch.requests == []
 
 
 @pytest.mark.parametrize("name", ["functions", "function_call"])
-def test_the_older_names_say_what_to_use(front: Front, client: openai.OpenAI, name: str) -> None:
+def test_deprecated_fields_name_their_replacement(front: Front, client: openai.OpenAI, name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="use tool"):
-        ask(client, stream=False, extra_body={name: [{"name": "f"}]})
+        request_chat(client, stream=False, extra_body={name: [{"name": "f"}]})
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_each_choice_is_told_apart(front: Front, client: openai.OpenAI, stream: bool) -> None:
-    """A call in one token stream leaves log probabilities for all of its tokens."""
+def test_each_choice_is_parsed_separately(front: Front, client: openai.OpenAI, stream: bool) -> None:
+    """A call in one token stream has log probabilities for all of its tokens."""
     front.answer(CALL)
     create: Any = client.chat.completions.create
-    answer = create(model="tiny", messages=ASK, tools=TOOLS, logprobs=True, stream=stream)
+    answer = create(model="tiny", messages=USER_MESSAGES, tools=TOOLS, logprobs=True, stream=stream)
     entries = [
         entry
         for part in (answer if stream else [answer])
@@ -331,7 +333,7 @@ def test_deep_schemas_are_refused_and_no_failure(front: Front, client: openai.Op
     }[field]
     front.answer("x")
     if depth == 100:
-        ask(client, stream=False, extra_body=body)
+        request_chat(client, stream=False, extra_body=body)
         return
     with pytest.raises(openai.BadRequestError):
-        ask(client, stream=False, extra_body=body)
+        request_chat(client, stream=False, extra_body=body)

@@ -1,4 +1,4 @@
-"""The document and the page: complete, and true of what is refused."""
+"""Test the OpenAPI document and its page: complete, and consistent with what is refused."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     assert found and found <= document["components"]["schemas"].keys()
 
 
-def test_every_status_of_a_completion_is_announced(document: dict[str, Any]) -> None:
+def test_every_status_of_a_completion_is_documented(document: dict[str, Any]) -> None:
     announced = document["paths"]["/v1/chat/completions"]["post"]["responses"].keys()
     assert announced == {"200", *(str(ERROR_TABLE[kind].http) for kind in OF_COMPLETIONS)}
     assert document["openapi"].startswith("3.1.")
 
 
-def test_the_page_shows_all_and_asks_nobody_for_more(http: httpx.Client, document: dict[str, Any]) -> None:
+def test_the_page_is_complete_and_loads_nothing_from_elsewhere(http: httpx.Client, document: dict[str, Any]) -> None:
     response = http.get("/docs")
     assert response.headers["content-type"].startswith("text/html")
     assert all(path in response.text for path in document["paths"])
@@ -74,7 +74,7 @@ NUMBERS = [name for name in RANGES if name != "messages"]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_what_is_out_of_an_announced_range_is_refused_by_name(front: Front, http: httpx.Client, name: str) -> None:
+def test_values_outside_a_documented_range_are_refused_by_name(front: Front, http: httpx.Client, name: str) -> None:
     front.instant()
     for value in outside(dict(RANGES[name])):
         if name in ONLY_CHAT:
@@ -86,7 +86,7 @@ def test_what_is_out_of_an_announced_range_is_refused_by_name(front: Front, http
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_the_bounds_of_an_announced_range_are_taken(front: Front, http: httpx.Client, name: str) -> None:
+def test_the_bounds_of_a_documented_range_are_accepted(front: Front, http: httpx.Client, name: str) -> None:
     front.instant()
     for value in inside(dict(RANGES[name])):
         if name in ONLY_CHAT:

@@ -1,4 +1,4 @@
-"""Choices that come interleaved are told apart each by its own reader; what was held back comes before its end."""
+"""Test that interleaved choices have a parser each, and that held-back text is emitted before a choice ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def speech() -> OutputParser:
 
 
 async def interleaved(closed: list[bool]) -> AsyncGenerator[Delta | ChoiceEnd | str, None]:
-    """Two choices, a character each in turn, the first with thoughts and a call; something else first."""
+    """Yield two choices, a character each in turn, the first with reasoning and a call, after another item."""
     texts = (f"<think>Hm.</think>So: {CALL}", "Plain <tool_call")
     try:
         yield "something else"

@@ -1,5 +1,6 @@
-"""What the dispatcher asks of the prefix index and tells it: names go in line with the request, and what was predicted
-is compared with the first report, once."""
+"""Test how the dispatcher uses the prefix index: block hashes go into the queue with the request, and the prediction
+is compared with the first report once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ NAMES = (BlockHash(b"a" * 16), BlockHash(b"b" * 16))
 
 
 class Known:
-    """A KnownPrefixes by which every worker holds as many blocks as a test says."""
+    """Predict for every worker as many blocks as a test sets."""
 
     def __init__(self) -> None:
         self.held: dict[WorkerRef, int] = {}
@@ -50,16 +51,16 @@ async def test_the_worker_that_computes_is_compared_once(make_rig: Callable[...,
     request = await rig.running()
     assert known.matched == [NAMES] and not known.reports
     key = request.state.key
-    prefill.tell(Token(key, 0, SampledToken(100), num_cached_tokens=5), Finished(key, None, 1, 5))
+    prefill.publish(Token(key, 0, SampledToken(100), num_cached_tokens=5), Finished(key, None, 1, 5))
     await until(lambda: known.reports)
-    decode.tell(Token(key, 0, SampledToken(100), num_cached_tokens=5), token(key, 1))
-    decode.tell(token(key, 2), Finished(key, FinishReason.LENGTH, 3, 5))
+    decode.publish(Token(key, 0, SampledToken(100), num_cached_tokens=5), token(key, 1))
+    decode.publish(token(key, 2), Finished(key, FinishReason.LENGTH, 3, 5))
     await collect(request)
     assert known.reports == [(Prediction(prefill.ref, 8, 8), 5)], "the last token of a prompt is always computed"
     assert not [*rig.dispatch.director._queue.known()]
 
 
-async def test_what_is_not_predicted_is_not_compared(make_rig: Callable[..., Rig]) -> None:
+async def test_without_a_prediction_nothing_is_compared(make_rig: Callable[..., Rig]) -> None:
     known = Known()
     rig = make_rig(prefixes=known)
     await rig.start()
@@ -67,40 +68,44 @@ async def test_what_is_not_predicted_is_not_compared(make_rig: Callable[..., Rig
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
     key = request.state.key
-    worker.tell(Token(key, 0, SampledToken(100), num_cached_tokens=0), Finished(key, FinishReason.STOP, 1, 0))
+    worker.publish(Token(key, 0, SampledToken(100), num_cached_tokens=0), Finished(key, FinishReason.STOP, 1, 0))
     await collect(request)
     assert known.matched == [NAMES] and not known.reports
 
 
-async def test_whether_anything_came_of_a_prefix_fetch_is_told(
+async def test_the_outcome_of_a_prefix_fetch_is_reported(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scripted workers have no room, so nobody would lend: the placements are set here."""
+    """Scripted workers have no free blocks, so no fetch would be planned: the test sets the placements."""
     rig = make_rig(prefixes=Known())
     await rig.start()
     prefill, decode = await rig.pair()
     link = (decode.ref, prefill.ref)
-    lent: list[tuple[Pair, bool]] = []
+    outcomes: list[tuple[Pair, bool]] = []
     monkeypatch.setattr(
-        rig.dispatch.director._queue, "on_prefix_fetch", lambda link, has_come, now: lent.append((link, has_come))
+        rig.dispatch.director._queue,
+        "on_prefix_fetch",
+        lambda link, has_arrived, now: outcomes.append((link, has_arrived)),
     )
     place = rig.dispatch.director._queue.next
 
-    def borrowing(now: float) -> Dispatchable | None:
+    def next_with_prefix_fetch(now: float) -> Dispatchable | None:
         turn = place(now)
         if turn is None:
             return None
         placement = replace(turn.placement, prefix=RemotePrefixSource(decode.ref, 2))
         return turn._replace(placement=placement, predicted=[Prediction(decode.ref, 16, 8)])
 
-    monkeypatch.setattr(rig.dispatch.director._queue, "next", borrowing)
+    monkeypatch.setattr(rig.dispatch.director._queue, "next", next_with_prefix_fetch)
     for num_cached in (0, 16):
         request = await rig.running()
         job = prefill.jobs[-1]
         assert isinstance(job, PrefillJob) and job.prefix is not None and job.prefix.source == decode.ref
         key = request.state.key
-        prefill.tell(Token(key, 0, SampledToken(100), num_cached_tokens=num_cached), Finished(key, None, 1, 0))
-        await until(lambda num=num_cached: len(lent) == 1 + (num > 0))
-        decode.tell(token(key, 0), pulled(key), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+        prefill.publish(Token(key, 0, SampledToken(100), num_cached_tokens=num_cached), Finished(key, None, 1, 0))
+        await until(lambda num=num_cached: len(outcomes) == 1 + (num > 0))
+        decode.publish(
+            token(key, 0), pulled(key), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0)
+        )
         await collect(request)
-    assert lent == [(link, False), (link, True)]
+    assert outcomes == [(link, False), (link, True)]

@@ -1,5 +1,6 @@
-"""A gateway's mirror beside publishers and a real Redis, one fault at a time: what is lost is found again, what is dead
-stays dead, and where nothing is lost nothing has to be."""
+"""Test a gateway's prefix mirror beside publishers and a real Redis, one fault at a time: lost facts are recovered,
+dead workers stay removed, and no snapshot is requested where nothing was lost.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from tandem.worker.gateways.kv_event_publisher import BEACON_S, KVEventPublisher
 pytestmark = pytest.mark.redis
 BLOCKS = [BlockHash(number.to_bytes(2, "big") * 8) for number in range(300)]
 SOON_S = 0.5
-"""Later than any second look at a snapshot or a wish, and sooner than a beacon."""
+"""A delay longer than any second look at a snapshot or a snapshot request, and shorter than the beacon interval."""
 
 
 class Cluster:
-    """One worker in lives that follow on each other, and one gateway."""
+    """Own one worker, in successive incarnations, and one gateway."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self.url, self.namespace, self.time = url, namespace, 1000.0
@@ -47,7 +48,7 @@ class Cluster:
         self.writers.append(IndexWriter(self.url, self.namespace, self.ref))
         self.publisher = KVEventPublisher(self.writers[-1], self.ref, KVEventLog(1, 300, 600), 300, self)
 
-    async def tell(self, stored: Sequence[BlockHash] = (), evicted: Sequence[BlockHash] = ()) -> None:
+    async def publish(self, stored: Sequence[BlockHash] = (), evicted: Sequence[BlockHash] = ()) -> None:
         facts: list[KVFact] = [*(BlockStored(h, None) for h in stored), *(BlockEvicted(h) for h in evicted)]
         self.publisher.on_kv_events(facts)
         await self.publisher.turn()
@@ -60,7 +61,7 @@ class Cluster:
     def held(self) -> set[int]:
         return set(self.gateway.table.held(self.ref) or ())
 
-    def num_wanted(self) -> float:
+    def num_requested(self) -> float:
         return self.gateway.num_unloaded_workers
 
     async def close(self) -> None:
@@ -81,31 +82,31 @@ def words(blocks: Sequence[BlockHash]) -> set[int]:
     return {short_hash(block) | DEVICE for block in blocks}
 
 
-async def test_what_is_told_is_known_at_the_next_look_without_a_snapshot(cluster: Cluster) -> None:
-    """Otherwise one that mends what was lost hides that it was."""
+async def test_published_facts_are_read_at_the_next_poll_without_a_snapshot(cluster: Cluster) -> None:
+    """A snapshot that repairs a loss would hide the loss from the test."""
     await cluster.pass_by(SOON_S)
     held: list[BlockHash] = []
     for start in range(0, 40, 5):
         gone, held = held[:2], held[2:] + BLOCKS[start : start + 5]
-        await cluster.tell(BLOCKS[start : start + 3], evicted=gone)
-        await cluster.tell(BLOCKS[start + 3 : start + 5])
+        await cluster.publish(BLOCKS[start : start + 3], evicted=gone)
+        await cluster.publish(BLOCKS[start + 3 : start + 5])
         await cluster.gateway.follow()
-        assert cluster.held() == words(held) and not cluster.num_wanted(), start
+        assert cluster.held() == words(held) and not cluster.num_requested(), start
 
 
-async def test_facts_of_several_entries_come_whole(cluster: Cluster) -> None:
+async def test_facts_split_over_several_entries_are_complete(cluster: Cluster) -> None:
     await cluster.pass_by(SOON_S)
     assert len(BLOCKS) > 2 * MAX_FACTS
-    await cluster.tell(BLOCKS)
+    await cluster.publish(BLOCKS)
     await cluster.gateway.follow()
-    assert cluster.held() == words(BLOCKS) and not cluster.num_wanted()
+    assert cluster.held() == words(BLOCKS) and not cluster.num_requested()
 
 
 @pytest.mark.parametrize("is_all_lost", [False, True])
 async def test_the_last_entry_is_missed_though_nothing_follows_on_it(cluster: Cluster, is_all_lost: bool) -> None:
-    await cluster.tell(BLOCKS[:3])
+    await cluster.publish(BLOCKS[:3])
     await cluster.pass_by(SOON_S)
-    await cluster.tell(BLOCKS[3:5], evicted=BLOCKS[:1])
+    await cluster.publish(BLOCKS[3:5], evicted=BLOCKS[:1])
     stream = f"{{{cluster.namespace}:index:{shard_of(cluster.ref.id)}}}"
     last, _ = (await cluster.redis.xrevrange(stream, count=1))[0]
     await (cluster.redis.delete(stream) if is_all_lost else cluster.redis.xdel(stream, last))
@@ -113,22 +114,22 @@ async def test_the_last_entry_is_missed_though_nothing_follows_on_it(cluster: Cl
     assert cluster.held() == words(BLOCKS[:3]), "nobody can know yet"
     for _ in range(4):
         await cluster.pass_by(BEACON_S)
-    assert cluster.held() == words(BLOCKS[1:5]) and not cluster.num_wanted()
+    assert cluster.held() == words(BLOCKS[1:5]) and not cluster.num_requested()
 
 
 async def test_facts_that_a_worker_drops_while_redis_is_away_are_in_a_snapshot(cluster: Cluster) -> None:
-    await cluster.tell(BLOCKS[:1])
+    await cluster.publish(BLOCKS[:1])
     await cluster.pass_by(SOON_S)
     for _ in range(301):
         cluster.publisher.on_kv_events([BlockStored(BLOCKS[2], None), BlockEvicted(BLOCKS[2])])
-    await cluster.tell(BLOCKS[5:6])
+    await cluster.publish(BLOCKS[5:6])
     for _ in range(3):
         await cluster.pass_by(BEACON_S)
-    assert cluster.held() == words([BLOCKS[0], BLOCKS[5]]) and not cluster.num_wanted()
+    assert cluster.held() == words([BLOCKS[0], BLOCKS[5]]) and not cluster.num_requested()
 
 
-async def test_a_snapshot_of_the_life_before_is_not_this_ones(cluster: Cluster) -> None:
-    await cluster.tell(BLOCKS[:9])
+async def test_a_snapshot_of_the_previous_incarnation_is_ignored(cluster: Cluster) -> None:
+    await cluster.publish(BLOCKS[:9])
     await cluster.pass_by(SOON_S)
     assert cluster.held() == words(BLOCKS[:9])
     dead = cluster.ref
@@ -136,14 +137,14 @@ async def test_a_snapshot_of_the_life_before_is_not_this_ones(cluster: Cluster) 
     cluster.time += SOON_S
     await cluster.gateway.follow()
     assert cluster.held() == set() and cluster.gateway.table.held(dead) is None
-    await cluster.tell(BLOCKS[9:11])
+    await cluster.publish(BLOCKS[9:11])
     for _ in range(3):
         await cluster.pass_by(SOON_S)
-    assert cluster.held() == words(BLOCKS[9:11]) and not cluster.num_wanted()
+    assert cluster.held() == words(BLOCKS[9:11]) and not cluster.num_requested()
     assert cluster.gateway.table.num_workers == 1
 
 
-async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_that_one(cluster: Cluster) -> None:
+async def test_blocks_missing_at_a_fetch_source_count_as_stale_hits_of_the_source(cluster: Cluster) -> None:
     other = WorkerRef(WorkerId("other"), Incarnation(1), "host:2")
     cluster.gateway.reported(Prediction(cluster.ref, 10, 1), 10)
     cluster.gateway.reported(Prediction(other, 20, 1, num_before=10), 10)
@@ -151,12 +152,12 @@ async def test_what_was_to_be_read_from_another_and_was_not_there_is_missed_by_t
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
-async def test_an_older_snapshot_that_comes_back_with_redis_is_replaced(cluster: Cluster, is_seen: bool) -> None:
-    """As after a restart from a file, or a failover to a replica that lagged; seen by the worker or not."""
-    await cluster.tell(BLOCKS[:3])
+async def test_an_older_snapshot_restored_with_redis_is_replaced(cluster: Cluster, is_seen: bool) -> None:
+    """A restart from a file or a failover to a lagging replica brings it back, noticed by the worker or not."""
+    await cluster.publish(BLOCKS[:3])
     key = f"{{{cluster.namespace}:index:w:{cluster.ref.id}}}:blocks"
     older = await cluster.redis.get(key)
-    await cluster.tell(BLOCKS[3:], evicted=BLOCKS[:1])
+    await cluster.publish(BLOCKS[3:], evicted=BLOCKS[:1])
     cluster.publisher._covered = None
     await cluster.publisher.turn()
     assert older is not None and await cluster.redis.get(key) != older
@@ -169,7 +170,7 @@ async def test_an_older_snapshot_that_comes_back_with_redis_is_replaced(cluster:
         cluster.publisher._writer.append = append  # type: ignore[method-assign]
     for _ in range(30):
         await cluster.pass_by(1.0)
-    assert cluster.held() == words(BLOCKS[1:]) and not cluster.num_wanted()
+    assert cluster.held() == words(BLOCKS[1:]) and not cluster.num_requested()
 
 
 async def lost(entries: object) -> None:

@@ -1,4 +1,4 @@
-"""Quotas of several gateways on one real Redis, and without it: never more than the limits, and nothing left over."""
+"""Test quotas of several gateways with one real Redis and without it: limits hold, and no reservation is left over."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.redis
 
 
 class Time:
-    """The clock of all gateways and of their Redis; stands still unless it is told."""
+    """Hold the clock of all gateways and of their Redis; it advances only when the test sets it."""
 
     def __init__(self) -> None:
         self.ms = 1_795_000_000_000
@@ -44,7 +44,7 @@ class Time:
 
 
 class Gateways:
-    """Quotas of gateways that share one Redis and one time. `keep` starts their stewards."""
+    """Own the quotas of gateways that share one Redis and one clock. `keep` starts their background tasks."""
 
     def __init__(self, url: str) -> None:
         self.time = Time()
@@ -93,7 +93,7 @@ async def gateways(url: str) -> AsyncIterator[Gateways]:
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """One that can be ended and started again, with a path that is short enough for a socket."""
+    """Run a Redis that can be stopped and restarted, with a path short enough for a Unix socket."""
     with tempfile.TemporaryDirectory(prefix="tq-", dir="/tmp") as directory:
         server = RedisServer(Path(directory))
         server.start()
@@ -118,13 +118,13 @@ async def refusal(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: in
 
 
 def hurry(quotas: TenantQuotas, answer_s: float = 0.1) -> None:
-    """Let it wait no longer for a server that does not answer anyhow."""
+    """Shorten the timeout for a server that does not answer in any case."""
     store: Any = quotas._store
     store._calls._redis.answer_s = answer_s
 
 
 async def num_admitted(calls: list[Callable[[], object]]) -> int:
-    """How many of `calls`, all made at once, are let in."""
+    """Return how many of `calls`, all made at once, are admitted."""
     answers = await asyncio.gather(*(call() for call in calls), return_exceptions=True)  # type: ignore[call-overload]
     refused = [answer for answer in answers if isinstance(answer, TandemError)]
     assert all(error.kind is ErrorKind.QUOTA for error in refused)
@@ -146,7 +146,9 @@ async def num_admitted(calls: list[Callable[[], object]]) -> int:
 async def test_two_gateways_never_admit_more_than_the_quota(
     gateways: Gateways, limits: dict[str, int], most: int
 ) -> None:
-    """Exactly as much: 2,400 decisions over all cases, all of a case at once in several pipelines, 100 tokens each."""
+    """The count must be exact: 2,400 decisions over all cases, those of a case at once in several pipelines, 100
+    tokens each.
+    """
     pair = await gateways.pair()
     who = tenant(**limits)
     calls = [lambda quotas=quotas: quotas.enter(who, 100, 0) for quotas in pair for _ in range(300)]
@@ -159,7 +161,7 @@ async def test_two_gateways_never_admit_more_than_the_quota(
     assert await num_admitted(calls) == min(len(calls), more)  # type: ignore[arg-type]
 
 
-async def test_a_refusal_names_its_limit_and_when_to_come_back(gateways: Gateways) -> None:
+async def test_a_refusal_names_its_limit_and_the_retry_time(gateways: Gateways) -> None:
     quotas = gateways.add()
     who = tenant(requests_per_minute=6, tokens_per_minute=600, max_concurrency=1)
     entry = await enter(quotas, who, 300)
@@ -191,7 +193,7 @@ async def test_a_refusal_names_its_limit_and_when_to_come_back(gateways: Gateway
     assert (error.reason, error.retry_after_s) == ("requests_per_minute", 10.0)
 
 
-async def test_what_no_minute_brings_is_refused_for_good(gateways: Gateways) -> None:
+async def test_a_request_larger_than_the_quota_is_refused_for_good(gateways: Gateways) -> None:
     error = await refusal(gateways.add(), tenant(tokens_per_minute=600), 601)
     assert (error.kind, error.retry_after_s, error.reason) == (ErrorKind.INVALID_REQUEST, None, "tokens_per_minute")
     assert "601" in error.message and "600" in error.message
@@ -214,10 +216,10 @@ async def test_what_no_minute_brings_is_refused_for_good(gateways: Gateways) -> 
     ],
     ids=str,
 )
-async def test_of_several_prompts_those_that_are_foreseen_are_let_in(
+async def test_several_prompts_found_feasible_are_admitted(
     gateways: Gateways, limits: dict[str, int], sizes: list[tuple[int, int]], reason: str
 ) -> None:
-    """By a key that has used nothing; and what is refused before would be refused on the way."""
+    """The key has used nothing; prompts that the check refuses would also be refused one by one."""
     quotas, who = gateways.add(), tenant(**limits)
     error: TandemError | None = None
     try:
@@ -232,7 +234,7 @@ async def test_of_several_prompts_those_that_are_foreseen_are_let_in(
         assert str(max(limits.values())) in error.message
 
 
-async def test_several_prompts_are_foreseen_by_what_came_of_others(gateways: Gateways) -> None:
+async def test_feasibility_uses_the_output_of_earlier_requests(gateways: Gateways) -> None:
     quotas, who = gateways.add(), tenant(tokens_per_minute=600)
     for _ in range(20):
         entry = await enter(quotas, who, 1, 100)
@@ -242,7 +244,7 @@ async def test_several_prompts_are_foreseen_by_what_came_of_others(gateways: Gat
 
 
 async def test_while_redis_is_away_several_prompts_are_not_refused_for_good(gateways: Gateways) -> None:
-    """One gateway's part is soon more again."""
+    """One gateway's part grows again as soon as Redis is back."""
     quotas, other = await gateways.pair()
     who = tenant(requests_per_minute=4)
     quotas._lose(ConnectionError())
@@ -263,7 +265,7 @@ async def test_whoever_has_no_limits_costs_no_round_trip(gateways: Gateways) -> 
     assert quotas.is_reachable
 
 
-async def test_what_was_estimated_is_settled_with_what_was_used(gateways: Gateways) -> None:
+async def test_estimated_tokens_are_settled_with_the_used_ones(gateways: Gateways) -> None:
     one, two = await gateways.pair()
     who = tenant(tokens_per_minute=1000)
     entry = await enter(one, who, 400, 10_000)  # the prompt, and the first guess at an output
@@ -282,7 +284,7 @@ async def test_what_was_estimated_is_settled_with_what_was_used(gateways: Gatewa
     )
 
 
-async def test_a_beat_keeps_reservations_and_tells_what_they_used(gateways: Gateways) -> None:
+async def test_a_heartbeat_keeps_reservations_and_reports_their_usage(gateways: Gateways) -> None:
     one, two = await gateways.pair()
     who = tenant(tokens_per_minute=60_000, max_concurrency=1)
     entry = await enter(one, who, 100)
@@ -293,7 +295,7 @@ async def test_a_beat_keeps_reservations_and_tells_what_they_used(gateways: Gate
         used += 1_000
         await one._heartbeat()
     assert (await refusal(two, who)).reason == "concurrency"
-    gateways.time.ms += 20_000  # it tells nothing more: what it told last stands
+    gateways.time.ms += 20_000  # it reports nothing more: its last report stands
     left = (await enter(two, who, 0)).standing.remaining_tokens
     # The last thousand was taken 20 s ago, and 20,000 came back since.
     assert left == 60_000
@@ -314,7 +316,7 @@ async def test_reservations_of_a_gateway_that_is_gone_are_settled_by_another(gat
     assert kept in two.entries
 
 
-async def test_who_stood_still_enters_again_what_was_settled_meanwhile(gateways: Gateways) -> None:
+async def test_a_stalled_gateway_reenters_reservations_that_were_settled_meanwhile(gateways: Gateways) -> None:
     one, two = await gateways.pair()
     who = tenant(tokens_per_minute=600)
     entry = await enter(one, who, 200)
@@ -333,18 +335,18 @@ async def test_who_stood_still_enters_again_what_was_settled_meanwhile(gateways:
     assert (await enter(two, who, 1)).standing.remaining_tokens == 599 - 30 - 2
 
 
-async def test_a_client_that_leaves_while_it_is_asked_for_takes_nothing(gateways: Gateways) -> None:
+async def test_a_client_that_disconnects_while_the_quota_is_requested_costs_nothing(gateways: Gateways) -> None:
     quotas = gateways.add()
     who = tenant(requests_per_minute=10, tokens_per_minute=1000, max_concurrency=5)
     for spins in range(12):
-        asking = asyncio.create_task(quotas.enter(who, 100, 0))
+        enter_task = asyncio.create_task(quotas.enter(who, 100, 0))
         for _ in range(spins):
             await asyncio.sleep(0)
-        if not asking.cancel():
-            (await asking).close()
+        if not enter_task.cancel():
+            (await enter_task).close()
         else:
             with pytest.raises(asyncio.CancelledError):
-                await asking
+                await enter_task
     while quotas._posted:
         await asyncio.wait(quotas._posted)
     entry = await enter(quotas, who, 0)
@@ -360,7 +362,7 @@ async def test_tenants_are_apart_and_each_one_is_in_one_slot(gateways: Gateways)
     assert len(keys) == 6 and {key.split(b"{")[1].split(b"}")[0] for key in keys} == {b"a", b"b"}
 
 
-async def test_a_script_that_the_server_forgot_is_told_again(gateways: Gateways) -> None:
+async def test_a_script_that_redis_forgot_is_loaded_again(gateways: Gateways) -> None:
     quotas = gateways.add()
     who = tenant(requests_per_minute=50)
     await enter(quotas, who)
@@ -422,7 +424,7 @@ async def test_alone_a_request_may_be_larger_than_the_part_of_one_gateway(
     assert (await refusal(one, who, 1)).retry_after_s == pytest.approx(401 * 0.12)
 
 
-async def test_what_was_used_alone_is_told_when_redis_is_back(gateways: Gateways, server: RedisServer) -> None:
+async def test_usage_without_redis_is_reported_when_redis_is_back(gateways: Gateways, server: RedisServer) -> None:
     gateways.url = server.url
     one, two = await gateways.pair()
     who = tenant(requests_per_minute=100, tokens_per_minute=1000, max_concurrency=10)
@@ -452,8 +454,10 @@ async def test_what_was_used_alone_is_told_when_redis_is_back(gateways: Gateways
     assert one.entries == [] and two.entries == [last]
 
 
-async def test_books_that_do_not_answer_keep_a_gateway_alone(gateways: Gateways, server: RedisServer) -> None:
-    """The roll may answer all the same: of a cluster another node has it, and a full server lets it remove somebody."""
+async def test_a_gateway_stays_local_while_the_shared_buckets_do_not_answer(
+    gateways: Gateways, server: RedisServer
+) -> None:
+    """The gateway roll may still answer: in a cluster another node has it, and a full server still accepts removals."""
     gateways.url = server.url
     quotas, who = gateways.add(), tenant(tokens_per_minute=1000)
     await quotas._heartbeat()
@@ -490,10 +494,10 @@ async def test_the_steward_ends_just_when_redis_is_found_lost(gateways: Gateways
     await asyncio.wait_for(quotas.stop(), 20)
 
 
-async def test_whoever_finds_redis_lost_has_it_looked_for_soon(
+async def test_losing_redis_triggers_an_early_reconnect(
     gateways: Gateways, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not when the next beat is due: what is admitted alone in the meantime is nowhere in the shared books."""
+    """Waiting for the next heartbeat would admit requests that the shared buckets do not count."""
     monkeypatch.setattr(quotas_module, "RETRY_S", 0.01)
     gateways.url = server.url
     quotas = gateways.add()
@@ -511,7 +515,7 @@ async def test_whoever_finds_redis_lost_has_it_looked_for_soon(
     assert await gateways.num_open(who) == 2
 
 
-async def test_a_debt_that_time_has_paid_is_not_asked_for(gateways: Gateways, server: RedisServer) -> None:
+async def test_a_debt_that_the_refill_has_paid_is_not_charged(gateways: Gateways, server: RedisServer) -> None:
     gateways.url = server.url
     quotas = gateways.add()
     await quotas._heartbeat()
@@ -592,7 +596,7 @@ async def test_a_tenant_that_is_idle_is_forgotten(gateways: Gateways) -> None:
     assert quotas._states == {}
 
 
-async def test_books_of_nobody_lapse(gateways: Gateways) -> None:
+async def test_the_buckets_of_an_inactive_tenant_expire(gateways: Gateways) -> None:
     quotas = gateways.add()
     (await enter(quotas, tenant(requests_per_minute=5))).close()
     await asyncio.gather(*quotas._posted)
@@ -602,7 +606,7 @@ async def test_books_of_nobody_lapse(gateways: Gateways) -> None:
 
 
 async def test_on_the_clock_of_the_server_limits_hold_too(url: str) -> None:
-    """As in production: no time is told."""
+    """The server's own clock is used, as in production."""
     store = RedisQuotas(url, f"n{next(_names)}")
     who = tenant(requests_per_minute=1, tokens_per_minute=1)
     verdicts = [await store.reserve(who.id, who.limits, Reservation(name, 1, 1)) for name in ("a", "a", "b")]

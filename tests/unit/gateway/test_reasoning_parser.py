@@ -1,4 +1,4 @@
-"""Thoughts are told apart from answers however the text is cut."""
+"""Test that reasoning is separated from the answer however the text is cut."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.unit.gateway.test_tool_call_parser import cuts
 
 def parts(pieces: Iterable[str], *, is_open: bool) -> tuple[str, str]:
     reader = ReasoningParser(is_open=is_open)
-    heard = [reader.push(piece) for piece in pieces]
-    heard.append(reader.finish())
-    return "".join(thought for thought, _ in heard), "".join(answer for _, answer in heard)
+    parsed = [reader.push(piece) for piece in pieces]
+    parsed.append(reader.finish())
+    return "".join(thought for thought, _ in parsed), "".join(answer for _, answer in parsed)
 
 
 @pytest.mark.parametrize(
-    ("said", "is_open", "thought", "answer"),
+    ("text", "is_open", "thought", "answer"),
     [
         ("<think>\nHm.\n\nYes.\n</think>\n\nParis", False, "Hm.\n\nYes.", "Paris"),
         ("\nHm </thin </think>Paris </think>", True, "Hm </thin", "Paris </think>"),
@@ -34,20 +34,20 @@ def parts(pieces: Iterable[str], *, is_open: bool) -> tuple[str, str]:
         ("<think>a</think>\n b", False, "a", "b"),
     ],
 )
-def test_thought_and_answer(said: str, is_open: bool, thought: str, answer: str) -> None:
+def test_thought_and_answer(text: str, is_open: bool, thought: str, answer: str) -> None:
     rng = random.Random(1)
     for _ in range(40):
-        assert parts(cuts(said, rng), is_open=is_open) == (thought, answer)
+        assert parts(cuts(text, rng), is_open=is_open) == (thought, answer)
 
 
 def test_any_text() -> None:
     rng = random.Random(2)
     for _, is_open in itertools.product(range(800), (False, True)):
-        said = "".join(
+        text = "".join(
             rng.choices(["<think>", "</think>", "<thi", "nk>", "</", " ", "\n", "a", "é"], k=rng.randrange(9))
         )
-        whole = parts([said], is_open=is_open)
-        assert parts(cuts(said, rng), is_open=is_open) == whole, said
-        assert parts(said, is_open=is_open) == whole, said
+        whole = parts([text], is_open=is_open)
+        assert parts(cuts(text, rng), is_open=is_open) == whole, text
+        assert parts(text, is_open=is_open) == whole, text
         assert "</think>" not in whole[0]
-        assert said.endswith(whole[1])
+        assert text.endswith(whole[1])

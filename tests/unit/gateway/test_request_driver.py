@@ -1,4 +1,4 @@
-"""The dispatcher over scripted workers: placing, refusals, deadlines, cancels, and the order of tokens."""
+"""Test the dispatcher over scripted workers: placement, refusals, deadlines, cancels, and the order of tokens."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
 
-async def test_the_decode_worker_books_first_and_tokens_come_in_order(rig: Rig) -> None:
+async def test_the_decode_worker_reserves_first_and_tokens_arrive_in_order(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
     key = request.state.key
     assert isinstance(decode.jobs[-1], ResumeJob) and isinstance(prefill.jobs[-1], PrefillJob)
     assert decode.jobs[-1].source == prefill.ref
-    decode.tell(token(key, 1))
-    prefill.tell(token(key, 0), Finished(key, None, 1, 16))
+    decode.publish(token(key, 1))
+    prefill.publish(token(key, 0), Finished(key, None, 1, 16))
     await until(lambda: prefill.ref not in request.state.workers())
-    decode.tell(token(key, 0), pulled(key), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16))
+    decode.publish(token(key, 0), pulled(key), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16))
     events = [event async for event in request]
     assert events == [token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 16)]
     assert request.path == "remote"
@@ -43,12 +43,12 @@ async def test_one_mixed_worker_serves_alone(rig: Rig) -> None:
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
     assert isinstance(worker.jobs[-1], GenerateJob) and request.path == "local"
-    worker.tell(token(request.state.key, 0), Finished(request.state.key, FinishReason.STOP, 1, 0))
+    worker.publish(token(request.state.key, 0), Finished(request.state.key, FinishReason.STOP, 1, 0))
     assert await collect(request) == [0]
 
 
 @pytest.mark.parametrize("who", ["prefill", "decode"])
-async def test_a_refusal_is_tried_again_until_there_is_room(rig: Rig, who: str) -> None:
+async def test_a_job_refused_for_capacity_is_retried_until_it_is_accepted(rig: Rig, who: str) -> None:
     prefill, decode = await rig.pair()
     full = prefill if who == "prefill" else decode
     full.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
@@ -72,7 +72,7 @@ async def test_a_refusal_for_good_ends_the_request(rig: Rig) -> None:
     assert refused.value.facts.http == 400
 
 
-async def test_who_finds_no_place_in_time_is_told_why(make_rig: Callable[..., Rig]) -> None:
+async def test_a_request_not_placed_in_time_fails_with_the_reason(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(queue_timeout_s=0.2)
     await rig.start()
     with pytest.raises(TandemError, match="no live worker serves the model") as refused:
@@ -81,7 +81,7 @@ async def test_who_finds_no_place_in_time_is_told_why(make_rig: Callable[..., Ri
     assert refused.value.retry_after_s
 
 
-async def test_the_line_is_bounded(make_rig: Callable[..., Rig]) -> None:
+async def test_the_request_queue_is_bounded(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(max_queued=1)
     await rig.start()
     first = await rig.open()
@@ -92,26 +92,26 @@ async def test_the_line_is_bounded(make_rig: Callable[..., Rig]) -> None:
     await first.aclose()
 
 
-async def test_a_worker_that_has_enough_is_left_alone_until_it_says_otherwise(rig: Rig) -> None:
+async def test_a_full_worker_gets_no_jobs_until_it_reports_capacity(rig: Rig) -> None:
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     busy = replace(worker.load, lane_tokens=(100,) * 3, lane_longest=(50,) * 3, num_queued_tokens=100,
                    num_horizon_tokens=60)  # fmt: skip
     worker.load = busy
-    worker.tell()
+    worker.publish()
     await until(lambda: any(view.load == busy for view in rig.fleet.view().workers))
     requests = [await rig.open() for _ in range(2)]
     await asyncio.sleep(0.1)
     assert not worker.jobs and [request.state.phase.name for request in requests] == ["QUEUED"] * 2
     worker.load = replace(busy, num_queued_tokens=20, lane_tokens=(20,) * 3, lane_longest=(20,) * 3)
-    worker.tell()
+    worker.publish()
     await until(lambda: all(request.state.phase.name == "RUNNING" for request in requests))
     assert [job.request.id for job in worker.jobs] == [request.state.request.id for request in requests]
     for request in requests:
         await request.aclose()
 
 
-async def test_the_client_s_deadline_ends_what_waits_and_what_runs(rig: Rig) -> None:
+async def test_the_clients_deadline_ends_queued_and_running_requests(rig: Rig) -> None:
     queued = await rig.open(timeout_s=0.05)
     with pytest.raises(TandemError) as late:
         await collect(queued)
@@ -124,7 +124,7 @@ async def test_the_client_s_deadline_ends_what_waits_and_what_runs(rig: Rig) -> 
     await until(lambda: "cancel" in decode.verbs(str(running.state.request.id)))
 
 
-async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: Callable[..., Rig]) -> None:
+async def test_a_request_without_progress_fails_and_is_cancelled_at_both_workers(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(progress_timeout_s=0.25, max_retries=1)
     await rig.start()
     prefill, decode = await rig.pair()
@@ -136,24 +136,24 @@ async def test_who_makes_no_progress_fails_and_both_workers_are_told(make_rig: C
     await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
 
 
-async def test_a_failure_at_one_side_ends_the_attempt_at_the_other_and_it_goes_on(rig: Rig) -> None:
+async def test_a_failure_at_one_worker_ends_the_attempt_and_the_request_is_retried(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
     name = str(request.state.request.id)
-    prefill.tell(token(request.state.key, 0))
+    prefill.publish(token(request.state.key, 0))
     await until(lambda: request.state.num_delivered == 1)
-    decode.tell(Failed(request.state.key, ErrorKind.INTERNAL, "the step failed"))
+    decode.publish(Failed(request.state.key, ErrorKind.INTERNAL, "the step failed"))
     await until(lambda: prefill.verbs(name) == ["prefill", "cancel", "prefill"])
     assert decode.verbs(name) == ["resume", "resume"], "who said so has nothing of it left"
     job = prefill.jobs[-1]
     assert job.output_tokens == (100,) and job.attempt == 2
     await until(lambda: request.state.phase.name == "RUNNING")
-    decode.tell(pulled(job.key), token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
+    decode.publish(pulled(job.key), token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
     assert await collect(request) == [0, 1]
     assert request.path == "remote;moves=1" and request.num_attempts == 2
 
 
-async def test_what_fails_again_and_again_ends_with_what_happened(make_rig: Callable[..., Rig]) -> None:
+async def test_a_request_that_keeps_failing_ends_with_the_last_error(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(max_retries=2)
     await rig.start()
     worker = await rig.add("m", "mixed")
@@ -165,7 +165,7 @@ async def test_what_fails_again_and_again_ends_with_what_happened(make_rig: Call
 
 
 @pytest.mark.parametrize("phase", ["QUEUED", "RESERVING", "STARTING", "RUNNING"])
-async def test_a_client_that_leaves_is_told_to_each_worker_once(rig: Rig, phase: str) -> None:
+async def test_a_disconnected_client_is_cancelled_once_at_each_worker(rig: Rig, phase: str) -> None:
     prefill, decode = await rig.pair()
     gate = asyncio.Event()
     if phase == "RESERVING":
@@ -195,7 +195,7 @@ async def test_a_client_that_leaves_is_told_to_each_worker_once(rig: Rig, phase:
     assert [verb for verb, _ in prefill.seen].count("release") == (1 if prefill in begun else 0)
 
 
-async def test_a_gateway_that_drains_lets_run_what_runs_and_takes_nothing_new(rig: Rig) -> None:
+async def test_a_draining_gateway_finishes_running_requests_and_accepts_none(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
     draining = asyncio.create_task(rig.dispatch.drain(20))
@@ -204,13 +204,13 @@ async def test_a_gateway_that_drains_lets_run_what_runs_and_takes_nothing_new(ri
         await rig.open()
     assert refused.value.kind is ErrorKind.DRAINING
     key = request.state.key
-    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
-    decode.tell(pulled(key), Finished(key, FinishReason.STOP, 1, 0))
+    prefill.publish(token(key, 0), Finished(key, None, 1, 0))
+    decode.publish(pulled(key), Finished(key, FinishReason.STOP, 1, 0))
     assert await collect(request) == [0]
     assert await draining == 0
 
 
-async def test_a_gateway_that_drains_too_long_cuts(rig: Rig) -> None:
+async def test_a_drain_that_times_out_aborts_requests(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
     assert await rig.dispatch.drain(0.05) == 1
@@ -221,25 +221,25 @@ async def test_a_gateway_that_drains_too_long_cuts(rig: Rig) -> None:
     await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
 
 
-async def test_the_client_may_have_enough_of_one_choice_while_others_go_on(rig: Rig) -> None:
+async def test_a_client_may_end_one_choice_while_others_continue(rig: Rig) -> None:
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running(num_choices=3)
     keys = worker.jobs[-1].keys
     assert isinstance(worker.jobs[-1], GenerateJob) and [key.choice for key in keys] == [0, 1, 2]
-    worker.tell(token(keys[1], 0), token(keys[0], 0), token(keys[2], 0))
+    worker.publish(token(keys[1], 0), token(keys[0], 0), token(keys[2], 0))
     stream = aiter(request)
     assert await anext(stream) == token(keys[1], 0)
     request.finish(0)
     assert await anext(stream) == token(keys[2], 0), "what had come of it is not told any more"
     await until(lambda: ("cancel", keys[0]) in worker.seen)
     ends = [Finished(keys[1], FinishReason.STOP, 1, 0), Finished(keys[2], FinishReason.STOP, 1, 0)]
-    worker.tell(*ends)
+    worker.publish(*ends)
     assert [event async for event in stream] == ends
 
 
 class _Entry:
-    """A QuotaEntry that counts its ends."""
+    """Count how often the entry is closed."""
 
     standing = RateLimitStatus()
     num_closes = 0
@@ -252,7 +252,7 @@ class _Entry:
 
 
 class _Quotas:
-    """Lets everybody in under one entry."""
+    """Admit every request under one entry."""
 
     def __init__(self) -> None:
         self.entry = _Entry()
@@ -264,10 +264,10 @@ class _Quotas:
         return self.entry
 
 
-async def test_what_breaks_after_the_quotas_gives_them_back(
+async def test_a_failure_after_admission_releases_the_quota(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it is: an entry that nobody closes counts against its tenant until it lapses."""
+    """The kind of failure does not matter: an entry that is not closed counts against its tenant until it expires."""
     quotas = _Quotas()
     rig = make_rig(quotas=quotas)
     await rig.start()
@@ -281,7 +281,7 @@ async def test_what_breaks_after_the_quotas_gives_them_back(
     assert quotas.entry.num_closes == 1 and not rig.left_over()
 
 
-async def test_while_no_worker_lives_a_request_waits_less_long_than_for_a_full_one(
+async def test_a_request_waits_less_long_for_a_missing_worker_than_for_a_full_one(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_queue, "REFUSAL_BACKOFF_S", 0.1)
@@ -294,12 +294,12 @@ async def test_while_no_worker_lives_a_request_waits_less_long_than_for_a_full_o
     worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.open()
-    # It is asked every tenth of a second: by then the request has waited for longer.
+    # The check runs every tenth of a second: by then the request has waited for longer.
     await until(lambda: len(worker.jobs) > 3)
     await request.aclose()
 
 
-async def test_a_worker_that_keeps_failing_is_left_out_and_metrics_and_errors_say_so(
+async def test_a_failing_worker_is_excluded_and_reported_in_metrics_and_errors(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "BURST_S", 0.0)
@@ -313,7 +313,7 @@ async def test_a_worker_that_keeps_failing_is_left_out_and_metrics_and_errors_sa
     assert rig.dispatch.breakers()[worker.ref.id] is not circuit_breaker.BreakerState.CLOSED
 
 
-async def test_a_decision_that_breaks_ends_its_request_at_once_and_no_other(rig: Rig) -> None:
+async def test_a_failing_placement_ends_only_its_own_request(rig: Rig) -> None:
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     broken, other = await rig.running(), await rig.running()
@@ -323,14 +323,14 @@ async def test_a_decision_that_breaks_ends_its_request_at_once_and_no_other(rig:
 
     broken.state.reported = breaks  # type: ignore[method-assign, assignment]
     end = Finished(broken.state.key, FinishReason.STOP, 0, 0)
-    worker.tell(end, Finished(other.state.key, FinishReason.STOP, 0, 0))
+    worker.publish(end, Finished(other.state.key, FinishReason.STOP, 0, 0))
     with pytest.raises(TandemError, match="the gateway failed at this request") as ended:
         await collect(broken)
     assert ended.value.kind is ErrorKind.INTERNAL and await collect(other) == []
     await until(lambda: "cancel" in worker.verbs(str(broken.state.request.id)))
 
 
-async def test_what_drains_goes_on_at_a_worker_that_has_room(rig: Rig) -> None:
+async def test_a_sequence_of_a_draining_worker_migrates_to_a_free_worker(rig: Rig) -> None:
     old = await rig.add("a", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
@@ -338,25 +338,25 @@ async def test_what_drains_goes_on_at_a_worker_that_has_room(rig: Rig) -> None:
     new = await rig.add("b", "mixed")
     new.on_submit = lambda job: (ErrorKind.OVERLOADED, "full") if len(new.jobs) < 3 else None
     await until(lambda: len(rig.fleet.view().workers) == 2)
-    old.tell(token(key, 0), MigrationOffered(key, offer))
+    old.publish(token(key, 0), MigrationOffered(key, offer))
     await until(lambda: len(new.jobs) == 3)
     job = new.jobs[-1]
     assert isinstance(job, ResumeJob) and (job.source, job.offer) == (old.ref, offer)
-    old.tell(token(key, 1))
-    new.tell(token(job.key, 1), pulled(job.key), token(job.key, 2), Finished(job.key, FinishReason.LENGTH, 3, 0))
+    old.publish(token(key, 1))
+    new.publish(token(job.key, 1), pulled(job.key), token(job.key, 2), Finished(job.key, FinishReason.LENGTH, 3, 0))
     assert await collect(request) == [0, 1, 2] and request.path == "local;moves=1"
     assert "of 0 pairs" in repr(rig.fleet.routing.links), "how fast it came says nothing of the pair that was placed"
 
 
-async def test_what_drains_together_goes_to_several_workers(rig: Rig) -> None:
-    """Each of them is told of what is on its way there, before it has answered."""
+async def test_sequences_that_drain_together_migrate_to_several_workers(rig: Rig) -> None:
+    """Each placement counts the sequences already on their way to a worker, before that worker has replied."""
     old = await rig.add("a", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     requests = [await rig.running() for _ in range(6)]
     others = [await rig.add(name, "mixed") for name in ("b", "c", "d")]
     await until(lambda: len(rig.fleet.view().workers) == 4)
     keys = [request.state.key for request in requests]
-    old.tell(*(MigrationOffered(key, HandoffKey(HandoffId(f"m-{key.request}"), 1)) for key in keys))
+    old.publish(*(MigrationOffered(key, HandoffKey(HandoffId(f"m-{key.request}"), 1)) for key in keys))
     await until(lambda: sum(len(worker.jobs) for worker in others) == 6)
     assert [len(worker.jobs) for worker in others] == [2, 2, 2]
     await until(lambda: all(view.num_inflight == 0 for view in rig.fleet.view().workers))
@@ -364,8 +364,8 @@ async def test_what_drains_together_goes_to_several_workers(rig: Rig) -> None:
         await request.aclose()
 
 
-async def test_what_cannot_be_sent_is_not_expected_any_more(rig: Rig) -> None:
-    """Token ids come from clients, and one may not fit its field."""
+async def test_a_job_that_cannot_be_encoded_no_longer_counts_as_inflight(rig: Rig) -> None:
+    """Token ids come from clients, and a large one does not fit its proto field."""
     await rig.pair()
     request = Request(
         id=RequestId("huge"), model="tiny", prompt_tokens=(1 << 40,), sampling=SamplingParams(max_tokens=3)

@@ -1,4 +1,4 @@
-"""A line for each request that has ended: which have one, and what it says."""
+"""Test the log line of each ended request: which requests have one, and its content."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ CANCELLED = replace(RECORD, outcome="cancelled")
 FORMATTER = JsonFormatter(Origin("tandem-gateway", "g", 1))
 
 
-def lines(caplog: pytest.LogCaptureFixture, wanted: Any, *records: RequestRecord) -> list[logging.LogRecord]:
+def lines(caplog: pytest.LogCaptureFixture, mode: Any, *records: RequestRecord) -> list[logging.LogRecord]:
     caplog.clear()
     with caplog.at_level(logging.INFO, LOGGER):
-        RequestLog(wanted).answered(records)
+        RequestLog(mode).answered(records)
     return list(caplog.records)
 
 
-def test_which_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_mode_selects_the_logged_requests(caplog: pytest.LogCaptureFixture) -> None:
     ended = (RECORD, REFUSED, LOST, STOPPING, CANCELLED)
     assert lines(caplog, "off", *ended) == []
     failed = lines(caplog, "failed", *ended)
@@ -63,7 +63,7 @@ def test_which_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert all(hasattr(line, UNLIMITED) for line in every)
 
 
-def test_those_that_end_together_alike_are_written_together(caplog: pytest.LogCaptureFixture) -> None:
+def test_similar_requests_that_end_together_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     ended = [replace(RECORD, id=f"a-{number}") for number in range(3)]
     first, second, third = lines(caplog, "all", *ended[:2], LOST, ended[2])
     assert [record.levelname for record in (first, second, third)] == ["INFO", "WARNING", "INFO"]
@@ -73,7 +73,7 @@ def test_those_that_end_together_alike_are_written_together(caplog: pytest.LogCa
     assert len(lines(caplog, "failed", LOST, LOST)) == 2, "so that a flood of them is limited as any"
 
 
-def test_a_line_that_nobody_wants_is_not_made(
+def test_a_line_below_the_log_level_is_not_rendered(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_log, "_line", pytest.fail)
@@ -83,9 +83,9 @@ def test_a_line_that_nobody_wants_is_not_made(
     assert not caplog.records
 
 
-def test_what_a_line_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_has_all_fields(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines(caplog, "all", RECORD)
-    told = json.loads(FORMATTER.format(line))
+    entry = json.loads(FORMATTER.format(line))
     expected = {
         "message": "request finished",
         "request_id": "r-1",
@@ -108,12 +108,12 @@ def test_what_a_line_says(caplog: pytest.LogCaptureFixture) -> None:
         "first_token_s": 0.5,
         "longest_gap_s": 0.1,
     }
-    assert {name: told.get(name) for name in expected} == expected
-    assert told["stages"]["receive"] == 0.25 and len(told["stages"]) == 9
-    assert not {"error", "cached_tokens", "token_s"} & told.keys()
+    assert {name: entry.get(name) for name in expected} == expected
+    assert entry["stages"]["receive"] == 0.25 and len(entry["stages"]) == 9
+    assert not {"error", "cached_tokens", "token_s"} & entry.keys()
 
 
-def test_an_error_is_told_in_short(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_error_is_truncated(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines(caplog, "failed", REFUSED)
-    told = json.loads(FORMATTER.format(line))
-    assert told["error"] == "x" * 500 and "path" not in told and told["workers"] == []
+    entry = json.loads(FORMATTER.format(line))
+    assert entry["error"] == "x" * 500 and "path" not in entry and entry["workers"] == []

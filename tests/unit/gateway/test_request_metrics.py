@@ -1,4 +1,4 @@
-"""What a gateway counts of what it answered: exactly that, under names that no client can make more of without end."""
+"""Test the metrics of answered requests: exact counts, under a bounded number of label values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def points(metrics: Metrics, name: str) -> dict[tuple[str, ...], Any]:
     return dict(found[0]) if found else {}
 
 
-def told(*records: RequestRecord, max_values: int = 100) -> Metrics:
+def metrics_of(*records: RequestRecord, max_values: int = 100) -> Metrics:
     metrics = Metrics(max_values)
     measures = RequestMetrics(metrics, TARGETS)
     measures.answered(records)
@@ -45,7 +45,7 @@ def told(*records: RequestRecord, max_values: int = 100) -> Metrics:
 
 
 def test_one_answer_is_counted_once_everywhere() -> None:
-    metrics = told(RECORD)
+    metrics = metrics_of(RECORD)
     of = ("text_completion", "tiny", "acme", "interactive")
     assert points(metrics, "tandem.requests") == {("completion", "finished", "interactive", "acme"): 1}
     assert points(metrics, "tandem.prompt_tokens") == {("remote", "acme"): 10}
@@ -66,9 +66,9 @@ def test_one_answer_is_counted_once_everywhere() -> None:
     assert points(metrics, "tandem.request.retries") == {(): 0}
 
 
-def test_what_failed_is_not_measured_as_what_finished() -> None:
+def test_failed_requests_are_not_in_the_latencies_of_finished_ones() -> None:
     lost = replace(RECORD, outcome="worker_lost", error="gone", num_attempts=4)
-    metrics = told(lost, replace(lost, outcome="cancelled", num_attempts=1))
+    metrics = metrics_of(lost, replace(lost, outcome="cancelled", num_attempts=1))
     (lost_key, cancelled_key) = points(metrics, "gen_ai.server.request.duration")
     assert (lost_key[-1], cancelled_key[-1]) == ("worker_lost", "cancelled")
     assert not points(metrics, "gen_ai.server.time_per_output_token")
@@ -76,9 +76,9 @@ def test_what_failed_is_not_measured_as_what_finished() -> None:
     assert total(points(metrics, "tandem.output_tokens").values()) == 42
 
 
-def test_what_found_no_place_has_no_path() -> None:
+def test_a_request_without_placement_has_no_path() -> None:
     refused = replace(RECORD, outcome="overloaded", path="", reason="queue_full", usage=Usage(10, 0, None))
-    metrics = told(refused, replace(refused, usage=Usage(0, 0, None)))
+    metrics = metrics_of(refused, replace(refused, usage=Usage(0, 0, None)))
     assert points(metrics, "tandem.prompt_tokens") == {("none", "acme"): 10}
     assert not points(metrics, "tandem.placements")
 
@@ -99,15 +99,15 @@ def test_what_found_no_place_has_no_path() -> None:
         ({"lane": "batch"}, {}),
     ],
 )
-def test_promises_are_kept_or_not(changed: dict[str, Any], met: dict[str, str]) -> None:
+def test_slo_targets_are_met_or_missed(changed: dict[str, Any], met: dict[str, str]) -> None:
     """A twentieth of a request's gaps may be late."""
     ended = replace(RECORD, **changed)
-    found = points(told(ended), "tandem.slo.requests")
+    found = points(metrics_of(ended), "tandem.slo.requests")
     assert found == {(ended.lane, slo, is_met): 1 for slo, is_met in met.items()}
 
 
-def test_promises_are_told() -> None:
-    assert points(told(), "tandem.slo.target") == {
+def test_slo_targets_are_exported() -> None:
+    assert points(metrics_of(), "tandem.slo.target") == {
         ("interactive", "ttft"): 0.5,
         ("interactive", "itl"): 0.05,
         ("standard", "itl"): 0.05,
@@ -131,18 +131,20 @@ def test_a_sampled_answer_is_an_exemplar() -> None:
     metrics = Metrics()
     measures = RequestMetrics(metrics)
     measures.answered([replace(RECORD, trace="ab" * 16)])
-    told = ("chat", "tiny", "acme", Lane.BATCH)
-    measures.begun([FirstToken(*told, 0.2, "cd" * 16), FirstToken(*told, 0.3, "")])
+    labels = ("chat", "tiny", "acme", Lane.BATCH)
+    measures.begun([FirstToken(*labels, 0.2, "cd" * 16), FirstToken(*labels, 0.3, "")])
     (duration,) = points(metrics, "gen_ai.server.request.duration").values()
     assert [exemplar.trace for exemplar in duration.exemplars.values()] == ["ab" * 16]
     (first,) = points(metrics, "gen_ai.server.time_to_first_token").values()
     assert (first.count, [exemplar.value for exemplar in first.exemplars.values()]) == (2, [0.2])
 
 
-def test_series_are_bounded_whatever_there_is() -> None:
-    """A thousand tenants and models: so many that they are told apart, and the others as one."""
+def test_metric_series_are_bounded() -> None:
+    """A thousand tenants and models: the first ones have their own label values, and the others share one."""
     records = [replace(RECORD, tenant=f"t{i}", model=f"m{i}") for i in range(1000)]
-    metrics = told(*records, *(replace(RECORD, model="", outcome="model_not_found") for _ in range(10)), max_values=5)
+    metrics = metrics_of(
+        *records, *(replace(RECORD, model="", outcome="model_not_found") for _ in range(10)), max_values=5
+    )
     for family in metrics.collect():
         assert len(family.points) <= 6 * 6 * 3 * 2
         for name in {"tenant", "gen_ai.request.model"} & set(family.instrument.attributes):
@@ -151,7 +153,7 @@ def test_series_are_bounded_whatever_there_is() -> None:
     assert total(points(metrics, "tandem.requests").values()) == 1010
 
 
-def test_a_pace_is_each_choice_s_own() -> None:
+def test_each_choice_has_its_own_token_rate() -> None:
     times = iter([1.0, 2.0, 2.5, 2.75, 6.5])
     firsts: list[float] = []
     pace = TokenTiming(lambda: next(times), HistogramSeries((0.5, 1.0)), 3.0, firsts.append)
@@ -176,7 +178,7 @@ def test_a_long_answer_s_gaps_are_counted_while_it_lasts() -> None:
     assert (pace.num_gaps, pace.num_late, pace.mean_s) == (3999, 3999, 1.0)
 
 
-def test_without_a_promise_nothing_is_late() -> None:
+def test_without_a_target_no_gap_is_late() -> None:
     times = iter([0.0, 1e6])
     pace = TokenTiming(lambda: next(times), HistogramSeries(()), 0.0, lambda at: None)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What form an answer is asked for in, and that grammars which nobody can follow are refused by field, in time."""
+"""Test the requested response formats, and that unusable grammars are refused by field in bounded time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 FIELD = "response_format.json_schema.schema"
 
 
-def form(wanted: Any = None, structured: Any = None, **guided: Any) -> StructuredOutput | None:
+def form(response_format: Any = None, structured: Any = None, **guided: Any) -> StructuredOutput | None:
     return requested_structured_output(
-        None if wanted is None else msgspec.convert(wanted, ResponseFormat),
+        None if response_format is None else msgspec.convert(response_format, ResponseFormat),
         None if structured is None else msgspec.convert(structured, StructuredOutputs),
         guided,
     )
@@ -38,7 +38,7 @@ def schema_form(schema: Any, **facts: Any) -> StructuredOutput:
     return found
 
 
-def test_openai_s_forms() -> None:
+def test_the_formats_of_openai() -> None:
     assert form() is None
     assert form({"type": "text"}) is None
     assert form({"type": "json_object"}) == StructuredOutput(
@@ -60,7 +60,7 @@ def test_openai_s_forms() -> None:
         ("grammar", 'start: "a"', Grammar("lark", 'start: "a"')),
     ],
 )
-def test_vllm_s_forms(name: str, kind: str, value: Any, grammar: Grammar) -> None:
+def test_the_formats_of_vllm(name: str, kind: str, value: Any, grammar: Grammar) -> None:
     found = form(structured={kind: value}) if name == "structured" else form(**{kind: value})
     assert found is not None
     assert found.grammar == grammar
@@ -75,7 +75,7 @@ def test_gbnf_is_taken_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "structured", "guided", "param"),
+    ("response_format", "structured", "guided", "param"),
     [
         ({"type": "json_schema"}, None, {}, "response_format.json_schema"),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, None, {}, FIELD),
@@ -90,9 +90,9 @@ def test_gbnf_is_taken_too() -> None:
         (None, None, {"grammar": "root ::= ("}, "guided_grammar"),
     ],
 )
-def test_what_asks_wrongly_is_refused_by_field(wanted: Any, structured: Any, guided: Any, param: str) -> None:
+def test_an_invalid_format_is_refused_by_field(response_format: Any, structured: Any, guided: Any, param: str) -> None:
     with pytest.raises(TandemError) as caught:
-        form(wanted, structured, **guided)
+        form(response_format, structured, **guided)
     assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_REQUEST, param)
 
 
@@ -128,7 +128,7 @@ def test_depth_is_bounded_before_anything_recurses() -> None:
             continue
         with pytest.raises(TandemError, match="nested deeper"):
             check_depth(deep, "x")
-        while deep:  # by hand: to free so deep a value recurses too
+        while deep:  # unlinked in a loop, because freeing so deep a value recurses too
             deep = deep["a"]
 
 

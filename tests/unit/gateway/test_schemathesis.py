@@ -1,5 +1,6 @@
-"""What schemathesis makes of /openapi.json, right and wrong, sent over HTTP to a gateway before an instant backend: all
-answers are announced there, in the form that they have, and no server error but a refusal with Retry-After."""
+"""Run schemathesis' valid and invalid requests from /openapi.json against a gateway with an instant backend: every
+answer is documented in its form, and the only server error is a refusal with Retry-After.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +32,11 @@ PROBABLE: dict[str, Any] = {
     **{name: {"type": "null"} for name in ("min_tokens", "stop_token_ids", "logit_bias", "top_logprobs")},
     **{name: {"type": "null"} for name in ("chat_template_kwargs", "tool_calls", "function_call", "audio")},
 }
-"""Values that this small model can serve, for fields whose random values it seldom can: half of what is right by the
-document should come to an answer."""
+"""Values that this small model can serve, for fields whose random values seldom are: half of the valid requests should
+get an answer.
+"""
 NUM_CASES = 16
-"""Of each operation in each mode."""
+"""Number of examples of each operation in each mode."""
 REFUSALS = (ErrorKind.QUOTA, ErrorKind.OVERLOADED, ErrorKind.SLO_MISS, ErrorKind.NO_WORKER, ErrorKind.DRAINING)
 WITH_BODIES = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
 WITHOUT = ["GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /live", "GET /ready", "GET /metrics",
@@ -60,7 +62,7 @@ CHECKS: list[Any] = [
 
 @pytest.fixture
 def instant_front(front: Front) -> Front:
-    """Refuses every seventh request, each time for another reason, and answers the others."""
+    """Refuse every seventh request, each time for another reason, and answer the others."""
     front.instant("Paris")
     answering: Callable[[Request], Any] = front.dispatch.script
     numbers = itertools.count()
@@ -83,8 +85,9 @@ def session() -> Iterator[requests.Session]:
 
 
 def operations(front: Front, session: requests.Session, mode: GenerationMode = POSITIVE) -> dict[str, APIOperation]:
-    """Of the document. What is to be right gets probable values; what is to be wrong must be so by the document itself,
-    but for the model's name, without which little else would be looked at."""
+    """Return the document's operations. Valid requests get likely values; invalid ones must violate the document
+    itself, except that the model's name is kept, because little else would be reached without it.
+    """
     document = session.get(f"{front.url}/openapi.json", timeout=20).json()
     schemas = document["components"]["schemas"]
     for name in ("ChatBody", "CompletionBody", "TokenizeBody", "DetokenizeBody", "ChatMessage"):
@@ -114,19 +117,19 @@ def test_every_operation_is_tried(front: Front) -> None:
     ],
     ids=str,
 )
-def test_what_the_document_says_holds(
+def test_generated_requests_get_documented_answers(
     instant_front: Front, session: requests.Session, label: str, mode: GenerationMode
 ) -> None:
     operation = operations(instant_front, session, mode)[label]
 
     statuses: set[int] = set()
-    wanted = CHECKS if mode is POSITIVE else [*CHECKS, checks.negative_data_rejection]
+    required_checks = CHECKS if mode is POSITIVE else [*CHECKS, checks.negative_data_rejection]
 
     @effort(NUM_CASES if "{" in label or label in WITH_BODIES else 1)
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case: Case) -> None:
         response = case.call(base_url=instant_front.url, session=session, timeout=20)
-        case.validate_response(response, checks=wanted)
+        case.validate_response(response, checks=required_checks)
         statuses.add(response.status_code)
 
     run()

@@ -1,4 +1,4 @@
-"""What a look at a gateway tells: its workers, what moved between them for clients, and who waits; never a probe."""
+"""Test the snapshot of a gateway: its workers, the KV flows of requests between them, and the queue, without probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def snapshot_source(rig: Rig) -> SnapshotSource:
     return SnapshotSource(GatewayId("gw-1"), rig.dispatch, rig.fleet, SystemClock())
 
 
-async def test_a_gateway_without_workers_says_what_is_missing(rig: Rig) -> None:
+async def test_a_gateway_without_workers_names_what_is_missing(rig: Rig) -> None:
     seen = snapshot_source(rig).snapshot()
     assert (seen.missing, seen.known, seen.live, seen.flows, dict(seen.num_open)) == ("no live worker", [], (), (), {})
 
@@ -35,9 +35,9 @@ async def test_kv_that_moves_for_a_client_is_a_flow(rig: Rig) -> None:
     seen = snapshot_source(rig).snapshot()
     assert dict(seen.num_open) == {("open", False): 1} and seen.now >= seen.began_at
     key = request.state.key
-    prefill.tell(KVReceived(key, 1, 48, 16, 0, 0.1, 0.1, 0.1, source=decode.ref), token(key, 0))
-    decode.tell(KVReceived(key, 1, 64, 0, 64, 0.1, 0.1, 0.1), token(key, 0), token(key, 1), token(key, 2))
-    decode.tell(Finished(key, FinishReason.LENGTH, 3, 0))
+    prefill.publish(KVReceived(key, 1, 48, 16, 0, 0.1, 0.1, 0.1, source=decode.ref), token(key, 0))
+    decode.publish(KVReceived(key, 1, 64, 0, 64, 0.1, 0.1, 0.1), token(key, 0), token(key, 1), token(key, 2))
+    decode.publish(Finished(key, FinishReason.LENGTH, 3, 0))
     assert await collect(request) == [0, 1, 2]
     await until(lambda: len(snapshot_source(rig).snapshot().flows) == 2)
     p, d = WorkerId("p"), WorkerId("d")
@@ -46,7 +46,7 @@ async def test_kv_that_moves_for_a_client_is_a_flow(rig: Rig) -> None:
     await until(lambda: not snapshot_source(rig).snapshot().num_open)
 
 
-async def test_who_waits_is_told_apart(rig: Rig) -> None:
+async def test_queued_requests_are_reported_separately(rig: Rig) -> None:
     await rig.pair()
     for worker in rig.workers:
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")

@@ -1,7 +1,8 @@
-"""Where a request's time goes, by scripted workers: its phases, its one record and its one trace, however it ends.
+"""Test where a request's time goes, with scripted workers: its phases, its one record and its one trace, however it
+ends.
 
-Workers tell stages of a thousand hours where all of a phase is to be one stage's: they are cut to what there was, which
-for those of a prefill begins when the worker is asked.
+Workers report stages of a thousand hours where a phase is to belong to one stage: reports are cut to the measured
+time, which for the stages of a prefill begins when the job is submitted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, watched
 
 ALL = 3.6e6
-"""Seconds, of which a phase has fewer."""
+"""A duration in seconds, longer than any phase."""
 P = LedgerPhase
 IN_GATEWAY = {Stage.RECEIVE, Stage.DELIVER}
 
@@ -38,13 +39,13 @@ def ended(key: JobKey, count: int) -> Finished:
 
 
 def stages_of(record: RequestRecord) -> set[Stage]:
-    """Those that it was in, once they were seen to add up."""
+    """Return the stages with time in them after checking that the stages add up."""
     assert record.stages.total == pytest.approx(record.total_s, abs=1e-9)
     return {stage for stage in Stage if record.stages.of(stage) > 0}
 
 
 def the_trace(seen: Watched, record: RequestRecord) -> dict[str, object]:
-    """The attributes of the root, once its tree was seen to be whole and the client's."""
+    """Return the root span's attributes after checking that its tree is complete and continues the client's trace."""
     spans = list(seen.spans)
     (root,) = [span for span in spans if span.parent is not None and span.parent.is_remote]
     assert root.context is not None and root.parent is not None and root.attributes is not None
@@ -53,70 +54,70 @@ def the_trace(seen: Watched, record: RequestRecord) -> dict[str, object]:
     inside = [span for span in spans if span is not root]
     assert all(span.parent is not None and span.parent.span_id == root.context.span_id for span in inside)
     assert {span.name for span in inside} <= {"queue", "route"}
-    told = sum(float(str(root.attributes[f"tandem.stage.{stage.value}_s"])) for stage in Stage)
-    assert told == pytest.approx(record.total_s, abs=1e-9)
+    stage_sum = sum(float(str(root.attributes[f"tandem.stage.{stage.value}_s"])) for stage in Stage)
+    assert stage_sum == pytest.approx(record.total_s, abs=1e-9)
     return dict(root.attributes)
 
 
-async def test_one_worker_does_all(rig: Rig) -> None:
+async def test_one_worker_has_all_stages(rig: Rig) -> None:
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     with watched(rig) as seen:
-        asked = seen.ask()
+        answer_task = seen.complete()
         key = (await job_at(worker)).key
         await phase_of(rig, P.FIRST)
-        worker.tell(staged(key, 0, prefill_queue_s=ALL), token(key, 1))
+        worker.publish(staged(key, 0, prefill_queue_s=ALL), token(key, 1))
         await phase_of(rig, P.DECODE)
-        worker.tell(token(key, 2), ended(key, 3))
-        record = await seen.record(asked)
-        told = the_trace(seen, record)
+        worker.publish(token(key, 2), ended(key, 3))
+        record = await seen.record(answer_task)
+        attributes = the_trace(seen, record)
     assert stages_of(record) == {*IN_GATEWAY, Stage.PREFILL_QUEUE, Stage.DECODE}
     assert (record.outcome, record.path, record.workers, record.num_attempts) == ("finished", "local", ("m",), 1)
     assert (record.label, record.endpoint, record.model, record.tenant) == ("mine", "completion", "tiny", "open")
     assert record.usage == (2, 3, 0) and record.num_gaps == 2 and record.first_token_s is not None
     assert record.token_s is not None and 2 * record.token_s <= record.total_s - record.first_token_s
-    assert told["gen_ai.response.finish_reasons"] == ("length",) and told["gen_ai.request.max_tokens"] == 3
-    assert (told["gen_ai.usage.output_tokens"], told["tandem.path"]) == (3, "local")
-    assert "error.type" not in told
+    assert attributes["gen_ai.response.finish_reasons"] == ("length",) and attributes["gen_ai.request.max_tokens"] == 3
+    assert (attributes["gen_ai.usage.output_tokens"], attributes["tandem.path"]) == (3, "local")
+    assert "error.type" not in attributes
     (job,) = worker.jobs
     assert job.request.traceparent.split("-")[1] == CLIENT_TRACE
 
 
-async def test_two_workers_share_it(rig: Rig) -> None:
+async def test_two_workers_share_the_stages(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     with watched(rig) as seen:
-        asked = seen.ask()
+        answer_task = seen.complete()
         key = (await job_at(prefill)).key
         await phase_of(rig, P.FIRST)
-        prefill.tell(staged(key, 0, prefill_s=ALL), Finished(key, None, 1, 0))
+        prefill.publish(staged(key, 0, prefill_s=ALL), Finished(key, None, 1, 0))
         await phase_of(rig, P.HANDOVER)
-        decode.tell(token(key, 0), pulled(key))
+        decode.publish(token(key, 0), pulled(key))
         await until(lambda: any(active.state.pulled for active in rig.dispatch.director.requests()))
         assert [active.ledger.phase for active in rig.dispatch.director.requests()] == [P.HANDOVER]
-        decode.tell(staged(key, 1, transfer_s=1e-9, decode_queue_s=ALL))
+        decode.publish(staged(key, 1, transfer_s=1e-9, decode_queue_s=ALL))
         await phase_of(rig, P.DECODE)
-        decode.tell(token(key, 2), ended(key, 3))
-        record = await seen.record(asked)
+        decode.publish(token(key, 2), ended(key, 3))
+        record = await seen.record(answer_task)
         the_trace(seen, record)
     assert stages_of(record) == set(Stage) - {Stage.QUEUE, Stage.ROUTE, Stage.PREFILL_QUEUE}
     assert record.stages.transfer == pytest.approx(1e-9) and record.stages.decode_queue > record.stages.transfer
     assert (record.path, record.workers) == ("remote", ("p", "d"))
 
 
-async def test_what_waits_is_in_the_queue_and_what_asks_on_its_way(rig: Rig) -> None:
+async def test_a_waiting_request_is_in_the_queue_stage(rig: Rig) -> None:
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     worker.hold_submit = asyncio.Event()
     with watched(rig) as seen:
-        asked = seen.ask()
+        answer_task = seen.complete()
         await phase_of(rig, P.ROUTE)
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
         worker.hold_submit.set()
         await phase_of(rig, P.QUEUE)
         worker.on_submit = lambda job: None
         await phase_of(rig, P.FIRST)
-        asked.cancel()
-        record = await seen.record(asked)
+        answer_task.cancel()
+        record = await seen.record(answer_task)
         the_trace(seen, record)
         names = [span.name for span in seen.spans]
     assert names.count("queue") >= 1 and names.count("route") >= 2, "one for each time that took any"
@@ -124,51 +125,51 @@ async def test_what_waits_is_in_the_queue_and_what_asks_on_its_way(rig: Rig) -> 
     assert (record.outcome, record.error, record.first_token_s, record.token_s) == ("cancelled", "", None, None)
 
 
-async def test_what_is_lost_begins_again_and_its_time_counts_where_it_was_spent(rig: Rig) -> None:
+async def test_a_retried_attempts_time_counts_for_the_stages_where_it_was_spent(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     with watched(rig) as seen:
-        asked = seen.ask()
+        answer_task = seen.complete()
         key = (await job_at(prefill)).key
         await phase_of(rig, P.FIRST)
-        prefill.tell(staged(key, 0, prefill_s=ALL))
+        prefill.publish(staged(key, 0, prefill_s=ALL))
         await phase_of(rig, P.HANDOVER)
-        decode.tell(Failed(key, ErrorKind.INTERNAL, "the step failed"))
+        decode.publish(Failed(key, ErrorKind.INTERNAL, "the step failed"))
         again = (await job_at(prefill, 2)).key
         await phase_of(rig, P.FIRST)
-        prefill.tell(staged(key, 0, prefill_queue_s=ALL))  # of the attempt that was given up: nobody listens
-        prefill.tell(staged(again, 1, prefill_queue_s=0.0, prefill_s=ALL), Finished(again, None, 1, 0))
+        prefill.publish(staged(key, 0, prefill_queue_s=ALL))  # a report of the abandoned attempt, which is ignored
+        prefill.publish(staged(again, 1, prefill_queue_s=0.0, prefill_s=ALL), Finished(again, None, 1, 0))
         await phase_of(rig, P.HANDOVER)
-        decode.tell(pulled(again), token(again, 1), token(again, 2))
+        decode.publish(pulled(again), token(again, 1), token(again, 2))
         await phase_of(rig, P.DECODE)
-        decode.tell(ended(again, 3))
-        record = await seen.record(asked)
+        decode.publish(ended(again, 3))
+        record = await seen.record(answer_task)
         the_trace(seen, record)
     assert stages_of(record) == set(Stage) - {Stage.ROUTE, Stage.PREFILL_QUEUE, Stage.DECODE_QUEUE}
     assert (record.path, record.num_attempts) == ("remote", 2)
     assert seen.family("tandem.request.retries").points == {(): 1.0}
 
 
-async def test_a_choice_that_moves_while_it_decodes_decodes_all_the_while(rig: Rig) -> None:
+async def test_a_migrating_choice_stays_in_the_decode_stage(rig: Rig) -> None:
     old = await rig.add("a", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     with watched(rig) as seen:
-        asked = seen.ask(max_tokens=4)
+        answer_task = seen.complete(max_tokens=4)
         key = (await job_at(old)).key
         await phase_of(rig, P.FIRST)
-        old.tell(token(key, 0))
+        old.publish(token(key, 0))
         await phase_of(rig, P.DECODE)
         new = await rig.add("b", "mixed")
         new.hold_submit = asyncio.Event()
         await until(lambda: len(rig.fleet.view().workers) == 2)
-        old.tell(MigrationOffered(key, HandoffKey(HandoffId("m"), 1)))
+        old.publish(MigrationOffered(key, HandoffKey(HandoffId("m"), 1)))
         job = await job_at(new)
         (active,) = rig.dispatch.director.requests()
         assert active.state.phase.name == "RESERVING" and active.ledger.phase is P.DECODE
         new.hold_submit.set()
         await until(lambda: active.state.phase.name == "RUNNING")
         assert active.ledger.phase is P.DECODE
-        new.tell(pulled(job.key), token(job.key, 1), token(job.key, 2), token(job.key, 3), ended(job.key, 4))
-        record = await seen.record(asked)
+        new.publish(pulled(job.key), token(job.key, 1), token(job.key, 2), token(job.key, 3), ended(job.key, 4))
+        record = await seen.record(answer_task)
     phases = [phase for phase, _ in active.ledger.moves]
     assert phases == [P.QUEUE, P.ROUTE, P.FIRST, P.DECODE, P.DELIVER, P.OVER]
     assert stages_of(record) == {*IN_GATEWAY, Stage.ROUTE, Stage.PREFILL, Stage.DECODE}
@@ -178,33 +179,33 @@ async def test_choices_decode_until_the_last_of_them_does(rig: Rig) -> None:
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     with watched(rig) as seen:
-        asked = seen.ask(n=2)
+        answer_task = seen.complete(n=2)
         one = (await job_at(worker)).key
         await phase_of(rig, P.FIRST)
         other = one._replace(choice=1)
-        worker.tell(staged(one, 0, prefill_queue_s=ALL), staged(other, 0, prefill_s=ALL), ended(one, 1))
+        worker.publish(staged(one, 0, prefill_queue_s=ALL), staged(other, 0, prefill_s=ALL), ended(one, 1))
         await until(lambda: [len(active.state._choices) for active in rig.dispatch.director.requests()] == [1])
         await phase_of(rig, P.DECODE)
-        worker.tell(token(other, 1), ended(other, 2))
-        record = await seen.record(asked)
-        told = the_trace(seen, record)
+        worker.publish(token(other, 1), ended(other, 2))
+        record = await seen.record(answer_task)
+        attributes = the_trace(seen, record)
     assert stages_of(record) == {*IN_GATEWAY, Stage.PREFILL_QUEUE, Stage.DECODE}, "the longest word of the two counts"
     assert record.usage.num_output == 3 and record.num_gaps == 1
-    assert told["gen_ai.response.finish_reasons"] == ("length", "length")
+    assert attributes["gen_ai.response.finish_reasons"] == ("length", "length")
 
 
-async def test_of_several_prompts_the_last_one_s_time_is_told(rig: Rig) -> None:
+async def test_the_stages_of_several_prompts_are_those_of_the_last(rig: Rig) -> None:
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     with watched(rig) as seen:
-        asked = seen.ask(prompt=["a", "b"], max_tokens=1)
+        answer_task = seen.complete(prompt=["a", "b"], max_tokens=1)
         first, second = (await job_at(worker)).key, (await job_at(worker, 2)).key
-        worker.tell(staged(second, 0, prefill_queue_s=ALL), ended(second, 1))
+        worker.publish(staged(second, 0, prefill_queue_s=ALL), ended(second, 1))
         await until(lambda: len(rig.dispatch.director.requests()) == 1)
-        worker.tell(staged(first, 0, prefill_s=ALL))
+        worker.publish(staged(first, 0, prefill_s=ALL))
         await phase_of(rig, P.DECODE)
-        worker.tell(ended(first, 1))
-        record = await seen.record(asked)
+        worker.publish(ended(first, 1))
+        record = await seen.record(answer_task)
         the_trace(seen, record)
     assert stages_of(record) - IN_GATEWAY - {Stage.ROUTE} == {Stage.PREFILL, Stage.DECODE}
     assert record.usage.num_prompt == 4 and record.usage.num_output == 2
@@ -222,7 +223,7 @@ async def test_of_several_prompts_the_last_one_s_time_is_told(rig: Rig) -> None:
     ],
     ids=["no model", "invalid", "too long", "no room", "broken"],
 )
-async def test_what_is_refused_leaves_one_record_and_one_span(
+async def test_a_refused_request_leaves_one_record_and_one_span(
     make_rig: Callable[..., Rig],
     config: dict[str, object],
     body: dict[str, object],
@@ -236,11 +237,11 @@ async def test_what_is_refused_leaves_one_record_and_one_span(
     worker.on_submit = lambda job: (ErrorKind.INTERNAL, "broken")
     await until(lambda: rig.dispatch.ready() is None)
     with watched(rig) as seen:
-        record = await seen.record(seen.ask(**body))
-        told = the_trace(seen, record)
+        record = await seen.record(seen.complete(**body))
+        attributes = the_trace(seen, record)
     assert (record.outcome, record.reason) == (outcome, reason) and record.error
     assert stages_of(record) == stages
-    assert told["error.type"] == outcome
+    assert attributes["error.type"] == outcome
     assert record.model == ("" if outcome == "model_not_found" else "tiny")
     assert seen.recorder.num_open == 0 and not seen.recorder.num_open_by_tenant()
     (span,) = [span for span in seen.spans if span.name not in ("queue", "route")]
@@ -248,7 +249,7 @@ async def test_what_is_refused_leaves_one_record_and_one_span(
     assert not span.status.is_ok and span.status.description == record.error
 
 
-async def test_an_observer_that_fails_fails_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_observer_does_not_affect_the_others(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def answered(self, records: Sequence[RequestRecord]) -> None:
             raise RuntimeError("it does")
@@ -258,28 +259,30 @@ async def test_an_observer_that_fails_fails_alone(rig: Rig, caplog: pytest.LogCa
     events: list[JobEvent] = []
     with watched(rig) as seen:
         seen.recorder._observers = (Broken(), *seen.recorder._observers)
-        asked = seen.ask(max_tokens=1)
+        answer_task = seen.complete(max_tokens=1)
         key = (await job_at(worker)).key
         events = [token(key, 0), ended(key, 1)]
-        worker.tell(*events)
-        record = await seen.record(asked)
-    assert record.outcome == "finished" and asked.exception() is None
+        worker.publish(*events)
+        record = await seen.record(answer_task)
+    assert record.outcome == "finished" and answer_task.exception() is None
     assert "deferred telemetry of a request failed" in caplog.text and "Broken.answered" in caplog.text
 
 
 async def test_all_gaps_of_long_answers_are_counted_each_choice_s_own(rig: Rig) -> None:
-    """Of one that has the stream for itself, then beside another, then behind it."""
+    """The first choice has the stream alone, then runs beside another one, then behind it."""
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.ready() is None)
     with watched(rig) as seen:
-        asked = seen.ask(n=2, max_tokens=500)
+        answer_task = seen.complete(n=2, max_tokens=500)
         first = (await job_at(worker)).key
         second = first._replace(choice=1)
-        worker.tell(*(token(first, index) for index in range(300)))
-        worker.tell(*(token(key, index + place) for index in range(100) for key, place in ((first, 300), (second, 0))))
-        worker.tell(*(token(first, index) for index in range(400, 500)), ended(first, 500))
-        worker.tell(*(token(second, index) for index in range(100, 500)), ended(second, 500))
-        record = await seen.record(asked)
+        worker.publish(*(token(first, index) for index in range(300)))
+        worker.publish(
+            *(token(key, index + place) for index in range(100) for key, place in ((first, 300), (second, 0)))
+        )
+        worker.publish(*(token(first, index) for index in range(400, 500)), ended(first, 500))
+        worker.publish(*(token(second, index) for index in range(100, 500)), ended(second, 500))
+        record = await seen.record(answer_task)
     assert record.usage.num_output == 1000 and record.num_gaps == 2 * 499
     (gaps,) = seen.family("tandem.inter_token_latency").points.values()
     assert isinstance(gaps, HistogramSnapshot) and gaps.count == 2 * 499

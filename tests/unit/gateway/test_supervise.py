@@ -1,4 +1,4 @@
-"""Endless work of a gateway of which a round fails in a way that nobody thought of: it is logged and goes on."""
+"""Test the gateway's background tasks: an unexpected failure of one round is logged, and the task continues."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.unit.gateway.rig import Rig, collect, token
 from tests.unit.gateway.scripted_worker import until
 
 
-class Unthought(Exception):
+class UnexpectedError(Exception):
     """What no part of the gateway expects."""
 
 
 class FailsOnce:
-    """Whatever it stands for, after a first call that fails. `num_calls` counts both."""
+    """Fail at the first call, then do what `then` does. `num_calls` counts both."""
 
     def __init__(self, then: Callable[..., Any]) -> None:
         self.num_calls = 0
@@ -44,7 +44,7 @@ class FailsOnce:
     def __call__(self, *arguments: Any) -> Any:
         self.num_calls += 1
         if self.num_calls == 1:
-            raise Unthought
+            raise UnexpectedError
         return self._then(*arguments)
 
 
@@ -53,10 +53,10 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "PAUSE_S", 0.01)
 
 
-def assert_told_once(caplog: pytest.LogCaptureFixture, work: str) -> None:
-    told = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(told) == 1 and work in told[0].getMessage()
-    assert told[0].exc_info is not None and "Unthought" in caplog.text and "Traceback" in caplog.text
+def assert_logged_once(caplog: pytest.LogCaptureFixture, work: str) -> None:
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 1 and work in errors[0].getMessage()
+    assert errors[0].exc_info is not None and "UnexpectedError" in caplog.text and "Traceback" in caplog.text
 
 
 async def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptureFixture) -> None:
@@ -66,10 +66,10 @@ async def test_a_round_that_fails_is_followed_by_another(caplog: pytest.LogCaptu
         async with log_and_continue("the work"):
             answers.append(step())
     assert answers == ["done"]
-    assert_told_once(caplog, "the work")
+    assert_logged_once(caplog, "the work")
 
 
-async def test_who_is_cancelled_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_task_ends(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         while True:
             async with log_and_continue("the work"):
@@ -90,7 +90,7 @@ async def test_the_ticker_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch, cap
     with pytest.raises(TandemError) as error:
         await collect(late)
     assert error.value.kind is ErrorKind.DEADLINE
-    assert_told_once(caplog, "the tick")
+    assert_logged_once(caplog, "the tick")
 
 
 async def test_one_request_that_cannot_be_seen_to_holds_up_no_other(
@@ -100,7 +100,7 @@ async def test_one_request_that_cannot_be_seen_to_holds_up_no_other(
 
     def look(left_s: float, prefill_s: float) -> TandemError | None:
         if left_s > 1.0:
-            raise Unthought
+            raise UnexpectedError
         return deadline_error(left_s, prefill_s)
 
     monkeypatch.setattr(director, "deadline_error", look)
@@ -121,7 +121,7 @@ async def test_workers_are_looked_for_again(
     monkeypatch.setattr(rig.fleet, "_discover", discover)
     await until(lambda: discover.num_calls)
     await rig.pair()
-    assert_told_once(caplog, "worker discovery")
+    assert_logged_once(caplog, "worker discovery")
 
 
 async def test_a_worker_that_was_not_understood_is_watched_again(
@@ -133,13 +133,13 @@ async def test_a_worker_that_was_not_understood_is_watched_again(
     key, watched = request.state.key, len(worker.positions)
     monkeypatch.setattr("tandem.gateway.workers.worker_link.decode_update", FailsOnce(decode_update))
     await until(lambda: len(worker.positions) > watched)
-    worker.tell(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))
+    worker.publish(token(key, 0), Finished(key, FinishReason.STOP, 1, 0))
     assert await collect(request) == [0]
-    assert_told_once(caplog, "worker m@")
+    assert_logged_once(caplog, "worker m@")
 
 
 class Shared:
-    """What gateways share, of which there is nothing."""
+    """Share nothing between gateways."""
 
     ttl_s = 0.04
 
@@ -163,7 +163,7 @@ async def test_the_heartbeat_of_quotas_goes_on(caplog: pytest.LogCaptureFixture)
     await quotas.start()
     await until(lambda: quotas._num_gateways == 3)
     await quotas.stop()
-    assert_told_once(caplog, "the quota heartbeat")
+    assert_logged_once(caplog, "the quota heartbeat")
 
 
 async def test_lines_are_kept_fair_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +174,7 @@ async def test_lines_are_kept_fair_again(monkeypatch: pytest.MonkeyPatch, caplog
     await share.start()
     await until(lambda: shared.exchange.num_calls >= 3)
     await share.stop()
-    assert_told_once(caplog, "the exchange")
+    assert_logged_once(caplog, "the exchange")
 
 
 async def test_the_tenants_file_that_was_not_taken_is_read_again(
@@ -189,4 +189,4 @@ async def test_the_tenants_file_that_was_not_taken_is_read_again(
     watch.start()
     await until(lambda: digest in door._tenants.keys)
     await watch.stop()
-    assert_told_once(caplog, "the tenants file")
+    assert_logged_once(caplog, "the tenants file")

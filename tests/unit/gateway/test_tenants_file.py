@@ -1,4 +1,4 @@
-"""The tenants file, its errors, the door that it makes, and files that change under a gateway that runs."""
+"""Test the tenants file, its errors, the authenticator built from it, and files that change under a running gateway."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def one(key: str = HASH) -> str:
     return tenants_of(f"{{hash: '{key}'}}")
 
 
-def test_all_of_it_is_read() -> None:
+def test_all_fields_are_read() -> None:
     found = parse_tenants(FULL, "f")
     assert found.tenants["acme"] == Tenant(  # type: ignore[index]
         id="acme",  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_all_of_it_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected_message"),
     [
         ("", "f: must be a mapping"),
         ("- a", "f: must be a mapping"),
@@ -104,11 +104,11 @@ def test_all_of_it_is_read() -> None:
         (f"tenants: {{a: {{keys: [{{hash: '{HASH}'}}]}}, b: {{keys: [{{hash: '{HASH}'}}]}}}}", "is also one of a"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_place(text: str, told: str) -> None:
+def test_an_invalid_file_is_refused_with_the_location(text: str, expected_message: str) -> None:
     with pytest.raises(TandemError) as refused:
         parse_tenants(text, "f")
     assert refused.value.kind is ErrorKind.INVALID_REQUEST
-    assert told in refused.value.message
+    assert expected_message in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -128,28 +128,28 @@ def test_a_key_in_the_place_of_its_hash_is_not_repeated(text: str) -> None:
     assert "SECRET" not in refused.value.message
 
 
-def refusal(door: ApiKeyAuthenticator, key: str | None) -> TandemError:
+def refusal(authenticator: ApiKeyAuthenticator, key: str | None) -> TandemError:
     with pytest.raises(TandemError) as refused:
-        door.identify(key)
+        authenticator.identify(key)
     assert refused.value.kind is ErrorKind.UNAUTHENTICATED
     assert not key or key not in refused.value.message
     return refused.value
 
 
-def test_a_key_opens_the_door_until_it_expires() -> None:
+def test_a_key_is_accepted_until_it_expires() -> None:
     now = JAN_31_2027 - 1
-    door = ApiKeyAuthenticator(parse_tenants(FULL, "f"), lambda: now)
-    assert door.identify(KEY).id == "acme" and door.identify(OTHER).id == "other"
+    authenticator = ApiKeyAuthenticator(parse_tenants(FULL, "f"), lambda: now)
+    assert authenticator.identify(KEY).id == "acme" and authenticator.identify(OTHER).id == "other"
     now += 1
-    assert refusal(door, KEY).message == refusal(door, "tdm_never").message
-    assert door.identify(OTHER).id == "other"
+    assert refusal(authenticator, KEY).message == refusal(authenticator, "tdm_never").message
+    assert authenticator.identify(OTHER).id == "other"
 
 
 @pytest.mark.parametrize("key", [HASH, KEY + "x", KEY[:-1], "\ud800", "é" * 9, "x" * (MAX_KEY_CHARS + 1)])
-def test_nothing_else_opens_it(key: str) -> None:
-    door = ApiKeyAuthenticator(parse_tenants(FULL, "f"), lambda: 0)
-    assert refusal(door, key).reason == "wrong_key"
-    assert refusal(door, None).reason == refusal(door, "").reason == "no_key"
+def test_any_other_key_is_refused(key: str) -> None:
+    authenticator = ApiKeyAuthenticator(parse_tenants(FULL, "f"), lambda: 0)
+    assert refusal(authenticator, key).reason == "wrong_key"
+    assert refusal(authenticator, None).reason == refusal(authenticator, "").reason == "no_key"
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_nothing_else_opens_it(key: str) -> None:
         (None, None, None),
     ],
 )
-def test_where_clients_show_their_key(authorization: str | None, x_api_key: str | None, key: str | None) -> None:
+def test_the_headers_that_carry_a_key(authorization: str | None, x_api_key: str | None, key: str | None) -> None:
     assert api_key_from_headers(authorization, x_api_key) == key
 
 
 class Mounted:
-    """A file in a mounted Secret: a link into a directory that another link names, which is swapped."""
+    """Write a file as a mounted Secret does: a link into a directory that another link names, which is swapped."""
 
     def __init__(self, directory: Path, text: str) -> None:
         self._directory = directory
@@ -193,55 +193,55 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounted = Mounted(tmp_path, FULL)
-    door = ApiKeyAuthenticator(read_tenants(mounted.path, "prefer"), lambda: 0)
-    watch = TenantsWatch(mounted.path, "prefer", door)
+    authenticator = ApiKeyAuthenticator(read_tenants(mounted.path, "prefer"), lambda: 0)
+    watch = TenantsWatch(mounted.path, "prefer", authenticator)
     await watch.poll()
     mounted.write(one(OTHER_HASH))
-    assert door.identify(KEY).id == "acme"
+    assert authenticator.identify(KEY).id == "acme"
     await watch.poll()
-    assert door.identify(OTHER).id == "acme" and refusal(door, KEY)
+    assert authenticator.identify(OTHER).id == "acme" and refusal(authenticator, KEY)
     with caplog.at_level(logging.ERROR):
         mounted.write("tenants: {acme: {")
         for _ in range(2):
             await watch.poll()
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1 and str(mounted.path) in errors[0].getMessage()
-    assert door.identify(OTHER).id == "acme" and "is no YAML" in str(door.problem())
+    assert authenticator.identify(OTHER).id == "acme" and "is no YAML" in str(authenticator.problem())
     mounted.path.unlink()
     await watch.poll()
-    assert door.identify(OTHER).id == "acme" and "cannot read" in str(door.problem())
+    assert authenticator.identify(OTHER).id == "acme" and "cannot read" in str(authenticator.problem())
     mounted.path.write_text(one())
     await watch.poll()
-    assert door.identify(KEY).id == "acme" and door.problem() is None
+    assert authenticator.identify(KEY).id == "acme" and authenticator.problem() is None
 
 
 async def test_a_file_of_the_same_size_that_is_written_in_place_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text(one())
-    door = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
-    watch = TenantsWatch(path, "off", door)
+    authenticator = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
+    watch = TenantsWatch(path, "off", authenticator)
     await watch.poll()
     path.write_text(one(OTHER_HASH))
     os.utime(path, ns=(0, 0))
     await watch.poll()
-    assert door.identify(OTHER).id == "acme"
+    assert authenticator.identify(OTHER).id == "acme"
 
 
 async def test_the_watch_looks_by_itself_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.gateway.tenants.tenants_watch.POLL_S", 0.01)
     path = tmp_path / "tenants.yaml"
     path.write_text(one())
-    door = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
-    watch = TenantsWatch(path, "off", door)
+    authenticator = ApiKeyAuthenticator(read_tenants(path, "off"), lambda: 0)
+    watch = TenantsWatch(path, "off", authenticator)
     watch.start()
     path.write_text(one(OTHER_HASH))
     from tests.unit.gateway.scripted_worker import until
 
-    await until(lambda: key_digest(OTHER) in door._tenants.keys)
+    await until(lambda: key_digest(OTHER) in authenticator._tenants.keys)
     await watch.stop()
 
 
-def test_nobody_is_promised_a_split_by_a_gateway_that_never_splits(tmp_path: Path) -> None:
+def test_a_strict_tenant_is_refused_by_a_gateway_without_disaggregation(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text(tenants_of("", ", disaggregation: prefer"))
     assert read_tenants(path, "prefer")

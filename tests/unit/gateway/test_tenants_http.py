@@ -1,4 +1,4 @@
-"""Keys, models and limits of tenants as clients of the HTTP front meet them; no worker is real."""
+"""Test keys, models and limits of tenants through the HTTP front end, with scripted workers."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-class Door:
-    """The HTTP front with two tenants, over a dispatch that serves three models."""
+class TenantGateway:
+    """Own the HTTP front end with two tenants, over a dispatch that serves three models."""
 
     def __init__(self, text: TextModel) -> None:
         served = [
@@ -67,7 +67,7 @@ class Door:
         app = create_app(self.dispatch, self.door, GatewayConfig())
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door", verify=False)
 
-    async def ask(self, path: str, headers: dict[str, str]) -> httpx.Response:
+    async def get(self, path: str, headers: dict[str, str]) -> httpx.Response:
         if path.startswith("/v1/models") or path in OPEN_PATHS:
             return await self.client.get(path, headers=headers)
         return await self.client.post(path, headers=headers, json=BODY)
@@ -75,15 +75,15 @@ class Door:
 
 @pytest.fixture(scope="module")
 def text(make_text: Callable[..., TextModel]) -> TextModel:
-    """Of all doors: making it takes longer than a request."""
+    """Share one text model among all gateways of the tests: making it takes longer than a request."""
     return make_text()
 
 
 @pytest.fixture
-async def door(text: TextModel) -> AsyncIterator[Door]:
-    door = Door(text)
-    yield door
-    await door.client.aclose()
+async def gateway(text: TextModel) -> AsyncIterator[TenantGateway]:
+    gateway = TenantGateway(text)
+    yield gateway
+    await gateway.client.aclose()
 
 
 @pytest.mark.parametrize(
@@ -99,60 +99,60 @@ async def door(text: TextModel) -> AsyncIterator[Door]:
     ],
     ids=str,
 )
-async def test_no_key_no_service(door: Door, headers: dict[str, str], reason: str) -> None:
+async def test_no_key_no_service(gateway: TenantGateway, headers: dict[str, str], reason: str) -> None:
     for path in CLOSED:
-        answer = await door.ask(path, headers)
+        answer = await gateway.get(path, headers)
         assert (path, answer.status_code, answer.headers["www-authenticate"]) == (path, 401, "Bearer")
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("authentication_error", "unauthenticated"), path
         assert reason in error["message"] and "tdm_" not in answer.text, path
-    assert door.dispatch.requests == []
+    assert gateway.dispatch.requests == []
 
 
-async def test_what_operators_look_at_needs_no_key(door: Door) -> None:
+async def test_operator_endpoints_need_no_key(gateway: TenantGateway) -> None:
     for path in OPEN_PATHS:
-        assert (path, (await door.ask(path, {})).status_code) == (path, 200)
+        assert (path, (await gateway.get(path, {})).status_code) == (path, 200)
 
 
 @pytest.mark.parametrize("headers", [bearer(KEY), {"x-api-key": KEY}], ids=str)
-async def test_a_tenant_sees_the_models_that_it_may_use(door: Door, headers: dict[str, str]) -> None:
-    cards = (await door.ask("/v1/models", headers)).json()["data"]
+async def test_a_tenant_sees_the_models_that_it_may_use(gateway: TenantGateway, headers: dict[str, str]) -> None:
+    cards = (await gateway.get("/v1/models", headers)).json()["data"]
     assert {card["id"] for card in cards} == {"tiny", "big", "nickname"}
-    assert (await door.ask("/v1/models", bearer(OTHER))).json()["data"] == []
-    assert (await door.ask("/v1/models/tiny", headers)).status_code == 200
+    assert (await gateway.get("/v1/models", bearer(OTHER))).json()["data"] == []
+    assert (await gateway.get("/v1/models/tiny", headers)).status_code == 200
 
 
-async def test_a_model_that_it_may_not_use_is_like_one_that_is_not_there(door: Door) -> None:
+async def test_a_model_that_it_may_not_use_is_like_one_that_is_not_there(gateway: TenantGateway) -> None:
     for path, body in (("/v1/completions", BODY), ("/tokenize", {"prompt": "x"})):
         answers = [
-            await door.client.post(path, headers=bearer(KEY), json={**body, "model": name})
+            await gateway.client.post(path, headers=bearer(KEY), json={**body, "model": name})
             for name in ("secret", "absent")
         ]
         assert [answer.status_code for answer in answers] == [404, 404]
         secret, absent = (answer.json()["error"] for answer in answers)
         assert {**secret, "message": ""} == {**absent, "message": ""}
         assert secret["message"].replace("secret", "absent") == absent["message"]
-    assert door.dispatch.requests == []
+    assert gateway.dispatch.requests == []
 
 
-async def test_a_tenants_file_that_is_broken_shows_in_readiness(door: Door) -> None:
-    assert (await door.ask("/ready", {})).json() == {"status": "ready"}
-    door.door.keep_after("tenants file rejected: f:1: is no YAML")
-    answer = await door.ask("/ready", {})
+async def test_a_tenants_file_that_is_broken_shows_in_readiness(gateway: TenantGateway) -> None:
+    assert (await gateway.get("/ready", {})).json() == {"status": "ready"}
+    gateway.door.keep_after("tenants file rejected: f:1: is no YAML")
+    answer = await gateway.get("/ready", {})
     assert answer.status_code == 200 and "is no YAML" in answer.json()["warning"]
 
 
-async def test_keys_are_never_logged(door: Door) -> None:
-    said = io.StringIO()
-    handler = logging.StreamHandler(said)
+async def test_keys_are_never_logged(gateway: TenantGateway) -> None:
+    log = io.StringIO()
+    handler = logging.StreamHandler(log)
     logging.getLogger().addHandler(handler)
     try:
         for key in (KEY, "tdm_wrong"):
             for path in CLOSED:
-                await door.ask(path, bearer(key))
+                await gateway.get(path, bearer(key))
     finally:
         logging.getLogger().removeHandler(handler)
-    assert "tdm_" not in said.getvalue()
+    assert "tdm_" not in log.getvalue()
 
 
 # ---- the dispatch and its quotas
@@ -173,20 +173,20 @@ class Entry:
 
 
 class ScriptedQuotas:
-    """Lets in unless `refusal` is set, and waits for `gate`."""
+    """Admit unless `refusal` is set, and wait for `gate`."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self.asked: list[tuple[str, int, int]] = []
-        self.foreseen: list[tuple[str, Sequence[tuple[int, int]]]] = []
+        self.requested: list[tuple[str, int, int]] = []
+        self.checked: list[tuple[str, Sequence[tuple[int, int]]]] = []
         self.refusal: TandemError | None = None
         self.gate: asyncio.Event | None = None
 
     def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        self.foreseen.append((tenant.id, sizes))
+        self.checked.append((tenant.id, sizes))
 
     async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> Entry:
-        self.asked.append((tenant.id, num_prompt_tokens, max_output_tokens))
+        self.requested.append((tenant.id, num_prompt_tokens, max_output_tokens))
         if self.gate is not None:
             await self.gate.wait()
         if self.refusal is not None:
@@ -212,51 +212,53 @@ async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas
     request = await rig.running()
     assert request.standing.limit_requests == 7
     key = request.state.key
-    prefill.tell(token(key, 0))
-    decode.tell(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
+    prefill.publish(token(key, 0))
+    decode.publish(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
     async for _ in request:
         pass
     await request.aclose()
-    assert quotas.asked == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [[TokenUsage(16 - 8, 3)]]
+    assert quotas.requested == [("open", 16, 3)] and [entry.closes for entry in quotas.entries] == [
+        [TokenUsage(16 - 8, 3)]
+    ]
 
 
 @pytest.mark.parametrize("num_cached", [None, 8])
-async def test_who_leaves_pays_for_the_prompt_and_what_came(
+async def test_a_disconnected_client_pays_for_the_prompt_and_the_delivered_tokens(
     rig: Rig, quotas: ScriptedQuotas, num_cached: int | None
 ) -> None:
     prefill, _ = await rig.pair()
     request = await rig.running()
-    prefill.tell(replace(token(request.state.key, 0), num_cached_tokens=num_cached))
+    prefill.publish(replace(token(request.state.key, 0), num_cached_tokens=num_cached))
     await anext(aiter(request))
     await request.aclose()
     await request.aclose()
     assert quotas.entries[0].closes == [TokenUsage(16 - (num_cached or 0), 1)]
 
 
-async def test_what_an_earlier_attempt_left_in_a_cache_is_paid_for(rig: Rig, quotas: ScriptedQuotas) -> None:
+async def test_tokens_cached_by_an_earlier_attempt_are_charged(rig: Rig, quotas: ScriptedQuotas) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
     key = request.state.key
-    prefill.tell(replace(token(key, 0), num_cached_tokens=0))
+    prefill.publish(replace(token(key, 0), num_cached_tokens=0))
     await anext(aiter(request))
-    decode.tell(Failed(key, ErrorKind.OVERLOADED, "no room for the KV"))
+    decode.publish(Failed(key, ErrorKind.OVERLOADED, "no room for the KV"))
     await until(lambda: request.state.phase is JobGroupPhase.RUNNING and request.state.key != key)
     again = request.state.key
-    decode.tell(pulled(again), replace(token(again, 0), num_cached_tokens=15), token(again, 1))
-    decode.tell(Finished(again, FinishReason.LENGTH, 2, 15))
-    told = [event async for event in request]
-    assert told[-1] == Finished(again, FinishReason.LENGTH, 2, 0)
+    decode.publish(pulled(again), replace(token(again, 0), num_cached_tokens=15), token(again, 1))
+    decode.publish(Finished(again, FinishReason.LENGTH, 2, 15))
+    events = [event async for event in request]
+    assert events[-1] == Finished(again, FinishReason.LENGTH, 2, 0)
     assert quotas.entries[0].closes == [TokenUsage(16, 2)]
 
 
-async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quotas: ScriptedQuotas) -> None:
+async def test_tokens_may_arrive_before_the_submit_reply(rig: Rig, quotas: ScriptedQuotas) -> None:
     prefill, decode = await rig.pair()
     prefill.hold_submit = asyncio.Event()
     request = await rig.open()
     await until(lambda: prefill.verbs(request.state.request.id) == ["prefill"])
     key = request.state.key
-    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
-    decode.tell(pulled(key), token(key, 0), token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
+    prefill.publish(token(key, 0), Finished(key, None, 1, 0))
+    decode.publish(pulled(key), token(key, 0), token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
     async for _ in request:
         pass
     prefill.hold_submit.set()
@@ -264,7 +266,7 @@ async def test_tokens_may_come_before_the_answer_to_their_submit(rig: Rig, quota
 
 
 def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveRequest, Callable[..., None]]:
-    """A request whose prompt has 10 tokens, at its worker, and how that worker tells it something."""
+    """Return a request with a prompt of 10 tokens at its worker, and a function that publishes that worker's events."""
     job = Request(id=RequestId("r"), model="m", prompt_tokens=(1,) * 10, sampling=sampling, num_choices=num_choices)
     worker = WorkerRef(WorkerId("w"), 1, "w:1")
     director = RequestDirector(BookedWorkers(), GatewayConfig(), lambda request: HandoffId("h"))
@@ -273,7 +275,7 @@ def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveReque
     assert active.spent() is None, "no worker has begun it"
     director.on_submit_result(worker, active.state.key, None, 0.0)
 
-    def tell(*events: Token | Finished) -> None:
+    def publish(*events: Token | Finished) -> None:
         for command in director.on_worker_events(worker, events, 0.0):
             match command:
                 case Token() | Finished():
@@ -281,25 +283,25 @@ def running(sampling: SamplingParams, num_choices: int = 1) -> tuple[ActiveReque
                 case EndRequest(_, outcome):
                     active.push(outcome)
 
-    return active, tell
+    return active, publish
 
 
 def test_all_choices_count_and_their_prompt_once() -> None:
-    active, tell = running(SamplingParams(max_tokens=4), num_choices=2)
+    active, publish = running(SamplingParams(max_tokens=4), num_choices=2)
     keys = [JobKey(RequestId("r"), 1, choice) for choice in (0, 1)]
-    tell(token(keys[0], 0), token(keys[1], 0), token(keys[1], 1))
+    publish(token(keys[0], 0), token(keys[1], 0), token(keys[1], 1))
     assert active.spent() == TokenUsage(10, 3)
-    tell(Finished(keys[0], FinishReason.STOP, 1, 8), Finished(keys[1], FinishReason.STOP, 2, 8))
+    publish(Finished(keys[0], FinishReason.STOP, 1, 8), Finished(keys[1], FinishReason.STOP, 2, 8))
     assert active.spent() == TokenUsage(2, 3)
 
 
 def test_a_prompt_that_was_only_computed_counts() -> None:
-    active, tell = running(SamplingParams(max_tokens=0))
-    tell(Finished(active.state.key, FinishReason.LENGTH, 0, 0))
+    active, publish = running(SamplingParams(max_tokens=0))
+    publish(Finished(active.state.key, FinishReason.LENGTH, 0, 0))
     assert active.spent() == TokenUsage(10, 0)
 
 
-async def test_who_never_ran_pays_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:
+async def test_a_request_that_never_ran_costs_nothing(rig: Rig, quotas: ScriptedQuotas) -> None:
     await rig.pair()
     for worker in rig.workers:
         worker.on_submit = lambda job: (ErrorKind.OVERLOADED, "full")
@@ -317,23 +319,23 @@ async def test_a_quota_that_refuses_leaves_nothing(rig: Rig, quotas: ScriptedQuo
     assert refused.value is quotas.refusal and not rig.left_over()
 
 
-async def test_what_is_foreseen_is_what_is_asked_for(rig: Rig, quotas: ScriptedQuotas) -> None:
+async def test_the_feasibility_check_uses_the_requested_sizes(rig: Rig, quotas: ScriptedQuotas) -> None:
     await rig.pair()
     requests = [await rig.open(num_choices=num_choices) for num_choices in (1, 2)]
     rig.dispatch.check_feasible(
         [request.state.request for request in requests], RequestContext(request_id="r", received_at=0.0)
     )
-    assert quotas.foreseen == [("open", [(16, 3), (16, 6)])]
-    assert quotas.asked == [("open", *size) for size in quotas.foreseen[0][1]]
+    assert quotas.checked == [("open", [(16, 3), (16, 6)])]
+    assert quotas.requested == [("open", *size) for size in quotas.checked[0][1]]
     for request in requests:
         await request.aclose()
 
 
-async def test_a_gateway_that_drains_meanwhile_gives_the_quota_back(rig: Rig, quotas: ScriptedQuotas) -> None:
+async def test_a_drain_during_admission_releases_the_quota(rig: Rig, quotas: ScriptedQuotas) -> None:
     await rig.pair()
     quotas.gate = asyncio.Event()
     opening = asyncio.create_task(rig.open())
-    await until(lambda: quotas.asked)
+    await until(lambda: quotas.requested)
     await rig.dispatch.drain(1.0)
     quotas.gate.set()
     with pytest.raises(TandemError) as refused:

@@ -1,4 +1,4 @@
-"""Calls of each family are found in text however it is cut; what is no call stays text."""
+"""Test that calls of each family are found in text however it is cut, and that other text is kept."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ FAMILIES = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL, "mistral v11
 
 
 @dataclass
-class Heard:
+class Parsed:
     text: str
     calls: list[tuple[str, str]]
 
 
-def hear(
+def parse(
     family: ToolCallFormat, pieces: Iterable[str], *, is_eager: bool = False, max_calls: int | None = None
-) -> Heard:
-    """Checks on the way that each call is announced once, in order, before its arguments."""
+) -> Parsed:
+    """Parse the pieces, and check that each call is announced once, in order, before its arguments."""
     numbers = itertools.count()
     reader = ToolCallParser(family, NAMES, lambda: f"id{next(numbers)}", is_eager=is_eager, max_calls=max_calls)
     text, calls = "", list[list[str]]()
-    told: list[ToolCallDelta] = []
+    deltas: list[ToolCallDelta] = []
 
     def take() -> None:
         taken = reader.take()
         assert len({delta.index for delta in taken}) == len(taken), "two pieces of one call in one message"
-        told.extend(taken)
+        deltas.extend(taken)
 
     for piece in pieces:
         text += reader.push(piece)
         take()
     text += reader.finish()
     take()
-    for delta in told:
+    for delta in deltas:
         if delta.index == len(calls):
             assert delta.id == f"id{delta.index}"
             assert delta.name in NAMES
@@ -58,7 +58,7 @@ def hear(
             assert (delta.id, delta.name) == ("", "")
             assert delta.index == len(calls) - 1
         calls[delta.index][1] += delta.arguments
-    return Heard(text, [(name, arguments) for name, arguments in calls])
+    return Parsed(text, [(name, arguments) for name, arguments in calls])
 
 
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
@@ -103,36 +103,36 @@ MALFORMED = [
 
 
 def cuts(text: str, rng: random.Random) -> list[str]:
-    """Everywhere, nowhere, or at random places."""
+    """Cut the text everywhere, nowhere, or at random places."""
     chance = rng.choice((0.0, 0.1, 0.5, 1.0))
     places = [0, *(place for place in range(1, len(text)) if rng.random() < chance), len(text)]
     return [text[start:stop] for start, stop in itertools.pairwise(places)]
 
 
-@pytest.mark.parametrize(("family", "said", "text", "calls"), CASES, ids=lambda value: str(value)[:40])
-def test_calls(family: str, said: str, text: str, calls: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(("family", "source", "text", "calls"), CASES, ids=lambda value: str(value)[:40])
+def test_calls(family: str, source: str, text: str, calls: list[tuple[str, str]]) -> None:
     rng = random.Random(1)
     for is_eager, _ in itertools.product((False, True), range(40)):
-        heard = hear(FAMILIES[family], cuts(said, rng), is_eager=is_eager)
-        assert (heard.text, heard.calls) == (text, calls), is_eager
+        parsed = parse(FAMILIES[family], cuts(source, rng), is_eager=is_eager)
+        assert (parsed.text, parsed.calls) == (text, calls), is_eager
     for _, arguments in calls:
         json.loads(arguments)
 
 
-@pytest.mark.parametrize(("family", "said"), MALFORMED, ids=lambda value: value[:40])
-def test_what_is_no_call_comes_back_as_text(family: str, said: str) -> None:
+@pytest.mark.parametrize(("family", "source"), MALFORMED, ids=lambda value: value[:40])
+def test_text_that_is_no_call_is_returned_unchanged(family: str, source: str) -> None:
     rng = random.Random(2)
     for _ in range(40):
-        assert hear(FAMILIES[family], cuts(said, rng)) == Heard(said, [])
+        assert parse(FAMILIES[family], cuts(source, rng)) == Parsed(source, [])
 
 
-@pytest.mark.parametrize(("family", "said"), MALFORMED, ids=lambda value: value[:40])
-def test_an_eager_reader_loses_nothing_either_and_says_the_same_however_it_is_cut(family: str, said: str) -> None:
+@pytest.mark.parametrize(("family", "source"), MALFORMED, ids=lambda value: value[:40])
+def test_an_eager_parser_loses_no_text_and_does_not_depend_on_cuts(family: str, source: str) -> None:
     rng = random.Random(3)
-    whole = hear(FAMILIES[family], [said], is_eager=True)
-    assert whole.calls or whole.text == said
+    whole = parse(FAMILIES[family], [source], is_eager=True)
+    assert whole.calls or whole.text == source
     for _ in range(40):
-        assert hear(FAMILIES[family], cuts(said, rng), is_eager=True) == whole
+        assert parse(FAMILIES[family], cuts(source, rng), is_eager=True) == whole
 
 
 def test_any_text_around_calls(rng: random.Random | None = None) -> None:
@@ -151,18 +151,18 @@ def test_any_text_around_calls(rng: random.Random | None = None) -> None:
         *("<tool", "{", '"', "\\", "text", "é", "😀"),
     ]
     for _ in range(scaled(600)):
-        said = "".join(rng.choices(pieces, k=rng.randrange(1, 12)))
+        source = "".join(rng.choices(pieces, k=rng.randrange(1, 12)))
         for family, is_eager in itertools.product(FAMILIES.values(), (False, True)):
-            whole = hear(family, [said], is_eager=is_eager)
-            assert hear(family, cuts(said, rng), is_eager=is_eager) == whole, said
-            assert hear(family, list(said), is_eager=is_eager) == whole, said
+            whole = parse(family, [source], is_eager=is_eager)
+            assert parse(family, cuts(source, rng), is_eager=is_eager) == whole, source
+            assert parse(family, list(source), is_eager=is_eager) == whole, source
             if not is_eager:
                 assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls)
             if not whole.calls:
-                assert whole.text == said
+                assert whole.text == source
 
 
-def test_arguments_are_told_as_they_come() -> None:
+def test_arguments_are_emitted_as_they_arrive() -> None:
     reader = ToolCallParser(HERMES, NAMES, lambda: "id", is_eager=True)
     reader.push('<tool_call>{"name": "add", "arguments": ')
     assert reader.take() == ()
@@ -176,10 +176,10 @@ def test_arguments_are_told_as_they_come() -> None:
     assert reader.num_calls == 1
 
 
-def test_further_calls_than_wanted_are_dropped() -> None:
+def test_calls_beyond_max_calls_are_dropped() -> None:
     for is_eager in (False, True):
-        heard = hear(HERMES, [f"{HERMES_CALL}\n{HERMES_CALL}"], is_eager=is_eager, max_calls=1)
-        assert heard == Heard("", [("get_weather", WEATHER)])
+        parsed = parse(HERMES, [f"{HERMES_CALL}\n{HERMES_CALL}"], is_eager=is_eager, max_calls=1)
+        assert parsed == Parsed("", [("get_weather", WEATHER)])
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_an_object_knows_its_own_members() -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "{]", '{"a" 1', '{"a": 1,}', "{a", '{"a": ]', "x"])
-def test_what_can_be_no_object_fails(text: str) -> None:
+def test_text_that_cannot_be_an_object_fails(text: str) -> None:
     reader = PartialJsonObject()
     for character in text:
         assert not reader.failed

@@ -1,4 +1,4 @@
-"""A gateway and workers that keep a secret, and workers whose role is set while requests run on them."""
+"""Test a gateway and workers that share a secret, and workers whose role changes while requests run on them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines_about(worker: ScriptedWorker, caplog: pytest.LogCaptureFixture) -> lis
     return [record.getMessage() for record in caplog.records if str(worker.ref) in record.getMessage()]
 
 
-async def test_a_gateway_with_another_secret_says_so_once_and_gets_in_when_it_is_mended(
+async def test_a_gateway_with_another_secret_logs_it_once_and_connects_after_the_fix(
     make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
@@ -61,7 +61,7 @@ async def test_a_gateway_with_another_secret_says_so_once_and_gets_in_when_it_is
 async def test_a_worker_that_proves_nothing_is_not_used(
     make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It believes everybody, so it is not one of ours: it gets no prompt and no stream."""
+    """A worker without proof may be an impostor: it gets no prompt and no stream."""
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
     rig = make_rig(trust=keep(tmp_path / "gateway", "a"))
     worker = await rig.add("w", "mixed")
@@ -71,10 +71,10 @@ async def test_a_worker_that_proves_nothing_is_not_used(
     assert worker.positions == [] and worker.jobs == []
 
 
-async def test_a_gateway_comes_back_with_new_certificates(
+async def test_a_gateway_reconnects_with_new_certificates(
     make_rig: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another CA altogether, in place of the old one, while a request runs."""
+    """The new certificates come from another CA, which replaces the old one while a request runs."""
     monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
     ours, fresh = (Authority(tmp_path / name).issue("all") for name in ("ours", "fresh"))
     rig = make_rig(trust=PeerAuth.of("g", ours))
@@ -83,7 +83,7 @@ async def test_a_gateway_comes_back_with_new_certificates(
     await until(lambda: rig.dispatch.ready() is None)
     request = await rig.running()
     key = request.state.key
-    worker.tell(token(key, 0))
+    worker.publish(token(key, 0))
     for name in ("tls_key_file", "tls_cert_file", "tls_ca_file"):
         shutil.copyfile(getattr(fresh, name), getattr(ours, name))
     link, watched = rig.fleet._links[worker.ref.id], len(worker.positions)
@@ -91,7 +91,7 @@ async def test_a_gateway_comes_back_with_new_certificates(
     worker.break_streams()
     await until(lambda: len(worker.positions) > watched)
     assert link._channel is not before
-    worker.tell(token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    worker.publish(token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
     assert await collect(request) == [0, 1, 2]
 
 
@@ -122,8 +122,8 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes
     await until(lambda: {v.ref: v.pool for v in rig.fleet.view().workers}[source.ref] == "prefill")
     assert rig.fleet.candidates().pools("tiny") == {"prefill": 2, "decode": 1}
     await until(lambda: (source.ref, other.ref) in rig.fleet.view().linked)
-    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
-    source.tell(pulled(key), *(token(key, i) for i in range(3)), Finished(key, FinishReason.LENGTH, 3, 0))
+    prefill.publish(token(key, 0), Finished(key, None, 1, 0))
+    source.publish(pulled(key), *(token(key, i) for i in range(3)), Finished(key, FinishReason.LENGTH, 3, 0))
     assert await collect(running) == [0, 1, 2]
     for _ in range(3):
         request = await rig.running()
@@ -135,7 +135,9 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes
 
 
 async def test_a_role_makes_room_for_what_waits(rig: Rig) -> None:
-    """Strict: only a pair will do, and there is none before one of two prefill workers decodes."""
+    """In strict mode only a pair can serve, and no pair exists before one of two prefill workers becomes a decode
+    worker.
+    """
     first, second = await rig.add("p", "prefill"), await rig.add("q", "prefill")
     await until(lambda: len(rig.fleet.view().workers) == 2)
     assert rig.dispatch.ready() == "no live decode worker"

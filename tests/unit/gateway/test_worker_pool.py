@@ -1,5 +1,6 @@
-"""The fleet and its links over scripted workers: streams that break, workers that fall silent, restart or are lost,
-pairs that are probed, and a registry that fails."""
+"""Test the worker pool and its links over scripted workers: broken streams, silent, restarted or lost workers, probed
+pairs, and a failing registry.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.unit.gateway.scripted_worker import until
 MOVED_NOTHING = "no block has moved between a prefill and a decode worker yet"
 
 
-async def test_readiness_says_what_is_missing(rig: Rig) -> None:
+async def test_readiness_names_what_is_missing(rig: Rig) -> None:
     assert rig.dispatch.ready() == "no live worker"
     await rig.add("p", "prefill", works=False)
     await until(lambda: rig.dispatch.ready() == "no live decode worker")
@@ -41,11 +42,11 @@ async def test_workers_are_looked_for_often_only_while_nothing_can_be_served(
     waits: list[float] = []
     sleep = asyncio.sleep
 
-    async def told_sleep(seconds: float) -> None:
+    async def recording_sleep(seconds: float) -> None:
         waits.append(seconds)
         await sleep(seconds)
 
-    monkeypatch.setattr(asyncio, "sleep", told_sleep)
+    monkeypatch.setattr(asyncio, "sleep", recording_sleep)
     rig = make_rig()
     await rig.start()
     await rig.pair()
@@ -94,7 +95,7 @@ async def test_a_pair_that_lost_kv_moves_a_block_again_before_it_is_used(rig: Ri
     await until(lambda: rig.fleet.view().linked == {(prefill.ref, decode.ref)})
 
 
-async def test_a_pair_that_is_doubted_is_tested_at_once(
+async def test_a_suspected_pair_is_probed_at_once(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "DISCOVERY_PERIOD_S", 3600.0)
@@ -123,19 +124,19 @@ async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monke
     prefill, decode = await rig.pair()
     request = await rig.running()
     key = request.state.key
-    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
-    decode.tell(pulled(key), token(key, 0), token(key, 1))
+    prefill.publish(token(key, 0), Finished(key, None, 1, 0))
+    decode.publish(pulled(key), token(key, 0), token(key, 1))
     await until(lambda: request.state.num_delivered == 2)
     watched = len(decode.positions)
     decode.break_streams()
     await until(lambda: len(decode.positions) > watched)
     assert decode.positions[-1] == {key: 2}
-    # A worker may say more than it was asked for.
-    decode.tell(token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
+    # A worker may resend more than was requested.
+    decode.publish(token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 0))
     assert await collect(request) == [0, 1, 2]
 
 
-async def test_what_waits_is_placed_when_a_stream_is_back(
+async def test_queued_requests_are_placed_when_a_stream_is_back(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "TICK_S", 3600.0)
@@ -161,8 +162,8 @@ async def test_a_worker_that_falls_silent_is_lost(
     prefill, decode = await rig.pair()
     request = await rig.running()
     key = request.state.key
-    prefill.tell(token(key, 0), Finished(key, None, 1, 0))
-    decode.tell(pulled(key), token(key, 0))
+    prefill.publish(token(key, 0), Finished(key, None, 1, 0))
+    decode.publish(pulled(key), token(key, 0))
     await until(lambda: request.state.pulled is not None)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
     decode.mute = True
@@ -171,12 +172,10 @@ async def test_a_worker_that_falls_silent_is_lost(
     assert lost.value.kind is ErrorKind.WORKER_LOST and lost.value.facts.http == 502
 
 
-async def test_what_a_prefill_worker_loses_whose_process_ends_goes_on_without_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lost_prefill_process_costs_no_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    prefill.tell(token(request.state.key, 0))
+    prefill.publish(token(request.state.key, 0))
     await until(lambda: request.state.num_delivered == 1)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
     await prefill.stop()
@@ -184,13 +183,13 @@ async def test_what_a_prefill_worker_loses_whose_process_ends_goes_on_without_it
     job = decode.jobs[-1]
     assert job.output_tokens == (100,) and "cancel" in decode.verbs(str(request.state.request.id))
     await until(lambda: request.state.phase.name == "RUNNING")
-    decode.tell(token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
+    decode.publish(token(job.key, 1), Finished(job.key, FinishReason.STOP, 2, 0))
     assert await collect(request) == [0, 1]
     assert request.path == "fallback;reason=no_prefill_worker;moves=1"
 
 
 @pytest.mark.parametrize("phase", ["RESERVING", "STARTING"])
-async def test_before_all_have_taken_their_jobs_a_loss_costs_only_the_place(
+async def test_a_loss_before_all_jobs_are_accepted_costs_only_the_placement(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     prefill, decode = await rig.pair()
@@ -210,15 +209,16 @@ async def test_before_all_have_taken_their_jobs_a_loss_costs_only_the_place(
     lost.hold_submit.set()
 
 
-async def test_an_answer_that_comes_late_does_not_undo_a_newer_report(rig: Rig) -> None:
-    """The answer to Submit may lie under updates of the stream that were said after it, and an idle worker says no
-    more."""
+async def test_a_late_submit_reply_does_not_override_a_newer_report(rig: Rig) -> None:
+    """The reply to Submit may be older than stream updates that arrived before it, and an idle worker sends no further
+    update.
+    """
     prefill, _ = await rig.pair()
     prefill.mute, prefill.hold_submit = True, asyncio.Event()
     request = await rig.open()
     await until(lambda: prefill.verbs(str(request.state.request.id)) == ["prefill"])
     prefill.load = replace(prefill.load, num_queued_tokens=0, number=3)
-    prefill.tell()
+    prefill.publish()
     await until(lambda: rig.look(prefill).number == 3)
     prefill.load = replace(prefill.load, num_queued_tokens=8000, number=2)
     prefill.hold_submit.set()
@@ -246,7 +246,7 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
 async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_requests_wait(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or what comes while a worker starts again would be refused, and only what was there would wait."""
+    """Otherwise requests that arrive while a worker restarts would be refused, and only earlier ones would wait."""
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
     rig = make_rig(no_worker_wait_s=60.0)
     await rig.start()
@@ -263,7 +263,7 @@ async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_re
     await request.aclose()
 
 
-async def test_a_model_that_nobody_comes_back_to_serve_is_served_no_more(
+async def test_a_model_without_workers_is_eventually_not_served(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig(no_worker_wait_s=0.1)
@@ -275,7 +275,7 @@ async def test_a_model_that_nobody_comes_back_to_serve_is_served_no_more(
     await until(lambda: not rig.dispatch.models())
 
 
-async def test_of_a_life_that_ended_during_its_probe_nothing_is_kept(rig: Rig) -> None:
+async def test_an_incarnation_that_ended_during_its_probe_leaves_nothing(rig: Rig) -> None:
     await rig.add("p", "prefill")
     older = await rig.add("d", "decode", works=False)
     await until(lambda: [job for job in older.jobs if is_probe(job)])
@@ -323,7 +323,7 @@ async def test_an_address_that_another_life_answers_at_is_not_that_worker(rig: R
     await until(lambda: rig.dispatch.ready() is None and rig.fleet.view().workers[0].ref == worker.ref)
 
 
-async def test_a_registry_that_fails_stops_nothing_and_who_waits_for_it_says_so(rig: Rig) -> None:
+async def test_a_failing_registry_stops_no_request_and_is_named_in_errors(rig: Rig) -> None:
     rig.registry_fails = True
     await until(lambda: "no live worker is known: " in (rig.dispatch.ready() or ""))
     rig.registry_fails = False

@@ -1,5 +1,6 @@
-"""What a gateway makes of the links that workers report: pairs that are refused, that are only wrong, and that must be
-measured before they are used."""
+"""Test how a gateway uses link reports of workers: refused pairs, pairs that miss requirements but are used, and pairs
+that must be measured before use.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.unit.gateway.rig import Rig, collect
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
 SLOW = "transfer.min_gbps is 10, the link carries 1 gigabytes per second"
-PROMISED = TransferConfig(min_gbps=10.0)
+REQUIREMENTS = TransferConfig(min_gbps=10.0)
 
 
 def report(source: WorkerRef, problem: str = "", *, refused: bool = False) -> LinkReport:
@@ -29,7 +30,7 @@ def report(source: WorkerRef, problem: str = "", *, refused: bool = False) -> Li
     )
 
 
-async def test_a_pair_whose_way_is_refused_falls_back_and_everybody_can_see_why(rig: Rig) -> None:
+async def test_a_refused_pair_falls_back_and_the_path_names_the_reason(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW, refused=True)]
     await until(lambda: not rig.fleet.view().linked)
@@ -50,7 +51,7 @@ async def test_a_pair_whose_way_is_refused_falls_back_and_everybody_can_see_why(
     await request.aclose()
 
 
-async def test_where_all_must_be_split_a_refused_pair_makes_it_unready(make_rig: Callable[..., Rig]) -> None:
+async def test_in_strict_mode_a_refused_pair_makes_the_gateway_unready(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(disaggregation="strict", no_worker_wait_s=0.1)
     await rig.start()
     prefill, decode = await rig.pair()
@@ -60,7 +61,7 @@ async def test_where_all_must_be_split_a_refused_pair_makes_it_unready(make_rig:
         await collect(await rig.open())
 
 
-async def test_a_way_that_is_only_wrong_is_used_and_told(rig: Rig) -> None:
+async def test_a_link_that_misses_requirements_without_refusal_is_used_and_reported(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW)]
     await until(lambda: rig.dispatch.problem() == f"the link from p to d misses its requirements: {SLOW}")
@@ -68,10 +69,10 @@ async def test_a_way_that_is_only_wrong_is_used_and_told(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-async def test_what_was_promised_is_measured_before_a_pair_is_used(
+async def test_a_required_speed_is_measured_before_a_pair_is_used(
     make_rig: Callable[..., Rig], is_refused: bool
 ) -> None:
-    rig = make_rig(promised=PROMISED)
+    rig = make_rig(transfer=REQUIREMENTS)
     await rig.start()
     prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
     linked_before: list[bool] = []
@@ -88,7 +89,7 @@ async def test_what_was_promised_is_measured_before_a_pair_is_used(
 
 
 async def test_a_pair_that_cannot_be_measured_is_tried_again(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(promised=PROMISED)
+    rig = make_rig(transfer=REQUIREMENTS)
     await rig.start()
     await rig.add("p", "prefill")
     decode = await rig.add("d", "decode")
@@ -98,18 +99,18 @@ async def test_a_pair_that_cannot_be_measured_is_tried_again(make_rig: Callable[
     await until(lambda: rig.fleet.view().linked)
 
 
-@pytest.mark.parametrize("promised", [TransferConfig(), replace(PROMISED, on_slow_link="warn")])
-async def test_nobody_is_asked_to_measure_where_nothing_depends_on_it(
-    make_rig: Callable[..., Rig], promised: TransferConfig
+@pytest.mark.parametrize("transfer", [TransferConfig(), replace(REQUIREMENTS, on_slow_link="warn")])
+async def test_no_measurement_is_requested_where_nothing_depends_on_it(
+    make_rig: Callable[..., Rig], transfer: TransferConfig
 ) -> None:
-    rig = make_rig(promised=promised)
+    rig = make_rig(transfer=transfer)
     await rig.start()
     _, decode = await rig.pair()
     assert "measure" not in [verb for verb, _ in decode.seen]
 
 
 async def test_a_refusal_outlives_the_stream_of_the_producer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the consumer has told once it does not repeat when its source is lost and found again."""
+    """A consumer does not repeat its report when the source is lost and found again."""
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW, refused=True)]
     await until(lambda: rig.fleet.view().refused)
@@ -122,7 +123,7 @@ async def test_a_refusal_outlives_the_stream_of_the_producer(rig: Rig, monkeypat
     assert rig.fleet.view().refused == {(prefill.ref, decode.ref)} and not rig.fleet.view().linked
 
 
-async def test_a_worker_that_measures_in_vain_says_so(rig: Rig) -> None:
+async def test_a_failed_measurement_is_reported(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     link = rig.fleet._links[decode.ref.id]
     with pytest.raises(TandemError, match="is not there") as refused:
@@ -134,7 +135,7 @@ async def test_a_worker_that_measures_in_vain_says_so(rig: Rig) -> None:
         await link.measure(prefill.ref)
 
 
-async def test_a_way_to_a_worker_that_is_gone_is_not_kept(rig: Rig) -> None:
+async def test_a_link_to_a_lost_worker_is_removed(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     gone = replace(prefill.ref, id=WorkerId("gone"))
     decode.links = [report(gone, SLOW, refused=True), report(prefill.ref, SLOW)]
@@ -144,10 +145,10 @@ async def test_a_way_to_a_worker_that_is_gone_is_not_kept(rig: Rig) -> None:
     assert not rig.fleet.pairs.failed
 
 
-async def test_what_the_consumer_could_not_measure_is_asked_again_before_a_pair_is_used(
+async def test_a_failed_measurement_is_requested_again_before_a_pair_is_used(
     make_rig: Callable[..., Rig],
 ) -> None:
-    rig = make_rig(promised=PROMISED)
+    rig = make_rig(transfer=REQUIREMENTS)
     await rig.start()
     prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
     decode.links = [report(prefill.ref, "it could not be measured: late")]

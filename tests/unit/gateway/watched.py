@@ -1,4 +1,4 @@
-"""Answers over a rig with everything that looks at them: records, spans and figures; asserts nothing."""
+"""Run completions over a rig and collect their records, spans and metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRACEPARENT = f"00-{CLIENT_TRACE}-{'cd' * 8}-01"
 
 
 class Records:
-    """An observer that keeps what it is told."""
+    """Keep the request records that an observer receives."""
 
     def __init__(self) -> None:
         self.taken: list[RequestRecord] = []
@@ -46,7 +46,7 @@ class Records:
 
 
 class Watched:
-    """Everybody asks for completions, traced from the client on."""
+    """Own the telemetry of completions that are traced from the client on."""
 
     def __init__(self, rig: Rig, dispatch: RequestDispatcher, encoders: ThreadPoolExecutor) -> None:
         self.rig = rig
@@ -57,8 +57,8 @@ class Watched:
         self.recorder = RequestRecorder(rig.clock, RequestMetrics(self.metrics), tracing, [self.records])
         self.answers = CompletionService(dispatch, encoders, self.recorder, OutputSpecFactory())
 
-    def ask(self, **body: Any) -> asyncio.Task[None]:
-        """Reads an answer to its end."""
+    def complete(self, **body: Any) -> asyncio.Task[None]:
+        """Start a completion and read its answer to the end."""
         return asyncio.create_task(self._read(body))
 
     async def _read(self, body: dict[str, Any]) -> None:
@@ -68,9 +68,9 @@ class Watched:
             async for _ in answer.parts():
                 pass
 
-    async def record(self, asked: asyncio.Task[None]) -> RequestRecord:
-        """The only one that there is, once its answer has ended in whatever way."""
-        await asyncio.wait({asked})
+    async def record(self, answer_task: asyncio.Task[None]) -> RequestRecord:
+        """Return the only record, once its answer has ended with or without an error."""
+        await asyncio.wait({answer_task})
         (record,) = self.records.taken
         return record
 
@@ -91,7 +91,7 @@ def watched(rig: Rig) -> Iterator[Watched]:
 
 
 async def job_at(worker: ScriptedWorker, count: int = 1) -> Job:
-    """The `count`-th of a worker's jobs, once it has it."""
+    """Return the `count`-th of a worker's jobs, once the worker has it."""
     jobs: list[Job] = await until(lambda: [job for job in worker.jobs if not is_probe(job)][count - 1 :])
     return jobs[0]
 

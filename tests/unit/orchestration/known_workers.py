@@ -1,4 +1,4 @@
-"""The workers of a director under test: what it books there is kept in plain dictionaries."""
+"""Provide the workers of a director under test; bookings are kept in plain dictionaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.routing.worker_view import Pair, WorkerView
 
 
 class BookedWorkers:
-    """A KnownWorkers over views that the test sets; all pairs of them are linked."""
+    """Implement KnownWorkers over views that the test sets; all pairs of them are linked."""
 
     routing = BY_COST
 

@@ -13,12 +13,12 @@ def job(*choices: int) -> Any:
 
 
 def test_the_end_of_one_job_leaves_the_other_submitted() -> None:
-    job_group, asked, other = JobGroup([0]), job(0), job(0)
-    job_group.works += [asked, other]
-    job_group.asked = asked
+    job_group, submitted, other = JobGroup([0]), job(0), job(0)
+    job_group.works += [submitted, other]
+    job_group.asked = submitted
     job_group.leave(other, 0)
-    assert job_group.works == [asked] and job_group.asked is asked
-    job_group.leave(asked, 0)
+    assert job_group.works == [submitted] and job_group.asked is submitted
+    job_group.leave(submitted, 0)
     assert job_group.works == [] and job_group.asked is None
 
 

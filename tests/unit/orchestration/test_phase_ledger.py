@@ -123,7 +123,7 @@ stages = st.builds(JobStages, seconds, seconds, seconds, seconds, seconds)
     st.lists(st.tuples(st.integers(1, 3), stages)),
     seconds,
 )
-def test_they_always_add_up(
+def test_the_stages_always_add_up(
     moves: list[tuple[LedgerPhase, float]], words: list[tuple[int, JobStages]], rest: float
 ) -> None:
     ledger, now = PhaseLedger(50.0), 50.0

@@ -29,7 +29,7 @@ HASHES = [BlockHash(bytes([i]) * 16) for i in range(20)]
 
 
 class FixedPrefixes:
-    """Prefix hits that a test sets."""
+    """Return the prefix hits that a test sets."""
 
     def __init__(self) -> None:
         self.hits: dict[WorkerRef, PrefixHit] = {}
@@ -44,7 +44,7 @@ class FixedPrefixes:
 
 
 def hit_blocks(turn: Dispatchable) -> int:
-    """Blocks of its prompt that the worker which computes it is predicted to hold."""
+    """Return the number of prompt blocks that the computing worker is predicted to hold."""
     held = [one for one in turn.predicted if one.worker == turn.placement.prefill]
     return held[0].num_tokens // held[0].block_size if held else 0
 

@@ -158,7 +158,7 @@ def test_a_pull_without_capacity_is_placed_again_and_repeats_no_token() -> None:
 
 
 def test_blocks_cached_by_an_earlier_attempt_are_no_hit_of_the_request() -> None:
-    """The prefill worker has reported the cached tokens, whatever becomes of its attempt."""
+    """The prefill worker has reported the cached tokens, whatever happens to its attempt."""
     life = remote()
     life.reported(P, replace(token(0), num_cached_tokens=1))
     life.reported(D, Failed(key(), ErrorKind.OVERLOADED, "no room for the KV"))
@@ -273,7 +273,7 @@ def lose_kv(life: RequestState, number: int) -> list[StateCommand]:
 
 
 def test_tokens_of_prefills_alone_are_no_progress() -> None:
-    """Otherwise a request would be computed once for each of its tokens, over a link that carries nothing."""
+    """Otherwise a request would be computed once for each of its tokens, over a link that transfers no KV."""
     request = replace(REQUEST, sampling=SamplingParams(max_tokens=10))
     life = RequestState(request, HandoffId("h"), max_retries=2)
     lose_kv(life, 1)
@@ -600,7 +600,7 @@ def test_scores_reported_under_an_ended_choice_belong_to_the_others(closed: int)
     ]
 
 
-# ---- moving
+# ---- migration
 
 
 OFFER = HandoffKey(HandoffId("m"), 7)

@@ -1,4 +1,4 @@
-"""In-process workers with fake models over real gRPC and the local transport; never a process of their own."""
+"""Run workers with fake models in this process, over real gRPC and the local transport."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HeldTransport(ProcessVmTransport):
 
 @dataclass(slots=True)
 class Node:
-    """A worker, its executor and transport, and a gateway's view of it."""
+    """Own a worker, its executor and transport, and a gateway's client of it."""
 
     worker: Worker
     executor: FakeExecutor
@@ -73,7 +73,7 @@ class Node:
 
 
 class Nodes:
-    """Starts workers; the fixture stops them and looks for what they left behind."""
+    """Start workers; the fixture stops them and checks what they left behind."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -101,7 +101,7 @@ class Nodes:
         config = Config(
             engine=engine or EngineConfig(block_size=4, max_num_batched_tokens=8, max_num_seqs=8),
             handoff=replace(handoff or HandoffConfig(), transport="local"),
-            # Jobs come here without a gateway in which they could wait.
+            # Jobs arrive here without a gateway in which they could be queued.
             worker=replace(worker or WorkerConfig(), id=name, queue_horizon_ms=1e6),
             redis=redis or RedisConfig(),
             cluster=cluster or ClusterConfig(),
@@ -122,8 +122,8 @@ class Nodes:
 
 @pytest.fixture
 async def nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Nodes]:
-    """After the test no thread and no task of a worker is left."""
-    # What steps of a fake model cost is soon known.
+    """Check after the test that no thread and no task of a worker is left."""
+    # The step costs of a fake model are calibrated quickly.
     monkeypatch.setattr(calibrate, "NUM_TOKENS", 16)
     started = Nodes()
     yield started
@@ -142,7 +142,7 @@ def pace(executor: FakeExecutor, step_s: float = 0.01) -> None:
 
 
 class Gate:
-    """Holds an executor in its steps until opened."""
+    """Hold an executor in its steps until opened."""
 
     def __init__(self, executor: FakeExecutor, only: Callable[[object], bool] = lambda plan: True) -> None:
         self._opened = threading.Event()

@@ -1,4 +1,4 @@
-"""A model whose KV is made of token ids and positions, so its tokens show every block that was wrong; never slow."""
+"""Provide a model whose KV consists of token ids and positions, so that its tokens reveal every wrong block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLANES = 2
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """What this model says after `tokens`; depends on all of them."""
+    """Return the token that this model samples after `tokens`; it depends on all of them."""
     digest = hashlib.blake2b(np.asarray(tokens, np.int64).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % VOCAB
 
@@ -84,16 +84,16 @@ class FakeExecutor:
         held = self.pool[list(piece.blocks)].transpose(1, 0, 2).reshape(_PLANES, -1)[:, : piece.stop]
         if not np.array_equal(held[1], np.arange(piece.stop)):
             return SliceResult(piece.seq, error="the KV of another position")
-        drawn: tuple[SampledToken, ...] = ()
+        sampled: tuple[SampledToken, ...] = ()
         if piece.sampling is not None:
             num_top = piece.sampling.params.logprobs or 0
             top = tuple((token, -1.0) for token in range(num_top))
-            drawn = (SampledToken(next_token(held[0].tolist()), -1.0 if num_top else None, top),)
-            self._last[piece.seq] = drawn[0].id
+            sampled = (SampledToken(next_token(held[0].tolist()), -1.0 if num_top else None, top),)
+            self._last[piece.seq] = sampled[0].id
         index_of = {block: i for i, block in enumerate(piece.blocks)}
         digests = tuple(BlockDigest(b, (self._digest(b, index_of[b]),)) for b in piece.digest_blocks)
         scores = tuple(SampledToken(token, -2.0) for token in piece.scored)
-        return SliceResult(piece.seq, drawn, digests, scores=scores)
+        return SliceResult(piece.seq, sampled, digests, scores=scores)
 
 
 def fake_model(num_blocks: int = 64, fingerprint: str = "f00d") -> tuple[WorkerModel, FakeExecutor]:

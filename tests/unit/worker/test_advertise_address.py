@@ -1,4 +1,4 @@
-"""Which address others are told, by settings and surroundings; and that a worker has such a one."""
+"""Test which address a worker advertises, by settings and environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}
 
 
 @pytest.mark.parametrize(
-    ("host", "address", "pod_ip", "told"),
+    ("host", "address", "pod_ip", "expected"),
     [
         ("127.0.0.1", "", "10.1.2.3", "127.0.0.1:7"),
         ("worker.local", "", "10.1.2.3", "worker.local:7"),
@@ -32,21 +32,21 @@ OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}
         ("0.0.0.0", "[fd00::2]:0", "", "[fd00::2]:7"),
     ],
 )
-def test_what_others_are_told(host: str, address: str, pod_ip: str, told: str) -> None:
+def test_the_advertised_address(host: str, address: str, pod_ip: str, expected: str) -> None:
     config = WorkerConfig(host=host, advertise_address=address)
-    assert advertised_address(config, 7, {"POD_IP": pod_ip} if pod_ip else {}, OWN.__getitem__) == told
+    assert advertised_address(config, 7, {"POD_IP": pod_ip} if pod_ip else {}, OWN.__getitem__) == expected
 
 
-def test_its_own_address_is_one_that_can_be_told() -> None:
+def test_the_machines_own_address_can_be_advertised() -> None:
     address = ipaddress.ip_address(default_route_address("0.0.0.0"))
     assert not address.is_unspecified and not address.is_loopback
 
 
-def test_a_machine_without_a_way_out_has_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_way(self: socket.socket, address: object) -> None:
+def test_without_a_route_the_address_must_be_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_route(self: socket.socket, address: object) -> None:
         raise OSError("Network is unreachable")
 
-    monkeypatch.setattr(socket.socket, "connect", no_way)
+    monkeypatch.setattr(socket.socket, "connect", no_route)
     with pytest.raises(TandemError, match=r"set worker\.advertise_address"):
         default_route_address("::")
 
@@ -59,12 +59,12 @@ def test_wildcards(host: str, answer: bool) -> None:
     assert is_wildcard(host) is answer
 
 
-async def test_a_worker_that_listens_everywhere_tells_its_pod_s_address(
+async def test_a_worker_on_a_wildcard_address_advertises_its_pods_address(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POD_IP", "127.0.0.3")
     node = await nodes.start(worker=WorkerConfig(host="0.0.0.0"), cluster=ClusterConfig(insecure=True))
     assert node.worker.me.address.startswith("127.0.0.3:")
-    # The client of the node has reached it there.
+    # The node's client has already connected there.
     reply = await node.client.stub.Describe(pb.DescribeRequest())
     assert reply.metrics_address.startswith("127.0.0.3:")

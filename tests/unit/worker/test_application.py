@@ -1,4 +1,4 @@
-"""What of a `serveConfigV2` document becomes a deployment, and what is refused, by name; never starts a Ray."""
+"""Test how a `serveConfigV2` document becomes a deployment, and which errors it names, without starting Ray."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_a_pool_of_one_rank_on_cpu() -> None:
     made = deployment(pool="prefill", resources={"tandem-prefill": 1}, settings={"worker": {"drain_s": 50}})
     assert made.name == "tandem-prefill" and made.num_replicas == 1
     assert made.ray_actor_options == {"num_cpus": 1, "num_gpus": 0.0, "resources": {"tandem-prefill": 1.0}}
-    told = made._deployment_config
-    assert told.graceful_shutdown_timeout_s == 50 + STOP_MARGIN_S
-    # Rounded up by Serve: one more than a pool of one to five.
-    assert (told.max_surge_percent, told.max_ongoing_requests) == (20, 1)
+    deployment_config = made._deployment_config
+    assert deployment_config.graceful_shutdown_timeout_s == 50 + STOP_MARGIN_S
+    # Serve rounds up: one more worker for a pool of one to five.
+    assert (deployment_config.max_surge_percent, deployment_config.max_ongoing_requests) == (20, 1)
     assert made._replica_config.placement_group_bundles is None
 
 
-def test_ranks_have_a_place_each_on_one_machine_and_the_pool_s_resource_is_the_first_one_s() -> None:
+def test_ranks_share_a_machine_and_the_first_has_the_pools_resource() -> None:
     settings = {"model.device": "cuda", "engine.tensor_parallel": 4}
     made = deployment(pool="decode", settings=settings, resources={"tandem-decode": 0.5})
     replica = made._replica_config
@@ -70,11 +70,11 @@ def test_gpus_of_a_rank(settings: dict[str, Any], given: float | None, num_gpus:
     assert deployment(pool="mixed", settings=settings, **args).ray_actor_options["num_gpus"] == num_gpus
 
 
-def test_layers_win_in_order(tmp_path: Path) -> None:
-    """File, environment of the very process, the document."""
+def test_configuration_layers_override_in_order(tmp_path: Path) -> None:
+    """The layers are the file, the environment of the process itself, and the document."""
     file = tmp_path / "config.yaml"
-    told = {"worker": {"pool": "decode", "rack": "file", "zone": "file"}, "engine": {"block_size": 32}}
-    file.write_text(yaml.safe_dump(told))
+    file_config = {"worker": {"pool": "decode", "rack": "file", "zone": "file"}, "engine": {"block_size": 32}}
+    file.write_text(yaml.safe_dump(file_config))
     pool = pool_of(pool="prefill", config=str(file), settings={"worker": {"rack": "document"}})
     environment = {"TANDEM_WORKER__ZONE": "pod", "TANDEM_WORKER__RACK": "pod"}
     worker = pool.resolve(environment).config.worker
@@ -82,14 +82,14 @@ def test_layers_win_in_order(tmp_path: Path) -> None:
     assert pool.resolve({}).config.worker.zone == "file" and pool.resolve({}).config.engine.block_size == 32
 
 
-def test_a_pool_is_taken_for_the_role_that_it_is_named_for_and_any_other_says_which() -> None:
+def test_a_pools_name_gives_its_role_and_any_other_name_requires_one() -> None:
     assert pool_of(pool="decode").resolve({}).config.worker.pool == "decode"
     big = pool_of(pool="big-prompts", settings={"worker.pool": "prefill"})
     assert big.resolve({}).config.worker.pool == "prefill" and big.deployment == "tandem-big-prompts"
     assert "worker.pool" in refusal(pool="big-prompts").message
 
 
-def test_a_secret_of_the_environment_is_not_what_serve_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_of_the_environment_is_not_stored_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.environ", {"TANDEM_REDIS__URL": "redis://:password@redis:6379"})
     assert "password" not in repr(deployment(pool="prefill").init_args)
 
@@ -123,7 +123,7 @@ def test_a_secret_of_the_environment_is_not_what_serve_keeps(monkeypatch: pytest
         ({"pool": "prefill", "settings": {"engine": {"block_size": 12}}}, "engine.block_size"),
     ],
 )
-def test_what_is_wrong_is_named(args: dict[str, Any], key: str) -> None:
+def test_an_invalid_argument_is_named(args: dict[str, Any], key: str) -> None:
     error = refusal(**args)
     assert error.param == key and key in error.message
 
@@ -132,7 +132,7 @@ def test_a_missing_file_is_named() -> None:
     assert "/nowhere/config.yaml" in refusal(pool="prefill", config="/nowhere/config.yaml").message
 
 
-def test_a_configuration_told_whole_is_read_as_it_was() -> None:
+def test_a_dumped_configuration_is_read_back_unchanged() -> None:
     config = Config(worker=WorkerConfig(pool="decode", rack="r"))
     pool = PoolSpec(name="decode", above=(full_layer(config, "all"),))
     assert pool.resolve({"TANDEM_WORKER__RACK": "other", "TANDEM_ENGINE__BLOCK_SIZE": "64"}).config == config
@@ -140,9 +140,9 @@ def test_a_configuration_told_whole_is_read_as_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_where_it_is_built_neither_torch_nor_a_model_is_needed() -> None:
-    asked = "import sys, tandem.worker.serve.application; print(*sys.modules)"
-    names = subprocess.run([sys.executable, "-c", asked], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True)
+def test_building_the_application_imports_neither_torch_nor_a_model() -> None:
+    program = "import sys, tandem.worker.serve.application; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True)
     loaded = names.stdout.decode().split()
     assert "tandem.worker.serve.deployment" in loaded, names.stderr
     assert not {"torch", "transformers", "tandem.runtime", "nixl_cu12"} & set(loaded)

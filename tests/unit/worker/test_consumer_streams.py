@@ -1,4 +1,4 @@
-"""What the stream of one consumer holds for it."""
+"""Test what the hand-off stream of one consumer holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.worker.kv.consumer_streams import ConsumerStream
 
 
-def test_a_stream_that_fails_is_over_and_wakes_who_reads_it() -> None:
+def test_a_failed_stream_ends_and_wakes_its_reader() -> None:
     stream = ConsumerStream(WorkerRef(WorkerId("consumer"), Incarnation(1), "h:1"))
     failure = ValueError("planted")
     stream.fail(failure)

@@ -1,4 +1,4 @@
-"""`tandem drain --local` with workers that serve, that hold something, that have gone and that do not believe it."""
+"""Test `tandem drain --local` with workers that serve, that hold work, that have ended, and that reject its proof."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ async def is_draining(node: Node) -> bool:
     return (await node.client.stub.Describe(pb.DescribeRequest())).load.draining
 
 
-async def test_all_that_run_here_drain(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_all_local_workers_drain(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = WorkerConfig(run_dir=str(tmp_path))
     first, second, elsewhere = [await nodes.start(worker=one) for one in (here, here, WorkerConfig())]
     assert await drain(tmp_path) == 0
     assert [await is_draining(node) for node in (first, second, elsewhere)] == [True, True, False]
-    said = sorted(capsys.readouterr().out.splitlines())
-    assert said == [f"w{number} takes no new work, nothing is left" for number in (0, 1)]
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == [f"w{number} takes no new work, nothing is left" for number in (0, 1)]
 
 
-async def test_what_is_left_when_the_time_is_over_is_told(
+async def test_work_left_at_the_timeout_is_reported(
     nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     busy, _ = [await nodes.start(worker=WorkerConfig(run_dir=str(tmp_path))) for _ in range(2)]
@@ -44,13 +44,17 @@ async def test_what_is_left_when_the_time_is_over_is_told(
     key = await busy.client.generate(new_request(MODEL, range(8), 600))
     assert await drain(tmp_path, "--timeout", "0.2") == 1
     busy.executor.before_step = lambda plan: None
-    said = sorted(capsys.readouterr().out.splitlines())
-    assert said[0] == "w0 takes no new work, 1 jobs and leases are left after 0.2 s" and said[1].startswith("w1 takes")
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines[0] == "w0 takes no new work, 1 jobs and leases are left after 0.2 s" and lines[1].startswith(
+        "w1 takes"
+    )
     assert isinstance(await busy.client.end_of(key), Finished)
 
 
-async def test_who_has_gone_has_nothing_left(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Killed, or killed and followed by another life at the same port."""
+async def test_an_ended_worker_has_no_work_left(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker was killed, or killed and followed by another incarnation at the same port."""
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 4)
     node = await nodes.start(cluster=ClusterConfig(secret_file=str(secret)))
@@ -58,12 +62,12 @@ async def test_who_has_gone_has_nothing_left(nodes: Nodes, tmp_path: Path, capsy
     for name, address in (("killed", f"127.0.0.1:{free_port()}"), ("before", me.address)):
         RunFile(run_dir, WorkerRef(WorkerId(name), Incarnation(me.incarnation - 1), address)).write()
     assert await drain(run_dir, "--secret-file", str(secret)) == 0
-    said = sorted(capsys.readouterr().out.splitlines())
-    assert said == [f"{name} does not run any more" for name in ("before", "killed")]
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == [f"{name} does not run any more" for name in ("before", "killed")]
     assert not await is_draining(node)
 
 
-async def test_one_that_does_not_believe_it_is_not_drained(
+async def test_a_worker_that_rejects_the_proof_is_not_drained(
     nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = tmp_path / "secret"
@@ -76,19 +80,19 @@ async def test_one_that_does_not_believe_it_is_not_drained(
     assert not await is_draining(node)
 
 
-def test_where_nobody_runs_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_workers_no_work_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drain", "--local", "--run-dir", str(tmp_path)]) == 0
     assert str(tmp_path) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--local"], "set worker.run_dir"),
         (["--local", "w0", "--run-dir", "/tmp"], "name a worker, or say --local"),
         ([], "name a worker, or say --local"),
     ],
 )
-def test_what_was_said_wrongly_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_argument_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drain", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

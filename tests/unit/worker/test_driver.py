@@ -1,4 +1,4 @@
-"""The engine's thread alone: calls, failures, order, ends, and the pulse that health is judged by."""
+"""Test the engine's thread alone: calls, failures, order, stops, and the pulse that judges its health."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUM_BLOCKS = 64
 
 
 class Sink:
-    """Writes down what the driver hands out, and on which thread."""
+    """Record what the driver dispatches, and on which thread."""
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
@@ -58,7 +58,7 @@ class Sink:
 
 
 class Watched(SerialPipeline):
-    """Writes down what is launched and collected, by the numbers of the plans."""
+    """Record the numbers of the plans that are launched and collected."""
 
     def __init__(self, executor: FakeExecutor) -> None:
         super().__init__(executor)
@@ -113,7 +113,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def deep() -> Iterator[Rig]:
-    """Two plans may be open."""
+    """Return a rig in which two plans may be open."""
     rig = Rig(plan_depth=2)
     yield rig
     assert rig.driver.stop(10)
@@ -124,7 +124,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(1e-3)
 
 
-def test_effects_come_from_one_thread_and_before_the_answer(rig: Rig) -> None:
+def test_effects_are_dispatched_by_one_thread_before_the_reply(rig: Rig) -> None:
     rig.driver.start()
     seen: list[int] = []
     future = rig.driver.call(lambda engine, now: (7, [SendEvent(Failed(key, ErrorKind.INTERNAL, ""))]))
@@ -143,7 +143,7 @@ def test_a_refusal_reaches_its_caller_and_nobody_else(rig: Rig) -> None:
     assert rig.driver.stalled() is None
 
 
-def test_what_comes_during_a_step_is_done_right_after_it(rig: Rig) -> None:
+def test_commands_received_during_a_step_run_right_after_it(rig: Rig) -> None:
     entered, go = threading.Event(), threading.Event()
 
     def hold(plan: object) -> None:
@@ -162,8 +162,8 @@ def test_what_comes_during_a_step_is_done_right_after_it(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("when", ["in a step", "between steps", "while it is calibrated"])
-def test_jobs_of_a_device_that_is_lost_go_on_elsewhere(when: str, rig: Rig) -> None:
-    """A step of it is no failure of what it was for."""
+def test_jobs_of_a_lost_device_end_as_worker_lost(when: str, rig: Rig) -> None:
+    """A step that fails with its device does not fail its jobs."""
 
     def fail(plan: StepPlan) -> None:
         raise DeviceLost("rank 1 is gone")
@@ -175,7 +175,7 @@ def test_jobs_of_a_device_that_is_lost_go_on_elsewhere(when: str, rig: Rig) -> N
     if when == "in a step":
         rig.submit(5)
     elif when == "between steps":
-        # In its first step: a thread that is held up here would come when all has been done.
+        # Fail in the first step: a blocked thread could miss the rest of the job.
         rig.executor.before_step = lambda plan: rig.driver.fail_device("rank 1 is gone")
         rig.submit(150)
     assert rig.sink.has_ended.wait(10)
@@ -186,7 +186,7 @@ def test_jobs_of_a_device_that_is_lost_go_on_elsewhere(when: str, rig: Rig) -> N
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_a_failed_step_ends_the_engine_where_it_copied_between_memories(copies: bool, rig: Rig) -> None:
-    """Names stand on what was not copied then; a step that only computes fails what it was for."""
+    """Cached block names refer to data that was not copied then; a step that only computes fails its own jobs."""
 
     def fail(plan: StepPlan) -> None:
         if copies:
@@ -210,7 +210,7 @@ def test_a_failed_step_ends_the_engine_where_it_copied_between_memories(copies: 
     assert [failure.kind for failure in rig.sink.failures()][:1] == [ErrorKind.INTERNAL]
 
 
-def test_stop_fails_what_is_live_and_answers_what_waits(rig: Rig) -> None:
+def test_stop_fails_live_jobs_and_answers_waiting_calls(rig: Rig) -> None:
     pace(rig.executor)
     rig.driver.start()
     job = rig.submit(190)
@@ -225,11 +225,11 @@ def test_stop_fails_what_is_live_and_answers_what_waits(rig: Rig) -> None:
 
 @pytest.mark.parametrize("how", ["post", "call", "effects"])
 def test_a_defect_in_a_command_ends_the_engine(rig: Rig, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or in what becomes of its effects. Whoever waits for it hears so."""
+    """The defect may also be in the dispatch of its effects. Every waiting caller gets the error."""
     pace(rig.executor)
     rig.driver.start()
     job = rig.submit(190)
-    broken, told = RenewLeases(WorkerRef(WorkerId("w"), Incarnation(1), "w:1"), ()), rig.sink.dispatch
+    broken, dispatch_effects = RenewLeases(WorkerRef(WorkerId("w"), Incarnation(1), "w:1"), ()), rig.sink.dispatch
 
     def explode(*_: object) -> list[Effect]:
         raise KeyError("planted")
@@ -237,7 +237,7 @@ def test_a_defect_in_a_command_ends_the_engine(rig: Rig, how: str, monkeypatch: 
     def dispatch(effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
         if broken in effects:
             explode()
-        told(effects, snapshot)
+        dispatch_effects(effects, snapshot)
 
     monkeypatch.setattr(rig.sink, "dispatch", dispatch)
     if how == "post":
@@ -253,7 +253,7 @@ def test_a_defect_in_a_command_ends_the_engine(rig: Rig, how: str, monkeypatch: 
     assert [(f.key, f.kind) for f in rig.sink.failures()] == [(job.key, ErrorKind.INTERNAL)]
 
 
-def test_an_idle_engine_checks_its_books(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_engine_checks_its_invariants(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = threading.Event()
     monkeypatch.setattr(rig.engine, "check", checked.set)
     rig.driver.start()
@@ -291,7 +291,7 @@ def finished(rig: Rig) -> bool:
     return any(isinstance(e, SendEvent) and isinstance(e.event, Finished) for e in rig.sink.effects)
 
 
-def test_every_step_is_observed_and_what_steps_cost_is_told(rig: Rig) -> None:
+def test_every_step_is_observed_and_the_step_cost_is_reported(rig: Rig) -> None:
     rig.calibrates = True
     pace(rig.executor, 0.002)
     rig.driver.start()
@@ -308,7 +308,7 @@ def test_every_step_is_observed_and_what_steps_cost_is_told(rig: Rig) -> None:
 
 
 def test_reports_of_the_load_are_numbered(rig: Rig) -> None:
-    """The last of them, too."""
+    """The last report is numbered too."""
     rig.driver.start()
     rig.submit(3)
     while not finished(rig):
@@ -332,13 +332,13 @@ def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
     assert tokens == continuation(job.request.prompt_tokens, 30)
 
 
-def test_a_calibration_draws_where_a_decode_would() -> None:
-    """To draw a token takes time too, so what decodes cost is measured with it; chunks of a prompt draw none."""
+def test_a_calibration_samples_where_a_decode_would() -> None:
+    """Sampling takes time too, so the measured cost of decoding includes it; prompt chunks sample no token."""
     executor = FakeExecutor(64)
-    drawn: set[tuple[bool, bool]] = set()
-    executor.before_step = lambda plan: drawn.update((s.num_tokens == 1, s.sampling is not None) for s in plan.slices)
+    kinds: set[tuple[bool, bool]] = set()
+    executor.before_step = lambda plan: kinds.update((s.num_tokens == 1, s.sampling is not None) for s in plan.slices)
     calibrate(executor, SystemClock(), SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256))
-    assert drawn == {(True, True), (False, False)}
+    assert kinds == {(True, True), (False, False)}
 
 
 def test_the_clock_is_looked_at_now_and_then(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +372,9 @@ def test_a_worker_that_cannot_be_calibrated_learns_from_its_work(rig: Rig) -> No
 
 
 def test_a_calibration_ends_in_time_and_uses_nothing_that_is_not_there() -> None:
-    """A model of a minute per step: one is enough; a pool of one block and limits of one token: still something."""
+    """With a model of a minute per step one step is enough, and a pool of one block with limits of one token still
+    yields a cost.
+    """
     clock, executor = SetClock(), FakeExecutor(1)
     numbers: list[int] = []
 
@@ -386,8 +388,8 @@ def test_a_calibration_ends_in_time_and_uses_nothing_that_is_not_there() -> None
     assert numbers == [-1, -2], "plans of the engine begin at 0"
 
 
-def test_what_first_steps_take_to_compile_costs_no_other_step() -> None:
-    """Kernels of a step's kind take five seconds, once, and then a step a millisecond and 10 us for each token."""
+def test_compile_time_of_first_steps_is_not_in_the_step_cost() -> None:
+    """The first step of each kind compiles for five seconds; later ones take 1 ms and 10 us for each token."""
     clock, executor = SetClock(), FakeExecutor(64)
     kinds: dict[bool, int] = {}
 
@@ -425,7 +427,7 @@ def test_with_one_plan_open_each_is_collected_before_the_next_is_made(rig: Rig) 
     assert rig.pipeline.acts == [(act, number) for number in range(4) for act in ("launch", "collect")]
 
 
-def test_what_is_cancelled_between_launch_and_collect_draws_no_more_and_leaves_nothing(deep: Rig) -> None:
+def test_a_job_cancelled_between_launch_and_collect_samples_no_more_and_leaves_nothing(deep: Rig) -> None:
     jobs: list[GenerateJob] = []
 
     def cancel() -> None:
@@ -450,8 +452,8 @@ def _books(engine: Engine, now: float) -> tuple[EngineStats, list[Effect]]:
 
 
 @pytest.mark.parametrize("where", ["launch", "collect"])
-def test_a_step_that_fails_whole_takes_what_was_chained_to_it_along(deep: Rig, where: str) -> None:
-    """The plan behind it was made from a token that never came."""
+def test_a_failed_step_also_fails_the_plan_chained_to_it(deep: Rig, where: str) -> None:
+    """The chained plan was made from a token that the failed step did not sample."""
 
     def fail(plan: StepPlan) -> None:
         if plan.number == 3:
@@ -487,7 +489,7 @@ def test_a_lost_device_ends_the_engine(deep: Rig, where: str) -> None:
     assert [failure.key for failure in deep.sink.failures()] == [job.key]
 
 
-def test_a_stop_waits_for_what_was_launched(deep: Rig) -> None:
+def test_a_stop_waits_for_launched_plans(deep: Rig) -> None:
     pace(deep.executor)
     deep.driver.start()
     deep.submit(190)
@@ -498,7 +500,7 @@ def test_a_stop_waits_for_what_was_launched(deep: Rig) -> None:
 
 
 def test_steps_that_overlap_are_timed_from_the_end_of_the_one_before() -> None:
-    """Their times add up to the time that passed, not to twice that."""
+    """The step times add up to the elapsed time, not to twice that."""
     clock = SetClock()
     rig = Rig(plan_depth=2)
     driver = EngineDriver(rig.engine, rig.pipeline, rig.sink, clock, 30.0, (rig.steps,))

@@ -1,4 +1,4 @@
-"""Hand-offs between two workers of this process, over real gRPC and the local transport."""
+"""Test hand-offs between two workers of this process, over real gRPC and the local transport."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.worker.fake_model import MODEL, continuation
 PROMPT = list(range(1, 60))
 QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=1.0, drain_timeout_s=1.0)
 BRIEF = replace(QUICK, lease_s=0.3)
-"""Where the source goes away anyhow, and may just as well lose its leases before."""
+"""A short timeout for tests in which the source ends and may lose its leases before."""
 
 
 async def test_prefill_here_decode_there(nodes: Nodes) -> None:
@@ -78,7 +78,7 @@ async def test_the_first_token_waits_for_no_transfer(nodes: Nodes) -> None:
     await producer.client.num_tokens(key, 1)
     await consumer.client.num_tokens(key, 1)
     assert consumer.client.pulled(key) is None and not consumer.client.ends(key)
-    # The token comes with the announcement, room for the blocks with the next plan.
+    # The token is published with the announcement, the capacity for the blocks with the next plan.
     await consumer.client.under_read()
     assert (await producer.client.books()).num_leased_blocks == 15
     consumer.transport.gate.set()
@@ -88,7 +88,7 @@ async def test_the_first_token_waits_for_no_transfer(nodes: Nodes) -> None:
     await consumer.client.settled()
 
 
-async def test_the_resume_may_come_long_before_or_after_the_prefill(nodes: Nodes) -> None:
+async def test_the_resume_may_arrive_long_before_or_after_the_prefill(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     request = new_request(MODEL, PROMPT, 4)
     handoff = HandoffId("late")
@@ -135,7 +135,7 @@ async def test_cancel_leaves_nothing_on_either_side(nodes: Nodes, state: str) ->
     if state == "half computed":
         await asyncio.to_thread(gate.entered.wait)
     if state == "half moved":
-        # The first token may be told before the first read has begun.
+        # The first token may be published before the first read has begun.
         while not (await consumer.client.books()).num_reading_blocks:
             await asyncio.sleep(0.005)
     if state == "decoding":
@@ -145,7 +145,7 @@ async def test_cancel_leaves_nothing_on_either_side(nodes: Nodes, state: str) ->
     await cancelling
     assert await consumer.client.end_of(key) == Cancelled(key)
     if state == "half moved":
-        # A read cannot be taken back: its blocks are not free before it has ended.
+        # A read cannot be cancelled: its blocks are not free before it has ended.
         books = await consumer.client.books()
         assert books.num_reading_blocks > 0 and books.num_sequences == 0
         assert (await producer.client.settled()).num_leases == 0
@@ -192,8 +192,9 @@ async def test_leases_are_renewed_while_a_pull_waits(nodes: Nodes) -> None:
 
 @pytest.mark.slow
 async def test_steps_longer_than_the_lease_lose_nothing(nodes: Nodes) -> None:
-    """A producer answers between its steps only, so the lease runs out in each for the consumer; late answers make
-    up."""
+    """A producer replies only between its steps, so the consumer sees the lease expire in each; late replies restore
+    it.
+    """
     handoff = HandoffConfig(lease_s=0.2, pull_timeout_s=10.0)
     producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
     pace(producer.executor, 3 * handoff.lease_s)
@@ -249,8 +250,8 @@ async def test_a_producer_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> 
 
 
 @pytest.mark.parametrize("is_used", [True, False])
-async def test_of_a_source_that_has_gone_nothing_stays_connected(nodes: Nodes, is_used: bool) -> None:
-    """A pool that somebody has mapped keeps its memory, which on a GPU the next worker there needs."""
+async def test_a_lost_source_is_disconnected(nodes: Nodes, is_used: bool) -> None:
+    """A mapped pool keeps its memory, which on a GPU the next worker there needs."""
     producer, consumer = await nodes.start(handoff=BRIEF), await nodes.start(handoff=BRIEF)
     if is_used:
         pace(producer.executor, 0.05)
@@ -268,8 +269,8 @@ async def test_of_a_source_that_has_gone_nothing_stays_connected(nodes: Nodes, i
 
 
 @pytest.mark.slow
-async def test_a_source_that_nobody_reaches_any_more_is_given_up_when_its_leases_are_over(nodes: Nodes) -> None:
-    """Not only after the time that a source gets which answers and has nothing to offer yet."""
+async def test_an_unreachable_source_is_given_up_when_its_leases_expire(nodes: Nodes) -> None:
+    """A source that replies but has no offer yet gets a longer time, which does not apply here."""
     handoff = HandoffConfig(lease_s=0.3, pull_timeout_s=3600.0)
     producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
     gate = Gate(producer.executor, lambda plan: getattr(plan, "number", 0) == 3)
@@ -284,7 +285,9 @@ async def test_a_source_that_nobody_reaches_any_more_is_given_up_when_its_leases
     await consumer.client.settled()
 
 
-async def test_another_life_that_is_told_by_its_guard_alone_is_not_asked_again(nodes: Nodes, tmp_path: Path) -> None:
+async def test_another_incarnation_recognized_by_its_guard_alone_is_not_queried_again(
+    nodes: Nodes, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s" * 32)
     secret.chmod(0o600)
@@ -318,7 +321,7 @@ async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> N
     producer, consumer = await nodes.start(handoff=QUICK), await nodes.start(handoff=impatient)
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
     await consumer.client.end_of(key)
-    # A read that does not end costs the peer as a whole.
+    # A read that does not end costs the whole peer connection.
     consumer.transport.gate.clear()
     prompt = [99, *PROMPT]
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, prompt, 6))
@@ -332,7 +335,7 @@ async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> N
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
-async def test_kv_that_was_changed_on_the_way_is_refused(
+async def test_kv_changed_in_transit_is_refused(
     nodes: Nodes, is_awaited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tandem.worker.kv.transfer_client")
@@ -357,10 +360,10 @@ async def test_kv_that_was_changed_on_the_way_is_refused(
         assert end == Cancelled(key) and levels == {logging.INFO}
 
 
-async def test_what_a_gateway_takes_back_is_not_used_for_anything_else_while_it_may_be_read(
+async def test_blocks_of_a_cancelled_job_are_not_reused_while_they_may_be_read(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The producer hears of it first; its consumer is in the middle of a step, and reads on meanwhile."""
+    """The cancel reaches the producer first; its consumer is in the middle of a step and still reads."""
     caplog.set_level(logging.INFO, "tandem.worker.kv.transfer_client")
     producer, consumer = await nodes.start(num_blocks=40), await nodes.start()
     consumer.transport.gate.clear()
@@ -383,7 +386,7 @@ async def test_what_a_gateway_takes_back_is_not_used_for_anything_else_while_it_
     assert "has a different digest" not in caplog.text
 
 
-async def test_a_producer_without_digests_is_refused_by_a_consumer_that_wants_them(nodes: Nodes) -> None:
+async def test_a_producer_without_digests_is_refused_by_a_consumer_that_requires_them(nodes: Nodes) -> None:
     producer = await nodes.start(handoff=HandoffConfig(digests=False))
     consumer = await nodes.start()
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
@@ -405,7 +408,7 @@ async def test_the_first_token_may_be_the_last(nodes: Nodes) -> None:
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 1))
     end = await producer.client.end_of(key)
     assert isinstance(end, Finished) and end.reason is FinishReason.LENGTH
-    # Its gateway cancels the Resume; if it does not, the hand-off's end does, and that is no error.
+    # Its gateway cancels the Resume; otherwise the end of the hand-off does, and that is no error.
     assert await consumer.client.end_of(key) == Finished(key, None, 0, 0)
     await producer.client.settled()
     await consumer.client.settled()
@@ -426,10 +429,10 @@ async def test_a_consumer_with_a_small_pool_waits_for_room(nodes: Nodes) -> None
     await producer.client.settled()
 
 
-async def test_a_follow_stream_that_has_just_ended_is_opened_anew(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is said next on it is said on another: to gRPC it is a call in a wrong state, to us a stream that broke."""
+async def test_an_ended_follow_stream_is_opened_anew(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next message opens another stream: gRPC reports a call in a wrong state, which the worker treats as a broken
+    stream.
+    """
     num_streams, stub_of = 0, PeerAuth.stub
 
     def stub(trust: PeerAuth, channel: grpc.aio.Channel, incarnation: Incarnation) -> Any:
@@ -456,8 +459,8 @@ async def test_a_follow_stream_that_has_just_ended_is_opened_anew(
     await consumer.client.settled()
 
 
-async def test_kv_is_taken_from_where_a_worker_says_that_it_is_reached(nodes: Nodes) -> None:
-    """Behind a proxy, which here carries bytes and nothing else."""
+async def test_kv_is_read_from_the_advertised_address(nodes: Nodes) -> None:
+    """The address belongs to a proxy that only forwards bytes."""
     target = ""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Jobs on one worker, over real gRPC: submitted, streamed, cancelled, refused, watched again."""
+"""Test jobs on one worker over real gRPC: submitted, streamed, cancelled, refused, watched again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.worker.fake_model import MODEL, VOCAB, continuation
 PROMPT = list(range(1, 20))
 
 
-async def test_a_job_runs_to_its_end_and_leaves_nothing(nodes: Nodes) -> None:
+async def test_a_finished_job_leaves_no_state(nodes: Nodes) -> None:
     node = await nodes.start()
     key = await node.client.generate(new_request(MODEL, PROMPT, 9))
     end = await node.client.end_of(key)
@@ -114,7 +114,7 @@ async def test_a_cancel_before_the_submit_refuses_it(nodes: Nodes) -> None:
     await node.client.settled()
 
 
-async def test_refusals_say_why_and_keep_nothing(nodes: Nodes) -> None:
+async def test_refusals_name_the_reason_and_keep_nothing(nodes: Nodes) -> None:
     node = await nodes.start()
     cases = [
         (new_request(MODEL, PROMPT, 2000), ErrorKind.CONTEXT_LENGTH),
@@ -137,7 +137,7 @@ async def test_refusals_say_why_and_keep_nothing(nodes: Nodes) -> None:
     await node.client.settled()
 
 
-async def test_another_incarnation_is_not_meant(nodes: Nodes) -> None:
+async def test_calls_for_another_incarnation_are_refused(nodes: Nodes) -> None:
     node = await nodes.start()
     node.client.worker = type(node.client.worker)(
         node.worker.me.id, Incarnation(node.worker.me.incarnation - 1), node.worker.me.address
@@ -158,7 +158,7 @@ async def test_watch_again_resends_without_a_gap_or_a_repeat(nodes: Nodes) -> No
         await client.num_tokens(key, min(have + 3, 200))
     await client.end_of(key)
     assert client.tokens(key) == continuation(PROMPT, 200)
-    # The end is told again too, and so are tokens that were lost on the way.
+    # The end is resent too, and so are tokens that were lost in transit.
     client.events.clear()
     await client.watch({key: 150})
     await client.end_of(key)
@@ -167,10 +167,10 @@ async def test_watch_again_resends_without_a_gap_or_a_repeat(nodes: Nodes) -> No
 
 
 @pytest.mark.parametrize("max_tokens", [0, 3])
-async def test_scores_come_before_tokens_in_bounded_messages_and_again(
+async def test_scores_precede_tokens_in_bounded_messages_and_are_resent(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
-    """Chunks are of eight tokens; a stream that is opened again tells all scores again."""
+    """Chunks have eight tokens; a reopened stream sends all scores again."""
     monkeypatch.setattr(outbox, "MAX_SCORES", 3)
     client = (await nodes.start()).client
     key = await client.generate(replace(new_request(MODEL, PROMPT, max_tokens), prompt_logprobs=0))
@@ -241,9 +241,7 @@ async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(
     await lost.__aexit__(None, None, None)
 
 
-async def test_a_stream_begins_with_the_load_and_a_message_comes_without_news(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_begins_with_the_load_and_has_heartbeats(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "HEARTBEAT_S", 0.1)
     node = await nodes.start()
     assert node.client.updates[0].load.num_free_blocks == 512
@@ -252,7 +250,7 @@ async def test_a_stream_begins_with_the_load_and_a_message_comes_without_news(
     assert node.client.updates[-1] == pb.WatchUpdate()
 
 
-async def test_the_load_goes_along_when_it_has_changed(nodes: Nodes) -> None:
+async def test_a_changed_load_is_sent_with_the_events(nodes: Nodes) -> None:
     node = await nodes.start()
     pace(node.executor)
     key = await node.client.generate(new_request(MODEL, PROMPT, 40))
@@ -280,7 +278,7 @@ async def test_a_gateway_that_does_not_read_loses_its_stream(nodes: Nodes) -> No
         async with asyncio.timeout(10):
             while node.worker.num_gateways > 1:
                 await asyncio.sleep(0.05)
-            # What was under way still comes, and then the stream is over; it would go on for ever otherwise.
+            # Messages under way still arrive, and then the stream is over; it would go on for ever otherwise.
             async for _ in call:
                 pass
         await silent.__aexit__(None, None, None)
@@ -330,7 +328,7 @@ async def test_drain_refuses_new_work_and_waits_for_the_old(nodes: Nodes) -> Non
     node = await nodes.start()
     pace(node.executor)
     key = await node.client.generate(new_request(MODEL, PROMPT, 50))
-    # What has not begun would be given back.
+    # A job that has not begun would be requeued.
     await node.client.num_tokens(key, 1)
     draining = asyncio.ensure_future(node.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
     await node.client.until(lambda: node.client.load.draining)

@@ -1,4 +1,4 @@
-"""Which sources a worker measures when it joins, and what it does while the registry or a source fails."""
+"""Test which sources a worker measures when it joins, and what it does while the registry or a source fails."""
 
 from __future__ import annotations
 
@@ -45,37 +45,37 @@ def record(name: str, pool: str = "prefill", *, zone: str = "", fingerprint: str
     )
 
 
-class Noting:
-    """A yardstick that only notes what it is to measure, and says what `answer` says."""
+class RecordingProbe:
+    """Record the sources to measure, and return what `answer` returns."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.measured: list[str] = []
         self.answer: Callable[[WorkerRef], LinkReport] = lambda source: LinkReport(
             source=source, link_type="rdma", evidence="", num_bytes=10**9, seconds=0.1
         )
 
     async def measure(self, source: WorkerRef, num_bytes: int = 0) -> ProbeResult:
-        self.asked.append(source.id)
+        self.measured.append(source.id)
         return ProbeResult(self.answer(source), LinkEndpoints("nixl", False, "cpu", "cpu"))
 
 
 @pytest.fixture
-async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tuple[LinkMonitor, Noting]]]:
-    """`run(registry, promised)` has an attestor look at what the registry says, over and over."""
+async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tuple[LinkMonitor, RecordingProbe]]]:
+    """Return `run(registry, transfer)`, which starts a link monitor that polls the registry."""
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.001)
     monkeypatch.setattr(link_monitor, "LIST_S", 0.001)
     started: list[tuple[LinkMonitor, asyncio.Task[None]]] = []
 
     def begin(
-        registry: Callable[[], Sequence[WorkerRecord]], promised: TransferConfig | None = None
-    ) -> tuple[LinkMonitor, Noting]:
+        registry: Callable[[], Sequence[WorkerRecord]], transfer: TransferConfig | None = None
+    ) -> tuple[LinkMonitor, RecordingProbe]:
         async def listed() -> Sequence[WorkerRecord]:
             return registry()
 
-        noting = Noting()
-        one = LinkMonitor(ME, "f", promised or TransferConfig(), noting, ReadStats(), SystemClock(), lambda: None)  # type: ignore[arg-type]
+        probe = RecordingProbe()
+        one = LinkMonitor(ME, "f", transfer or TransferConfig(), probe, ReadStats(), SystemClock(), lambda: None)  # type: ignore[arg-type]
         started.append((one, asyncio.create_task(one.run(listed))))
-        return one, noting
+        return one, probe
 
     yield begin
     for one, task in started:
@@ -92,7 +92,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_a_few_of_each_zone_that_may_prefill_for_it_are_measured_once(
-    run: Callable[..., tuple[LinkMonitor, Noting]],
+    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
 ) -> None:
     looks: list[int] = []
     records = [
@@ -109,16 +109,16 @@ async def test_a_few_of_each_zone_that_may_prefill_for_it_are_measured_once(
         looks.append(1)
         return records
 
-    one, noting = run(registry)
+    one, probe = run(registry)
     await until(lambda: len(looks) > 20)
-    assert len(noting.asked) == len(set(noting.asked)) == 2 * NUM_PEERS + 2
-    assert {"as-prefill", "mixed"} <= set(noting.asked)
-    assert not {"as-decode", "other", "me"} & set(noting.asked)
-    assert {report.source.id for report in one.reports.since(0)} == set(noting.asked)
+    assert len(probe.measured) == len(set(probe.measured)) == 2 * NUM_PEERS + 2
+    assert {"as-prefill", "mixed"} <= set(probe.measured)
+    assert not {"as-decode", "other", "me"} & set(probe.measured)
+    assert {report.source.id for report in one.reports.since(0)} == set(probe.measured)
 
 
 async def test_a_registry_that_fails_changes_nothing_and_newcomers_are_measured(
-    run: Callable[..., tuple[LinkMonitor, Noting]],
+    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
 ) -> None:
     listed: list[WorkerRecord] = []
     num_failures = 0
@@ -130,26 +130,26 @@ async def test_a_registry_that_fails_changes_nothing_and_newcomers_are_measured(
             raise RegistryUnavailable("down")
         return listed
 
-    _, noting = run(registry)
+    _, probe = run(registry)
     await until(lambda: num_failures > 3)
-    assert noting.asked == []
+    assert probe.measured == []
     listed.append(record("p"))
-    await until(lambda: noting.asked == ["p"])
+    await until(lambda: probe.measured == ["p"])
     listed.append(record("q"))
-    await until(lambda: noting.asked == ["p", "q"])
+    await until(lambda: probe.measured == ["p", "q"])
 
 
 @pytest.mark.parametrize("is_defect", [False, True])
 async def test_a_source_that_cannot_be_measured_stops_nothing(
-    run: Callable[..., tuple[LinkMonitor, Noting]], is_defect: bool
+    run: Callable[..., tuple[LinkMonitor, RecordingProbe]], is_defect: bool
 ) -> None:
     def fail(source: WorkerRef) -> LinkReport:
         if source.id == "p0":
             raise ZeroDivisionError if is_defect else TandemError(ErrorKind.WORKER_LOST, "gone")
         return LinkReport(source=source, link_type="tcp", evidence="", num_bytes=10**9, seconds=1.0)
 
-    one, noting = run(lambda: [record("p0"), record("p1")], TransferConfig(require="rdma"))
-    noting.answer = fail
+    one, probe = run(lambda: [record("p0"), record("p1")], TransferConfig(require="rdma"))
+    probe.answer = fail
     await until(lambda: one.reports.find(ref("p1")) and one.reports.find(ref("p0")))
     reports = {report.source.id: report.problem for report in one.reports.since(0)}
     assert reports["p0"].startswith("it could not be measured: ")
@@ -158,34 +158,34 @@ async def test_a_source_that_cannot_be_measured_stops_nothing(
         await one.measure(ref("p0"))
 
 
-async def test_it_does_not_measure_itself(run: Callable[..., tuple[LinkMonitor, Noting]]) -> None:
-    one, noting = run(list)
+async def test_a_worker_does_not_measure_itself(run: Callable[..., tuple[LinkMonitor, RecordingProbe]]) -> None:
+    one, probe = run(list)
     with pytest.raises(TandemError, match="this worker itself"):
         await one.measure(ref("me"))
-    assert noting.asked == []
+    assert probe.measured == []
 
 
-async def test_who_asks_again_at_once_is_told_the_same_but_for_bytes_of_their_own(
-    run: Callable[..., tuple[LinkMonitor, Noting]],
+async def test_a_repeated_measurement_is_shared_unless_its_size_is_given(
+    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
 ) -> None:
-    one, noting = run(list)
+    one, probe = run(list)
     first = await one.measure(ref("p"))
-    assert await one.measure(ref("p")) is first and noting.asked == ["p"]
+    assert await one.measure(ref("p")) is first and probe.measured == ["p"]
     await one.measure(ref("p"), 1000)
-    assert noting.asked == ["p", "p"]
+    assert probe.measured == ["p", "p"]
 
 
-async def test_a_source_that_is_no_more_is_forgotten_unless_it_is_chosen(
-    run: Callable[..., tuple[LinkMonitor, Noting]],
+async def test_an_ended_source_is_forgotten_and_another_is_chosen(
+    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
 ) -> None:
-    one, noting = run(lambda: [record("p")], TransferConfig(require="rdma"))
+    one, probe = run(lambda: [record("p")], TransferConfig(require="rdma"))
     await one.measure(ref("q"), 1)
     await until(lambda: one.reports.find(ref("p")))
 
     def gone(source: WorkerRef) -> LinkReport:
         raise SourceGone(f"{source} is another")
 
-    noting.answer = gone
+    probe.answer = gone
     for name in ("p", "q"):
         with pytest.raises(TandemError, match="is another") as failed:
             await one.measure(ref(name), 1)
@@ -195,7 +195,7 @@ async def test_a_source_that_is_no_more_is_forgotten_unless_it_is_chosen(
 
 
 def at(*gbps: float) -> Callable[[WorkerRef], LinkReport]:
-    """So fast the first time, so fast the second, ..."""
+    """Return a probe answer with the first speed at the first call, the second at the next, and so on."""
     paces = iter(gbps)
     return lambda source: LinkReport(
         source=source, link_type="tcp", evidence="", num_bytes=10**9, seconds=1 / next(paces)
@@ -203,33 +203,33 @@ def at(*gbps: float) -> Callable[[WorkerRef], LinkReport]:
 
 
 @pytest.mark.parametrize(("paces", "is_refused"), [((20.0,), False), ((1.0, 20.0), False), ((1.0, 2.0), True)])
-async def test_a_way_is_refused_for_slowness_once_it_was_slow_twice_in_a_row(
-    run: Callable[..., tuple[LinkMonitor, Noting]],
+async def test_a_link_is_refused_after_two_slow_measurements_in_a_row(
+    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
     monkeypatch: pytest.MonkeyPatch,
     paces: tuple[float, ...],
     is_refused: bool,
 ) -> None:
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.0)
-    one, noting = run(list, TransferConfig(min_gbps=10.0))
-    noting.answer = at(*paces)
+    one, probe = run(list, TransferConfig(min_gbps=10.0))
+    probe.answer = at(*paces)
     report = await one.measure(ref("p"))
-    assert report.refused is is_refused and len(noting.asked) == len(paces)
+    assert report.refused is is_refused and len(probe.measured) == len(paces)
     assert one.reports.find(ref("p")) == report
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.DEADLINE, ErrorKind.OVERLOADED])
 async def test_nothing_is_refused_for_lateness_alone(
-    run: Callable[..., tuple[LinkMonitor, Noting]], monkeypatch: pytest.MonkeyPatch, kind: ErrorKind
+    run: Callable[..., tuple[LinkMonitor, RecordingProbe]], monkeypatch: pytest.MonkeyPatch, kind: ErrorKind
 ) -> None:
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.0)
-    one, noting = run(list, TransferConfig(min_gbps=10.0))
+    one, probe = run(list, TransferConfig(min_gbps=10.0))
 
     def late(source: WorkerRef) -> LinkReport:
         raise TandemError(kind, "late")
 
-    noting.answer = at(1.0, 1.0)
+    probe.answer = at(1.0, 1.0)
     await one.measure(ref("slow"))
-    noting.answer = late
+    probe.answer = late
     for name in ("slow", "p"):
         with pytest.raises(TandemError, match="late"):
             await one.measure(ref(name), 1)

@@ -1,4 +1,4 @@
-"""Measurements between workers in this process: what they read and check, and every way in which they can end."""
+"""Test bandwidth probes between workers in this process: what they read and verify, and every way to end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMPATIENT = HandoffConfig(drain_timeout_s=0.05)
 
 
 async def measure(consumer: Node, source: WorkerRef, num_bytes: int = 1000) -> pb.ProbeLinkReply:
-    """A thousand bytes: a fake block has 64, so that several rounds are made."""
+    """Measure a thousand bytes: a fake block has 64, so the probe takes several rounds."""
     request = pb.ProbeLinkRequest(source=encode_worker(source), num_bytes=num_bytes)
     return await consumer.client.stub.ProbeLink(request, timeout=PATIENCE_S)
 
@@ -47,7 +47,7 @@ async def test_trial_blocks_are_read_and_no_others(nodes: Nodes) -> None:
     assert (sources, targets) == ([1, 2, 3], [2, 3, 1]), "of two contents the second came last"
 
 
-async def test_what_arrives_wrong_is_no_measurement(nodes: Nodes) -> None:
+async def test_corrupted_bytes_make_no_measurement(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     producer.executor.memory[512 + 1] = 77
     reply = await measure(consumer, producer.worker.me)
@@ -56,10 +56,10 @@ async def test_what_arrives_wrong_is_no_measurement(nodes: Nodes) -> None:
     assert (await measure(consumer, producer.worker.me)).report.num_bytes > 0
 
 
-async def test_a_way_that_is_not_as_promised_is_judged_and_told_to_gateways(
+async def test_a_link_below_its_requirements_is_judged_and_reported_to_gateways(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody is told by chance.
+    # No other report reaches the gateway by chance.
     monkeypatch.setattr(worker, "HEARTBEAT_S", 3600.0)
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.01)
     producer, consumer = await nodes.start(), await nodes.start(transfer=TransferConfig(min_gbps=1e6))
@@ -71,8 +71,8 @@ async def test_a_way_that_is_not_as_promised_is_judged_and_told_to_gateways(
     assert [list(update.links) for update in late.updates if update.links] == [[report]]
     gone = await measure(consumer, WorkerRef(producer.worker.me.id, producer.worker.me.incarnation, "127.0.0.1:1"))
     assert gone.refusal.kind == "worker_lost"
-    (told,) = (await consumer.client.stub.Describe(pb.DescribeRequest())).links
-    assert told.refused and told.link_type == "unknown" and told.problem.startswith("it could not be measured: ")
+    (link,) = (await consumer.client.stub.Describe(pb.DescribeRequest())).links
+    assert link.refused and link.link_type == "unknown" and link.problem.startswith("it could not be measured: ")
 
 
 async def test_a_read_that_does_not_end_costs_the_peer_and_no_more(nodes: Nodes) -> None:
@@ -88,7 +88,7 @@ async def test_a_read_that_does_not_end_costs_the_peer_and_no_more(nodes: Nodes)
     await producer.client.settled()
 
 
-async def test_who_stops_waiting_leaves_nothing_and_a_second_one_waits_for_the_same(nodes: Nodes) -> None:
+async def test_an_abandoned_probe_leaves_nothing_and_a_second_caller_shares_it(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     consumer.transport.gate.clear()
     calls = [asyncio.create_task(measure(consumer, producer.worker.me)) for _ in range(3)]
@@ -103,7 +103,9 @@ async def test_who_stops_waiting_leaves_nothing_and_a_second_one_waits_for_the_s
 
 @pytest.mark.slow
 async def test_a_worker_that_stops_in_the_middle_ends_it(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its read hangs, and its patience is longer than ours. The fixture looks for tasks and threads that are left."""
+    """The worker's read hangs, and its timeout is longer than the caller's. The fixture checks for leftover tasks and
+    threads.
+    """
     monkeypatch.setattr(worker, "FLUSH_S", 0.2)
     producer, consumer = await nodes.start(), await nodes.start(handoff=HandoffConfig(drain_timeout_s=3600.0))
     consumer.transport.gate.clear()
@@ -114,7 +116,7 @@ async def test_a_worker_that_stops_in_the_middle_ends_it(nodes: Nodes, monkeypat
     assert call.done() and not consumer.worker._link_monitor._running
 
 
-async def test_no_more_wait_for_their_turn_than_may(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_probe_queue_is_bounded(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_monitor, "MAX_WAITING", 1)
     producer, other, consumer = await nodes.start(), await nodes.start(), await nodes.start()
     consumer.transport.gate.clear()
@@ -127,22 +129,22 @@ async def test_no_more_wait_for_their_turn_than_may(nodes: Nodes, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("promised", "link_type"),
+    ("transfer", "link_type"),
     [
         (TransferConfig(), "unknown"),
         (TransferConfig(require="rdma"), "shared_memory"),
         (TransferConfig(min_gbps=1e6), "shared_memory"),
     ],
 )
-async def test_first_transfers_tell_or_have_the_link_measured(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, promised: TransferConfig, link_type: str
+async def test_first_transfers_report_the_link_or_trigger_a_measurement(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, transfer: TransferConfig, link_type: str
 ) -> None:
     monkeypatch.setattr("tandem.worker.kv.read_stats.MIN_SAMPLE_BYTES", 64)
     monkeypatch.setattr(link_monitor, "MIN_SAMPLE_BYTES", 640)
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.01)
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.01)
     monkeypatch.setattr(link_probe, "ENOUGH_S", 0.02)
-    producer, consumer = await nodes.start(), await nodes.start(transfer=promised)
+    producer, consumer = await nodes.start(), await nodes.start(transfer=transfer)
     book = consumer.worker._link_monitor.reports
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, list(range(80)), 4))
     await consumer.client.end_of(key)
@@ -150,7 +152,7 @@ async def test_first_transfers_tell_or_have_the_link_measured(
     report = book.find(producer.worker.me)
     assert report is not None and report.link_type == link_type and report.num_bytes >= 640
     assert (report.evidence == "its first transfers") is (link_type == "unknown")
-    assert report.refused is (promised.min_gbps > 0)
+    assert report.refused is (transfer.min_gbps > 0)
 
 
 async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +169,7 @@ async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatc
 
 
 class Leaping:
-    """Each look at it is a thousand seconds later."""
+    """Advance by a thousand seconds at each call of `now`."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -177,7 +179,7 @@ class Leaping:
         return self._now
 
 
-async def test_a_late_event_loop_does_not_make_a_way_slow(nodes: Nodes) -> None:
+async def test_a_late_event_loop_does_not_make_a_link_slow(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     probe = consumer.worker._link_monitor._probe
     probe._context = replace(probe._context, clock=Leaping())
@@ -186,7 +188,7 @@ async def test_a_late_event_loop_does_not_make_a_way_slow(nodes: Nodes) -> None:
 
 
 async def test_nobody_is_measured_while_a_trial_read_may_go_on(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What that writes late would look like another's wrong bytes."""
+    """Bytes that the trial read writes late would look like wrong bytes of another probe."""
     producer, other = await nodes.start(), await nodes.start()
     consumer = await nodes.start(handoff=IMPATIENT, transfer=TransferConfig(min_gbps=1e-9))
     disconnect, proven = consumer.transport.disconnect, threading.Event()

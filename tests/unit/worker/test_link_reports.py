@@ -1,4 +1,4 @@
-"""What a worker keeps of reports, and when it measures again."""
+"""Test which link reports a worker keeps, and when it measures again."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def report(source: WorkerRef, problem: str = "") -> LinkReport:
 def test_each_source_has_its_newest_report_of_its_newest_life() -> None:
     book = LinkReports()
     assert book.put(report(ref("a")), 0.0) and book.put(report(ref("b")), 1.0)
-    told = book.number
+    last_number = book.number
     assert not book.put(report(ref("a")), 2.0), "it says nothing new"
     assert [each.source.id for each in book.since(0)] == ["b", "a"]
-    assert [each.source.id for each in book.since(told)] == ["a"] and book.since(book.number) == []
+    assert [each.source.id for each in book.since(last_number)] == ["a"] and book.since(book.number) == []
     assert book.put(report(ref("a", 2)), 3.0), "another life is another worker"
     assert not book.put(report(ref("a", 1)), 4.0) and book.find(ref("a", 1)) is None
     assert book.find(ref("a", 2)) == report(ref("a", 2))
 
 
-def test_a_chosen_source_is_measured_once_and_again_after_a_doubt() -> None:
+def test_a_chosen_source_is_measured_once_and_again_when_suspected() -> None:
     book, source = LinkReports(), ref("a")
     assert book.due([source], 0.0) == [source]
     book.put(report(source), 0.0)
@@ -39,7 +39,7 @@ def test_a_chosen_source_is_measured_once_and_again_after_a_doubt() -> None:
     book.suspect(ref("a", 2), 1.0)
 
 
-def test_a_way_with_a_problem_is_measured_again_ever_more_seldom() -> None:
+def test_a_link_with_a_problem_is_measured_again_with_back_off() -> None:
     book, source, now, waits = LinkReports(), ref("a"), 0.0, []
     for _ in range(9):
         book.put(report(source, "slow"), now)
@@ -53,7 +53,7 @@ def test_a_way_with_a_problem_is_measured_again_ever_more_seldom() -> None:
     assert book.due([], now + RETRY_S) == [source], "patience begins anew"
 
 
-def test_what_could_not_be_measured_is_tried_again_though_nothing_was_promised() -> None:
+def test_a_failed_measurement_is_retried_even_without_requirements() -> None:
     book, source = LinkReports(), ref("a")
     book.put(LinkReport(source=source, link_type="unknown", evidence="gone"), 0.0)
     assert book.due([source], RETRY_S - 0.1) == [] and book.due([], RETRY_S) == [source]
@@ -66,14 +66,14 @@ def test_a_report_is_fresh_for_a_while() -> None:
     assert book.fresh(ref("a"), 1.0 + FRESH_S) is None and book.fresh(ref("b"), 1.0) is None
 
 
-def test_no_more_sources_are_kept_than_there_may_be() -> None:
+def test_the_number_of_sources_is_bounded() -> None:
     book = LinkReports()
     for number in range(link_reports.MAX_SOURCES + 5):
         book.put(report(ref(f"w{number}")), 0.0)
     assert len(book.since(0)) == link_reports.MAX_SOURCES and book.find(ref("w0")) is None
 
 
-def test_who_has_not_been_listed_for_a_while_is_forgotten_and_measured_no_more() -> None:
+def test_a_source_unlisted_for_a_while_is_forgotten() -> None:
     book = LinkReports()
     for name in ("here", "gone"):
         book.put(report(ref(name), "slow"), 0.0)

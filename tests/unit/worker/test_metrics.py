@@ -1,4 +1,4 @@
-"""What workers say of themselves at /metrics and in traces: figures that add up, over real gRPC and real HTTP."""
+"""Test what workers export at /metrics and in traces, over real gRPC and real HTTP: the numbers add up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def scrape(node: Node) -> Scrape:
 
 
 async def run(node: Node, num_prompt: int, max_tokens: int) -> None:
-    """Of a prompt that no other begins like."""
+    """Run a job whose prompt shares no prefix with another."""
     prompt = [num_prompt, *range(500, 499 + num_prompt)]
     key = await node.client.generate(new_request(MODEL, prompt, max_tokens))
     assert isinstance(await node.client.end_of(key), Finished)
@@ -51,7 +51,7 @@ async def run(node: Node, num_prompt: int, max_tokens: int) -> None:
 
 async def test_steps_tokens_and_jobs_add_up(nodes: Nodes) -> None:
     node = await nodes.start()
-    # Steps of eight tokens: no prompt leaves a single one, which would be told as a decode.
+    # Steps of eight tokens: no prompt leaves a single one, which would count as a decode.
     for num_prompt, max_tokens in ((20, 5), (31, 1), (12, 9)):
         await run(node, num_prompt, max_tokens)
     seen = await scrape(node)
@@ -63,7 +63,7 @@ async def test_steps_tokens_and_jobs_add_up(nodes: Nodes) -> None:
     assert seen.sum("tandem_steps_total", kind="decode") == 12
     for name in ("tandem_step_duration_seconds", "tandem_step_predicted_duration_seconds"):
         assert seen.sum(f"{name}_count") == seen.sum("tandem_steps_total") == 21
-    # Two steps of eight and one of four, three and one of seven, one and one of four.
+    # Two steps of eight and one of four; three and one of seven; one and one of four.
     assert seen.sum("tandem_step_saturated_total") == 2 + 3 + 1
     assert seen.sum("tandem_jobs_total", kind="generate", outcome="finished") == seen.sum("tandem_jobs_total") == 3
     assert seen.sum("tandem_job_queue_duration_seconds_count", kind="generate") == 3
@@ -72,7 +72,7 @@ async def test_steps_tokens_and_jobs_add_up(nodes: Nodes) -> None:
     assert seen.sum("tandem_worker_gateways") == 1 and seen.sum("tandem_worker_draining") == 0
 
 
-async def test_vllms_names_say_the_same(nodes: Nodes) -> None:
+async def test_the_metrics_under_vllms_names_agree(nodes: Nodes) -> None:
     node = await nodes.start()
     await run(node, 20, 5)
     await run(node, 20, 5)
@@ -97,7 +97,7 @@ async def test_blocks_by_state_are_all_the_blocks_there_are(nodes: Nodes) -> Non
     assert seen.sum("tandem_queued_tokens", lane="interactive") == seen.sum("tandem_queued_tokens") >= 40 - 4 * 7
     await node.client.cancel(running, waiting)
     await node.client.settled()
-    # Books are good for a tenth of a second, so those of before may be told once more.
+    # Statistics are cached for a tenth of a second, so earlier ones may be exported once more.
     while (seen := await scrape(node)).sum("tandem_kv_blocks", state="used"):
         await asyncio.sleep(0.05)
     assert seen.sum("tandem_kv_blocks", state="free") == 512 and seen.sum("tandem_kv_blocks", state="cached") >= 7
@@ -125,7 +125,7 @@ async def test_a_transfer_is_counted_in_bytes_where_it_is_read(nodes: Nodes) -> 
     assert (gave.sum("tandem_prefix_queried_tokens_total"), took.sum("tandem_prefix_queried_tokens_total")) == (59, 0)
 
 
-async def test_a_borrowed_prefix_is_a_transfer_and_a_hit(nodes: Nodes) -> None:
+async def test_a_remote_prefix_counts_as_a_transfer_and_a_hit(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     await warm(producer)
     key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
@@ -168,7 +168,7 @@ async def test_a_scrape_does_not_wait_for_a_step(nodes: Nodes, monkeypatch: pyte
     await node.client.end_of(key)
 
 
-async def test_it_listens_where_it_is_told_to_or_nowhere(nodes: Nodes) -> None:
+async def test_metrics_listen_on_the_configured_port_or_nowhere(nodes: Nodes) -> None:
     port = free_port()
     chosen = await nodes.start(worker=WorkerConfig(metrics_port=port))
     assert await address_of(chosen) == f"127.0.0.1:{port}"
@@ -179,7 +179,7 @@ async def test_it_listens_where_it_is_told_to_or_nowhere(nodes: Nodes) -> None:
     assert await address_of(await nodes.start(worker=WorkerConfig(metrics_port=-1))) == ""
 
 
-async def test_where_it_is_announced_its_metrics_are_too(nodes: Nodes) -> None:
+async def test_the_metrics_address_is_advertised_with_the_worker(nodes: Nodes) -> None:
     port, metrics_port = free_port(), free_port()
     worker = WorkerConfig(port=port, advertise_address=f"localhost:{port}", metrics_port=metrics_port)
     assert await address_of(await nodes.start(worker=worker)) == f"localhost:{metrics_port}"
@@ -227,8 +227,8 @@ async def test_one_trace_goes_through_both_workers(nodes: Nodes, monkeypatch: py
         assert (
             began < decode.start_time_unix_nano < prefill.start_time_unix_nano < decode.end_time_unix_nano < wall_ns()
         )
-        told = attributes(prefill.attributes)
-        assert (told["tandem.worker"], told["tandem.job.outcome"]) == ("w0", "handed_over")
+        span_attributes = attributes(prefill.attributes)
+        assert (span_attributes["tandem.worker"], span_attributes["tandem.job.outcome"]) == ("w0", "handed_over")
         assert [attributes(event.attributes)["tandem.tokens"] for event in prefill.events] == [8] * 7 + [3]
         during = range(prefill.start_time_unix_nano, prefill.end_time_unix_nano + 1)
         assert all(event.time_unix_nano in during for event in prefill.events)
@@ -246,7 +246,7 @@ async def test_one_trace_goes_through_both_workers(nodes: Nodes, monkeypatch: py
         assert {resource["service.instance.id"] for resource, _ in receiver.spans} == {"w0", "w1"}
 
 
-async def test_a_worker_that_stops_says_which_jobs_that_cost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopping_workers_traces_name_the_failed_jobs(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     with otlp_receiver("http/protobuf") as receiver:
         send_to(receiver, monkeypatch)
         node = await nodes.start()
@@ -256,15 +256,18 @@ async def test_a_worker_that_stops_says_which_jobs_that_cost(nodes: Nodes, monke
         await node.worker.stop()
         decode = receiver.span("decode")
         assert decode.status.message == "the worker stopped" and decode.parent_span_id.hex() == ROOT
-        told = attributes(decode.attributes)
-        assert (told["error.type"], told["tandem.job.outcome"]) == (ErrorKind.WORKER_LOST.value, "failed")
-        assert told["tandem.output_tokens"] >= 3 and not receiver.span("prefill").status.message
+        span_attributes = attributes(decode.attributes)
+        assert (span_attributes["error.type"], span_attributes["tandem.job.outcome"]) == (
+            ErrorKind.WORKER_LOST.value,
+            "failed",
+        )
+        assert span_attributes["tandem.output_tokens"] >= 3 and not receiver.span("prefill").status.message
         tokens = [event for event in node.client.events[key] if isinstance(event, Token)]
         assert [token.stages is not None for token in tokens] == [True] + [False] * (len(tokens) - 1)
         assert [token.token.id for token in tokens] == continuation(PROMPT, len(tokens))
 
 
-async def test_a_variable_that_means_nothing_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_invalid_environment_variable_is_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(TandemError, match="OTEL_TRACES_EXPORTER") as refused:
         await nodes.start()
@@ -289,12 +292,12 @@ async def test_a_receiver_that_hangs_holds_up_no_job(nodes: Nodes, monkeypatch: 
         receiver.is_open.set()
 
 
-def test_a_load_that_nobody_has_told_yet_has_no_queued_tokens() -> None:
+def test_a_load_without_a_report_has_no_queued_tokens() -> None:
     assert _queued_tokens(()) == {}
     assert _queued_tokens((3, 8, 8)) == {("interactive",): 3, ("standard",): 5, ("batch",): 0}
 
 
-def test_a_worker_says_what_is_wrong_with_its_redis() -> None:
+def test_a_workers_redis_errors_are_exported() -> None:
     class Nobody:
         pool = "mixed"
 

@@ -1,4 +1,4 @@
-"""What runs on a worker that drains goes on at another, over real gRPC and the local transport."""
+"""Test that sequences of a draining worker migrate to another, over real gRPC and the local transport."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.worker.fake_model import MODEL, continuation
 
 PROMPT = list(range(1, 60))
 NUM_TOKENS = 100
-"""At 20 ms each there is time to move them."""
+"""Number of tokens: at 20 ms each there is time to migrate."""
 QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=5.0, drain_timeout_s=1.0)
 
 
@@ -28,7 +28,7 @@ async def offered(node: Node, key: JobKey, nth: int = 0) -> HandoffKey:
 
 
 def resume(request: Request, producer: Node, key: JobKey, offer: HandoffKey, attempt: int) -> ResumeJob:
-    """With what the gateway has by now."""
+    """Build the ResumeJob from what the gateway knows by now."""
     return ResumeJob(
         request=request,
         attempt=attempt,
@@ -39,7 +39,7 @@ def resume(request: Request, producer: Node, key: JobKey, offer: HandoffKey, att
     )
 
 
-async def test_all_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
+async def test_all_running_sequences_migrate(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     pace(producer.executor, 0.02)
     requests = [new_request(MODEL, [i, *PROMPT[:20]], NUM_TOKENS) for i in range(6)]
@@ -81,7 +81,7 @@ async def test_a_consumer_that_dies_leaves_the_sequence_to_its_producer(nodes: N
     while not (await producer.client.books()).num_leases:
         await asyncio.sleep(0.01)
     stopping = asyncio.ensure_future(lost.worker.stop())
-    # Not before its engine has ended: else it might take all that moves while it stops.
+    # The engine ends first: otherwise the consumer might take all sequences while it stops.
     while lost.worker.healthy() is None:
         await asyncio.sleep(0.01)
     lost.transport.gate.set()
@@ -93,7 +93,7 @@ async def test_a_consumer_that_dies_leaves_the_sequence_to_its_producer(nodes: N
     assert (await draining).num_moved == 1
 
 
-async def test_what_waits_is_given_back_at_once(nodes: Nodes) -> None:
+async def test_queued_jobs_are_requeued_at_once(nodes: Nodes) -> None:
     node = await nodes.start()
     pace(node.executor)
     keys = [await node.client.generate(new_request(MODEL, [i, *PROMPT], 900)) for i in range(9)]

@@ -1,4 +1,4 @@
-"""The outbox against a gateway that loses messages: whatever is lost, asking again closes the gap."""
+"""Test the outbox against a gateway that loses messages: whatever is lost, a repeated request closes the gap."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def script(key: JobKey) -> list[JobEvent]:
 
 
 class Gateway:
-    """Takes tokens in order and knows what it lacks."""
+    """Accept tokens in order and report which position each job has reached."""
 
     def __init__(self) -> None:
         self.tokens: dict[JobKey, list[int]] = {key: [] for key in KEYS}
         self.ended: set[JobKey] = set()
 
-    def hear(self, events: list[JobEvent]) -> None:
+    def receive(self, events: list[JobEvent]) -> None:
         for event in events:
             match event:
                 case Token(key, index, token):
@@ -60,7 +60,7 @@ class Gateway:
 
 
 @given(st.lists(st.one_of(st.integers(0, 2), st.sampled_from(["heard", "lost"])), max_size=80))
-def test_nothing_is_lost_or_told_twice(actions: list[int | str]) -> None:
+def test_no_event_is_lost_or_delivered_twice(actions: list[int | str]) -> None:
     box, gateway = Outbox(GatewayId("g"), keep_s=10.0), Gateway()
     scripts = {key: script(key) for key in KEYS}
     for key in KEYS:
@@ -70,7 +70,7 @@ def test_nothing_is_lost_or_told_twice(actions: list[int | str]) -> None:
             if scripts[KEYS[action]]:
                 box.push(scripts[KEYS[action]].pop(0))
         elif action == "heard":
-            gateway.hear(box.take(0.0))
+            gateway.receive(box.take(0.0))
         else:
             box.take(0.0)
             assert box.resume(gateway.positions()) == [], "a listed job, or one that has ended, is not to be cancelled"
@@ -79,12 +79,12 @@ def test_nothing_is_lost_or_told_twice(actions: list[int | str]) -> None:
             if key in box:
                 box.push(event)
     assert box.resume(gateway.positions()) == []
-    gateway.hear(box.take(0.0))
+    gateway.receive(box.take(0.0))
     assert gateway.ended == set(KEYS)
     assert all(tokens == list(range(NUM_TOKENS)) for tokens in gateway.tokens.values())
 
 
-def test_an_unlisted_live_job_is_unwanted_and_its_end_is_still_told() -> None:
+def test_an_unlisted_live_job_is_unwanted_and_its_end_is_still_sent() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
     key = KEYS[0]
     box.register(key, 0)
@@ -94,7 +94,7 @@ def test_an_unlisted_live_job_is_unwanted_and_its_end_is_still_told() -> None:
     assert box.take(0.0) == [Cancelled(key)]
 
 
-def test_a_listed_job_that_is_not_here_has_failed() -> None:
+def test_a_listed_job_unknown_to_the_worker_has_failed() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
     box.resume({KEYS[0]: 3})
     (failed,) = box.take(0.0)
@@ -108,7 +108,7 @@ def test_a_position_before_the_attempt_began_cannot_be_served() -> None:
     assert box.resume({KEYS[0]: 4}) == [KEYS[0]]
 
 
-def test_ended_jobs_are_forgotten_some_time_after_their_end_was_told() -> None:
+def test_ended_jobs_are_forgotten_some_time_after_their_end_was_sent() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
     box.register(KEYS[0], 0)
     box.push(Cancelled(KEYS[0]))
@@ -121,8 +121,8 @@ def test_ended_jobs_are_forgotten_some_time_after_their_end_was_told() -> None:
     assert KEYS[0] not in box
 
 
-def test_scores_go_out_in_messages_of_a_bounded_size_before_all_else() -> None:
-    """Whatever is lost on the way, all scores are told before the first token."""
+def test_scores_are_sent_first_in_messages_of_bounded_size() -> None:
+    """Whatever is lost in transit, all scores are delivered before the first token."""
     box, key, other = Outbox(GatewayId("g"), keep_s=10.0), KEYS[0], KEYS[1]
     size = MAX_SCORES - 1
     chunks = [PromptLogprobs(key, 1 + size * i, (SampledToken(0, -1.0),) * size) for i in range(4)]
@@ -132,21 +132,21 @@ def test_scores_go_out_in_messages_of_a_bounded_size_before_all_else() -> None:
         box.push(event)
     box.push(Token(other, 0, SampledToken(2)))
 
-    def told() -> list[list[JobEvent]]:
+    def take_messages() -> list[list[JobEvent]]:
         messages = [box.take(1.0)]
         while box.has_more:
             messages.append(box.take(1.0))
         return messages
 
-    first, second = told()
+    first, second = take_messages()
     assert first == [*chunks[:2], Token(other, 0, SampledToken(2))]
     assert second == [*chunks[2:], Token(key, 0, SampledToken(1)), Finished(key, FinishReason.LENGTH, 1, 0)]
     assert box.take(1.0) == []
     box.resume({key: 0, other: 1})
-    assert [event for message in told() for event in message] == [*chunks[:2], *second]
+    assert [event for message in take_messages() for event in message] == [*chunks[:2], *second]
 
 
-def test_a_second_offer_is_told_as_the_first_was() -> None:
+def test_a_second_offer_is_sent_like_the_first() -> None:
     box = Outbox(GatewayId("g"), keep_s=10.0)
     box.register(KEYS[0], 0)
     for number in (1, 2):

@@ -1,5 +1,6 @@
-"""Prefixes that one worker reads from another's cache, over real gRPC and the local transport: what is read is not
-computed, and whatever goes wrong the job is computed where it is, with the same tokens."""
+"""Test prefixes that one worker reads from another's cache, over real gRPC and the local transport: fetched tokens are
+not computed, and after any failure the job is computed locally with the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +23,16 @@ from tests.unit.worker.fake_model import MODEL, continuation
 
 PROMPT = list(range(1, 60))
 NUM_BLOCKS = 14
-"""Those of PROMPT of which a hit may be."""
+"""Number of PROMPT's tokens that a hit may cover."""
 QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=0.5, drain_timeout_s=1.0)
 PATIENT_S = 4.0
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake model computes these prompts in no time, so a loan would be given up after the least time there is, which
-    two workers and a test in one process on a busy machine do not always keep."""
+    """Raise the least time of a fetch: a fake model computes these prompts at once, so the fetch would be given up
+    sooner than two workers in one process on a busy machine can serve it.
+    """
     monkeypatch.setattr(taking, "MIN_PREFIX_FETCH_S", PATIENT_S)
     monkeypatch.setattr(taking, "MAX_PREFIX_FETCH_S", PATIENT_S)
 
@@ -56,7 +58,7 @@ def num_cached(node: Node, key: JobKey) -> int | None:
 
 
 async def ends_right(node: Node, key: JobKey, prompt: Sequence[int], num_cached_tokens: int) -> None:
-    """The job says how many tokens it did not compute."""
+    """Check the job's tokens and the number of tokens that it reports as cached."""
     end = await node.client.end_of(key)
     tokens = node.client.tokens(key)
     assert end == Finished(key, FinishReason.LENGTH, len(tokens), num_cached_tokens)
@@ -69,7 +71,7 @@ async def settled(*nodes: Node) -> None:
 
 
 @pytest.mark.parametrize("has_digests", [True, False])
-async def test_what_another_worker_has_is_read_and_not_computed(nodes: Nodes, has_digests: bool) -> None:
+async def test_a_remote_prefix_is_read_and_not_computed(nodes: Nodes, has_digests: bool) -> None:
     handoff = HandoffConfig(digests=has_digests)
     producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
     await warm(producer)
@@ -82,7 +84,7 @@ async def test_what_another_worker_has_is_read_and_not_computed(nodes: Nodes, ha
     assert isinstance(pulled, KVReceived) and pulled.source == producer.worker.me and pulled.busy_s > 0
     assert (pulled.num_blocks, pulled.num_cached_tokens, pulled.num_bytes) == (NUM_BLOCKS, 0, NUM_BLOCKS * 64)
     assert consumer.client.load.num_remote_hit_tokens == NUM_BLOCKS * 4
-    # It is cached like any prefix, by name: the next one needs nobody, and a third worker reads from the second.
+    # It is cached like any prefix, by name: the next job needs no fetch, and a third worker reads from the second.
     again = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
     await ends_right(consumer, again, PROMPT, NUM_BLOCKS * 4)
     assert consumer.client.pulled(again) is None
@@ -92,7 +94,7 @@ async def test_what_another_worker_has_is_read_and_not_computed(nodes: Nodes, ha
     await settled(producer, consumer, third)
 
 
-async def test_only_what_is_not_here_is_read(nodes: Nodes) -> None:
+async def test_only_missing_blocks_are_read(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     await warm(producer)
     await warm(consumer, [*PROMPT[:21], 7, 7, 7, 7])
@@ -104,8 +106,8 @@ async def test_only_what_is_not_here_is_read(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("num_there", [0, 6])
-async def test_a_source_that_has_less_lends_that(nodes: Nodes, num_there: int) -> None:
-    """As when it evicted the rest after the router looked."""
+async def test_a_source_with_fewer_blocks_serves_those(nodes: Nodes, num_there: int) -> None:
+    """The source evicted the rest after the router's look-up."""
     producer, consumer = await nodes.start(), await nodes.start()
     await warm(producer, [*PROMPT[: 4 * num_there], 9, 9, 9, 9, 9])
     key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
@@ -146,7 +148,7 @@ async def test_a_read_that_stands_still_is_given_up_while_its_blocks_wait_for_it
     key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
     other = await consumer.client.generate(new_request(MODEL, [7, *PROMPT], 3))
     await consumer.client.under_read()
-    # Nobody waits behind it.
+    # No other job waits behind it.
     await ends_right(consumer, other, [7, *PROMPT], 0)
     assert not consumer.client.events.get(key)
     await ends_right(consumer, key, PROMPT, 0)
@@ -227,7 +229,7 @@ async def test_a_prefill_reads_and_offers_what_it_read(nodes: Nodes) -> None:
     await settled(source, producer, consumer)
 
 
-async def test_a_worker_that_drains_lends_on(nodes: Nodes) -> None:
+async def test_a_draining_worker_still_serves_prefixes(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     await warm(producer)
     running = await producer.client.generate(new_request(MODEL, [3, 4], 400))
@@ -242,36 +244,36 @@ async def test_a_worker_that_drains_lends_on(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("is_read_meanwhile", [False, True])
-async def test_a_link_that_breaks_asks_for_its_prefix_fetches_anew(
+async def test_a_broken_stream_requests_its_prefix_fetches_again(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_read_meanwhile: bool
 ) -> None:
-    """What was read before there is another link is not given back by name: its lease lapses."""
+    """Blocks that were read before the stream is reopened are not released by name: their lease expires."""
     producer = replace(QUICK, lease_s=0.4) if is_read_meanwhile else QUICK
     producer, consumer = await nodes.start(handoff=producer), await nodes.start()
     await warm(producer)
     consumer.transport.gate.clear()
     key = await fetch_prefix(consumer, producer.worker.me, new_request(MODEL, PROMPT, 3))
     await consumer.client.under_read()
-    lent_anew = asyncio.Event()
+    served_again = asyncio.Event()
     send = producer.worker._consumers.send
-    monkeypatch.setattr(producer.worker._consumers, "send", lambda effect: (send(effect), lent_anew.set()))
+    monkeypatch.setattr(producer.worker._consumers, "send", lambda effect: (send(effect), served_again.set()))
     producer.worker._consumers.close()
     if not is_read_meanwhile:
-        await asyncio.wait_for(lent_anew.wait(), PATIENCE_S)
+        await asyncio.wait_for(served_again.wait(), PATIENCE_S)
     consumer.transport.gate.set()
     await ends_right(consumer, key, PROMPT, NUM_BLOCKS * 4)
     await settled(producer, consumer)
 
 
-async def test_one_message_names_no_more_blocks_than_may_be(nodes: Nodes) -> None:
-    """As when a link that has broken asks for many long loans anew."""
+async def test_the_blocks_of_one_message_are_bounded(nodes: Nodes) -> None:
+    """A reopened stream requests many long prefixes again."""
     node = await nodes.start()
     link = ProducerSession(node.worker.me, node.worker._session_context())
     half = RemotePrefixRequest(0, (BlockHash(b"x" * 16),) * (MAX_REMOTE_PREFIX_BLOCKS // 2))
-    wanted: dict[str, RemotePrefixRequest | None] = {"a": half, "b": half, "c": None, "d": half, "e": None}
-    for name, prefix_request in wanted.items():
+    requests: dict[str, RemotePrefixRequest | None] = {"a": half, "b": half, "c": None, "d": half, "e": None}
+    for name, prefix_request in requests.items():
         link.follow(HandoffKey(HandoffId(name), 1), prefix_request)
     messages = [link._next_message(), link._next_message()]
-    asked = [[*(b.key.handoff for b in m.prefix_request), *(key.handoff for key in m.follow)] for m in messages]
-    assert asked == [["a", "b", "c"], ["d", "e"]]
+    batches = [[*(b.key.handoff for b in m.prefix_request), *(key.handoff for key in m.follow)] for m in messages]
+    assert batches == [["a", "b", "c"], ["d", "e"]]
     assert max(message.ByteSize() for message in messages) < 2**19

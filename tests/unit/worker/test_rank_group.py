@@ -1,5 +1,6 @@
-"""The leader's side of its ranks: what they are told, how they start, and every way in which one is lost. The ranks are
-threads here that speak as the program does."""
+"""Test the leader's side of a rank group: commands, start, and every way in which a rank is lost. The ranks are
+threads that follow the protocol of the real program.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +40,12 @@ LAYOUT = KVLayout(16, (KVGroup(3, 2, 32, "float32"),))
 
 
 class Rank:
-    """One that runs until its line ends. `how`: what it says of its end, if it has ended."""
+    """Run until the leader's channel ends. `how` is the reported reason of the end, if the rank has ended."""
 
     def __init__(self, how: str | None = None) -> None:
         self.how = how
         self.stops = 0
-        self.heard: list[RankCommand | MoverBytes] = []
+        self.received: list[RankCommand | MoverBytes] = []
         self.line: RankChannel | None = None
         self.is_gone = threading.Event()
 
@@ -54,16 +55,16 @@ class Rank:
     def stop(self, timeout_s: float) -> None:
         self.stops += 1
 
-    def follow(self, directory: Path, rank: int, *says: RankEvent | bytes, listens: bool = True) -> None:
+    def follow(self, directory: Path, rank: int, *messages: RankEvent | bytes, listens: bool = True) -> None:
         self.line = connect(directory, 5.0)
 
         def run() -> None:
             assert self.line is not None
             with suppress(OSError):  # its leader may have given up by then
-                for event in (RankReady(rank), *says):
+                for event in (RankReady(rank), *messages):
                     self.line.send(event if isinstance(event, bytes) else encode_event(event))
             while listens and (message := self.line.receive()) is not None:
-                self.heard.append(decode_command(message))
+                self.received.append(decode_command(message))
             if listens:
                 self.line.close()
             self.is_gone.set()
@@ -75,13 +76,13 @@ class Rig:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ranks: list[Rank] = []
-        self.says: tuple[RankEvent | bytes, ...] = (Loaded(7),)
+        self.messages: tuple[RankEvent | bytes, ...] = (Loaded(7),)
         self.listens = True
 
     def launch(self, directory: Path, rank: int) -> Rank:
         assert directory == self.directory and rank == len(self.ranks) + 1
         self.ranks.append(Rank())
-        self.ranks[-1].follow(directory, rank, *self.says, listens=self.listens)
+        self.ranks[-1].follow(directory, rank, *self.messages, listens=self.listens)
         return self.ranks[-1]
 
     def rank_group(self, size: int, timeout_s: float = 5.0) -> RankGroup:
@@ -103,14 +104,14 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(1e-3)
 
 
-def test_all_hear_everything_in_order(rig: Rig) -> None:
+def test_all_ranks_receive_all_commands_in_order(rig: Rig) -> None:
     rank_group = rig.rank_group(3)
     rank_group.wait_loaded()
     commands = [ClearBlocks((BlockId(3),)), Forward(4, 2, 1, 0, 3), Logits(2)] * 50
     for command in commands:
         rank_group.send_command(command)
-    until(lambda: all(len(rank.heard) == len(commands) for rank in rig.ranks))
-    assert all(rank.heard == commands for rank in rig.ranks) and rank_group.num_blocks == [7, 7]
+    until(lambda: all(len(rank.received) == len(commands) for rank in rig.ranks))
+    assert all(rank.received == commands for rank in rig.ranks) and rank_group.num_blocks == [7, 7]
     lost: list[str] = []
     rank_group.watch(lost.append)
     rank_group.close()
@@ -119,22 +120,22 @@ def test_all_hear_everything_in_order(rig: Rig) -> None:
     assert [rank.stops for rank in rig.ranks] == [1, 1] and lost == []
 
 
-def test_a_rank_s_transfer_agent_is_told_and_heard_alone(rig: Rig) -> None:
-    rank_group, heard = rig.rank_group(3), list[tuple[int, bytes]]()
-    rank_group.on_transfer_data(lambda rank, data: heard.append((rank, data)))
+def test_transfer_data_goes_to_and_from_a_single_rank(rig: Rig) -> None:
+    rank_group, received = rig.rank_group(3), list[tuple[int, bytes]]()
+    rank_group.on_transfer_data(lambda rank, data: received.append((rank, data)))
     rank_group.wait_loaded()
     rank_group.send_to_transfer(2, b"read")
-    until(lambda: rig.ranks[1].heard)
-    assert rig.ranks[1].heard == [MoverBytes(b"read")] and rig.ranks[0].heard == []
+    until(lambda: rig.ranks[1].received)
+    assert rig.ranks[1].received == [MoverBytes(b"read")] and rig.ranks[0].received == []
     line = rig.ranks[1].line
     assert line is not None
     line.send(encode_event(MoverBytes(b"done")))
-    until(lambda: heard)
-    assert heard == [(2, b"done")]
+    until(lambda: received)
+    assert received == [(2, b"done")]
     rank_group.close()
 
 
-def test_how_each_rank_is_read_is_told_in_order(rig: Rig) -> None:
+def test_the_transport_of_each_rank_is_reported_in_order(rig: Rig) -> None:
     rank_group = rig.rank_group(3)
     rank_group.wait_loaded()
     peers = [
@@ -145,13 +146,13 @@ def test_how_each_rank_is_read_is_told_in_order(rig: Rig) -> None:
         assert rank.line is not None
         rank.line.send(encode_event(RankRegistered(peer)))
     assert rank_group.open_transfers(WORKER) == peers
-    until(lambda: all(rank.heard for rank in rig.ranks))
-    assert [rank.heard for rank in rig.ranks] == [[OpenMover(WORKER)]] * 2
+    until(lambda: all(rank.received for rank in rig.ranks))
+    assert [rank.received for rank in rig.ranks] == [[OpenMover(WORKER)]] * 2
     rank_group.close()
 
 
-def test_one_that_cannot_open_its_transport_says_why(rig: Rig) -> None:
-    rig.says = (Loaded(7), RankFailed(ErrorKind.UNSUPPORTED, "there is no NIXL"))
+def test_a_rank_that_cannot_open_its_transport_reports_the_reason(rig: Rig) -> None:
+    rig.messages = (Loaded(7), RankFailed(ErrorKind.UNSUPPORTED, "there is no NIXL"))
     rank_group = rig.rank_group(2)
     with pytest.raises(TandemError, match="rank 1: there is no NIXL") as caught:
         rank_group.open_transfers(WORKER)
@@ -159,7 +160,7 @@ def test_one_that_cannot_open_its_transport_says_why(rig: Rig) -> None:
     rank_group.close()
 
 
-def test_one_that_does_not_start_is_said_and_the_others_are_ended(rig: Rig) -> None:
+def test_a_rank_that_does_not_start_is_named_and_the_others_are_stopped(rig: Rig) -> None:
     dead = Rank("its process ended with 3")
 
     def launch(directory: Path, rank: int) -> Rank:
@@ -172,7 +173,7 @@ def test_one_that_does_not_start_is_said_and_the_others_are_ended(rig: Rig) -> N
     assert rig.ranks[0].is_gone.wait(PATIENCE_S) and (rig.ranks[0].stops, dead.stops) == (1, 1)
 
 
-def test_two_of_one_name_are_refused(rig: Rig) -> None:
+def test_two_ranks_of_one_number_are_refused(rig: Rig) -> None:
     def launch(directory: Path, rank: int) -> Rank:
         stranger = Rank()
         stranger.follow(directory, 1)
@@ -182,8 +183,8 @@ def test_two_of_one_name_are_refused(rig: Rig) -> None:
         RankGroup(rig.directory, 3, launch, 5.0)
 
 
-def test_one_that_fails_while_it_loads_says_why(rig: Rig) -> None:
-    rig.says = (RankFailed(ErrorKind.UNSUPPORTED, "the weights lack a.weight"),)
+def test_a_rank_that_fails_while_loading_reports_the_reason(rig: Rig) -> None:
+    rig.messages = (RankFailed(ErrorKind.UNSUPPORTED, "the weights lack a.weight"),)
     rank_group = rig.rank_group(2)
     with pytest.raises(TandemError, match=r"rank 1: the weights lack a\.weight") as caught:
         rank_group.wait_loaded()
@@ -202,7 +203,7 @@ def test_one_that_fails_while_it_loads_says_why(rig: Rig) -> None:
     ],
     ids=["gone", "garbage", "nothing", "out of turn", "failed"],
 )
-def test_one_that_is_lost_is_told_once_to_each_who_watches(
+def test_a_lost_rank_is_reported_once_to_each_watcher(
     rig: Rig, end: Callable[[RankChannel], None], reason: str
 ) -> None:
     rank_group, first, late = rig.rank_group(2), list[str](), list[str]()
@@ -219,7 +220,7 @@ def test_one_that_is_lost_is_told_once_to_each_who_watches(
     rank_group.close()
 
 
-def test_one_that_takes_nothing_is_waited_for_no_longer_than_said(rig: Rig) -> None:
+def test_the_wait_for_a_blocked_rank_is_bounded(rig: Rig) -> None:
     rig.listens = False
     rank_group = rig.rank_group(2, timeout_s=0.1)
     rank_group.wait_loaded()
@@ -232,8 +233,8 @@ def test_one_that_takes_nothing_is_waited_for_no_longer_than_said(rig: Rig) -> N
     rig.ranks[0].line.close()
 
 
-def test_a_transfer_agent_that_takes_nothing_is_lost(rig: Rig) -> None:
-    """What it was told last may be half told: whoever waits for its answer would wait for ever."""
+def test_a_rank_that_reads_no_transfer_data_is_lost(rig: Rig) -> None:
+    """The last message may be half written, so a caller that waits for its reply would wait for ever."""
     rig.listens = False
     rank_group, lost = rig.rank_group(2, timeout_s=0.1), list[str]()
     rank_group.wait_loaded()

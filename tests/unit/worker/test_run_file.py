@@ -1,4 +1,6 @@
-"""The files by which workers are found where they run: there while one does, its own only, and never half."""
+"""Test the run files by which local workers are found: present while a worker runs, removed only by their owner, and
+written atomically.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def worker(name: str, incarnation: int = 1) -> WorkerRef:
     return WorkerRef(WorkerId(name), Incarnation(incarnation), f"10.0.0.1:{incarnation}")
 
 
-def test_they_say_who_runs(tmp_path: Path) -> None:
+def test_run_files_list_the_running_workers(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "run"
     assert read_run_files(directory) == ()
     refs = [worker("b/../x"), worker("a", 2)]
@@ -27,7 +29,7 @@ def test_they_say_who_runs(tmp_path: Path) -> None:
     assert directory.stat().st_mode & 0o777 == 0o700 and {path.parent for path in directory.rglob("*")} == {directory}
 
 
-def test_a_life_removes_only_its_own(tmp_path: Path) -> None:
+def test_an_incarnation_removes_only_its_own_file(tmp_path: Path) -> None:
     first, second = RunFile(tmp_path, worker("a", 1)), RunFile(tmp_path, worker("a", 2))
     first.write()
     second.write()
@@ -39,7 +41,7 @@ def test_a_life_removes_only_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "x"}', '{"id": 3, "incarnation": 1, "address": "x:1"}'])
-def test_what_is_no_such_file_is_left_out(tmp_path: Path, text: str) -> None:
+def test_an_invalid_run_file_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.worker").write_text(text)
     RunFile(tmp_path, worker("a")).write()
     assert read_run_files(tmp_path) == (worker("a"),)
@@ -52,7 +54,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert caught.value.param == "worker.run_dir" and str(tmp_path) in caught.value.message
 
 
-async def test_a_worker_has_one_while_it_runs(nodes: Nodes, tmp_path: Path) -> None:
+async def test_a_worker_has_a_run_file_while_it_runs(nodes: Nodes, tmp_path: Path) -> None:
     node = await nodes.start(worker=WorkerConfig(run_dir=str(tmp_path)))
     assert read_run_files(tmp_path) == (node.worker.me,)
     await node.worker.stop()

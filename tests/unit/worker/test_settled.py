@@ -1,4 +1,4 @@
-"""What a worker has when it begins to serve is no longer looked at by the garbage collector; what comes later is."""
+"""Test that the garbage collector skips the objects that exist when a worker begins to serve, and only those."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.worker.main import settle_process
 
 
 class _Ring:
-    """Refers to itself, so only a collection frees it."""
+    """Refer to itself, so that only a collection frees it."""
 
     def __init__(self) -> None:
         self.me = self
@@ -20,7 +20,7 @@ class _Ring:
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    """Frozen before, what this process has cost no collection of the test's any time."""
+    """Freeze the process's earlier objects, so that they cost the test's collections no time."""
     gc.freeze()
     yield
     gc.unfreeze()

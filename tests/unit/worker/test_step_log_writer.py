@@ -1,4 +1,4 @@
-"""A worker's steps on disk: all of them after its end, and never an error of the worker's."""
+"""Test a worker's step log on disk: complete after the worker's end, and never the cause of a worker error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_disk_that_fails_later_costs_one_warning(tmp_path: Path, caplog: pytes
 
 
 def test_a_log_ends_where_the_disk_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk takes a part of a line, then nothing, then everything again."""
+    """The disk accepts a part of a line, then nothing, then everything again."""
     monkeypatch.setattr(step_log_writer, "FLUSH_S", 3600.0)
     writer = StepWriter(tmp_path / "logs", HEAD)
     writer.observe(record(0))

@@ -1,4 +1,4 @@
-"""What is counted of steps, each written out."""
+"""Test which metrics each kind of step adds to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECODES = StepRecord(
 
 
 def counted(*records: StepRecord) -> dict[tuple[str, ...], float]:
-    """By name and attribute values, those that are not 0; of a histogram how many values it has."""
+    """Return the values other than 0 by name and attribute values; for a histogram, its number of observations."""
     metrics = Metrics()
     meter = StepMetrics(metrics)
     for record in records:
@@ -51,22 +51,22 @@ def test_a_step_is_of_one_kind() -> None:
     assert counted(step(5, 2)) == {**of_kind("mixed"), **prefill, ("step.decode_tokens",): 2}
 
 
-def test_guesses_are_no_tokens_of_prompts() -> None:
-    told = counted(step(4, 2, num_drafted=4))
-    assert told == {**of_kind("decode"), ("step.decode_tokens",): 2, ("step.budget_tokens",): 13}
+def test_draft_tokens_are_no_prompt_tokens() -> None:
+    metrics = counted(step(4, 2, num_drafted=4))
+    assert metrics == {**of_kind("decode"), ("step.decode_tokens",): 2, ("step.budget_tokens",): 13}
 
 
-def test_a_budget_is_used_up_when_there_was_one() -> None:
+def test_a_budget_counts_only_where_one_was_set() -> None:
     assert counted(step(13, 0))["step.saturated",] == 1
     assert ("step.saturated",) not in counted(step(12, 0), step(0, 3, num_budget_tokens=0))
 
 
-def test_what_went_over_its_target_and_who_gave_way_are_counted() -> None:
-    told = counted(replace(DECODES, target_s=0.01), replace(DECODES, target_s=0.1, num_preempted=2))
-    assert told["step.over_target",] == 1 and told["preemptions",] == 2
+def test_steps_over_target_and_preemptions_are_counted() -> None:
+    metrics = counted(replace(DECODES, target_s=0.01), replace(DECODES, target_s=0.1, num_preempted=2))
+    assert metrics["step.over_target",] == 1 and metrics["preemptions",] == 2
 
 
-def test_all_kinds_are_told_before_the_first_step() -> None:
+def test_all_kinds_are_exported_before_the_first_step() -> None:
     metrics = Metrics()
     StepMetrics(metrics)
     (steps,) = [family for family in metrics.collect() if family.instrument.name == "tandem.steps"]

@@ -1,4 +1,4 @@
-"""The edges of the service: malformed messages, strangers, discovery, and what a worker says of itself."""
+"""Test the edges of the worker's service: malformed messages, other models, discovery, and Describe."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_malformed_follow_ends_the_stream_and_nothing_else(nodes: Nodes,
     assert node.worker.healthy() is None
 
 
-async def test_what_has_ended_is_told_before_the_answer(nodes: Nodes) -> None:
+async def test_ended_hand_offs_are_reported_before_the_reply(nodes: Nodes) -> None:
     node = await nodes.start()
     key = encode_handoff_key(HandoffKey(HandoffId("h"), 1))
     released = first(key)
@@ -77,8 +77,8 @@ async def test_what_has_ended_is_told_before_the_answer(nodes: Nodes) -> None:
     assert updates[-1].renewed_sequence == 2 and updates[-1].lease_ms == 10_000
 
 
-async def test_what_a_consumer_says_does_not_take_a_step_each(nodes: Nodes) -> None:
-    """All of it is with the engine while one step runs; an answer to each before the next would take 20 steps."""
+async def test_a_consumers_messages_do_not_take_a_step_each(nodes: Nodes) -> None:
+    """The engine gets all messages while one step runs; one reply per step would take 20 steps."""
     node = await nodes.start()
     gate = Gate(node.executor)
     await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
@@ -110,14 +110,19 @@ async def test_malformed_calls_are_refused(nodes: Nodes) -> None:
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_describe_says_what_the_worker_is(nodes: Nodes) -> None:
+async def test_describe_returns_the_workers_facts(nodes: Nodes) -> None:
     node = await nodes.start()
-    said = await node.client.stub.Describe(pb.DescribeRequest(with_bundle=True))
-    assert decode_worker(said.worker) == node.worker.me == decode_peer(said.transport).worker
-    assert (said.model, said.fingerprint, said.transport_kind, said.pool) == (MODEL, "f00d", "local", "mixed")
-    assert said.bundle.tokenizer_json == b"{}" and said.bundle_digest
-    assert said.max_num_seqs == 8
-    assert decode_load(said.load).num_free_blocks == said.books.num_free_blocks == 512
+    description = await node.client.stub.Describe(pb.DescribeRequest(with_bundle=True))
+    assert decode_worker(description.worker) == node.worker.me == decode_peer(description.transport).worker
+    assert (description.model, description.fingerprint, description.transport_kind, description.pool) == (
+        MODEL,
+        "f00d",
+        "local",
+        "mixed",
+    )
+    assert description.bundle.tokenizer_json == b"{}" and description.bundle_digest
+    assert description.max_num_seqs == 8
+    assert decode_load(description.load).num_free_blocks == description.books.num_free_blocks == 512
     assert not (await node.client.stub.Describe(pb.DescribeRequest())).HasField("bundle")
 
 
@@ -127,13 +132,13 @@ async def test_describe_does_not_wait_for_a_long_step(nodes: Nodes, monkeypatch:
     gate = Gate(node.executor)
     await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
     await asyncio.to_thread(gate.entered.wait)
-    said = await node.client.stub.Describe(pb.DescribeRequest(), timeout=10)
+    description = await node.client.stub.Describe(pb.DescribeRequest(), timeout=10)
     gate.open()
-    assert not said.HasField("books")
-    assert decode_worker(said.worker) == node.worker.me
+    assert not description.HasField("books")
+    assert decode_worker(description.worker) == node.worker.me
 
 
-async def test_a_submit_that_is_given_up_leaves_nothing(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_abandoned_submit_leaves_no_job(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BOOKS_S", 0.05)
     node = await nodes.start()
     gate = Gate(node.executor)
@@ -164,7 +169,7 @@ async def test_a_worker_registers_while_it_lives(nodes: Nodes, redis_url: str) -
     await registry.close()
 
 
-async def test_redis_that_is_down_harms_nothing(nodes: Nodes) -> None:
+async def test_an_unreachable_redis_stops_no_job(nodes: Nodes) -> None:
     node = await nodes.start(redis=RedisConfig(url="redis://127.0.0.1:1/0"))
     key = await node.client.generate(new_request(MODEL, [1, 2, 3], 4))
     await node.client.end_of(key)

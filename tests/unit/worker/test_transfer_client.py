@@ -1,4 +1,4 @@
-"""What the read desk orders: only what can be checked, where checks are asked for."""
+"""Test which reads the transfer client orders: only verifiable ones where digests are required."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READ = StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),)
 
 
 class Noting(KVTransfer):
-    """A mover that only notes what it is asked."""
+    """Record the commands that a mover receives."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -51,7 +51,7 @@ class Noting(KVTransfer):
 
 
 class Engine:
-    """Notes which reads were said to have failed, and why. `follows`: what an engine wants done then."""
+    """Record which reads failed, and why. `follows` are the effects that the engine returns then."""
 
     def __init__(self, *follows: Effect) -> None:
         self.failed: list[tuple[int, str]] = []
@@ -94,7 +94,7 @@ def test_a_block_without_one_digest_for_each_head_is_read_unchecked_or_not_at_al
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
-def test_a_read_that_failed_is_a_worry_only_where_somebody_waited_for_it(
+def test_a_failed_read_is_logged_as_a_warning_only_where_a_job_waited_for_it(
     is_awaited: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "tandem.worker.kv.transfer_client")
@@ -131,7 +131,7 @@ def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
     assert len(teardowns(mover)) == 2, "of one that is not connected there is nothing to give up"
 
 
-def test_to_connect_a_source_again_takes_back_that_it_is_gone() -> None:
+def test_connecting_a_source_again_cancels_its_removal() -> None:
     mover = Noting()
     one = desk(Engine(), mover, digests=False)
     one.start_read(READ)
@@ -141,7 +141,7 @@ def test_to_connect_a_source_again_takes_back_that_it_is_gone() -> None:
     assert not teardowns(mover)
 
 
-def test_only_those_that_are_there_are_kept() -> None:
+def test_only_existing_sources_are_kept() -> None:
     mover = Noting()
     one = desk(Engine(), mover, digests=False)
     one.on_event(Connected(Q))
@@ -149,7 +149,7 @@ def test_only_those_that_are_there_are_kept() -> None:
     assert [down.peer for down in teardowns(mover)] == [Q]
 
 
-def test_that_one_is_gone_is_no_worry(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_source_is_logged_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     mover = Noting()
     one = desk(Engine(), mover, digests=False)
     one.disconnect_when_idle(P.worker)

@@ -1,4 +1,4 @@
-"""Real workers that tell members from strangers: by a secret, by certificates, and by neither."""
+"""Test how real workers tell members from strangers: by a secret, by certificates, and by neither."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_every_method_is_tried() -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS, "NoSuchMethod"])
-async def test_a_stranger_can_do_nothing_and_is_told_nothing(node: Node, tmp_path: Path, method: str) -> None:
+async def test_a_strangers_calls_are_refused_without_details(node: Node, tmp_path: Path, method: str) -> None:
     pace(node.executor)
     key = await node.client.generate(new_request("fake", [1, 2, 3], 900))
     await node.client.num_tokens(key, 1)
@@ -109,7 +109,7 @@ async def test_a_stranger_can_do_nothing_and_is_told_nothing(node: Node, tmp_pat
     async with open_channel(node.worker.me.address) as channel:
         for metadata in ((), wrong.metadata, ((HEADER, b"\x00\xff" * 60),)):
             assert await refusal(channel, method, metadata) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
-    # Of the same stream: whatever the calls did came before the second of these.
+    # Of the same stream: effects of the calls would have arrived before the second of these.
     await node.client.num_tokens(key, len(node.client.tokens(key)) + 2)
     assert not node.client.ends(key), "it was cancelled"
     assert not node.client.load.draining
@@ -131,7 +131,7 @@ async def test_a_call_is_good_for_its_method_its_moment_and_its_life(node: Node,
             assert await refusal(channel, "Cancel", cancel) == unauthenticated, "a replay"
 
 
-async def test_of_many_copies_at_once_one_is_believed(node: Node, secret: Path) -> None:
+async def test_one_of_many_simultaneous_copies_is_accepted(node: Node, secret: Path) -> None:
     signed = trust_in(secret).sign("/tandem.v1.Worker/Cancel", node.worker.me.incarnation)
     async with open_channel(node.worker.me.address) as channel:
         stub = WorkerStub(channel)
@@ -141,7 +141,7 @@ async def test_of_many_copies_at_once_one_is_believed(node: Node, secret: Path) 
 
 
 async def test_large_metadata_and_bodies_are_refused_before_they_are_read(node: Node) -> None:
-    """The body would be 32 MiB. Metadata beyond 8 KiB gRPC itself refuses."""
+    """The body would be 32 MiB. Metadata beyond 8 KiB is refused by gRPC itself."""
     async with open_channel(node.worker.me.address) as channel:
         code, _ = await refusal(channel, "Submit", ((HEADER, bytes(5000)),), bytes(32 << 20))
         assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -154,14 +154,14 @@ async def test_large_metadata_and_bodies_are_refused_before_they_are_read(node: 
     assert (await node.client.books()).num_sequences == 0
 
 
-async def test_a_stranger_s_stream_that_says_nothing_is_refused_too(node: Node) -> None:
-    """Without a message there is nothing to wait for."""
+async def test_a_strangers_silent_stream_is_refused_too(node: Node) -> None:
+    """The stream is refused without waiting for a first message."""
     async with open_channel(node.worker.me.address) as channel:
         call = WorkerStub(channel).StreamHandoff()  # type: ignore[call-arg]
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_refusals_are_told_of_once(
+async def test_refusals_are_logged_once(
     node: Node, secret: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong = trust_in(write(tmp_path / "wrong", OTHER))
@@ -212,15 +212,15 @@ async def test_members_hand_over_and_a_consumer_with_another_secret_does_not(
 
 
 class Impostor(WorkerServicer):
-    """A stranger at the address of a worker that is gone. It knows all that worker once said, and any proof it gave."""
+    """Pose as a worker that has ended. The impostor knows all that the worker once reported, and any proof it gave."""
 
-    def __init__(self, said: worker_pb2.DescribeReply) -> None:
-        self.said = said
+    def __init__(self, description: worker_pb2.DescribeReply) -> None:
+        self.description = description
         self.seen: list[str] = []
 
     async def Describe(self, request: Any, context: Any) -> worker_pb2.DescribeReply:
         self.seen.append("Describe")
-        return self.said
+        return self.description
 
     async def StreamHandoff(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         self.seen.append("StreamHandoff")
@@ -232,9 +232,9 @@ class Impostor(WorkerServicer):
 async def test_a_stranger_at_a_worker_s_address_cannot_pose_as_a_source(nodes: Nodes, secret: Path) -> None:
     cluster = ClusterConfig(secret_file=str(secret))
     consumer, gone = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
-    said = await gone.client.stub.Describe(worker_pb2.DescribeRequest(), timeout=20)
-    assert len(said.transport_proof) == 32
-    impostor = Impostor(said)
+    description = await gone.client.stub.Describe(worker_pb2.DescribeRequest(), timeout=20)
+    assert len(description.transport_proof) == 32
+    impostor = Impostor(description)
     server = grpc.aio.server()
     add_WorkerServicer_to_server(impostor, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -243,7 +243,7 @@ async def test_a_stranger_at_a_worker_s_address_cannot_pose_as_a_source(nodes: N
         posed = WorkerRef(gone.worker.me.id, gone.worker.me.incarnation, address)
         with pytest.raises(TandemError, match="does not prove"):
             await Client(posed, trust=trust_in(secret)).stub.Describe(worker_pb2.DescribeRequest(), timeout=20)
-        said.transport_proof = b""
+        description.transport_proof = b""
         with pytest.raises(TandemError, match="does not prove"):
             await Client(posed, trust=trust_in(secret)).stub.Describe(worker_pb2.DescribeRequest(), timeout=20)
         impostor.seen.clear()
@@ -306,7 +306,7 @@ async def test_a_worker_whose_certificate_has_another_name_is_not_believed(nodes
 
 
 async def test_a_new_certificate_is_shown_to_the_next_connection(nodes: Nodes, tmp_path: Path) -> None:
-    """The old CA goes too: what was opened before goes on, what is opened now needs the new one."""
+    """The old CA is replaced too: open connections continue, and new ones need the new CA."""
     ours, next_one = Authority(tmp_path / "ours"), Authority(tmp_path / "next")
     cluster = ours.issue("worker")
     node = await nodes.start(cluster=cluster)
@@ -344,7 +344,7 @@ async def _describe(worker: WorkerRef, trust: PeerAuth) -> worker_pb2.DescribeRe
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "worker-0.local"])
-def test_a_worker_that_strangers_reach_wants_a_secret(host: str, secret: Path) -> None:
+def test_a_worker_reachable_from_outside_requires_a_secret(host: str, secret: Path) -> None:
     worker = WorkerConfig(host=host)
     with pytest.raises(TandemError, match=r"--secret-file.*--cluster-insecure") as caught:
         require_worker_auth(Config(worker=worker))
@@ -354,11 +354,11 @@ def test_a_worker_that_strangers_reach_wants_a_secret(host: str, secret: Path) -
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
-def test_on_loopback_it_does_not(host: str) -> None:
+def test_a_worker_on_loopback_requires_no_secret(host: str) -> None:
     assert require_worker_auth(Config(worker=WorkerConfig(host=host))).is_open
 
 
-def test_certificates_will_do(tmp_path: Path) -> None:
+def test_certificates_replace_a_secret(tmp_path: Path) -> None:
     cluster = Authority(tmp_path / "ours").issue("worker")
     assert not require_worker_auth(Config(worker=OUTSIDE, cluster=cluster)).is_open
 
@@ -366,7 +366,7 @@ def test_certificates_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tls_cert_file", "tls_key_file", "tls_ca_file"])
 @pytest.mark.parametrize("content", [None, "", "nothing"])
 def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path, name: str, content: str | None) -> None:
-    """Left out, empty, or something else."""
+    """The file is left out, empty, or has other content."""
     cluster = Authority(tmp_path / "ours").issue("worker")
     if content is None:
         cluster = replace(cluster, **{name: ""})
