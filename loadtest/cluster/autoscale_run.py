@@ -26,7 +26,7 @@ from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.scaling.autoscale import ElasticRun, Planned, simulate_elastic
 from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
-from tandem.sim.simulate import collecting_seldom
+from tandem.sim.simulate import rare_garbage_collection
 from tandem.workload.trace_reader import entries
 
 BUDGET = 8192
@@ -167,7 +167,7 @@ def run(load: OfferedLoad, trace: Path, way: AutoscalerConfig) -> AutoscaleOutco
     def told(trace: ClientTrace) -> None:
         parts[min(NUM_PARTS - 1, int(NUM_PARTS * trace.due_s / load.day.lasts_s))].add(trace)
 
-    with collecting_seldom():
+    with rare_garbage_collection():
         done = simulate_elastic(spec, elastic, autoscaler(load, way), asks, load.slo, told=told)
     shares = [whole.num_good / whole.num_requests for part in parts if (whole := part.all()).num_requests]
     return _outcome(load, way, done, min(shares), clock.now() - began)

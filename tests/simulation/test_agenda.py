@@ -33,7 +33,7 @@ def test_events_run_by_time_and_then_in_the_order_in_which_they_were_asked_for()
     agenda.at(1.0, "c", note("c"), by=one)
     agenda.run()
     assert seen == [(1.0, "a"), (1.0, "b"), (1.0, "c"), (1.0, "d"), (2.0, "e")]
-    assert agenda.num_run == 5 and agenda.num_asked == 0
+    assert agenda.num_run == 5 and agenda.num_pending == 0
 
 
 @pytest.mark.parametrize("time", [0.5, float("nan")])

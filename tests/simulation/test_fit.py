@@ -159,7 +159,7 @@ def test_a_replay_of_the_same_steps_takes_the_same_times() -> None:
     times = [(s, t * seeded_random.uniform("time", n)) for n, (s, t) in enumerate(exact(sampled_steps(300)))]
     replay = Replay(log_of(times), LAPTOP)
     assert [replay.seconds(step) for step, _ in times] == [seconds for _, seconds in times]
-    assert (replay.num_like, replay.num_unlike) == (300, 0)
+    assert (replay.num_matched, replay.num_unmatched) == (300, 0)
 
 
 def test_a_replay_finds_its_place_again_after_steps_that_never_were() -> None:
@@ -171,4 +171,4 @@ def test_a_replay_finds_its_place_again_after_steps_that_never_were() -> None:
     # Two of the recorded steps never come.
     rest = [replay.seconds(step) for step, _ in times[102:]]
     assert first + rest == [seconds for _, seconds in (*times[:100], *times[102:])]
-    assert (replay.num_like, replay.num_unlike) == (298, 1)
+    assert (replay.num_matched, replay.num_unmatched) == (298, 1)

@@ -23,7 +23,7 @@ from tandem.sim.planner.deployment_kind import DeploymentKind, recipes
 from tandem.sim.planner.slo_check import SloResult, SloTarget
 from tandem.sim.planner.workload_demand import demand
 from tandem.sim.report import table
-from tandem.sim.simulate import collecting_seldom
+from tandem.sim.simulate import rare_garbage_collection
 
 _SEARCHED = {
     "engine.max_num_batched_tokens": "set the step budgets to try with --budgets",
@@ -46,7 +46,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     kinds = _recipes(resolved, args, machines, target.slo)
     clock = SystemClock()
     began = clock.now()
-    with ProgressBar(clock, None) as bar, collecting_seldom():
+    with ProgressBar(clock, None) as bar, rare_garbage_collection():
         planner = _planner(target, confirmation, args.max_gpus, resolved, bar)
         plan = planner.find(kinds)
         curves = _curves(axes, target, plan, args.max_gpus, bar)

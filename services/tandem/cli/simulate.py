@@ -20,7 +20,7 @@ from tandem.sim.report import table
 from tandem.sim.report.latency_stats import GroupTally, LatencyStats
 from tandem.sim.report.report import ALL, SimulationReport
 from tandem.sim.report.time_series import Series
-from tandem.sim.simulate import collecting_seldom, simulate
+from tandem.sim.simulate import rare_garbage_collection, simulate
 
 FORMAT = "tandem-simulation-1"
 
@@ -70,7 +70,7 @@ def _run(
         num_ended += 1
         bar.update(num_ended, lambda: f"{cluster.now:,.1f} s virtual, {num_ended / (clock.now() - began):,.0f}/s")
 
-    with ProgressBar(clock, count) as bar, collecting_seldom():
+    with ProgressBar(clock, count) as bar, rare_garbage_collection():
         try:
             requests = simulate_setup.workload_requests(args, count, args.seed)
             report, tally = simulate(deployment.cluster(args.seed), requests, slo, series=series, look=look)

@@ -22,7 +22,7 @@ from tandem.sim.scaling import elastic_table
 from tandem.sim.scaling.autoscale import ElasticRun, Planned, simulate_elastic
 from tandem.sim.scaling.autoscaled_cluster import ROLES, Autoscaler, ElasticSpec
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
-from tandem.sim.simulate import collecting_seldom
+from tandem.sim.simulate import rare_garbage_collection
 
 FORMAT = "tandem-autoscale-1"
 
@@ -39,7 +39,7 @@ def run(deployment: Deployment, planner: PlannerConfig, args: argparse.Namespace
         start_s=planner.start_s,
     )
     requests = simulate_setup.workload_requests(args, simulate_setup.count_of(args), args.seed)
-    with collecting_seldom():
+    with rare_garbage_collection():
         try:
             done = simulate_elastic(spec, elastic, scaler, requests, slo)
         except ValueError as error:

@@ -73,7 +73,7 @@ class Faults:
                 self._lives.drain(worker, until, by, again)
             case "stall":
                 self._agenda.halt(worker.party)
-                self._watch_silence(worker, self._gateways, by, lambda: worker.party.stands is not None)
+                self._watch_silence(worker, self._gateways, by, lambda: worker.party.held is not None)
                 later(partial(self._go_on, worker))
             case "cut gateways" | "cut gateway":
                 cut = self._gateways if fault.kind == "cut gateways" else [self._gateways[fault.other]]

@@ -278,7 +278,7 @@ class SimWorker:
 
     def _take_in(self, ahead: Lookahead, num_steps: int) -> None:
         run = ahead.run
-        tokens = self.engine.finish_run(run, self._executor.draw(run, num_steps))
+        tokens = self.engine.finish_run(run, self._executor.sample_run(run, num_steps))
         for i in range(num_steps):
             step = run.features(i)
             self._count(step, ahead.seconds[i])

@@ -45,7 +45,7 @@ class EngineSnapshot:
     """State of the engine between two steps.
 
     `is_transferring`: KV is offered or being read. `step_cost` is None until measured. `num_generated` counts the
-    tokens sampled since the start. """
+    tokens sampled since the start."""
 
     load: WorkerLoad = WorkerLoad()
     num_live: int = 0
