@@ -30,8 +30,8 @@ plans every step by itself (`WorkerSpec.max_run` is 1)."""
 
 @dataclass(frozen=True, slots=True)
 class SimHostMemory:
-    """Simulated host memory of a worker. `num_slots`: blocks that fit beside the pool. `copy_s`: seconds for the copy of
-    one block to or from host memory; a worker computes nothing meanwhile."""
+    """Simulated host memory of a worker. `num_slots`: blocks that fit beside the pool. `copy_s`: seconds to copy one
+    block to or from host memory; a worker computes nothing meanwhile."""
 
     num_slots: int = 0
     copy_s: float = 0.0
