@@ -32,6 +32,7 @@ class ActiveRequest:
         self._on_close = on_close
         self._on_finish = on_finish
         self._events = EventQueue()
+        self.push = self._events.push
         self._unended = set(range(self.state.request.num_choices))
 
     @property
@@ -65,9 +66,6 @@ class ActiveRequest:
     @property
     def standing(self) -> RateLimitStatus:
         return RateLimitStatus() if self.quota is None else self.quota.standing
-
-    def push(self, event: Token | PromptLogprobs | Finished | TandemError) -> None:
-        self._events.push(event)
 
     def spent(self) -> TokenUsage | None:
         """Return the tokens that count against its quota by now."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 
@@ -201,10 +200,8 @@ class RequestDriver:
         self._execute(self.director.finish(request, choice, self._clock.now()))
 
     def _execute(self, commands: Sequence[Command]) -> None:
-        """Carry out all commands, and those that follow of them, in order. One that fails ends its own request."""
-        pending = deque(commands)
-        while pending:
-            command = pending.popleft()
+        """Carry out commands in order. One that fails ends its own request, and no other."""
+        for command in commands:
             if type(command) is Token:  # by far the most
                 stream = self._streams.get(command.key.request)
                 if stream is not None:
@@ -217,7 +214,7 @@ class RequestDriver:
                 if request is None:
                     log.exception("a command of the request director failed: %r", command)
                 else:
-                    pending.extend(self.director.abort(request, failure, self._clock.now()))
+                    self._execute(self.director.abort(request, failure, self._clock.now()))
 
     def _do(self, command: Command) -> None:
         match command:

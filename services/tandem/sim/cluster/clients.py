@@ -8,8 +8,9 @@ from functools import partial
 
 from tandem.core.events import Finished
 from tandem.core.ids import RequestId
+from tandem.sim.cluster.client_streams import Ended
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.cluster.gateway import Ended, SimGateway
+from tandem.sim.cluster.gateway import SimGateway
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tandem.workload.ask import ScheduledRequest
 

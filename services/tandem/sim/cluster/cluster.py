@@ -10,11 +10,12 @@ from functools import partial
 from tandem.core.config import GatewayConfig
 from tandem.core.events import Token
 from tandem.core.ids import RequestId
+from tandem.sim.cluster.client_streams import ignore
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.clients import Clients
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.faults import Fault, Faults
-from tandem.sim.cluster.gateway import SimGateway, ignore
+from tandem.sim.cluster.gateway import SimGateway
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.prefix_index import SimIndex
 from tandem.sim.cluster.quotas import Terms
@@ -140,7 +141,7 @@ class SimCluster:
         all do where `max_run` is 1."""
         self._asking = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
         for gateway in self._gateways:
-            gateway.delivered = delivered
+            gateway.streams.delivered = delivered
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
         self._asking.begin(asks)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
-from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptLogprobs, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
-from tandem.core.request import Job, Request
+from tandem.core.request import Job
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import (
     CancelJob,
@@ -24,38 +21,26 @@ from tandem.orchestration.commands import (
     ReportWorkerFailure,
     SubmitJob,
 )
-from tandem.orchestration.director import TICK_S, OpenRequest, RequestDirector
+from tandem.orchestration.director import TICK_S, RequestDirector
 from tandem.orchestration.request_queue import RequestTerms
+from tandem.sim.cluster.client_streams import ClientStreams, Ended
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.quotas import SimQuotas, Terms
+from tandem.sim.cluster.step_intake import StepIntake
 from tandem.sim.cluster.token_delivery import Delivery
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cluster.worker_pool import SimWorkerPool
 from tandem.sim.cluster.worker_rpc import Calls
-from tandem.sim.cluster.worker_view import GatewayLink
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tandem.workload.ask import ScheduledRequest
-
-Ended = Callable[[ClientTrace], None]
-
-
-def ignore(_: object) -> None:
-    """Do nothing with what was delivered."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    open_request: OpenRequest
-    trace: ClientTrace
-    ended: Ended
 
 
 class SimGateway:
     """One simulated gateway: a director, the workers that it knows, and the streams of its open requests.
 
-    Every pair of workers counts as tried, as it is some seconds after a real start. `delivered` gets every token.
+    Every pair of workers counts as tried, as it is some seconds after a real start.
     """
 
     def __init__(
@@ -63,15 +48,14 @@ class SimGateway:
         delivery: Delivery, party: Actor, terms: Terms,
     ) -> None:  # fmt: skip
         self.party = party
-        self.delivered: Callable[[Token], None] = ignore
         self._agenda = agenda
         self._network = network
-        self._delivery = delivery
         self._calls = Calls(network, party)
         self._workers = SimWorkerPool(agenda, network, config, party, self._place_queued)
         self._quotas = SimQuotas(terms.tenants)
         self._director = RequestDirector(self._workers, config, _handoff, terms.targets, network.index)
-        self._streams: dict[RequestId, _Stream] = {}
+        self.streams = ClientStreams(agenda, party, delivery, self._quotas)
+        self._intake = StepIntake(self._director, self._workers, self.streams, network.latency_s, self._execute)
         self._is_ticking = False
         for worker in workers:
             self.met(worker)
@@ -84,7 +68,7 @@ class SimGateway:
         """Raise AssertionError naming what is still open."""
         self._director.check()
         self._quotas.check()
-        assert not self._streams, f"{len(self._streams)} requests have no end: {list(self._streams.values())[:3]}"
+        self.streams.check()
         assert not self._director.requests(), "a request without a stream is open"
         self._workers.check()
 
@@ -98,9 +82,9 @@ class SimGateway:
             terms = RequestTerms(weight=tenant.weight, policy=tenant.disaggregation, hashes=hashes)
             commands = self._director.submit(request, now, terms)
         except TandemError as error:
-            self._end(trace, ended, ask.request, error, None)
+            self.streams.refuse(ask.request, trace, ended, error)
             return
-        self._streams[trace.id] = _Stream(self._director.take(trace.id), trace, ended)
+        self.streams.open(self._director.take(trace.id), trace, ended)
         self._execute(commands)
         if not self._is_ticking:
             self._is_ticking = True
@@ -108,7 +92,7 @@ class SimGateway:
 
     def close(self, request: RequestId) -> None:
         """End a request whose client is gone; nothing when it has ended."""
-        self._catch_up([request])
+        self._intake.catch_up([request])
         self._execute(self._director.cancel(request, self._agenda.now))
 
     # ---- what workers report
@@ -122,12 +106,12 @@ class SimGateway:
         link = self._workers.find(worker)
         if link is None or not link.is_live:
             return
-        self._take_in(link)
+        self._intake.take_in(link)
         has_room = load is not None and load.may_take_more_than(link.load)
         if load is not None:
             link.load = load
             self._workers.changed(link)
-        self._catch_up([event.key.request for event in events if _may_end(event)], but=worker)
+        self._intake.catch_up([event.key.request for event in events if _may_end(event)], but=worker)
         self._execute(self._director.on_worker_events(worker, events, self._agenda.now))
         if has_room:
             self._execute(self._director.on_capacity(self._workers.view(link), self._agenda.now))
@@ -146,9 +130,9 @@ class SimGateway:
         link = self._workers.lost(worker)
         if link is None:
             return
-        self._take_in(link)
+        self._intake.take_in(link)
         states = [one.state for one in self._director.requests()]
-        self._catch_up([s.request.id for s in states if worker in s.workers() or s.seeks()], but=worker)
+        self._intake.catch_up([s.request.id for s in states if worker in s.workers() or s.seeks()], but=worker)
         self._execute(self._director.on_worker_lost(worker, reason, self._agenda.now))
         self._place_queued()
 
@@ -167,39 +151,17 @@ class SimGateway:
         while pending:
             match pending.popleft():
                 case Token() as token:
-                    self.delivered(token)
-                    delay_s = self._delivery.seconds(token.key.request, token.index)
-                    self._streams[token.key.request].trace.deliver(token.token.id, now + delay_s)
+                    self.streams.deliver(token, now)
                 case SubmitJob(worker, job):
                     pending.extend(self._submit(worker, job))
                 case CancelJob() | ReleaseLease() as command:
                     self._calls.tell(command)
                 case ReportWorkerFailure(workers):
                     self._workers.suspect(workers)
-                case EndRequest(request, outcome, usage):
-                    stream = self._streams.pop(request)
-                    stream.trace.path = stream.open_request.state.path
-                    self._end(stream.trace, stream.ended, stream.open_request.state.request, outcome, usage)
+                case EndRequest() as end:
+                    self.streams.end(end)
                 case PromptLogprobs() | Finished() | PromptComputed() | KVMoved():
                     pass  # a simulated request has one choice and no scores, and demand is counted at its end
-
-    def _end(
-        self,
-        trace: ClientTrace,
-        ended: Ended,
-        request: Request,
-        outcome: Finished | TandemError,
-        usage: TokenUsage | None,
-    ) -> None:
-        if isinstance(outcome, TandemError) and outcome.kind is ErrorKind.INTERNAL and outcome.__cause__ is not None:
-            raise outcome.__cause__
-        now = self._agenda.now
-        self._quotas.settle(request.id, request.tenant, usage, now)
-        trace.end(outcome, now)
-        kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
-        self.party.log.note(now, f"end {trace.id} {kind} {trace.path}")
-        self.party.log.note_bytes(trace.token_times.tobytes())
-        ended(trace)
 
     def _submit(self, ref: WorkerRef, job: Job) -> Sequence[Command]:
         """Send a job; the answer brings the worker's load along."""
@@ -214,7 +176,7 @@ class SimGateway:
             if not link.is_live or self._workers.find(ref) is not link:
                 return
             link.answered(job)
-            self._take_in(link)
+            self._intake.take_in(link)
             link.load = load
             self._workers.changed(link)
             self._execute(self._director.on_submit_result(ref, job.key, refusal, self._agenda.now))
@@ -224,45 +186,11 @@ class SimGateway:
 
     def _tick(self) -> None:
         self._network.index.collect(link.worker for link in self._workers.links())
-        self._catch_up(self._director.overdue(self._agenda.now))
+        self._intake.catch_up(self._director.overdue(self._agenda.now))
         self._execute(self._director.on_timer(self._agenda.now))
-        self._is_ticking = bool(self._streams)
+        self._is_ticking = bool(len(self.streams))
         if self._is_ticking:
             self._agenda.after(TICK_S, "", self._tick, by=self.party)
-
-    # ---- steps that workers took ahead of the clock
-
-    def _catch_up(self, requests: Iterable[RequestId], but: WorkerRef | None = None) -> None:
-        """Take in what the workers of these requests have reported by now; all of `but`'s has been taken in."""
-        for stream in [self._streams[request] for request in requests if request in self._streams]:
-            for ref in stream.open_request.state.workers():
-                link = self._workers.find(ref)
-                if ref != but and link is not None:
-                    link.worker.settle()
-                    self._take_in(link)
-
-    def _take_in(self, link: GatewayLink) -> None:
-        while link.coming and (num_come := self._workers.num_come(link, link.coming[0])):
-            steps = link.coming.popleft()
-            if num_come < len(steps.ends):
-                steps, rest = steps.split(num_come)
-                link.coming.appendleft(rest)
-            self._take_steps(link, steps)
-
-    def _take_steps(self, link: GatewayLink, steps: StepRun) -> None:
-        link.load = steps.load
-        if steps.num_free[-1] != link.load.num_free_blocks:
-            link.load = replace(link.load, num_free_blocks=steps.num_free[-1])
-        times = array("d", [end + self._network.latency_s for end in steps.ends])
-        for run in steps.tokens:
-            request = run.key.request
-            if self._director.on_tokens(link.worker.ref, run.key, run.first_index, run.ids, times[-1]):
-                reached = self._delivery.times(request, run.first_index, times)
-                self._streams[request].trace.deliver_all(run.ids, reached)
-                continue
-            for i, token in enumerate(run.ids):
-                event = Token(run.key, run.first_index + i, SampledToken(token))
-                self._execute(self._director.on_worker_events(link.worker.ref, [event], times[i]), times[i])
 
 
 def _handoff(request: RequestId) -> HandoffId:

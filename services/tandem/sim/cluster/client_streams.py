@@ -1,0 +1,99 @@
+"""Own the streams of one simulated gateway: what each client has received, and the end of each request."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tandem.admission.usage_estimator import TokenUsage
+from tandem.core.errors import TandemError
+from tandem.core.events import Finished, Token, TokenRun
+from tandem.core.ids import RequestId, WorkerRef
+from tandem.core.request import Request
+from tandem.orchestration.commands import EndRequest
+from tandem.orchestration.director import OpenRequest
+from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.quotas import SimQuotas
+from tandem.sim.cluster.token_delivery import Delivery
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
+
+Ended = Callable[[ClientTrace], None]
+
+
+def ignore(_: object) -> None:
+    """Do nothing with what was delivered."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    open_request: OpenRequest
+    trace: ClientTrace
+    ended: Ended
+
+
+class ClientStreams:
+    """Streams by request, until it ends. `delivered` gets every token that is delivered by itself."""
+
+    def __init__(self, agenda: SimEventQueue, party: Actor, delivery: Delivery, quotas: SimQuotas) -> None:
+        self.delivered: Callable[[Token], None] = ignore
+        self._agenda = agenda
+        self._party = party
+        self._delivery = delivery
+        self._quotas = quotas
+        self._streams: dict[RequestId, _Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, open_request: OpenRequest, trace: ClientTrace, ended: Ended) -> None:
+        """Open the stream of an admitted request. `ended` is called once, at its end."""
+        self._streams[trace.id] = _Stream(open_request, trace, ended)
+
+    def workers(self, request: RequestId) -> Sequence[WorkerRef]:
+        """Return the workers of an open request; none where it has ended."""
+        stream = self._streams.get(request)
+        return () if stream is None else stream.open_request.state.workers()
+
+    def deliver(self, token: Token, at: float) -> None:
+        """Send one token, which leaves the gateway `at` this time."""
+        self.delivered(token)
+        delay_s = self._delivery.seconds(token.key.request, token.index)
+        self._streams[token.key.request].trace.deliver(token.token.id, at + delay_s)
+
+    def deliver_run(self, run: TokenRun, times: array[float]) -> None:
+        """Send consecutive tokens, which leave the gateway at `times`."""
+        reached = self._delivery.times(run.key.request, run.first_index, times)
+        self._streams[run.key.request].trace.deliver_all(run.ids, reached)
+
+    def end(self, end: EndRequest) -> None:
+        """End the stream of a request, and raise what failed in this program if that ended it."""
+        if isinstance(end.outcome, TandemError) and end.outcome.__cause__ is not None:
+            raise end.outcome.__cause__
+        stream = self._streams.pop(end.request)
+        stream.trace.path = stream.open_request.state.path
+        self._close(stream.trace, stream.ended, stream.open_request.state.request, end.outcome, end.usage)
+
+    def refuse(self, request: Request, trace: ClientTrace, ended: Ended, error: TandemError) -> None:
+        """End a request that was not admitted."""
+        self._close(trace, ended, request, error, None)
+
+    def check(self) -> None:
+        """Raise AssertionError naming the requests that are open."""
+        assert not self._streams, f"{len(self._streams)} requests have no end: {list(self._streams.values())[:3]}"
+
+    def _close(
+        self,
+        trace: ClientTrace,
+        ended: Ended,
+        request: Request,
+        outcome: Finished | TandemError,
+        usage: TokenUsage | None,
+    ) -> None:
+        now = self._agenda.now
+        self._quotas.settle(request.id, request.tenant, usage, now)
+        trace.end(outcome, now)
+        kind = "finished" if isinstance(outcome, Finished) else outcome.kind.value
+        self._party.log.note(now, f"end {trace.id} {kind} {trace.path}")
+        self._party.log.note_bytes(trace.token_times.tobytes())
+        ended(trace)
