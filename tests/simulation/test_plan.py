@@ -14,7 +14,7 @@ from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.planner.break_even import along, changes, lengthened
 from tandem.sim.planner.capacity_planner import CapacityPlanner, Plan
 from tandem.sim.planner.deployment_kind import DeploymentKind, recipes
-from tandem.sim.planner.plan_table import break_even, told
+from tandem.sim.planner.plan_table import break_even, format_plan
 from tandem.sim.planner.slo_check import SloTarget
 from tandem.sim.planner.workload_demand import demand
 from tandem.workload.ask import ScheduledRequest
@@ -48,9 +48,9 @@ def promise(slo: Slo, rate: float, count: int = 60, percentile: float = 90.0, se
 
 
 def planned(one: SloTarget, asked: list[DeploymentKind], max_gpus: int = 8) -> tuple[CapacityPlanner, Plan]:
-    count = len(one.asks)
-    second = replace(one, seed=one.seed + 1, asks=mix(one.seed + 1, count, count / one.asks[-1].due_s))
-    planner = CapacityPlanner(one, second, demand(one.asks, 16, has_cache=True), max_gpus, lambda _: None)
+    count = len(one.requests)
+    second = replace(one, seed=one.seed + 1, requests=mix(one.seed + 1, count, count / one.requests[-1].due_s))
+    planner = CapacityPlanner(one, second, demand(one.requests, 16, has_cache=True), max_gpus, lambda _: None)
     return planner, planner.find(asked)
 
 
@@ -90,7 +90,7 @@ def test_the_plan_is_the_cheapest_of_all_that_hold(slo: Slo, rate: float, count:
 def test_bounds_never_forbid_what_holds() -> None:
     slo = Slo(ttft_s=8.0, itl_s=0.5)
     one = promise(slo, rate=3.0, count=30)
-    needs = demand(one.asks, 16, has_cache=True)
+    needs = demand(one.requests, 16, has_cache=True)
     for recipe in of_laptops(slo, degrees=(1, 2), budgets=(512,)):
         low = recipe.least(needs, slo, one.percentile)
         assert not isinstance(low, str)
@@ -127,14 +127,14 @@ def test_what_no_number_of_workers_mends_is_not_tried() -> None:
     reasons = {never.reason for never in plan.never}
     assert "cannot be cut into 4" in reasons
     assert any("tokens of" in reason and "even alone" in reason for reason in reasons)
-    text = told(plan, promise(slo, rate=0.5))
+    text = format_plan(plan, promise(slo, rate=0.5))
     assert "Nothing that was tried holds ITL 15 ms" in text and "cannot be cut into 4" in text
 
 
 def test_another_seed_adds_no_more_than_there_may_be() -> None:
     slo = Slo(ttft_s=1000.0)
     one, never = promise(slo, 1.0, count=20), promise(Slo(ttft_s=1e-9), 1.0, count=20, seed=4)
-    needs = demand(one.asks, 16, has_cache=True)
+    needs = demand(one.requests, 16, has_cache=True)
     for max_gpus, num_added in ((2, 0), (3, 1), (9, 2)):
         planner = CapacityPlanner(one, never, needs, max_gpus, lambda _: None)
         (recipe,) = (r for r in of_laptops(slo, budgets=(512,)) if r.kind == "split")
@@ -146,11 +146,11 @@ def test_another_seed_adds_no_more_than_there_may_be() -> None:
 def test_where_nothing_holds_the_nearest_is_told() -> None:
     slo = Slo(ttft_s=0.45)
     one = SloTarget(mix(3, 40, 0.05), slo, 60.0, 3)
-    planner = CapacityPlanner(one, one, demand(one.asks, 16, has_cache=True), 1, lambda _: None)
+    planner = CapacityPlanner(one, one, demand(one.requests, 16, has_cache=True), 1, lambda _: None)
     strict = [replace(recipe, budget=64) for recipe in of_laptops(slo) if recipe.kind == "mixed"]
     plan = planner.find(strict)
     assert plan.winner is None
-    assert "Nothing that was tried holds TTFT 450 ms" in told(plan, one)
+    assert "Nothing that was tried holds TTFT 450 ms" in format_plan(plan, one)
 
 
 def test_a_run_that_is_lost_is_given_up_and_says_why() -> None:

@@ -50,7 +50,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     heading = f"{args.workload}, seed {args.seed}: {deployment}"
     rate = f"{report.num_requests / wall_s:,.0f} requests per second" if wall_s else "at once"
     facts = [*deployment.machine.about, ("simulated", f"in {wall_s:.1f} s, {rate}")]
-    print(f"{heading}\n\n{table.told(report, slo)}\n{table.facts(facts)}")  # noqa: T201 - the command's output
+    print(f"{heading}\n\n{table.format_report(report, slo)}\n{table.facts(facts)}")  # noqa: T201 - the command's output
     if path is not None:
         simulate_setup.write_json(path, _document(args, count, deployment, report, tally, series))
     if chart is not None and series is not None:

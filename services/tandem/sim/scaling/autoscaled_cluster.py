@@ -82,7 +82,8 @@ class AutoscaledCluster:
     def gpu_hours(self, until_s: float) -> float:
         """Return the accelerator hours of all workers of the two roles, each from its order to its end or `until_s`."""
         return sum(
-            self.spec.degrees[billed.role] * max(0.0, min(billed.ended_s, until_s) - billed.began_s) for billed in self._billed
+            self.spec.degrees[billed.role] * max(0.0, min(billed.ended_s, until_s) - billed.began_s)
+            for billed in self._billed
         ) / 3600  # fmt: skip
 
     # ---- one look
