@@ -142,9 +142,10 @@ class SimCluster:
         delivered: Callable[[Token], None] = ignore,
         sent: Callable[[ScheduledRequest], None] = ignore,
     ) -> None:
-        """Send `asks`, which are in the order of their time, and what follows on answers, until nothing is left to
-        happen. `sent` is told each request as it comes, `ended` each trace, `delivered` each token that comes alone, as
-        all do where `max_run` is 1."""
+        """Send the requests, in the order of their due times, and their follow-up turns, until no event is left.
+
+        `sent` is called with each request when it is sent, `ended` with each trace at its end, `delivered` with each
+        token that is delivered by itself (with all of them where `max_run` is 1)."""
         self._client_population = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
         for gateway in self._gateways:
             gateway.streams.delivered = delivered
