@@ -171,7 +171,8 @@ class SimCluster:
 
     def start(self, kind: WorkerSpec) -> SimWorker:
         """Start a worker, which gets requests as soon as gateways have found it."""
-        self._num_lives, name = self._num_lives + 1, f"{kind.pool}-{self._num_named}"
+        self._num_lives += 1
+        name = f"{kind.pool}-{self._num_named}"
         self._num_named += 1
         worker = SimWorker(self._agenda, kind, name, self._network, self._seed, Actor(self._num_lives, EventDigest()))
         self.workers.append(worker)

@@ -23,7 +23,8 @@ class Meter:
         self._slo = slo
         self._taken_at = 0.0
         self._counts: Counter[str] = Counter()
-        self._num_sent = self._num_sent_tokens = 0
+        self._num_sent = 0
+        self._num_sent_tokens = 0
 
     @property
     def mean_input(self) -> float:
@@ -32,7 +33,8 @@ class Meter:
 
     def sent(self, scheduled: ScheduledRequest) -> None:
         num_tokens = len(scheduled.request.prompt_tokens)
-        self._num_sent, self._num_sent_tokens = self._num_sent + 1, self._num_sent_tokens + num_tokens
+        self._num_sent += 1
+        self._num_sent_tokens += num_tokens
         self._counts["num_requests"] += 1
         self._counts["num_input_tokens"] += num_tokens
 

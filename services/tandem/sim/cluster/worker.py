@@ -280,7 +280,8 @@ class SimWorker:
         # Steps that were cut off do not count.
         self._reach = max(LEAST_REACH, 2 * (self._ahead.num_before + len(self._ahead.ends)))
         self._take_in(self._ahead, len(self._ahead.ends))
-        self._ahead = self._end = None
+        self._ahead = None
+        self._end = None
         self._turn()
 
     def _take_in(self, ahead: Lookahead, num_steps: int) -> None:
