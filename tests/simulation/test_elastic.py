@@ -26,7 +26,7 @@ START_S = 4.0
 
 
 class Scripted:
-    """An `Autoscaler` that says what was written down, the last for ever; keeps what it was shown."""
+    """An `Autoscaler` with scripted targets, of which the last stays; records its observations."""
 
     def __init__(self, *targets: tuple[int, int]) -> None:
         self._targets = targets
