@@ -117,7 +117,7 @@ class SimWorkerPool:
         if link.is_live:
             self._ranking.put(partial(self.view, link))
 
-    def num_come(self, link: GatewayLink, steps: StepRun) -> int:
+    def num_reported(self, link: GatewayLink, steps: StepRun) -> int:
         """Return how many of the steps have been reported to the gateway by now."""
         agenda, delay_s, party = self._agenda, self._latency_s, link.worker.party
         if agenda.now > steps.ends[-1] + delay_s:
@@ -131,9 +131,9 @@ class SimWorkerPool:
         if num_free is None:
             num_free = link.load.num_free_blocks
             for steps in reversed(link.coming):
-                num_come = self.num_come(link, steps)
-                if num_come:
-                    num_free = steps.num_free[num_come - 1]
+                num_reported = self.num_reported(link, steps)
+                if num_reported:
+                    num_free = steps.num_free[num_reported - 1]
                     break
         return link.view(num_free)
 

@@ -33,7 +33,7 @@ class Calls:
 
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self._party, worker.party)
 
-    def tell(self, command: CancelJob | ReleaseLease) -> None:
+    def send_command(self, command: CancelJob | ReleaseLease) -> None:
         """Send a command that has no answer."""
 
         def cancel(engine: Engine, now: float) -> list[Effect]:
