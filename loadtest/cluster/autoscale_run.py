@@ -23,10 +23,10 @@ from tandem.sim.cost.roofline import SERVING, Roofline
 from tandem.sim.machines.deployment import Deployment, PoolSize
 from tandem.sim.machines.machine import RooflineMachine
 from tandem.sim.report.latency_stats import LatencyStats
-from tandem.sim.scaling.autoscale import ElasticRun, Planned, simulate_elastic
+from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
-from tandem.sim.simulate import collecting_seldom
+from tandem.sim.simulate import rare_garbage_collection
 from tandem.workload.trace_reader import entries
 
 BUDGET = 8192
@@ -167,8 +167,8 @@ def run(load: OfferedLoad, trace: Path, way: AutoscalerConfig) -> AutoscaleOutco
     def told(trace: ClientTrace) -> None:
         parts[min(NUM_PARTS - 1, int(NUM_PARTS * trace.due_s / load.day.lasts_s))].add(trace)
 
-    with collecting_seldom():
-        done = simulate_elastic(spec, elastic, autoscaler(load, way), asks, load.slo, told=told)
+    with rare_garbage_collection():
+        done = simulate_elastic(spec, elastic, autoscaler(load, way), asks, load.slo, on_ended=told)
     shares = [whole.num_good / whole.num_requests for part in parts if (whole := part.all()).num_requests]
     return _outcome(load, way, done, min(shares), clock.now() - began)
 
@@ -176,9 +176,9 @@ def run(load: OfferedLoad, trace: Path, way: AutoscalerConfig) -> AutoscaleOutco
 def autoscaler(load: OfferedLoad, way: AutoscalerConfig) -> Autoscaler:
     match way.kind:
         case "planner":
-            return Planned(Scaler(load.policy))
+            return ScalerAdapter(Scaler(load.policy))
         case "queue":
-            return QueueScaler(QueuePolicy(wanted=(float(way.numbers[0]), float(way.numbers[1]))))
+            return QueueScaler(QueuePolicy(ongoing_per_worker=(float(way.numbers[0]), float(way.numbers[1]))))
         case "fixed":
             return _Fixed()
 

@@ -32,7 +32,7 @@ from tandem.sim.cost.roofline import Roofline
 from tandem.sim.machines.deployment import Deployment, parse_pools
 from tandem.sim.machines.machine import RooflineMachine
 from tandem.sim.report.report import SimulationReport
-from tandem.sim.simulate import collecting_seldom, simulate
+from tandem.sim.simulate import rare_garbage_collection, simulate
 from tandem.workload.source import open_workload
 
 POLICIES: tuple[RoutingPolicy, ...] = get_args(RoutingPolicy)
@@ -108,7 +108,7 @@ def compare(setting: RoutingSetting, policy: RoutingPolicy) -> RoutingOutcome:
         num_local += not trace.path.startswith("remote")
         num_prompt += trace.num_prompt
 
-    with collecting_seldom():
+    with rare_garbage_collection():
         report, _ = simulate(spec, asks, Slo(), each=each, look=lambda cluster, _: seen.add(cluster))
     (cluster,) = seen
     remote_hit_share = cluster.num_remote_hit_tokens / num_prompt

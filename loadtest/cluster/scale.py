@@ -26,7 +26,7 @@ from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
 from tandem.sim.cost.model_shapes import LLAMA_8B
 from tandem.sim.cost.roofline import Efficiency, Roofline
-from tandem.sim.simulate import collecting_seldom
+from tandem.sim.simulate import rare_garbage_collection
 from tandem.workload.mix import poisson
 from tandem.workload.request_class import RequestClass
 
@@ -102,7 +102,7 @@ def measure(asked: Asked) -> ScalePoint:
     cluster = SimCluster(ClusterSpec(workers=workers_of(asked), gateway=GatewayConfig(), seed=asked.seed))
     tally = _Tally(cluster)
     began, cpu = time.perf_counter(), time.process_time()
-    with collecting_seldom():
+    with rare_garbage_collection():
         cluster.run(poisson([GROUP], asked.seed, asked.requests, asked.rate * asked.workers), tally.add)
     cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - began
     rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -98,8 +98,8 @@ def replayed(kept: StoredRun) -> Times:
         replays.append(Replay(log, own.workers[spec.pool].cost))
         workers.append((replace(spec, step_time=replays[-1].seconds, residuals=NONE, max_run=1), 1))
     times = _simulated(tuple(workers), kept, own.latency_s, own.delivery_s, 0)
-    num_steps = sum(replay.num_like + replay.num_unlike for replay in replays)
-    return times._replace(unlike=sum(replay.num_unlike for replay in replays) / num_steps)
+    num_steps = sum(replay.num_matched + replay.num_unmatched for replay in replays)
+    return times._replace(unlike=sum(replay.num_unmatched for replay in replays) / num_steps)
 
 
 def _simulated(

@@ -1,4 +1,4 @@
-"""Small simulated clusters and their workloads for tests; never a fake part."""
+"""Small simulated clusters and their workloads for tests. No part is faked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GPU = Roofline(LLAMA_8B, H200, efficiency=Efficiency(overhead_s=1e-3))
 
 
 def slow_spec(pool: Pool = "mixed", **changes: object) -> WorkerSpec:
-    """A worker of the small model on a laptop; `changes` are fields of `WorkerSpec`."""
+    """Return a worker of the small model on a laptop; `changes` are fields of `WorkerSpec`."""
     spec = WorkerSpec(
         pool=pool,
         layout=SMOLLM_135M.layout(16),
@@ -38,13 +38,13 @@ def slow_spec(pool: Pool = "mixed", **changes: object) -> WorkerSpec:
 
 
 def gpu_spec(pool: Pool = "mixed", **engine: object) -> WorkerSpec:
-    """Llama-3.1-8B on one H200; `engine` are fields of `EngineConfig`."""
+    """Return a worker with Llama-3.1-8B on one H200; `engine` are fields of `EngineConfig`."""
     settings: dict[str, object] = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, **engine}
     return WorkerSpec.of(pool, GPU, Config(engine=EngineConfig(**settings)))  # type: ignore[arg-type]
 
 
 def handing_over(**changes: object) -> Config:
-    """Deadlines of a hand-off in seconds."""
+    """Return a configuration with these handoff deadlines in seconds."""
     return Config(handoff=HandoffConfig(**changes))  # type: ignore[arg-type]
 
 
@@ -67,7 +67,7 @@ def mix(seed: int, count: int, rate: float) -> list[ScheduledRequest]:
 def traces_of(
     one: SimCluster, workload: Iterable[ScheduledRequest], closed_at: Iterable[tuple[float, RequestId]] = ()
 ) -> list[ClientTrace]:
-    """Run, and give the traces in the order of the requests' numbers."""
+    """Run a cluster and return the traces in the order of the requests' numbers."""
     traces: list[ClientTrace] = []
     one.run(workload, traces.append, closed_at)
     return sorted(traces, key=lambda trace: tuple(map(int, trace.id.removeprefix("r").split("."))))

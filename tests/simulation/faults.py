@@ -109,7 +109,7 @@ def _firsts() -> set[int]:
 
 @dataclass(slots=True)
 class Witness:
-    """What the clients of a scenario see, checked as they see it."""
+    """Check what the clients of a scenario receive, when they receive it."""
 
     requests: dict[RequestId, Request]
     seen: dict[tuple[RequestId, int], int] = field(default_factory=lambda: defaultdict(int))
@@ -139,7 +139,7 @@ class Witness:
 
 
 def run(seed: int) -> tuple[SimCluster, Witness]:
-    """Strikes, and checks all that holds for every seed."""
+    """Run a scenario and check all that holds for every seed."""
     one = scenario(seed)
     witness = Witness({request.id: request for _, request in one.requests})
     cluster = SimCluster(one.spec)

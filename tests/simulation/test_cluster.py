@@ -45,14 +45,14 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
         (slow_spec("decode", residuals=always(0.9, 1.1)), 1),
     )
 
-    def told(workload: int, residuals: int) -> tuple[str, list[list[float]]]:
+    def outcome_of(workload: int, residuals: int) -> tuple[str, list[list[float]]]:
         one = cluster(*noisy, seed=residuals)
         traces = run(one, mix(seed=workload, count=12, rate=1.0))
         return one.digest, [trace.token_times for trace in traces]
 
-    usual = told(1, 1)
-    assert told(1, 1) == usual
-    for other in (told(2, 1), told(1, 2)):
+    usual = outcome_of(1, 1)
+    assert outcome_of(1, 1) == usual
+    for other in (outcome_of(2, 1), outcome_of(1, 2)):
         assert other[0] != usual[0] and other[1] != usual[1]
 
 
@@ -80,7 +80,7 @@ def test_a_client_that_goes_leaves_nothing_behind() -> None:
     assert all(trace.is_complete for trace in traces if trace.id not in gone)
 
 
-def test_a_full_line_refuses_and_an_endless_wait_ends() -> None:
+def test_a_full_queue_refuses_and_an_endless_wait_ends() -> None:
     pair = (slow_spec("prefill", num_blocks=200), 1), (slow_spec("decode", num_blocks=200), 1)
     one = cluster(*pair, gateway=GatewayConfig(max_queued=8, queue_timeout_s=3.0))
     traces = traces_of(one, mix(seed=5, count=80, rate=10.0))
@@ -161,18 +161,18 @@ def test_a_saturated_worker_decodes_as_fast_as_its_model_allows() -> None:
 
 
 def test_steps_that_are_alike_are_one_event_and_the_run_is_the_same() -> None:
-    def told(max_run: int) -> tuple[str, list[list[float]], int]:
+    def outcome_of(max_run: int) -> tuple[str, list[list[float]], int]:
         kinds = (slow_spec("prefill", max_run=max_run), 1), (slow_spec("decode", max_run=max_run), 2)
         one = cluster(*kinds)
         traces = run(one, poisson([RequestClass("one", 1.0, (100, 300), (100, 200))], seed=2, count=12, rate=0.5))
         return one.digest, [list(trace.token_times) for trace in traces], one.num_events
 
-    single, many = told(max_run=1), told(max_run=64)
+    single, many = outcome_of(max_run=1), outcome_of(max_run=64)
     assert many[:2] == single[:2]
     assert many[2] < 0.25 * single[2]
 
 
-def test_a_cluster_says_what_is_still_open() -> None:
+def test_check_reports_what_is_still_open() -> None:
     one = cluster((slow_spec(), 1))
     one._gateways[0].open(mix(seed=1, count=1, rate=0.0)[0], lambda trace: None)
     one._agenda.run(until=0.1)

@@ -14,7 +14,7 @@ from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.policy import ScalingPolicy
 from tandem.scaling.scaler import Scaler
-from tandem.sim.scaling.autoscale import ElasticRun, Planned, simulate_elastic
+from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import simulate
@@ -26,7 +26,7 @@ START_S = 4.0
 
 
 class Scripted:
-    """An `Autoscaler` that says what was written down, the last for ever; keeps what it was shown."""
+    """An `Autoscaler` with scripted targets, of which the last stays; records its observations."""
 
     def __init__(self, *targets: tuple[int, int]) -> None:
         self._targets = targets
@@ -121,11 +121,11 @@ def test_what_an_autoscaler_is_shown_adds_up() -> None:
     assert any(ongoing.decode > 0 for _, ongoing in script.seen)
 
 
-def planned() -> Planned:
+def planned() -> ScalerAdapter:
     policy = ScalingPolicy(
         slo=SLO, interval_s=1.0, window_s=20.0, start_s=START_S, scale_down_s=15.0, change_roles=False
     )  # fmt: skip
-    return Planned(Scaler(policy))
+    return ScalerAdapter(Scaler(policy))
 
 
 def test_a_planner_follows_the_load_up_and_down() -> None:
@@ -139,7 +139,7 @@ def test_a_planner_follows_the_load_up_and_down() -> None:
 
 
 def test_a_queue_scaler_follows_the_requests_at_each_worker() -> None:
-    policy = QueuePolicy(wanted=(2.0, 4.0), up_s=3.0, down_s=10.0, look_back_s=5.0)
+    policy = QueuePolicy(ongoing_per_worker=(2.0, 4.0), up_s=3.0, down_s=10.0, look_back_s=5.0)
     run = elastic_run(QueueScaler(policy), waves(1.0, 10.0, 1.0, 1.0))
     assert not run.report.errors
     decodes = [moment.target.decode for moment in run.moments]

@@ -102,7 +102,7 @@ def test_a_worker_that_is_stopped_for_a_moment_stalls_its_streams_and_goes_on() 
     assert 2.0 <= longest_gap(trace) < 2.1 and longest_gap(calm) < 0.1
 
 
-def test_what_waits_on_a_link_that_is_cut_for_a_moment_comes_when_it_is_mended() -> None:
+def test_messages_on_a_briefly_cut_link_arrive_when_it_is_mended() -> None:
     cluster, trace = lone("cut gateways", at_s=1.0, lasts_s=2.0)
     cluster.check()
     assert isinstance(trace.outcome, Finished) and len(trace.token_times) == 100

@@ -1,4 +1,4 @@
-"""The stated errors of rooflines are those that simulating again gives; never a measurement."""
+"""The stated errors of rooflines are those that simulating again gives."""
 
 from __future__ import annotations
 

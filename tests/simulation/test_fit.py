@@ -72,7 +72,7 @@ def test_a_rare_prompt_is_not_drowned_by_decodes() -> None:
     )
 
 
-def test_residuals_say_what_a_line_cannot() -> None:
+def test_residuals_express_what_a_linear_cost_cannot() -> None:
     """Two sequences take half as long again as the line says; predictions with residuals do too."""
     times = [
         (s, t * (1.5 if s.num_decode_seqs == 2 and not s.num_prefill_tokens else 1.0))
@@ -81,8 +81,8 @@ def test_residuals_say_what_a_line_cannot() -> None:
     worker, _ = fit_worker([log_of(times)])
     for seqs in (1, 2, 3):
         like = [(s, t) for s, t in times if (s.num_prefill_tokens, s.num_decode_seqs) == (0, seqs)]
-        told = fmean(worker.cost.predict(s) * fmean(worker.residuals.of(s)) for s, _ in like)
-        assert told == pytest.approx(fmean(t for _, t in like), rel=0.03)
+        predicted_s = fmean(worker.cost.predict(s) * fmean(worker.residuals.of(s)) for s, _ in like)
+        assert predicted_s == pytest.approx(fmean(t for _, t in like), rel=0.03)
 
 
 def test_a_kind_that_was_not_seen_has_the_nearest_ones_residuals() -> None:
@@ -118,7 +118,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit_worker([one, other])
 
 
-def test_a_profile_comes_back_and_makes_workers(tmp_path: Path) -> None:
+def test_a_profile_round_trips_and_builds_workers(tmp_path: Path) -> None:
     logs = [log_of(exact(sampled_steps(500))), log_of(exact(sampled_steps(500, 1), LAPTOP.scaled(2)), pool="decode")]
     profile = profile_of(logs, fit_all(logs), 2e-3, 3e9, "a laptop")
     again = decode_profile(encode_profile(profile), "profile")
@@ -136,9 +136,9 @@ def test_a_profile_comes_back_and_makes_workers(tmp_path: Path) -> None:
 )
 def test_what_is_no_profile_is_refused(change: dict[str, object]) -> None:
     logs = [log_of(exact(sampled_steps(200)))]
-    told = json.loads(encode_profile(profile_of(logs, fit_all(logs), 2e-3, 3e9, "")))
+    document = json.loads(encode_profile(profile_of(logs, fit_all(logs), 2e-3, 3e9, "")))
     with pytest.raises(TandemError, match="x is no profile"):
-        decode_profile(json.dumps({**told, **change}), "x")
+        decode_profile(json.dumps({**document, **change}), "x")
 
 
 def test_logs_are_read_from_files_and_directories(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_replay_of_the_same_steps_takes_the_same_times() -> None:
     times = [(s, t * seeded_random.uniform("time", n)) for n, (s, t) in enumerate(exact(sampled_steps(300)))]
     replay = Replay(log_of(times), LAPTOP)
     assert [replay.seconds(step) for step, _ in times] == [seconds for _, seconds in times]
-    assert (replay.num_like, replay.num_unlike) == (300, 0)
+    assert (replay.num_matched, replay.num_unmatched) == (300, 0)
 
 
 def test_a_replay_finds_its_place_again_after_steps_that_never_were() -> None:
@@ -171,4 +171,4 @@ def test_a_replay_finds_its_place_again_after_steps_that_never_were() -> None:
     # Two of the recorded steps never come.
     rest = [replay.seconds(step) for step, _ in times[102:]]
     assert first + rest == [seconds for _, seconds in (*times[:100], *times[102:])]
-    assert (replay.num_like, replay.num_unlike) == (298, 1)
+    assert (replay.num_matched, replay.num_unmatched) == (298, 1)

@@ -117,7 +117,7 @@ def test_prompts_of_each_size_wait_at_the_gateway_no_longer_than_a_worker_would_
 
 
 def tokens_by(traces: list[ClientTrace], until: float) -> dict[str, int]:
-    """Of prompts whose first token came, and of output, by tenant."""
+    """Count the tokens of prompts whose first token arrived, and of output, by tenant."""
     found: dict[str, int] = {}
     for trace in traces:
         drawn = sum(time <= until for time in trace.token_times)
@@ -178,7 +178,7 @@ def test_what_waits_at_the_gateway_costs_no_throughput(pools: tuple[Pool, ...], 
 
 
 @PAIRS
-def test_the_line_of_one_tenant_serves_short_prompts_as_early_as_workers_would(
+def test_the_queue_of_one_tenant_serves_short_prompts_as_early_as_workers_would(
     pools: tuple[Pool, ...], count: int
 ) -> None:
     """Against workers that hold all prompts and order them: in order of arrival the median was twice to thirty times
@@ -206,7 +206,7 @@ def test_what_would_miss_its_lane_s_target_is_refused_before_any_work_is_done_fo
     assert all(trace.is_complete for trace in run([RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, off))
 
 
-def test_of_a_full_line_the_flood_loses_and_not_its_neighbour() -> None:
+def test_a_full_queue_rejects_the_flood_and_not_its_neighbour() -> None:
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(max_queued=16))
     groups = [
         RequestClass("a", 0.8, (400, 400), (2, 2), tenant="a"),

@@ -14,7 +14,7 @@ from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.planner.break_even import along, changes, lengthened
 from tandem.sim.planner.capacity_planner import CapacityPlanner, Plan
 from tandem.sim.planner.deployment_kind import DeploymentKind, recipes
-from tandem.sim.planner.plan_table import break_even, told
+from tandem.sim.planner.plan_table import break_even, format_plan
 from tandem.sim.planner.slo_check import SloTarget
 from tandem.sim.planner.workload_demand import demand
 from tandem.workload.ask import ScheduledRequest
@@ -43,15 +43,15 @@ class Laptop:
         )
 
 
-def promise(slo: Slo, rate: float, count: int = 60, percentile: float = 90.0, seed: int = 3) -> SloTarget:
+def slo_target(slo: Slo, rate: float, count: int = 60, percentile: float = 90.0, seed: int = 3) -> SloTarget:
     return SloTarget(mix(seed, count, rate), slo, percentile, seed)
 
 
-def planned(one: SloTarget, asked: list[DeploymentKind], max_gpus: int = 8) -> tuple[CapacityPlanner, Plan]:
-    count = len(one.asks)
-    second = replace(one, seed=one.seed + 1, asks=mix(one.seed + 1, count, count / one.asks[-1].due_s))
-    planner = CapacityPlanner(one, second, demand(one.asks, 16, has_cache=True), max_gpus, lambda _: None)
-    return planner, planner.find(asked)
+def planned(one: SloTarget, candidates: list[DeploymentKind], max_gpus: int = 8) -> tuple[CapacityPlanner, Plan]:
+    count = len(one.requests)
+    second = replace(one, seed=one.seed + 1, requests=mix(one.seed + 1, count, count / one.requests[-1].due_s))
+    planner = CapacityPlanner(one, second, demand(one.requests, 16, has_cache=True), max_gpus, lambda _: None)
+    return planner, planner.find(candidates)
 
 
 def of_laptops(
@@ -69,12 +69,12 @@ def of_laptops(
     ],
 )
 def test_the_plan_is_the_cheapest_of_all_that_hold(slo: Slo, rate: float, count: int, max_gpus: int) -> None:
-    one, asked = promise(slo, rate, count), of_laptops(slo)
-    _, plan = planned(one, asked, max_gpus)
+    one, candidates = slo_target(slo, rate, count), of_laptops(slo)
+    _, plan = planned(one, candidates, max_gpus)
     for kind, width in (("mixed", 1), ("split", 2)):
         holding = [
             recipe.cost(numbers)
-            for recipe in asked
+            for recipe in candidates
             if recipe.kind == kind
             for numbers in product(range(1, max_gpus + 1), repeat=width)
             if sum(numbers) <= max_gpus and one.tried(recipe.deployment(numbers)).holds
@@ -89,8 +89,8 @@ def test_the_plan_is_the_cheapest_of_all_that_hold(slo: Slo, rate: float, count:
 
 def test_bounds_never_forbid_what_holds() -> None:
     slo = Slo(ttft_s=8.0, itl_s=0.5)
-    one = promise(slo, rate=3.0, count=30)
-    needs = demand(one.asks, 16, has_cache=True)
+    one = slo_target(slo, rate=3.0, count=30)
+    needs = demand(one.requests, 16, has_cache=True)
     for recipe in of_laptops(slo, degrees=(1, 2), budgets=(512,)):
         low = recipe.least(needs, slo, one.percentile)
         assert not isinstance(low, str)
@@ -122,19 +122,19 @@ def test_shared_beginnings_are_needed_once() -> None:
 
 def test_what_no_number_of_workers_mends_is_not_tried() -> None:
     slo = Slo(itl_s=0.015)
-    _, plan = planned(promise(slo, rate=0.5), of_laptops(slo, degrees=(1, 4)))
+    _, plan = planned(slo_target(slo, rate=0.5), of_laptops(slo, degrees=(1, 4)))
     assert plan.winner is None and plan.runner_up is None and not plan.tried
     reasons = {never.reason for never in plan.never}
     assert "cannot be cut into 4" in reasons
     assert any("tokens of" in reason and "even alone" in reason for reason in reasons)
-    text = told(plan, promise(slo, rate=0.5))
+    text = format_plan(plan, slo_target(slo, rate=0.5))
     assert "Nothing that was tried holds ITL 15 ms" in text and "cannot be cut into 4" in text
 
 
 def test_another_seed_adds_no_more_than_there_may_be() -> None:
     slo = Slo(ttft_s=1000.0)
-    one, never = promise(slo, 1.0, count=20), promise(Slo(ttft_s=1e-9), 1.0, count=20, seed=4)
-    needs = demand(one.asks, 16, has_cache=True)
+    one, never = slo_target(slo, 1.0, count=20), slo_target(Slo(ttft_s=1e-9), 1.0, count=20, seed=4)
+    needs = demand(one.requests, 16, has_cache=True)
     for max_gpus, num_added in ((2, 0), (3, 1), (9, 2)):
         planner = CapacityPlanner(one, never, needs, max_gpus, lambda _: None)
         (recipe,) = (r for r in of_laptops(slo, budgets=(512,)) if r.kind == "split")
@@ -143,19 +143,19 @@ def test_another_seed_adds_no_more_than_there_may_be() -> None:
         assert found.deployment.num_gpus <= max_gpus
 
 
-def test_where_nothing_holds_the_nearest_is_told() -> None:
+def test_where_nothing_holds_the_nearest_is_reported() -> None:
     slo = Slo(ttft_s=0.45)
     one = SloTarget(mix(3, 40, 0.05), slo, 60.0, 3)
-    planner = CapacityPlanner(one, one, demand(one.asks, 16, has_cache=True), 1, lambda _: None)
+    planner = CapacityPlanner(one, one, demand(one.requests, 16, has_cache=True), 1, lambda _: None)
     strict = [replace(recipe, budget=64) for recipe in of_laptops(slo) if recipe.kind == "mixed"]
     plan = planner.find(strict)
     assert plan.winner is None
-    assert "Nothing that was tried holds TTFT 450 ms" in told(plan, one)
+    assert "Nothing that was tried holds TTFT 450 ms" in format_plan(plan, one)
 
 
-def test_a_run_that_is_lost_is_given_up_and_says_why() -> None:
+def test_a_run_that_must_miss_is_aborted_and_reports_why() -> None:
     slo = Slo(ttft_s=1.0, itl_s=0.5)
-    one = promise(slo, rate=20.0, count=200)
+    one = slo_target(slo, rate=20.0, count=200)
     verdict = one.tried(of_laptops(slo)[0].deployment((1,)))
     assert not verdict.holds and verdict.report is None and verdict.margin is None
     (miss, *_) = verdict.misses
@@ -195,7 +195,7 @@ def test_a_follow_up_is_lengthened_too() -> None:
 
 def test_points_along_an_axis_are_plans_of_their_own() -> None:
     slo = Slo(ttft_s=9.0, itl_s=0.3)
-    one = promise(slo, rate=0.8, count=20)
+    one = slo_target(slo, rate=0.8, count=20)
     _, plan = planned(one, of_laptops(slo, budgets=(512,)), max_gpus=6)
     assert set(plan.best) == {"mixed", "split"}
     points = along("load", one, plan.best, 6, lambda _: None)

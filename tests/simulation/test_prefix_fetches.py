@@ -31,7 +31,7 @@ LATENCY_S, READ_LATENCY_S = 2e-4, 5e-5
 
 @dataclass(eq=False)
 class Ears:
-    """A `Listener` that keeps what it hears, with the time."""
+    """A `Listener` that records what it receives, with the time."""
 
     now: Callable[[], float]
     party: Actor = field(default_factory=lambda: Actor(0, EventDigest()))
@@ -45,7 +45,7 @@ class Ears:
 
 
 class Rig:
-    """Two workers, a network between them, and one who submits."""
+    """Two workers, a network between them, and an actor that submits requests."""
 
     def __init__(
         self, bandwidth: float = 1e9, max_run: int = 64, num_blocks: int = 2000, num_host_blocks: int = 0
@@ -155,7 +155,7 @@ def test_looking_ahead_changes_nothing(num_blocks: int) -> None:
         max_size=16,
     ),
 )
-def test_whatever_is_borrowed_all_end_and_looking_ahead_changes_nothing(
+def test_whatever_is_fetched_all_end_and_looking_ahead_changes_nothing(
     bandwidth: float, num_blocks: int, num_host_blocks: int, jobs: list[tuple[float, int, int, int, int]]
 ) -> None:
     """Also from a worker that has nothing, or from itself."""

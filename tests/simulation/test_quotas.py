@@ -1,4 +1,4 @@
-"""Tenants' terms at a simulated gateway: who is refused and why, and that nothing stays reserved."""
+"""Test tenants' terms at a simulated gateway: refusals, their reasons, and that no reservation is left."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_tokens_beyond_the_quota_are_refused_and_no_more() -> None:
     assert all(error.retry_after_s is not None and 0 < error.retry_after_s <= 60 for error in errors)
 
 
-def test_a_minute_brings_what_the_quota_says_whatever_is_asked() -> None:
+def test_a_minute_grants_the_quota_whatever_is_requested() -> None:
     """Three minutes of ten times the quota: the first bucket and what came into it since."""
     traces = run(spec_of(requests_per_minute=6), 1.0, 180)
     served = [trace for trace in traces if trace.is_complete]
@@ -76,7 +76,7 @@ def test_a_tenant_without_a_key_is_refused() -> None:
 
 
 def test_a_tenant_gets_no_better_lane_than_its_own() -> None:
-    """Its ceiling puts it behind another's standard lane, whatever it asks for."""
+    """Its ceiling puts it behind another's standard lane, whichever it requests."""
     other = TenantId("b")
     tenants = {A: Tenant(id=A, lane=Lane.BATCH), other: Tenant(id=other, lane=Lane.STANDARD)}
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), terms=Terms(tenants=tenants))

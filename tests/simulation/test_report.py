@@ -1,4 +1,4 @@
-"""A run adds up, whatever watches it; never a time of this machine."""
+"""Test that a report adds up and that recording does not change a run."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def split() -> SimCluster:
 
 @pytest.fixture(scope="module")
 def ran() -> tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]:
-    """A run to its end, for tests that only read it."""
+    """Return a run that has ended, for tests that only read it."""
     one, asks = split(), mix(seed=2, count=60, rate=0.8)
     return one, asks, run(one, asks)
 
 
 def test_a_report_adds_up(ran: tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]) -> None:
     one, asks, traces = ran
-    told = report(one, tallied(traces))
+    result = report(one, tallied(traces))
     num_output = sum(ask.request.sampling.max_tokens for ask in asks)
     num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
-    assert told.errors == {} and told.request_rate * told.wall_s == pytest.approx(60)
-    assert told.output_rate * told.wall_s == pytest.approx(num_output)
-    assert told.prompt_rate * told.wall_s == pytest.approx(num_prompt) and told.cached_share == 0
-    assert told.kv_rate * told.wall_s == pytest.approx(one.num_read_bytes)
+    assert result.errors == {} and result.request_rate * result.wall_s == pytest.approx(60)
+    assert result.output_rate * result.wall_s == pytest.approx(num_output)
+    assert result.prompt_rate * result.wall_s == pytest.approx(num_prompt) and result.cached_share == 0
+    assert result.kv_rate * result.wall_s == pytest.approx(one.num_read_bytes)
     # All KV leaves the one prefill worker, so that its link is the busiest, at 1 GB/s.
-    assert told.busiest_link_share * told.wall_s == pytest.approx(one.num_read_bytes / 1e9)
-    assert told.cost_per_million_output == pytest.approx(2.0 * told.wall_s / 3600 / num_output * 1e6)
-    assert told.cost_per_million_prompt == pytest.approx(2.0 * told.wall_s / 3600 / num_prompt * 1e6)
-    assert told.digest == one.digest and told.num_events == one.num_events
-    whole, *parts = told.groups
+    assert result.busiest_link_share * result.wall_s == pytest.approx(one.num_read_bytes / 1e9)
+    assert result.cost_per_million_output == pytest.approx(2.0 * result.wall_s / 3600 / num_output * 1e6)
+    assert result.cost_per_million_prompt == pytest.approx(2.0 * result.wall_s / 3600 / num_prompt * 1e6)
+    assert result.digest == one.digest and result.num_events == one.num_events
+    whole, *parts = result.groups
     assert whole.name == "all" and [part.name for part in parts] == ["long", "medium", "short"]
     assert sum(part.num_requests for part in parts) == whole.num_requests == whole.num_complete == 60
     assert whole.itl is not None and whole.itl.count == num_output - 60
@@ -64,14 +64,14 @@ def test_a_report_adds_up(ran: tuple[SimCluster, list[ScheduledRequest], list[Cl
 
 def test_pools_add_up(ran: tuple[SimCluster, list[ScheduledRequest], list[ClientTrace]]) -> None:
     one, asks, traces = ran
-    told = report(one, tallied(traces))
+    result = report(one, tallied(traces))
     num_prompt = sum(len(ask.request.prompt_tokens) for ask in asks)
     num_decoded = sum(ask.request.sampling.max_tokens for ask in asks) - 60
-    decode, prefill = told.pools
+    decode, prefill = result.pools
     assert (decode.pool, decode.num_workers, prefill.pool, prefill.num_workers) == ("decode", 2, "prefill", 1)
-    assert prefill.prefill_rate * told.wall_s == pytest.approx(num_prompt) and prefill.decode_rate == 0
+    assert prefill.prefill_rate * result.wall_s == pytest.approx(num_prompt) and prefill.decode_rate == 0
     # The second token is the first that a decode worker computes; it never sees a prompt.
-    assert decode.decode_rate * told.wall_s == pytest.approx(num_decoded) and decode.prefill_rate == 0
+    assert decode.decode_rate * result.wall_s == pytest.approx(num_decoded) and decode.prefill_rate == 0
     assert decode.worker_rate == pytest.approx(decode.decode_rate / 2)
     assert decode.mean_batch == pytest.approx(num_decoded / sum(w.num_steps for w in one.workers[1:]))
     assert 0 < decode.utilisation < 1 and 0.5 < prefill.utilisation < 1
@@ -86,19 +86,19 @@ def test_goodput_is_what_meets_both_targets_request_by_request(
     for trace in traces:
         late = [gap for gap in trace.gaps_s if gap > 0.03]
         good += trace.ttft_s <= 1.0 and len(late) <= 0.05 * len(trace.gaps_s)
-    told = report(one, tallied(traces, Slo(ttft_s=1.0, itl_s=0.03)))
+    result = report(one, tallied(traces, Slo(ttft_s=1.0, itl_s=0.03)))
     assert 0 < good < 60, "the targets should divide the requests"
-    assert told.groups[0].num_good == good and told.good_share == good / 60
-    assert told.good_rate * told.wall_s == pytest.approx(good)
+    assert result.groups[0].num_good == good and result.good_share == good / 60
+    assert result.good_rate * result.wall_s == pytest.approx(good)
 
 
-def test_prompt_tokens_from_a_prefix_cache_are_told() -> None:
+def test_prompt_tokens_from_a_prefix_cache_are_reported() -> None:
     one = cluster((slow_spec(), 1))
     (first,) = poisson([RequestClass("g", 1.0, (64, 64), (5, 5))], seed=7, count=1, rate=0.0)
     again = replace(first, request=replace(first.request, id="r1"), due_s=60.0)  # type: ignore[arg-type]
-    told = report(one, tallied(run(one, [first, again])))
+    result = report(one, tallied(run(one, [first, again])))
     # Of 64 tokens the last block is computed again, because a hit never covers a whole prompt.
-    assert told.cached_share == pytest.approx(48 / 128)
+    assert result.cached_share == pytest.approx(48 / 128)
 
 
 def test_preemptions_are_counted() -> None:
@@ -111,10 +111,10 @@ def test_preemptions_are_counted() -> None:
 def test_failures_are_counted_and_kept_out_of_the_latencies() -> None:
     one = cluster((slow_spec("decode"), 1), gateway=GatewayConfig(disaggregation="strict", queue_timeout_s=2.0))
     traces = traces_of(one, poisson([RequestClass("g", 1.0, (9, 9), (5, 5))], seed=7, count=3, rate=0.0))
-    told = report(one, tallied(traces))
-    assert told.errors == {"no_worker": 3}
-    assert told.groups[0].ttft is None and told.groups[0].num_complete == told.groups[0].num_good == 0
-    assert told.cost_per_million_output is None and told.output_rate == 0
+    result = report(one, tallied(traces))
+    assert result.errors == {"no_worker": 3}
+    assert result.groups[0].ttft is None and result.groups[0].num_complete == result.groups[0].num_good == 0
+    assert result.cost_per_million_output is None and result.output_rate == 0
 
 
 def test_a_run_without_requests_has_no_report() -> None:

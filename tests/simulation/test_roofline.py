@@ -1,4 +1,4 @@
-"""The roofline gives the figures that were computed for it independently; never a time of this machine.
+"""The roofline gives the figures that were computed for it independently.
 
 Llama-3.1-8B in bf16 on one H200 at 4.3 TB/s and 788 TFLOP/s, each product by the larger of reading and multiplying.
 """
@@ -56,7 +56,7 @@ def test_the_coefficients_lie_between_the_floor_and_twice_the_floor(shape: Model
         assert floor * (1 - 1e-9) <= one.cost().predict(step) <= 2 * floor
 
 
-def test_two_accelerators_halve_all_but_what_they_tell_each_other() -> None:
+def test_two_accelerators_halve_all_but_their_communication() -> None:
     two = Roofline(LLAMA_8B, H200, degree=2)
     assert two.cost().base_s == pytest.approx(FLOOR.cost().base_s / 2)
     assert two.cost().decode_context_s == pytest.approx(FLOOR.cost().decode_context_s / 2)

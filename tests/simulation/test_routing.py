@@ -1,4 +1,4 @@
-"""Ways to choose workers over whole runs, and several gateways on one fleet; never a real worker."""
+"""Test routing policies over whole runs, and several gateways with the same workers."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def talks(num_talks: int, num_turns: int, unit: int) -> list[ScheduledRequest]:
             length = unit * ((50 if talk % 4 else 240) + 9 * turn)
             prompt = tuple((talk * 7919 + i) % 30_000 for i in range(length))
             number = turn * num_talks + talk
-            asked = Request(
+            turn_request = Request(
                 id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=prompt, sampling=SamplingParams(max_tokens=40)
             )
-            asks.append(ScheduledRequest(asked, "talk", number * unit * 3e-4))
+            asks.append(ScheduledRequest(turn_request, "talk", number * unit * 3e-4))
     return asks
 
 
@@ -116,13 +116,13 @@ def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
         turn, talk = divmod(number, 6)
         first = tuple((talk * 7919 + i) % 30_000 for i in range(2000))
         answer = tuple(token_at(talk, 0, index) for index in range(1200))
-        asked = Request(
+        turn_request = Request(
             id=RequestId(f"r{number}"),
             model=MODEL,
             prompt_tokens=first if turn == 0 else (*first, *answer, *range(100)),
             sampling=SamplingParams(max_tokens=1200 if turn == 0 else 4, seed=talk),
         )
-        asks.append(ScheduledRequest(asked, "talk", 30.0 * turn + 0.1 * talk))
+        asks.append(ScheduledRequest(turn_request, "talk", 30.0 * turn + 0.1 * talk))
     cluster = SimCluster(spec)
     traces = run(cluster, asks)
     return sum(t.outcome.num_cached_tokens for t in traces), cluster.num_remote_hit_tokens  # type: ignore[union-attr]
@@ -130,7 +130,7 @@ def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
 
 @pytest.mark.parametrize("num_gateways", [1, 3])
 def test_an_answer_that_only_its_decode_worker_has_is_read_from_there(num_gateways: int) -> None:
-    """Gateways hear the same of prefix caches, whoever placed what is in them."""
+    """All gateways see the same prefix index, whichever of them placed the request."""
     cached, borrowed = answered(num_gateways=num_gateways, remote_prefix=True)
     alone, none = answered(num_gateways=num_gateways, remote_prefix=False)
     assert none == 0 and alone <= 6 * 2000

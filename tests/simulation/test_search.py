@@ -1,4 +1,4 @@
-"""The searches find what trying everything finds, with fewer tries; never with a cluster."""
+"""The searches find what trying everything finds, with fewer tries."""
 
 from __future__ import annotations
 

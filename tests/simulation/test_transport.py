@@ -1,4 +1,4 @@
-"""How reads share links in virtual time; never an engine."""
+"""Test how reads share links in virtual time."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_reads_from_one_source_or_into_one_consumer_share_it() -> None:
     assert ends((0.0, A, C, 100), (0.0, B, C, 100)) == pytest.approx([2.0, 2.0])
 
 
-def test_ways_out_and_in_are_apart_and_so_are_other_links() -> None:
+def test_directions_of_a_link_and_other_links_are_independent() -> None:
     assert ends((0.0, A, B, 100), (0.0, B, A, 100)) == pytest.approx([1.0, 1.0])
     assert ends((0.0, A, B, 100), (0.0, C, D, 100)) == pytest.approx([1.0, 4.0])
 
 
-def test_who_comes_later_slows_the_first_and_who_goes_gives_back() -> None:
+def test_a_later_read_slows_the_first_until_it_ends() -> None:
     # 50 bytes alone until 0.5, then half each: the second's 25 end at 1.0, the first has 25 left for the whole link.
     assert ends((0.0, A, B, 100), (0.5, A, C, 25)) == pytest.approx([1.25, 1.0])
 

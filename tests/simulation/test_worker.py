@@ -1,4 +1,4 @@
-"""One simulated worker does between steps what the real driver does; never a whole cluster."""
+"""One simulated worker does between steps what the real driver does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTY = Actor(0, EventDigest())
 
 
 class Notes:
-    """An `Outlet` that keeps what it was given, with the time."""
+    """An `Outlet` that records its calls, with the time."""
 
     def __init__(self, agenda: SimEventQueue) -> None:
         self._agenda = agenda
@@ -67,7 +67,7 @@ def rig(num_blocks: int = 2000) -> tuple[SimEventQueue, Notes, SimWorker]:
     return agenda, notes, SimWorker(agenda, slow_spec(num_blocks=num_blocks), "w", notes, seed=0, party=PARTY)
 
 
-def test_what_comes_while_a_step_runs_waits_for_its_end() -> None:
+def test_commands_that_arrive_during_a_step_wait_for_its_end() -> None:
     agenda, notes, worker = rig()
     answered: list[float] = []
     agenda.at(0.0, "a", lambda: worker.submit(job("a", 100), lambda *_: answered.append(agenda.now)), by=PARTY)
@@ -102,7 +102,7 @@ def test_a_cancel_between_two_steps_ends_the_stream_there() -> None:
     worker.engine.check()
 
 
-def test_a_load_is_told_when_it_has_changed() -> None:
+def test_a_load_is_reported_when_it_has_changed() -> None:
     agenda, notes, worker = rig()
     agenda.at(0.0, "a", lambda: worker.submit(job("a", 100, max_tokens=8), lambda *_: None), by=PARTY)
     agenda.run()
@@ -131,8 +131,8 @@ def test_prompts_that_take_turns_find_their_beginnings_in_host_memory(num_host_s
     assert worker.num_prefill_tokens == 6 * 1000 - 3 * hit
 
 
-def test_what_steps_are_said_to_cost_does_not_depend_on_how_far_the_worker_looks_ahead() -> None:
-    def told(max_run: int) -> list[StepCost | None]:
+def test_the_published_step_cost_does_not_depend_on_lookahead() -> None:
+    def published_costs(max_run: int) -> list[StepCost | None]:
         agenda = SimEventQueue()
         config = Config(slo=SloConfig(ttft_ms=500.0))
         spec = slow_spec(config=config, residuals=always(0.5, 1.0, 3.0), max_run=max_run)
@@ -146,5 +146,5 @@ def test_what_steps_are_said_to_cost_does_not_depend_on_how_far_the_worker_looks
         agenda.run()
         return seen
 
-    assert len(set(told(1))) > 2, "it has learned"
-    assert told(64) == told(1)
+    assert len(set(published_costs(1))) > 2, "it has learned"
+    assert published_costs(64) == published_costs(1)

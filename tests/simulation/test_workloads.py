@@ -13,7 +13,7 @@ from tests.simulation.clusters import cluster, gpu_spec, slow_spec
 
 
 def ended(requests: list[ScheduledRequest], *workers: tuple[object, int]) -> tuple[list[ClientTrace], int]:
-    """All traces, and how many prompt tokens were computed."""
+    """Return all traces and the number of prompt tokens that were computed."""
     one = cluster(*workers)  # type: ignore[arg-type]
     traces: list[ClientTrace] = []
     one.run(requests, traces.append)

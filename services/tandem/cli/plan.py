@@ -23,7 +23,7 @@ from tandem.sim.planner.deployment_kind import DeploymentKind, recipes
 from tandem.sim.planner.slo_check import SloResult, SloTarget
 from tandem.sim.planner.workload_demand import demand
 from tandem.sim.report import table
-from tandem.sim.simulate import collecting_seldom
+from tandem.sim.simulate import rare_garbage_collection
 
 _SEARCHED = {
     "engine.max_num_batched_tokens": "set the step budgets to try with --budgets",
@@ -46,7 +46,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     kinds = _recipes(resolved, args, machines, target.slo)
     clock = SystemClock()
     began = clock.now()
-    with ProgressBar(clock, None) as bar, collecting_seldom():
+    with ProgressBar(clock, None) as bar, rare_garbage_collection():
         planner = _planner(target, confirmation, args.max_gpus, resolved, bar)
         plan = planner.find(kinds)
         curves = _curves(axes, target, plan, args.max_gpus, bar)
@@ -103,7 +103,7 @@ def _planner(
     target: SloTarget, confirmation: SloTarget, max_gpus: int, resolved: Resolved, bar: ProgressBar
 ) -> CapacityPlanner:
     engine = with_device_defaults(resolved.config).engine
-    needs = demand(target.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
+    needs = demand(target.requests, engine.block_size, has_cache=engine.enable_prefix_caching)
     planner = CapacityPlanner(
         target, confirmation, needs, max_gpus, lambda text: bar.update(len(planner.plan.tried), lambda: text)
     )
@@ -131,8 +131,8 @@ def _print(
 ) -> None:
     rate = f" at {args.rate:g} requests/s" if args.rate is not None else ""
     model = args.shape if args.profile is None else args.profile
-    print(f"{model}, {len(target.asks):,} requests of {args.workload}{rate}, seed {args.seed}\n")  # noqa: T201
-    print(plan_table.told(plan, target))  # noqa: T201
+    print(f"{model}, {len(target.requests):,} requests of {args.workload}{rate}, seed {args.seed}\n")  # noqa: T201
+    print(plan_table.format_plan(plan, target))  # noqa: T201
     if curves:
         print(f"\n{plan_table.break_evens(curves)}")  # noqa: T201
     for machine in machines:

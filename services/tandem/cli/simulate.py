@@ -20,7 +20,7 @@ from tandem.sim.report import table
 from tandem.sim.report.latency_stats import GroupTally, LatencyStats
 from tandem.sim.report.report import ALL, SimulationReport
 from tandem.sim.report.time_series import Series
-from tandem.sim.simulate import collecting_seldom, simulate
+from tandem.sim.simulate import rare_garbage_collection, simulate
 
 FORMAT = "tandem-simulation-1"
 
@@ -50,7 +50,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     heading = f"{args.workload}, seed {args.seed}: {deployment}"
     rate = f"{report.num_requests / wall_s:,.0f} requests per second" if wall_s else "at once"
     facts = [*deployment.machine.about, ("simulated", f"in {wall_s:.1f} s, {rate}")]
-    print(f"{heading}\n\n{table.told(report, slo)}\n{table.facts(facts)}")  # noqa: T201 - the command's output
+    print(f"{heading}\n\n{table.format_report(report, slo)}\n{table.facts(facts)}")  # noqa: T201 - the command's output
     if path is not None:
         simulate_setup.write_json(path, _document(args, count, deployment, report, tally, series))
     if chart is not None and series is not None:
@@ -70,7 +70,7 @@ def _run(
         num_ended += 1
         bar.update(num_ended, lambda: f"{cluster.now:,.1f} s virtual, {num_ended / (clock.now() - began):,.0f}/s")
 
-    with ProgressBar(clock, count) as bar, collecting_seldom():
+    with ProgressBar(clock, count) as bar, rare_garbage_collection():
         try:
             requests = simulate_setup.workload_requests(args, count, args.seed)
             report, tally = simulate(deployment.cluster(args.seed), requests, slo, series=series, look=look)

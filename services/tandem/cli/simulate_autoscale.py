@@ -19,10 +19,10 @@ from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.machines.deployment import Deployment
 from tandem.sim.report import table
 from tandem.sim.scaling import elastic_table
-from tandem.sim.scaling.autoscale import ElasticRun, Planned, simulate_elastic
+from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.autoscaled_cluster import ROLES, Autoscaler, ElasticSpec
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
-from tandem.sim.simulate import collecting_seldom
+from tandem.sim.simulate import rare_garbage_collection
 
 FORMAT = "tandem-autoscale-1"
 
@@ -39,16 +39,16 @@ def run(deployment: Deployment, planner: PlannerConfig, args: argparse.Namespace
         start_s=planner.start_s,
     )
     requests = simulate_setup.workload_requests(args, simulate_setup.count_of(args), args.seed)
-    with collecting_seldom():
+    with rare_garbage_collection():
         try:
             done = simulate_elastic(spec, elastic, scaler, requests, slo)
         except ValueError as error:
             raise simulate_setup.refuse(str(error)) from error
     heading = f"{args.workload}, seed {args.seed}: {args.autoscale}, beginning with {deployment}"
     facts = table.facts(deployment.machine.about)
-    print(f"{heading}\n\n{elastic_table.told(done, slo)}\n{facts}")  # noqa: T201 - the command's output
+    print(f"{heading}\n\n{elastic_table.format_run(done, slo)}\n{facts}")  # noqa: T201 - the command's output
     if path is not None:
-        decisions = scaler.decisions if isinstance(scaler, Planned) else ()
+        decisions = scaler.decisions if isinstance(scaler, ScalerAdapter) else ()
         simulate_setup.write_json(path, _document(args, done, decisions))
     return 0
 
@@ -56,7 +56,7 @@ def run(deployment: Deployment, planner: PlannerConfig, args: argparse.Namespace
 def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
     kind, _, rest = text.partition("=")
     if kind == "planner" and not rest:
-        return Planned(
+        return ScalerAdapter(
             Scaler(replace(policy_of(planner, slo), change_roles=False))
         )  # a simulated worker keeps its role
     numbers = rest.split(":")
@@ -64,7 +64,7 @@ def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
         raise simulate_setup.refuse(
             f"--autoscale {text}: use planner, or queue=2:16 (requests at each prefill and decode worker)"
         )
-    return QueueScaler(QueuePolicy(wanted=(float(numbers[0]), float(numbers[1]))))
+    return QueueScaler(QueuePolicy(ongoing_per_worker=(float(numbers[0]), float(numbers[1]))))
 
 
 def _kinds(workers: Sequence[tuple[WorkerSpec, int]]) -> dict[Role, WorkerSpec]:

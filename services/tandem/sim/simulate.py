@@ -1,4 +1,4 @@
-"""One simulated run from cluster to report; never chooses what to run."""
+"""Run one workload on one simulated cluster and return its report."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from tandem.sim.report.time_series import Series
 from tandem.workload.ask import ScheduledRequest
 
 Look = Callable[[SimCluster, LatencyStats], None]
-"""Called after each end of a request; it may raise to give the run up."""
+"""Callback after the end of each request; it may raise an exception to abort the run."""
 
 
 COLLECT_EVERY = 1_000_000
-"""Objects between two collections."""
+"""Objects allocated between two garbage collections of the youngest generation."""
 
 
 @contextmanager
-def collecting_seldom() -> Iterator[None]:
-    """For programs that simulate for long: a simulation makes hardly any cycles, and looking for them among all that it
-    holds takes a fifth of its time."""
+def rare_garbage_collection() -> Iterator[None]:
+    """Collect garbage rarely inside the `with` block, for programs with long simulations.
+
+    A simulation creates hardly any reference cycles, and the search for them among all its objects takes a fifth of its
+    run time."""
     usual = gc.get_threshold()
     gc.set_threshold(COLLECT_EVERY)
     try:
@@ -36,15 +38,17 @@ def collecting_seldom() -> Iterator[None]:
 
 def simulate(
     spec: ClusterSpec,
-    asks: Iterable[ScheduledRequest],
+    requests: Iterable[ScheduledRequest],
     slo: Slo,
     *,
     series: Series | None = None,
     look: Look | None = None,
     each: Callable[[ClientTrace], None] | None = None,
 ) -> tuple[SimulationReport, LatencyStats]:
-    """Run a workload to its end and check that nothing is left open; `each` gets the trace of every request. Raises
-    ValueError when there is no request."""
+    """Run a workload to its end, check that nothing is left open, and return the report and the statistics behind it.
+
+    `each` is called with the trace of every request at its end, then `series` samples the cluster, then `look` is
+    called. Raises ValueError when there is no request."""
     cluster, tally = SimCluster(spec), LatencyStats(slo)
 
     def ended(trace: ClientTrace) -> None:
@@ -57,12 +61,12 @@ def simulate(
         if look is not None:
             look(cluster, tally)
 
-    cluster.run(asks if series is None else _watched(asks, cluster, series), ended)
+    cluster.run(requests if series is None else _watched(requests, cluster, series), ended)
     cluster.check()
     return report(cluster, tally), tally
 
 
-def _watched(asks: Iterable[ScheduledRequest], cluster: SimCluster, series: Series) -> Iterator[ScheduledRequest]:
-    for ask in asks:
+def _watched(requests: Iterable[ScheduledRequest], cluster: SimCluster, series: Series) -> Iterator[ScheduledRequest]:
+    for scheduled in requests:
         series.look(cluster)
-        yield ask
+        yield scheduled

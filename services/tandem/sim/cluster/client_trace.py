@@ -1,4 +1,4 @@
-"""What the client of one simulated request sees and when; never what a worker did for it."""
+"""Record what the client of one simulated request receives, and when."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from tandem.workload.ask import ScheduledRequest
 
 
 class ClientTrace:
-    """Times are virtual seconds. `path`: as `Placement.path`. It does not keep the request, whose prompt is most of
-    what a simulation holds, and token ids only where a next turn needs them."""
+    """Own the token times and the outcome of one request, as its client sees them.
+
+    Times are virtual seconds. `path`: as `Placement.path`. The trace does not keep the request, because prompts are
+    most of a simulation's memory, and keeps token ids only where a follow-up turn needs them."""
 
     __slots__ = (
         "due_s", "ended_at", "group", "id", "max_tokens", "num_prompt", "outcome", "path", "tenant", "token_times",
         "tokens",
     )  # fmt: skip
 
-    def __init__(self, ask: ScheduledRequest) -> None:
-        self.id = ask.request.id
-        self.group = ask.group
-        self.tenant = ask.tenant
-        self.due_s = ask.due_s
-        self.num_prompt = len(ask.request.prompt_tokens)
-        self.max_tokens = ask.request.sampling.max_tokens
+    def __init__(self, scheduled: ScheduledRequest) -> None:
+        self.id = scheduled.request.id
+        self.group = scheduled.group
+        self.tenant = scheduled.tenant
+        self.due_s = scheduled.due_s
+        self.num_prompt = len(scheduled.request.prompt_tokens)
+        self.max_tokens = scheduled.request.sampling.max_tokens
         self.token_times = array("d")
-        self.tokens: array[int] | None = None if ask.follow is None else array("L")
+        self.tokens: array[int] | None = None if scheduled.follow is None else array("L")
         self.outcome: Finished | TandemError | None = None
         self.ended_at = 0.0
         self.path = ""
 
     def deliver(self, token: int, at: float) -> None:
-        """A token reaches the client, never before the one that came before it."""
+        """Record a token that reaches the client at `at`, or with the token before it if that is later."""
         self.token_times.append(max(at, self.token_times[-1]) if self.token_times else at)
         if self.tokens is not None:
             self.tokens.append(token)
 
     def deliver_all(self, tokens: Sequence[int], times: Sequence[float]) -> None:
-        """Several, as `deliver` takes one."""
+        """Record several tokens, each as `deliver` does."""
         last = self.token_times[-1] if self.token_times else times[0]
         self.token_times.extend(islice(accumulate(times, max, initial=last), 1, None))
         if self.tokens is not None:
             self.tokens.extend(iter(tokens))
 
     def end(self, outcome: Finished | TandemError, now: float) -> None:
-        """The one end. Raises RuntimeError at a second one."""
+        """Record the end of the request. Raises RuntimeError when it has already ended."""
         if self.outcome is not None:
             raise RuntimeError(f"{self.id} ended twice: {self.outcome}, then {outcome}")
         self.outcome = outcome
@@ -60,7 +62,7 @@ class ClientTrace:
 
     @property
     def is_complete(self) -> bool:
-        """It ended well and all its tokens have come."""
+        """Whether the request finished without error and the client has all its tokens."""
         outcome = self.outcome
         if not isinstance(outcome, Finished) or outcome.num_output_tokens != len(self.token_times):
             return False

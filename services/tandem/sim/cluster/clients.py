@@ -1,5 +1,4 @@
-"""Those who ask: each request goes to its gateway when it is due, and what follows on an answer after that; never knows
-what becomes of one in between."""
+"""Send each request to its gateway when it is due, and its follow-up turn after its answer."""
 
 from __future__ import annotations
 
@@ -16,7 +15,10 @@ from tandem.workload.ask import ScheduledRequest
 
 
 class Clients:
-    """`owner` says to which gateway a request goes; `sent` is told each as it comes, `ended` what became of it."""
+    """Own the upcoming requests of a run and schedule their sending.
+
+    `owner` returns the gateway of a request; `sent` is called with each request when it is sent, `ended` with its trace
+    at its end."""
 
     def __init__(
         self,
@@ -31,37 +33,40 @@ class Clients:
         self._owner = owner
         self._sent = sent
         self._ended = ended
-        self._coming: Iterator[ScheduledRequest] = iter(())
+        self._upcoming: Iterator[ScheduledRequest] = iter(())
         self.num_open = 0
-        """Requests that are under way, or whose time is known."""
+        """Requests that are running or scheduled."""
 
-    def begin(self, asks: Iterable[ScheduledRequest]) -> None:
-        """In the order of their time, taken one at a time."""
-        self._coming = iter(asks)
-        self._await_one()
+    def begin(self, requests: Iterable[ScheduledRequest]) -> None:
+        """Schedule the requests, which are in the order of their due times; each is taken when the one before is
+        sent."""
+        self._upcoming = iter(requests)
+        self._schedule_next()
 
     # ---- inside
 
-    def _await_one(self) -> None:
-        ask = next(self._coming, None)
-        if ask is not None:
-            self._await_due(ask, self._send_one)
+    def _schedule_next(self) -> None:
+        scheduled = next(self._upcoming, None)
+        if scheduled is not None:
+            self._schedule_due(scheduled, self._send_one)
 
-    def _await_due(self, ask: ScheduledRequest, action: Callable[[ScheduledRequest], None]) -> None:
+    def _schedule_due(self, scheduled: ScheduledRequest, action: Callable[[ScheduledRequest], None]) -> None:
         self.num_open += 1
-        to = self._owner(ask.request.id).party
-        self._agenda.at(ask.due_s, f"ask {ask.request.id}", partial(action, ask), by=self._party, to=to)
+        to = self._owner(scheduled.request.id).party
+        self._agenda.at(
+            scheduled.due_s, f"ask {scheduled.request.id}", partial(action, scheduled), by=self._party, to=to
+        )
 
-    def _send_one(self, ask: ScheduledRequest) -> None:
-        self._send(ask)
-        self._await_one()
+    def _send_one(self, scheduled: ScheduledRequest) -> None:
+        self._send(scheduled)
+        self._schedule_next()
 
-    def _send(self, ask: ScheduledRequest) -> None:
-        self._sent(ask)
-        self._owner(ask.request.id).open(ask, partial(self._over, ask))
+    def _send(self, scheduled: ScheduledRequest) -> None:
+        self._sent(scheduled)
+        self._owner(scheduled.request.id).open(scheduled, partial(self._over, scheduled))
 
-    def _over(self, ask: ScheduledRequest, trace: ClientTrace) -> None:
+    def _over(self, scheduled: ScheduledRequest, trace: ClientTrace) -> None:
         self._ended(trace)
         self.num_open -= 1
-        if ask.follow is not None and isinstance(trace.outcome, Finished):
-            self._await_due(ask.follow(trace.tokens or (), trace.ended_at), self._send)
+        if scheduled.follow is not None and isinstance(trace.outcome, Finished):
+            self._schedule_due(scheduled.follow(trace.tokens or (), trace.ended_at), self._send)

@@ -1,5 +1,4 @@
-"""A simulated cluster: workers in pools, gateways, a network; composes them, runs a workload and adds up the books,
-never decides."""
+"""Compose a simulated cluster of workers in pools, gateways and a network, and run a workload on it."""
 
 from __future__ import annotations
 
@@ -30,10 +29,15 @@ from tandem.workload.ask import ScheduledRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """`workers`: each kind and how many of it. Seconds are one way: between any two processes, and before the first
-    byte of a read. `delivery_s`: times that a token takes from the gateway to its client, each as likely as any other.
-    `seed` draws those and the residuals. `terms` are those of the tenants; each of several gateways grants them all.
-    `index_delay_s`: after so long a gateway knows what a worker's prefix cache got or lost."""
+    """Composition and delays of a simulated cluster.
+
+    `workers`: each kind of worker and its number.
+    `latency_s`: seconds of a message between any two processes, in one direction.
+    `read_latency_s`: seconds before the first byte of a KV read.
+    `delivery_s`: equally likely seconds that a token takes from the gateway to its client.
+    `seed`: picks delivery times, residuals and the gateway of each request.
+    `terms`: those of the tenants; each of several gateways grants them in full.
+    `index_delay_s`: seconds until gateways know what a worker's prefix cache stored or evicted."""
 
     workers: tuple[tuple[WorkerSpec, int], ...]
     gateway: GatewayConfig
@@ -47,7 +51,9 @@ class ClusterSpec:
 
 
 class SimCluster:
-    """Built once, run once. Equal specs and workloads give equal digests, however many steps workers take at once."""
+    """Own all parts of one simulated cluster, for one run.
+
+    Equal specs and workloads give equal digests, regardless of how many steps workers look ahead."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._agenda = SimEventQueue()
@@ -75,9 +81,9 @@ class SimCluster:
         ]
         self._network.attach(self.workers, self._gateways)
         self.gone: list[SimWorker] = []
-        """Those that were drained, in the order of their ends."""
+        """Workers that were drained, in the order of their ends."""
         self._num_named = len(kinds)
-        self._asking: Clients | None = None
+        self._client_population: Clients | None = None
         self._num_lives = first + len(kinds)
         self._seed = spec.seed
         stage = SimClusterState(
@@ -96,7 +102,7 @@ class SimCluster:
 
     @property
     def digest(self) -> str:
-        """Of what each party did and met, in its own order."""
+        """The digest of what happened at each actor, in the actor's own order."""
         parties = (
             self._clients, *(gateway.party for gateway in self._gateways), *(worker.party for worker in self.workers),
             *(worker.party for worker in self.gone),
@@ -109,17 +115,17 @@ class SimCluster:
 
     @property
     def num_read_bytes(self) -> int:
-        """KV that moved between workers."""
+        """Bytes of KV that were read between workers."""
         return self._fabric.num_bytes
 
     @property
     def num_remote_hit_tokens(self) -> int:
-        """Of prompts: their KV was read from other workers' prefix caches."""
+        """Prompt tokens whose KV was read from other workers' prefix caches."""
         return sum(worker.engine.load().num_remote_hit_tokens for worker in self.workers)
 
     @property
     def busiest_link_s(self) -> float:
-        """The least time in which the busiest worker's link could have carried what it did, one way."""
+        """The least seconds in which the busiest worker's link could have carried its bytes in one direction."""
         return self._fabric.busiest_s
 
     @property
@@ -129,32 +135,33 @@ class SimCluster:
 
     def run(
         self,
-        asks: Iterable[ScheduledRequest],
+        requests: Iterable[ScheduledRequest],
         ended: Callable[[ClientTrace], None],
         closed_at: Iterable[tuple[float, RequestId]] = (),
         faults: Sequence[Fault] = (),
         delivered: Callable[[Token], None] = ignore,
         sent: Callable[[ScheduledRequest], None] = ignore,
     ) -> None:
-        """Send `asks`, which are in the order of their time, and what follows on answers, until nothing is left to
-        happen. `sent` is told each request as it comes, `ended` each trace, `delivered` each token that comes alone, as
-        all do where `max_run` is 1."""
-        self._asking = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
+        """Send the requests, in the order of their due times, and their follow-up turns, until no event is left.
+
+        `sent` is called with each request when it is sent, `ended` with each trace at its end, `delivered` with each
+        token that is delivered by itself (with all of them where `max_run` is 1)."""
+        self._client_population = Clients(self._agenda, self._clients, self._gateway_of, sent, ended)
         for gateway in self._gateways:
             gateway.streams.delivered = delivered
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
-        self._asking.begin(asks)
+        self._client_population.begin(requests)
         self._agenda.run()
 
-    # ---- who comes and goes
+    # ---- changes of the set of workers
 
     def every(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something at once and again and again, as long as a request is open or to come."""
+        """Call `action` at once and then every `seconds`, as long as a request is open or due."""
 
         def look() -> None:
             action()
-            if self._asking is not None and self._asking.num_open:
+            if self._client_population is not None and self._client_population.num_open:
                 self.after(seconds, look)
 
         self.after(0.0, look)
@@ -163,8 +170,9 @@ class SimCluster:
         self._agenda.after(seconds, "", action, by=self._clients)
 
     def start(self, kind: WorkerSpec) -> SimWorker:
-        """A worker that takes requests as soon as gateways have found it."""
-        self._num_lives, name = self._num_lives + 1, f"{kind.pool}-{self._num_named}"
+        """Start a worker, which gets requests as soon as gateways have found it."""
+        self._num_lives += 1
+        name = f"{kind.pool}-{self._num_named}"
         self._num_named += 1
         worker = SimWorker(self._agenda, kind, name, self._network, self._seed, Actor(self._num_lives, EventDigest()))
         self.workers.append(worker)
@@ -172,7 +180,7 @@ class SimCluster:
         return worker
 
     def drain(self, worker: SimWorker, within_s: float, ended: Callable[[], None]) -> None:
-        """It leaves when what it has has ended or gone on elsewhere, or after so long whatever it has."""
+        """Drain a worker: it ends when all its jobs have ended or migrated, or after `within_s` regardless of them."""
 
         def left() -> None:
             self.workers.remove(worker)
@@ -188,7 +196,7 @@ class SimCluster:
             self._agenda.at(time, f"close {request}", action, by=self._clients, to=gateway.party)
 
     def check(self) -> None:
-        """Nothing is open anywhere and all books balance. Raises AssertionError naming what is off."""
+        """Check that nothing is left open and that no worker holds blocks. Raises AssertionError naming what is."""
         for gateway in self._gateways:
             gateway.check()
         assert self._fabric.num_reads == 0, f"{self._fabric.num_reads} reads have no end"
@@ -200,11 +208,11 @@ class SimCluster:
             assert not (books.num_sequences or books.num_leases or books.num_pulls), f"{worker!r}: {books}"
 
     def _gateway_of(self, request: RequestId) -> SimGateway:
-        """The same for all that concerns a request."""
+        """Return the gateway of a request, which is the same for all its calls."""
         return self._gateways[seeded_random.integer(0, len(self._gateways) - 1, self._seed, "gateway", request)]
 
     def _revive(self, worker: SimWorker) -> SimWorker:
-        """A new life of one that has ended; it has nothing of the old one but its name."""
+        """Return a new incarnation of a worker that has ended; only the name and the spec stay."""
         self._num_lives += 1
         party, life = Actor(self._num_lives, EventDigest()), worker.ref.incarnation + 1
         return SimWorker(self._agenda, worker.spec, worker.ref.id, self._network, self._seed, party, life)

@@ -1,4 +1,4 @@
-"""Counts what gateways tell a planner of their demand: requests as they come, all else as they end; never decides."""
+"""Count the demand that gateways report to a planner: requests when they arrive, everything else when they end."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ _COUNTS = (
 
 
 class Meter:
-    """Of all gateways together."""
+    """Own the demand counters of all gateways together."""
 
     def __init__(self, slo: Slo) -> None:
         self._slo = slo
         self._taken_at = 0.0
         self._counts: Counter[str] = Counter()
-        self._num_sent = self._num_sent_tokens = 0
+        self._num_sent = 0
+        self._num_sent_tokens = 0
 
     @property
     def mean_input(self) -> float:
-        """Tokens of a prompt, of all so far."""
+        """Mean number of prompt tokens of all requests so far."""
         return self._num_sent_tokens / max(1, self._num_sent)
 
-    def sent(self, ask: ScheduledRequest) -> None:
-        num_tokens = len(ask.request.prompt_tokens)
-        self._num_sent, self._num_sent_tokens = self._num_sent + 1, self._num_sent_tokens + num_tokens
+    def sent(self, scheduled: ScheduledRequest) -> None:
+        num_tokens = len(scheduled.request.prompt_tokens)
+        self._num_sent += 1
+        self._num_sent_tokens += num_tokens
         self._counts["num_requests"] += 1
         self._counts["num_input_tokens"] += num_tokens
 
@@ -54,7 +56,7 @@ class Meter:
         counts["num_gaps"] += len(gaps)
 
     def take(self, now: float) -> Demand:
-        """Since it was last taken."""
+        """Return the demand since the last call and reset the counters."""
         counts, self._counts = self._counts, Counter()
         seconds, self._taken_at = now - self._taken_at, now
         return Demand(seconds=seconds, **{name: counts[name] for name in _COUNTS})

@@ -1,8 +1,8 @@
-"""How long bytes take between workers that share their links; never moves any.
+"""Compute how long KV reads take between workers whose links are shared by several reads.
 
-Each worker has a link with so many bytes per second out and as many in. A read gets an equal part of its source's way
-out and of its consumer's way in, and goes at the smaller of the two; what it leaves unused is not given to others,
-which makes contention rather too strong than too weak.
+Each worker has a link with the same bandwidth out and in. A read gets an equal part of its source's outgoing and of its
+consumer's incoming bandwidth, and runs at the smaller of the two. Bandwidth that a read leaves unused is not given to
+others, so contention is overestimated rather than underestimated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Read:
 
 @dataclass(eq=False, slots=True)
 class _Link:
-    """Dictionaries, because they keep an order. Bytes are of reads that have ended."""
+    """Link of one worker with its running reads, in dictionaries because they are ordered. Bytes count ended reads."""
 
     bandwidth: float
     party: Actor
@@ -39,7 +39,9 @@ class _Link:
 
 
 class Fabric:
-    """`latency_s` passes before the first byte of a read. `num_bytes` counts those of all reads that have ended."""
+    """Own the links of all workers and the reads between them.
+
+    `latency_s`: seconds before the first byte of a read. `num_bytes`: bytes of all reads that have ended."""
 
     def __init__(self, agenda: SimEventQueue, latency_s: float) -> None:
         self._agenda = agenda
@@ -50,7 +52,8 @@ class Fabric:
         self.num_bytes = 0
 
     def add(self, worker: WorkerRef, bandwidth: float, party: Actor) -> None:
-        """A worker whose link carries so many bytes per second, each way."""
+        """Add a worker whose link carries `bandwidth` bytes per second in each direction. Raises ValueError unless it
+        is above 0."""
         if bandwidth <= 0:
             raise ValueError(f"{worker} has a link of {bandwidth} bytes per second")
         self._links[worker] = _Link(bandwidth, party)
@@ -81,7 +84,7 @@ class Fabric:
             self._remove(read)
 
     def lose(self, worker: WorkerRef) -> None:
-        """A worker is gone with all reads of its own; those of others from it fail."""
+        """End all reads of a worker that is gone; reads of other workers from it fail."""
         for read in [r for r in self._reads if worker in (r.source, r.consumer)]:
             if read.next is not None:
                 self._agenda.cancel(read.next)
@@ -90,23 +93,23 @@ class Fabric:
                 self._agenda.after(0.0, "", read.on_lost, by=self._links[read.consumer].party)
 
     def stop(self, source: WorkerRef, consumer: WorkerRef) -> None:
-        """Bytes between the two stand still until `resume`, which nobody is told."""
+        """Stop the transfer of bytes from source to consumer until `resume`, without a notice to either."""
         self._cut.add((source, consumer))
-        self._share_pair(source, consumer)
+        self._update_pair_rates(source, consumer)
 
     def resume(self, source: WorkerRef, consumer: WorkerRef) -> None:
         self._cut.discard((source, consumer))
-        self._share_pair(source, consumer)
+        self._update_pair_rates(source, consumer)
 
     def set_bandwidth(self, worker: WorkerRef, bandwidth: float) -> None:
-        """Of a worker's link from now on, in bytes per second each way."""
+        """Set the bandwidth of a worker's link from now on, in bytes per second in each direction."""
         self._links[worker].bandwidth = bandwidth
         for read in [r for r in self._reads if worker in (r.source, r.consumer)]:
-            self._share(read)
+            self._update_rates(read)
 
     @property
     def busiest_s(self) -> float:
-        """The least time in which the busiest link could have carried what it did, one way."""
+        """The least seconds in which the busiest link could have carried its bytes in one direction."""
         return max(
             (max(link.num_bytes_out, link.num_bytes_in) / link.bandwidth for link in self._links.values()), default=0.0
         )
@@ -119,7 +122,7 @@ class Fabric:
         read.since, read.next = self._agenda.now, None
         self._links[read.source].out[read] = None
         self._links[read.consumer].into[read] = None
-        self._share(read)
+        self._update_rates(read)
 
     def _end(self, read: _Read) -> None:
         self._remove(read)
@@ -129,17 +132,17 @@ class Fabric:
         del self._reads[read]
         self._links[read.source].out.pop(read, None)
         self._links[read.consumer].into.pop(read, None)
-        self._share(read)
+        self._update_rates(read)
 
-    def _share_pair(self, source: WorkerRef, consumer: WorkerRef) -> None:
+    def _update_pair_rates(self, source: WorkerRef, consumer: WorkerRef) -> None:
         for read in [r for r in self._links[source].out if r.consumer == consumer]:
-            self._share(read)
+            self._update_rates(read)
 
-    def _share(self, changed: _Read) -> None:
-        """Give those beside a read that came or went their new rate; others keep the end that they have."""
-        beside = {**self._links[changed.source].out, **self._links[changed.consumer].into}
+    def _update_rates(self, changed: _Read) -> None:
+        """Recompute the rate and the end of every read that shares a link with a read that began or ended."""
+        affected = {**self._links[changed.source].out, **self._links[changed.consumer].into}
         now = self._agenda.now
-        for read in beside:
+        for read in affected:
             source, consumer = self._links[read.source], self._links[read.consumer]
             is_cut = (read.source, read.consumer) in self._cut
             rate = 0.0 if is_cut else min(source.bandwidth / len(source.out), consumer.bandwidth / len(consumer.into))

@@ -1,8 +1,7 @@
-"""What strikes workers and links of a simulated cluster, and when others notice; never draws what or when.
+"""Inject scheduled faults into workers and links of a simulated cluster, and notify the others when they would notice.
 
-A gateway counts a worker that is only silent as lost after `gateway.worker_timeout_s`. One that comes back after that
-is told what its gateway still waits for, and ends the rest.
-"""
+A gateway counts a silent worker as lost after `gateway.worker_timeout_s`. When such a worker returns, it cancels the
+jobs that its gateway no longer waits for."""
 
 from __future__ import annotations
 
@@ -25,8 +24,10 @@ FaultKind = Literal["kill", "drain", "stall", "cut gateways", "cut gateway", "cu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """At `at_s`, to the `worker`-th of the cluster. It ends after `lasts_s`: a new life of the worker begins, it goes
-    on, or its link is mended. `other` is the gateway or worker at the other end of a link."""
+    """A fault of the `worker`-th worker of the cluster, from `at_s` for `lasts_s` seconds.
+
+    At its end a new incarnation of the worker begins, the worker resumes, or its link is mended. `other`: index of the
+    gateway or worker at the other end of a link."""
 
     at_s: float
     kind: FaultKind
@@ -36,7 +37,9 @@ class Fault:
 
 
 class Faults:
-    """`owner` says through which gateway a request came; `revive` makes a new life of a worker that has ended."""
+    """Schedule and inject the faults of one run.
+
+    `owner` returns the gateway of a request; `revive` returns a new incarnation of a worker that has ended."""
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class Faults:
                 self._lives.drain(worker, until, by, again)
             case "stall":
                 self._agenda.halt(worker.party)
-                self._watch_silence(worker, self._gateways, by, lambda: worker.party.stands is not None)
+                self._watch_silence(worker, self._gateways, by, lambda: worker.party.held is not None)
                 later(partial(self._go_on, worker))
             case "cut gateways" | "cut gateway":
                 cut = self._gateways if fault.kind == "cut gateways" else [self._gateways[fault.other]]
@@ -126,17 +129,17 @@ class Faults:
             self._agenda.after(self._silence_s, "", partial(look, gateway), by=by, to=gateway.party)
 
     def _return(self, worker: SimWorker, gateway: SimGateway) -> None:
-        """Nothing when it was never missed."""
+        """Reconnect a worker to a gateway that had counted it as lost; do nothing when the gateway had not."""
         if (worker.party, gateway.party) not in self._lost or worker.party.is_gone:
             return
         self._lost.discard((worker.party, gateway.party))
-        wanted = gateway.waits_for(worker.ref)
+        awaited = gateway.waits_for(worker.ref)
         gateway.met(worker)
-        cancel = partial(self._cancel, gateway, wanted)
+        cancel = partial(self._cancel, gateway, awaited)
         self._network.post(worker.ref, "", cancel, gateway.party)
 
     def _forget(self, worker: SimWorker, gateway: SimGateway, is_cut: Callable[[], bool]) -> None:
-        """Nobody has watched its jobs for too long."""
+        """Cancel all jobs of a gateway that has been out of reach for longer than the worker's grace time."""
         if is_cut():
             worker.post(partial(self._cancel, gateway, frozenset[JobKey]()))
 
@@ -147,15 +150,15 @@ class Faults:
 
     # ---- between workers
 
-    def _cut_peer(self, one: SimWorker, other: SimWorker, later: Callable[[Callable[[], None]], object]) -> None:
-        """Both ways; nobody is told."""
-        self._network.cut(one.party, other.party)
-        self._fabric.stop(one.ref, other.ref)
-        self._fabric.stop(other.ref, one.ref)
+    def _cut_peer(self, first: SimWorker, other: SimWorker, later: Callable[[Callable[[], None]], object]) -> None:
+        """Cut messages and reads between two workers in both directions, without a notice to either."""
+        self._network.cut(first.party, other.party)
+        self._fabric.stop(first.ref, other.ref)
+        self._fabric.stop(other.ref, first.ref)
 
         def mend() -> None:
-            self._network.mend(one.party, other.party)
-            self._fabric.resume(one.ref, other.ref)
-            self._fabric.resume(other.ref, one.ref)
+            self._network.mend(first.party, other.party)
+            self._fabric.resume(first.ref, other.ref)
+            self._fabric.resume(other.ref, first.ref)
 
         later(mend)

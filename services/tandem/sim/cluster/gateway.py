@@ -72,17 +72,17 @@ class SimGateway:
         assert not self._director.requests(), "a request without a stream is open"
         self._workers.check()
 
-    def open(self, ask: ScheduledRequest, ended: Ended) -> None:
+    def open(self, scheduled: ScheduledRequest, ended: Ended) -> None:
         """Admit a request now. `ended` is called once, at its end, which is now where it is refused."""
-        now, trace = self._agenda.now, ClientTrace(ask)
+        now, trace = self._agenda.now, ClientTrace(scheduled)
         try:
-            request = self._quotas.enter(ask.request, now)
+            request = self._quotas.enter(scheduled.request, now)
             tenant = self._quotas.tenant(request.tenant)
             hashes = self._workers.names(request)
             terms = RequestTerms(weight=tenant.weight, policy=tenant.disaggregation, hashes=hashes)
             admitted = self._director.submit(request, now, terms)
         except TandemError as error:
-            self.streams.refuse(ask.request, trace, ended, error)
+            self.streams.refuse(scheduled.request, trace, ended, error)
             return
         self.streams.open(admitted.open_request, trace, ended)
         self._execute(admitted.commands)
@@ -117,16 +117,16 @@ class SimGateway:
             self._execute(self._director.on_capacity(self._workers.view(link), self._agenda.now))
 
     def met(self, worker: SimWorker) -> None:
-        """A worker is there, another life of one, or one that could not be reached."""
+        """Add a discovered worker: a new one, a new incarnation, or one that was out of reach."""
         self._workers.met(worker)
         self._place_queued()
 
     def missed(self, worker: WorkerRef) -> None:
-        """As `SimWorkerPool.missed`."""
+        """Stop the use of a worker whose stream ended."""
         self._workers.missed(worker)
 
     def lost(self, worker: WorkerRef, reason: str) -> None:
-        """A worker is gone with all that runs there; what it had reported by now has come."""
+        """Handle the loss of a worker with all its jobs, after its reports that have arrived by now."""
         link = self._workers.lost(worker)
         if link is None:
             return
@@ -155,7 +155,7 @@ class SimGateway:
                 case SubmitJob(worker, job):
                     pending.extend(self._submit(worker, job))
                 case CancelJob() | ReleaseLease() as command:
-                    self._calls.tell(command)
+                    self._calls.send_command(command)
                 case ReportWorkerFailure(workers):
                     self._workers.suspect(workers)
                 case EndRequest() as end:
@@ -164,7 +164,7 @@ class SimGateway:
                     pass  # a simulated request has one choice and no scores, and demand is counted at its end
 
     def _submit(self, ref: WorkerRef, job: Job) -> Sequence[Command]:
-        """Send a job; the answer brings the worker's load along."""
+        """Submit a job to a worker; the answer contains the worker's load."""
         link = self._workers.find(ref)
         if link is None or not link.is_live:
             if link is not None:

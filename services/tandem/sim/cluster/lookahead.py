@@ -1,4 +1,4 @@
-"""Steps of one worker that were looked at ahead, and those of them that have ended; never takes one."""
+"""Hold the steps that one worker has computed ahead of the clock, and the run of those that have ended."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tandem.sched.phases.decode_run import DecodeRun
 
 @dataclass(eq=False, slots=True)
 class Lookahead:
-    """A run's steps as they will end if nothing comes: when each does, how long it takes, and how many blocks are free
-    after it. `num_before` were taken in already."""
+    """Predicted steps of a run, valid if the worker receives no command meanwhile.
+
+    `ends`: virtual time at which each step ends. `seconds`: its duration. `num_free`: free blocks after it.
+    `num_before`: steps of the run that were applied to the engine before these."""
 
     run: DecodeRun
     ends: list[float]
@@ -22,20 +24,22 @@ class Lookahead:
     num_before: int = 0
 
     def cut(self, num_steps: int) -> None:
-        """No more than so many."""
+        """Keep only the first `num_steps` steps."""
         for values in (self.ends, self.seconds, self.num_free):
             del values[num_steps:]
 
     def rest(self, run: DecodeRun, num_done: int) -> Lookahead:
-        """What is left after the first ones; `run` goes on from there."""
+        """Return the steps after the first `num_done`; `run` is the engine's run of the remaining steps."""
         num_before = self.num_before + num_done
         return Lookahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:], num_before)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """What a worker says of steps that have ended at `ends`: a token of each sequence in each, and its load after
-    each, which differs in the number of free blocks only."""
+    """Report of a worker about consecutive steps that ended at `ends`.
+
+    `tokens`: one token of each sequence in each step. `load`: the worker's load, which differs between the steps only
+    in the free blocks. `num_free`: free blocks after each step."""
 
     ends: Sequence[float]
     tokens: Sequence[TokenRun]
@@ -43,7 +47,7 @@ class StepRun:
     num_free: Sequence[int]
 
     def split(self, num_steps: int) -> tuple[StepRun, StepRun]:
-        """The first steps, and all others."""
+        """Return the report of the first `num_steps` steps and that of the others."""
         return self._part(0, num_steps), self._part(num_steps, len(self.ends))
 
     def _part(self, first: int, stop: int) -> StepRun:

@@ -1,7 +1,7 @@
-"""Carries messages between workers and to the gateways, each after a latency, and starts reads; never decides.
+"""Carry messages between workers and to the gateways, each after a latency, and start KV reads.
 
-A link between two parties may be cut: what would have come over it waits until it is mended, or is lost with the
-connection when one of the two gives it up.
+A link between two actors may be cut: its messages wait until the link is mended, or are lost when one of the two gives
+the connection up.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ from tandem.sim.kernel.event_queue import Action, Actor, SimEventQueue
 
 
 class Listener(Protocol):
-    """Who hears what workers report, and learns how full they are. `streamed` is told at once what arrives later: the
-    ends of steps plus the latency say when."""
+    """Receiver of workers' reports: a gateway.
+
+    `heard` receives events and loads when they arrive. `streamed` is called ahead of time: the report of a step arrives
+    at the end of the step plus the latency."""
 
     @property
     def party(self) -> Actor: ...
 
-    def streamed(self, worker: WorkerRef, stretch: StepRun) -> None: ...
+    def streamed(self, worker: WorkerRef, steps: StepRun) -> None: ...
 
     def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: WorkerLoad | None) -> None: ...
 
 
 Link = frozenset[int]
-"""The ranks of two parties."""
+"""The ranks of the two actors of a link."""
 UNREACHABLE_S = 0.4
-"""A consumer's tries to reach a source at whose address nobody is."""
+"""Seconds after which a consumer gives up connecting to a source that is gone."""
 
 
 def _link(one: Actor, other: Actor) -> Link:
@@ -57,8 +59,10 @@ def _link(one: Actor, other: Actor) -> Link:
 
 
 class Network:
-    """An `Outlet`. `latency_s` is one way, and the same between all, so messages of one sender keep their order.
-    `index`: what all gateways know of prefix caches."""
+    """An `Outlet` that owns the links between actors and carries messages over them.
+
+    `latency_s`: seconds of a message in one direction, the same between all actors, so messages of one sender keep
+    their order. `index`: the prefix index of all gateways."""
 
     def __init__(self, agenda: SimEventQueue, fabric: Fabric, latency_s: float, index: SimIndex) -> None:
         self._agenda = agenda
@@ -70,13 +74,13 @@ class Network:
         self._cut: dict[Link, deque[tuple[Action, Actor, Actor]]] = {}
 
     def attach(self, workers: Iterable[SimWorker], listeners: Iterable[Listener]) -> None:
-        """Who can be reached; before anything is sent."""
+        """Set the workers and the listeners that can be reached. Must be called before anything is sent."""
         self._listeners = tuple(listeners)
         for worker in workers:
             self.add(worker)
 
     def add(self, worker: SimWorker) -> None:
-        """One that came later."""
+        """Add a worker that can be reached from now on."""
         self._workers[worker.ref] = worker
         self._fabric.add(worker.ref, worker.spec.bandwidth, worker.party)
 
@@ -85,22 +89,22 @@ class Network:
         return self._latency_s
 
     def send(self, label: str, action: Action, by: Actor, to: Actor) -> None:
-        """Do something at the other end."""
+        """Run `action` at the actor `to` after the latency."""
         self._agenda.after(self._latency_s, label, lambda: self._arrive(action, by, to), by=by, to=to)
 
     def cut(self, one: Actor, other: Actor) -> None:
-        """Nothing passes between the two; nobody is told."""
+        """Hold all messages between two actors from now on, without a notice to either."""
         self._cut.setdefault(_link(one, other), deque())
 
     def is_cut(self, one: Actor, other: Actor) -> bool:
         return _link(one, other) in self._cut
 
     def drop(self, one: Actor, other: Actor) -> None:
-        """A connection that is cut was given up: what waits on it never comes."""
+        """Drop the messages that wait on a cut connection, because one end gave it up."""
         self._cut[_link(one, other)].clear()
 
     def mend(self, one: Actor, other: Actor) -> None:
-        """What has waited comes now, in its order, if there still is somebody to whom."""
+        """Mend a cut link: its waiting messages arrive now, in their order; those to an actor that is gone are lost."""
         for action, by, to in self._cut.pop(_link(one, other), ()):
             self._agenda.after(0.0, "", action, by=by, to=to)
 
@@ -110,7 +114,8 @@ class Network:
         self.send(label, lambda: consumer.post(command), by, consumer.party)
 
     def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: WorkerLoad | None) -> None:
-        """Events go to the gateway in one message, with the load if it has changed."""
+        """Send a worker's events to the listeners in one message, with the load if it has changed, and carry out its
+        other effects."""
         assert self._listeners, "nobody listens"
         events = tuple(effect.event for effect in effects if isinstance(effect, SendEvent))
         for listener in self._listeners:
@@ -118,10 +123,10 @@ class Network:
         for effect in effects:
             self._carry(worker, effect)
 
-    def stream(self, worker: SimWorker, stretch: StepRun) -> None:
-        """What the steps of a run have yielded."""
+    def stream(self, worker: SimWorker, steps: StepRun) -> None:
+        """Report the ended steps of a run to all listeners."""
         for listener in self._listeners:
-            listener.streamed(worker.ref, stretch)
+            listener.streamed(worker.ref, steps)
 
     # ---- inside
 
@@ -144,9 +149,11 @@ class Network:
                 self.post(consumer, f"end {key}", lambda engine, now: engine.handoff_ended(key, kind, text, now), by)
             case FollowHandoff(source, key, prefix_request):
                 label = f"{'follow' if prefix_request is None else 'borrow'} {key}"
-                self._ask(worker, source, (key,), label, lambda e, now: e.follow(key, worker.ref, now, prefix_request))
+                self._request_renewal(
+                    worker, source, (key,), label, lambda e, now: e.follow(key, worker.ref, now, prefix_request)
+                )
             case RenewLeases(source, keys):
-                self._ask(worker, source, keys, "renew", lambda e, now: e.renew(keys, worker.ref, now))
+                self._request_renewal(worker, source, keys, "renew", lambda e, now: e.renew(keys, worker.ref, now))
             case SendRemainderRequest(source, key, num_known):
                 self.post(source, f"take {key}", lambda engine, now: _take(engine, key, num_known), by)
             case ReleaseHandoff(source, key, is_taken):
@@ -157,10 +164,10 @@ class Network:
             case TearDownProducer(source):
                 self._tear_down(worker, source)
 
-    def _ask(
-        self, consumer: SimWorker, source: WorkerRef, keys: tuple[HandoffKey, ...], label: str, ask: Command
+    def _request_renewal(
+        self, consumer: SimWorker, source: WorkerRef, keys: tuple[HandoffKey, ...], label: str, command: Command
     ) -> None:
-        """A message whose answer says that the lease goes on, counted from when it was sent."""
+        """Send a command to the source of a pull; its answer renews the lease, counted from the time of sending."""
         sent_at = self._agenda.now
         producer = self._workers[source]
         if producer.party.is_gone:
@@ -174,12 +181,12 @@ class Network:
             engine.renewed(keys, sent_at, lease_s)
             return ()
 
-        def hear(engine: Engine, now: float) -> Sequence[Effect]:
-            effects = ask(engine, now)
+        def handle(engine: Engine, now: float) -> Sequence[Effect]:
+            effects = command(engine, now)
             self.post(consumer.ref, f"{label} heard", renewed, producer.party)
             return effects
 
-        self.post(source, label, hear, consumer.party)
+        self.post(source, label, handle, consumer.party)
 
     def _read(self, worker: SimWorker, read: StartRead) -> None:
         num_bytes = len(read.local) * worker.spec.layout.block_bytes
@@ -197,7 +204,7 @@ class Network:
             self._fabric.read(read.source, worker.ref, num_bytes, done, lost)
 
     def _tear_down(self, worker: SimWorker, source: WorkerRef) -> None:
-        """The transport forgets the peer with all its reads, which proves that none touches a block any more."""
+        """Cut all reads from a peer, as the transport does when it forgets it: no read writes to a block any more."""
         self._fabric.cut(source, worker.ref)
         text = "torn down"
         self.post(worker.ref, text, lambda e, now: e.peer_lost(source, text, proven=True, now=now), worker.party)

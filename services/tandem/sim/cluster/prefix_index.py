@@ -1,4 +1,4 @@
-"""What simulated gateways know of workers' prefix caches, some time after the fact; never how it is carried."""
+"""Index workers' prefix caches for simulated gateways, with a delay."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from tandem.sim.kernel.event_queue import SimEventQueue
 
 
 class SimIndex:
-    """The `Prefixes` of every line: all gateways hear the same at the same time, as from one stream. `delay_s` passes
-    from when facts are collected, which is now and then as real workers batch them, until they are seen."""
+    """Own the prefix table that all gateways share; every gateway sees the same facts at the same time.
+
+    `delay_s`: seconds from the collection of facts, which are batched as on real workers, until they are visible."""
 
     def __init__(self, agenda: SimEventQueue, delay_s: float) -> None:
         self._agenda = agenda
         self._delay_s = delay_s
         self._table = PrefixTable()
         self.accuracy = PrefixAccuracy()
-        self._coming: deque[tuple[float, WorkerRef, list[KVFact]]] = deque()
+        self._pending: deque[tuple[float, WorkerRef, list[KVFact]]] = deque()
 
     def collect(self, workers: Iterable[SimWorker]) -> None:
-        """Facts of all steps that have ended."""
+        """Collect the facts of all steps that have ended."""
         for worker in workers:
             worker.settle()
             facts = worker.engine.take_events()
             if facts:
-                self._coming.append((self._agenda.now + self._delay_s, worker.ref, facts))
+                self._pending.append((self._agenda.now + self._delay_s, worker.ref, facts))
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        while self._coming and self._coming[0][0] <= self._agenda.now:
-            _, worker, facts = self._coming.popleft()
+        while self._pending and self._pending[0][0] <= self._agenda.now:
+            _, worker, facts = self._pending.popleft()
             self._table.apply(worker, facts)
         return self._table.match(hashes)
 
     def reported(self, predicted: Prediction, num_cached: int) -> None:
-        """Count a prediction. The table is late and never wrong, so nothing is loaded again."""
+        """Count a prediction. The table is late but never wrong, so it is not loaded again."""
         self.accuracy.reported(predicted, num_cached)
 
     def __repr__(self) -> str:
-        return f"<{self._table!r}, {len(self._coming)} batches on their way>"
+        return f"<{self._table!r}, {len(self._pending)} batches on their way>"

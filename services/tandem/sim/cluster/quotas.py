@@ -1,7 +1,7 @@
-"""Tenants' terms and quotas at a simulated gateway, as `gateway.quotas` and a Redis keep them; never places anything.
+"""Keep tenants' policies and quotas at a simulated gateway, as the real gateway keeps them in Redis.
 
-Reservations do not lapse, because no simulated gateway dies, and are settled when a request ends: that a heartbeat
-takes at once what a request used beyond its estimate is not simulated.
+Reservations do not expire, because no simulated gateway dies, and are settled when a request ends. The heartbeat that
+charges a running request's use beyond its estimate is not simulated.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _FOR_EVER_MS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Of those who ask: tenants' own, None: everybody is served alike and without limits; and what each lane was
-    promised."""
+    """Terms of all requests.
+
+    `tenants`: the known tenants; None: every tenant is accepted, without limits. `targets`: latency targets of each
+    lane."""
 
     tenants: Mapping[TenantId, Tenant] | None = None
     targets: LatencyTargets = NO_TARGETS
@@ -39,14 +41,14 @@ class _Account:
 
 
 class SimQuotas:
-    """`tenants`: None asks nobody who he is, and nobody has limits."""
+    """Own the quota of each tenant. `tenants`: None: every tenant is accepted, without limits."""
 
     def __init__(self, tenants: Mapping[TenantId, Tenant] | None) -> None:
         self._is_open = tenants is None
         self._accounts = {name: _Account(tenant) for name, tenant in (tenants or {}).items()}
 
     def tenant(self, name: TenantId) -> Tenant:
-        """Raises TandemError(UNAUTHENTICATED) for one that has no key."""
+        """Return the tenant with this name. Raises TandemError(UNAUTHENTICATED) when it has no key."""
         account = self._accounts.get(name)
         if account is not None:
             return account.tenant
@@ -55,8 +57,8 @@ class SimQuotas:
         raise TandemError(ErrorKind.UNAUTHENTICATED, f"{name or 'a request without a tenant'} has no key")
 
     def enter(self, request: Request, now: float) -> Request:
-        """Reserve what a request will probably use, and return it as its tenant may have it. Raises TandemError for
-        what is refused, of which nothing is kept."""
+        """Reserve the estimated use of a request, and return the request under its tenant's policy. Raises TandemError
+        for a refused request, for which nothing is reserved."""
         tenant = self.tenant(request.tenant)
         if self._is_open:
             return request
@@ -73,7 +75,9 @@ class SimQuotas:
         return request
 
     def settle(self, request: RequestId, tenant: TenantId, spent: TokenUsage | None, now: float) -> None:
-        """It has ended; `spent`: None when no worker began it. Nothing where nothing was reserved."""
+        """Settle the reservation of a request that has ended; do nothing when it has none.
+
+        `spent`: the used tokens; None when no worker began the request."""
         account = self._accounts.get(tenant)
         if account is None or request not in account.book.open:
             return
@@ -83,7 +87,7 @@ class SimQuotas:
         account.book.settle(request, used, account.tenant.limits, _ms(now), _FOR_EVER_MS)
 
     def check(self) -> None:
-        """Nothing is reserved. Raises AssertionError naming what is."""
+        """Check that no reservation is open. Raises AssertionError naming the tenant that has one."""
         for name, account in self._accounts.items():
             account.book.check()
             assert not account.book.open, f"{name} has {len(account.book.open)} reservations without a request"

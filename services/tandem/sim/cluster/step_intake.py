@@ -47,10 +47,10 @@ class StepIntake:
 
     def take_in(self, link: GatewayLink) -> None:
         """Take in what one worker's steps have reported by now."""
-        while link.coming and (num_come := self._workers.num_come(link, link.coming[0])):
+        while link.coming and (num_reported := self._workers.num_reported(link, link.coming[0])):
             steps = link.coming.popleft()
-            if num_come < len(steps.ends):
-                steps, rest = steps.split(num_come)
+            if num_reported < len(steps.ends):
+                steps, rest = steps.split(num_reported)
                 link.coming.appendleft(rest)
             self._take_steps(link, steps)
 

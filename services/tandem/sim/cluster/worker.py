@@ -1,6 +1,6 @@
-"""One simulated worker: the real engine, and a driver that takes the time of each step from a model; decides nothing.
+"""Drive the real engine of one simulated worker under the virtual clock, with the step times of a model.
 
-It does what `worker.driver` does with a thread: what comes in while a step runs waits for its end.
+As in `worker.driver`, which uses a thread, commands that arrive during a step wait for its end.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from tandem.sim.cost.roofline import Roofline
 from tandem.sim.kernel.event_queue import Actor, SimEvent, SimEventQueue
 
 TICK_S = 0.05
-"""As the real driver's."""
+"""Seconds between two looks at the engine's deadlines, as in the real driver."""
 LEAST_REACH = 4
-"""Steps that are looked at ahead at least, if so many are alike: twice as many as went well last time."""
+"""The fewest steps to look ahead, if so many are alike. The number is twice that of the steps that were used last
+time."""
 FINGERPRINT = "simulated"
-"""All workers serve one model."""
+"""Fingerprint of the one model that all workers serve."""
 
 Command = Callable[[Engine, float], Sequence[Effect]]
 Answer = Callable[[TandemError | None, WorkerLoad], None]
@@ -47,11 +48,14 @@ Answer = Callable[[TandemError | None, WorkerLoad], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What one kind of worker is. `bandwidth` of its link in bytes per second, each way; `calibration` is what its
-    scheduler believes of its steps before it has seen any; `residuals` are factors on `step_time`, drawn by seed;
-    `price_per_hour` is of one worker, 0: not set. `host_bandwidth`: bytes per second between its memory and the host's,
-    which has room as the settings say. Up to `max_run` steps are looked at ahead, which changes no event; 1: each step
-    is planned by itself."""
+    """Properties of one kind of worker.
+
+    `bandwidth`: of its link, in bytes per second in each direction.
+    `calibration`: the step cost that its scheduler assumes before it has measured any step.
+    `residuals`: factors on `step_time`, picked by seed.
+    `price_per_hour`: of one worker; 0 when it is not set.
+    `host_bandwidth`: bytes per second between its memory and the host's; the settings give the host memory's size.
+    `max_run`: the most steps to look ahead, which does not change the result; 1: each step is planned by itself."""
 
     pool: Pool
     layout: KVLayout
@@ -67,7 +71,7 @@ class WorkerSpec:
 
     @classmethod
     def of(cls, pool: Pool, roofline: Roofline, config: Config) -> WorkerSpec:
-        """As large and as fast as the roofline says, with KV going to other machines."""
+        """Return a worker with the size and speed of a roofline whose KV goes to other machines."""
         block_size = with_device_defaults(config).engine.block_size
         return cls(
             pool=pool,
@@ -83,22 +87,24 @@ class WorkerSpec:
 
 
 class Outlet(Protocol):
-    """Carries out what the engine wants done, and tells the gateway how full it is; `load` is None when it has not
+    """Carry out the effects of an engine and report its load to the gateways; `load` is None when it has not
     changed."""
 
     def dispatch(self, worker: SimWorker, effects: Sequence[Effect], load: WorkerLoad | None) -> None: ...
 
-    def stream(self, worker: SimWorker, stretch: StepRun) -> None:
-        """Steps that have ended some time ago, at their `ends`."""
+    def stream(self, worker: SimWorker, steps: StepRun) -> None:
+        """Report steps that ended some time ago, at their `ends`."""
         ...
 
 
 class SimWorker:
-    """`busy_s` and the counters are of steps that have ended. `step_cost`: what it says of them, told anew at the end
-    of each that computes prompts; between those it may have looked ahead, or not.
+    """Own one incarnation of a simulated worker: its engine, its inbox and its current step or lookahead.
 
-    Where the engine says that its next steps are all alike (`Engine.run`), they are looked at ahead and taken in when
-    the last of them ends, when the step ends during which something comes, or when somebody looks (`settle`).
+    `busy_s` and the counters count steps that have ended. `step_cost`: the published step cost, updated at the end of
+    each step with prompt tokens, so that it does not depend on how far the worker looked ahead.
+
+    Where the engine's next steps are all alike (`Engine.run`), they are computed ahead. They are applied to the engine
+    when the last of them ends, when the step ends during which a command arrives, or on `settle`.
     """
 
     def __init__(
@@ -149,7 +155,7 @@ class SimWorker:
             self._turn()
 
     def submit(self, job: Job, answer: Answer) -> None:
-        """`answer` is called between two steps, with the refusal if there is one."""
+        """Submit a job between two steps; `answer` is called then with the refusal, or None, and the load."""
 
         def run(engine: Engine, now: float) -> Sequence[Effect]:
             refusal: TandemError | None = None
@@ -164,7 +170,7 @@ class SimWorker:
         self.post(run)
 
     def settle(self) -> None:
-        """Take in all steps that have ended by now."""
+        """Apply all looked-ahead steps that have ended by now to the engine."""
         ahead = self._ahead
         num_ended = 0 if ahead is None else bisect_right(ahead.ends, self._agenda.now)
         if ahead is None or num_ended == 0:
@@ -175,8 +181,8 @@ class SimWorker:
         self._ahead = ahead.rest(run, num_ended)
 
     def num_free_seen(self, delay_s: float) -> int | None:
-        """Blocks that are free after the last step that ended at least so long ago; None when none of those ahead
-        did."""
+        """Return the free blocks after the last looked-ahead step that ended at least `delay_s` ago; None when no such
+        step did."""
         ends = () if self._ahead is None else self._ahead.ends
         agenda, party = self._agenda, self.party
         num_seen = bisect_left(ends, True, key=lambda end: not agenda.has_passed(end + delay_s, party))
@@ -192,7 +198,8 @@ class SimWorker:
     # ---- inside
 
     def _turn(self) -> None:
-        """Inbox, deadlines, plan: until a step runs or there is nothing to compute."""
+        """Handle the inbox and the deadlines, then begin the next step or run; rest when there is nothing to
+        compute."""
         now = self._agenda.now
         while self._inbox:
             self._dispatch(self._inbox.popleft()(self.engine, now))
@@ -243,7 +250,7 @@ class SimWorker:
     # ---- steps ahead
 
     def _look_ahead(self, run: DecodeRun) -> None:
-        """Up to the step at whose end deadlines are to be looked at."""
+        """Compute the steps of a run ahead, up to the step at whose end the engine's deadlines are due."""
         ahead, now, look_at = Lookahead(run, [], [], []), self._agenda.now, self._next_look()
         num_free, grown_at, num_grown = self._load.num_free_blocks, run.grown_at, 0
         for i in range(run.num_steps):
@@ -260,7 +267,7 @@ class SimWorker:
         self._end = self._agenda.at(now, "", self._end_run, by=self.party, is_end=True)
 
     def _end_after_step(self, ahead: Lookahead) -> None:
-        """Something has come, which waits for the end of the step that is under way."""
+        """Cut the lookahead after the running step, because a command has arrived and waits for its end."""
         num_steps = bisect_right(ahead.ends, self._agenda.now) + 1
         if num_steps < len(ahead.ends):
             assert self._end is not None
@@ -270,15 +277,16 @@ class SimWorker:
 
     def _end_run(self) -> None:
         assert self._ahead is not None
-        # What is cut off was looked at in vain.
+        # Steps that were cut off do not count.
         self._reach = max(LEAST_REACH, 2 * (self._ahead.num_before + len(self._ahead.ends)))
         self._take_in(self._ahead, len(self._ahead.ends))
-        self._ahead = self._end = None
+        self._ahead = None
+        self._end = None
         self._turn()
 
     def _take_in(self, ahead: Lookahead, num_steps: int) -> None:
         run = ahead.run
-        tokens = self.engine.finish_run(run, self._executor.draw(run, num_steps))
+        tokens = self.engine.finish_run(run, self._executor.sample_run(run, num_steps))
         for i in range(num_steps):
             step = run.features(i)
             self._count(step, ahead.seconds[i])
@@ -287,21 +295,20 @@ class SimWorker:
                 self.engine.pacer.model.observe(step, ahead.seconds[i])
         if ahead.num_free[num_steps - 1] != self._load.num_free_blocks:
             self._load = replace(self._load, num_free_blocks=ahead.num_free[num_steps - 1])
-        stretch = StepRun(ahead.ends[:num_steps], tokens, self._load, ahead.num_free[:num_steps])
-        self._outlet.stream(self, stretch)
+        steps = StepRun(ahead.ends[:num_steps], tokens, self._load, ahead.num_free[:num_steps])
+        self._outlet.stream(self, steps)
 
     # ---- deadlines
 
     def _next_look(self) -> float:
-        """When the engine's deadlines are looked at next: at multiples of `TICK_S`, those left out at which nothing
-        would be found."""
+        """Return when the engine's deadlines are looked at next: the first multiple of `TICK_S` at which one is due."""
         due = self.engine.next_deadline()
         if due == math.inf:
             return math.inf
         return TICK_S * max(math.ceil(max(0.0, due) / TICK_S), self._num_looks)
 
     def _rest(self) -> None:
-        """An idle engine needs no look; one that waits for others has deadlines."""
+        """Schedule the next look at the deadlines; an idle engine has none, one that waits for other workers has."""
         look_at = math.inf if self.engine.is_idle else self._next_look()
         if look_at == self._wakes_at:
             return
@@ -318,8 +325,8 @@ class SimWorker:
 
     @property
     def _is_paced(self) -> bool:
-        """Without latency targets how long a step took changes no later one: the pacer need not learn, and routers
-        reckon with the calibration."""
+        """Whether the pacer learns from measured steps. Without latency targets a step's duration does not change later
+        steps, and routers use the calibration."""
         return self.spec.config.slo != SloConfig()
 
     def _dispatch(self, effects: Sequence[Effect]) -> None:

@@ -1,6 +1,6 @@
-"""How workers come and go: they are found, drain, end, and the others notice; never decides who does.
+"""Start, drain and end workers, and notify gateways and other workers with the delays of the real cluster.
 
-A gateway misses a worker whose stream ended at once and counts it as lost after `RECONNECT_S`.
+A gateway notices at once that a worker's stream ended, and counts the worker as lost after `RECONNECT_S`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 
 RECONNECT_S = 2.0
-"""As the real gateway's."""
+"""Seconds from the end of a worker's stream until a gateway counts it as lost, as in the real gateway."""
 DISCOVERY_S = 1.0
-"""As the real fleet's: between two looks at the registry."""
+"""Seconds until a gateway finds a worker: the real one's interval between two reads of the registry."""
 PEER_NOTICE_S = 0.2
-"""Until the transport of another worker says that one is gone."""
+"""Seconds until the transport of another worker reports that a worker is gone."""
 DRAIN_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimClusterState:
-    """Where it all happens. `workers` is the cluster's own list: a new life takes the place of the one before."""
+    """Parts of a cluster that its lifecycle and its faults act on. `workers` is the cluster's own list, in which a new
+    incarnation takes the place of the one before."""
 
     agenda: SimEventQueue
     fabric: Fabric
@@ -40,7 +41,7 @@ class SimClusterState:
 
 
 class WorkerLifecycle:
-    """Begins and ends them on a stage, asked by any party."""
+    """Begin, drain and end workers of one cluster on behalf of any actor."""
 
     def __init__(self, stage: SimClusterState) -> None:
         self._agenda = stage.agenda
@@ -51,11 +52,11 @@ class WorkerLifecycle:
         self._registry_back_at = 0.0
 
     def lose_registry(self, lasts_s: float) -> None:
-        """Nobody is found meanwhile."""
+        """Make the registry unavailable for `lasts_s` seconds: gateways find no worker meanwhile."""
         self._registry_back_at = max(self._registry_back_at, self._agenda.now + lasts_s)
 
     def begin(self, worker: SimWorker, by: Actor) -> None:
-        """It can be reached, and gateways find it some time later."""
+        """Make a worker reachable at once; gateways find it after `DISCOVERY_S`."""
         self._network.add(worker)
         seen_s = max(0.0, self._registry_back_at - self._agenda.now) + DISCOVERY_S
         for gateway in self._gateways:
@@ -74,8 +75,8 @@ class WorkerLifecycle:
             self._agenda.after(RECONNECT_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
-        """It takes nothing new, and what runs there goes on elsewhere. It ends when nothing is left of what it had, or
-        at `until`, and then says what it leaves behind."""
+        """Drain a worker: it accepts no new jobs, and its jobs migrate. It ends when it has no job left or at `until`;
+        the jobs left then fail with WORKER_LOST. `ended` is called last."""
         worker.post(_close_doors)
         self._look(worker, until, by, ended)
 

@@ -1,4 +1,4 @@
-"""What a simulated gateway asks of workers, on its way there and back; never decides anything and never waits."""
+"""Send a simulated gateway's jobs and commands to workers, and return the answers, over the simulated network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tandem.sim.kernel.event_queue import Actor
 
 
 class Calls:
-    """Of one gateway, which is `party`. What the network loses is lost."""
+    """Calls of one gateway, whose actor is `party`. Messages that the network loses are not repeated."""
 
     def __init__(self, network: Network, party: Actor) -> None:
         self._network = network
         self._party = party
 
     def submit(self, worker: SimWorker, job: Job, answered: Callable[[TandemError | None, WorkerLoad], None]) -> None:
-        """`answered` hears of a refusal, if it is one, and of the worker's load."""
+        """Submit a job; `answered` is called with the refusal, or None, and the worker's load."""
 
         def answer(refusal: TandemError | None, load: WorkerLoad) -> None:
             self._network.send(f"answer {job.key}", lambda: answered(refusal, load), worker.party, self._party)
@@ -33,8 +33,8 @@ class Calls:
 
         self._network.send(f"submit {type(job).__name__} {job.key}", arrive, self._party, worker.party)
 
-    def tell(self, command: CancelJob | ReleaseLease) -> None:
-        """To which there is no answer."""
+    def send_command(self, command: CancelJob | ReleaseLease) -> None:
+        """Send a command that has no answer."""
 
         def cancel(engine: Engine, now: float) -> list[Effect]:
             assert isinstance(command, CancelJob)

@@ -1,4 +1,4 @@
-"""What a simulated gateway knows of one worker, and which pairs of workers it uses; never sends anything."""
+"""Hold what a simulated gateway knows of one worker, and select the pairs of workers that it uses."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from tandem.workload.ask import MODEL
 
 @dataclass(slots=True)
 class GatewayLink:
-    """`placed`: prompt tokens to compute of requests that were placed there and not taken yet, `decoding`: requests
-    sent there to decode of which it has not answered; `coming` are steps that the worker has taken, some of which the
-    gateway has not heard of yet. `is_live`: its stream is up."""
+    """A gateway's state of one worker.
+
+    `placed`: prompt tokens to compute, by request that was placed there and not accepted yet.
+    `decoding`: requests that were sent there to decode and not answered yet.
+    `coming`: ended steps whose reports may not have reached the gateway yet.
+    `is_live`: whether the worker's stream is up."""
 
     worker: SimWorker
     load: WorkerLoad
@@ -30,7 +33,7 @@ class GatewayLink:
     is_live: bool = True
 
     def answered(self, job: Job) -> None:
-        """The worker has said whether it takes a job."""
+        """Remove a job from the unanswered ones, because the worker has accepted or refused it."""
         if not isinstance(job, ResumeJob):
             self.placed.pop(job.request.id, None)
         if not isinstance(job, PrefillJob):
@@ -48,8 +51,9 @@ class GatewayLink:
 
 
 def pairs(worker: SimWorker, others: Sequence[SimWorker], config: GatewayConfig) -> set[Pair]:
-    """Those of a worker that a gateway tries: none without a split, and two mixed workers only where every request is
-    split."""
+    """Return the (producer, consumer) pairs of a worker with others that a gateway uses.
+
+    There are none without disaggregation; two workers of one pool are a pair only where every request is split."""
     if config.disaggregation == "off":
         return set()
     both = [pair for other in others for pair in ((worker, other), (other, worker))]

@@ -1,5 +1,4 @@
-"""Runs a step in name only: how long it takes is a function of what it computes, its tokens are hashes; never touches
-a model or waits."""
+"""Stand in for a model: compute the duration of a step from its contents and its tokens from hashes."""
 
 from __future__ import annotations
 
@@ -20,28 +19,32 @@ from tandem.workload import seeded_random
 
 PAGE_TOKENS = 128
 NUM_PAGES = 1 << 15
-"""Pages of answers that are kept, some 400 bytes each: a request is drawn in two or three of them."""
+"""Pages of output tokens that are cached, about 400 bytes each. The output of a request spans two or three pages."""
 
 StepTime = Callable[[StepFeatures], float]
-"""Seconds of a step; `StepCost.predict` and `Roofline.seconds` are such. A function of what it is given, as steps may
-be looked at ahead, unless the worker takes every step by itself (`WorkerSpec.max_run` is 1)."""
+"""Function from the features of a step to its seconds, such as `StepCost.predict` or `Roofline.seconds`.
+
+It must depend on its argument alone, because workers look ahead over several steps. It may keep state where a worker
+plans every step by itself (`WorkerSpec.max_run` is 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimHostMemory:
-    """Room for `num_slots` blocks beside the pool. A copy of one, either way, takes `copy_s` seconds, in which nothing
-    is computed."""
+    """Simulated host memory of a worker. `num_slots`: blocks that fit beside the pool. `copy_s`: seconds to copy one
+    block to or from host memory; a worker computes nothing meanwhile."""
 
     num_slots: int = 0
     copy_s: float = 0.0
 
 
 class SimExecutor:
-    """An `engine.ports.Executor`. A token depends on the request's seed, the choice and its index alone, so that every
-    worker draws the same; requests end by length unless they name a stop token that comes up.
+    """An `engine.ports.Executor` without a model.
 
-    `residuals` are factors on the step's time; each step draws one of its kind's by `seed`, `worker` and its number.
-    Copies to host memory and back come on top.
+    A sampled token depends on the request's seed, the choice and the token's index alone, so every worker samples the
+    same tokens. Requests end by length unless a sampled token is one of their stop tokens.
+
+    `residuals` are factors on the time of a step; `seed`, `worker` and the number of the step pick one of the factors
+    of its kind. Copies to and from host memory are added to that time.
     """
 
     def __init__(
@@ -66,12 +69,12 @@ class SimExecutor:
         self._residuals = residuals
 
     def seconds(self, plan: StepPlan) -> float:
-        """How long `execute` would take."""
+        """Return the seconds that `execute` of this plan takes in virtual time, copies to host memory included."""
         seconds = self.step_seconds(plan.number, features(plan.slices)) if plan.slices else 0.0
         return seconds + plan.num_host_copies * self._host_copy_s
 
     def step_seconds(self, number: int, step: StepFeatures) -> float:
-        """How long the plan of this number computes."""
+        """Return the seconds that the step with this number computes, without copies to host memory."""
         factors = self._residuals.of(step)
         if len(factors) == 1:
             return self._step_time(step) * factors[0]
@@ -82,29 +85,32 @@ class SimExecutor:
         digests = tuple(BlockDigest(block, ()) for block, _ in plan.digests)
         return StepResult(plan.number, tuple(_result(piece) for piece in plan.slices), digests)
 
-    def draw(self, run: DecodeRun, num_steps: int) -> list[array[int]]:
-        """The tokens of a run's first steps, for each of its sequences."""
-        return [_stream(draw, num_steps) for draw in run.samplings]
+    def sample_run(self, run: DecodeRun, num_steps: int) -> list[array[int]]:
+        """Return the tokens that each sequence of a run samples in the run's first `num_steps` steps."""
+        return [_stream(sampling, num_steps) for sampling in run.samplings]
 
 
 def _result(piece: ScheduledSlice) -> SliceResult:
-    """Nothing has bytes here, so digests cover none; and nothing has logits, so what came was certain to."""
+    """Return the result of one slice. Blocks have no bytes here, so digests cover none; there are no logits, so every
+    scored token has log probability 0."""
     digests = tuple(BlockDigest(block, ()) for block in piece.digest_blocks)
     scores = tuple(SampledToken(token, 0.0) for token in piece.scored)
-    return SliceResult(piece.seq, _drawn(piece), digests, scores=scores)
+    return SliceResult(piece.seq, _sampled(piece), digests, scores=scores)
 
 
-def _drawn(piece: ScheduledSlice) -> tuple[SampledToken, ...]:
-    """One token of each choice, and one more for each guess that was right."""
+def _sampled(piece: ScheduledSlice) -> tuple[SampledToken, ...]:
+    """Return one sampled token for each choice, and one more for each accepted draft token."""
     if piece.sampling is None:
         return ()
     if piece.sampling.num_choices > 1:
-        return tuple(token for draw in piece.sampling.per_choice() for token in _drawn(replace(piece, sampling=draw)))
+        return tuple(
+            token for sampling in piece.sampling.per_choice() for token in _sampled(replace(piece, sampling=sampling))
+        )
     params, guesses = piece.sampling.params, piece.tokens[piece.num_certain :]
     out: list[SampledToken] = []
     for guess in (*guesses, None):
-        page, place = divmod(piece.sampling.index + len(out), PAGE_TOKENS)
-        token = _page(params.seed, piece.sampling.choice, page)[place]
+        page, offset = divmod(piece.sampling.index + len(out), PAGE_TOKENS)
+        token = _page(params.seed, piece.sampling.choice, page)[offset]
         while piece.sampling.index + len(out) < params.min_tokens and token in params.stop_token_ids:
             token += 1
         out.append(SampledToken(token))
@@ -114,18 +120,18 @@ def _drawn(piece: ScheduledSlice) -> tuple[SampledToken, ...]:
 
 
 def token_at(seed: int, choice: int, index: int) -> int:
-    """What every worker draws there."""
-    page, place = divmod(index, PAGE_TOKENS)
-    return _page(seed, choice, page)[place]
+    """Return the token that every worker samples for this seed, choice and index."""
+    page, offset = divmod(index, PAGE_TOKENS)
+    return _page(seed, choice, page)[offset]
 
 
-def _stream(draw: Sampling, count: int) -> array[int]:
-    """The tokens of `count` draws, of which this is the first."""
+def _stream(sampling: Sampling, count: int) -> array[int]:
+    """Return the next `count` sampled tokens of a choice, beginning at the index of `sampling`."""
     out: array[int] = array("H")
-    page, place = divmod(draw.index, PAGE_TOKENS)
+    page, offset = divmod(sampling.index, PAGE_TOKENS)
     while len(out) < count:
-        out += _page(draw.params.seed, draw.choice, page)[place : place + count - len(out)]
-        page, place = page + 1, 0
+        out += _page(sampling.params.seed, sampling.choice, page)[offset : offset + count - len(out)]
+        page, offset = page + 1, 0
     return out
 
 

@@ -1,8 +1,8 @@
-"""What accelerators can do at best and what they cost to rent, each figure with where it comes from; never says what a
-program reaches of it.
+"""List the peak figures of accelerators and their rental prices, each with its provenance.
 
-Each was looked up in a copy of the table that its provenance names, in November 2026; the makers' own pages were not at
-hand. Figures "with sparsity" are halved.
+The share of a peak figure that a program reaches is in `roofline.Efficiency`. Each figure was looked up in November
+2026 in a copy of the table that its provenance names; the vendors' own pages were not available. Figures "with
+sparsity" are halved.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One accelerator. Bytes and bytes per second; `flops` and `fp8_flops`: dense, per second; no fp8: 0.
+    """Peak figures of one accelerator, in bytes and bytes per second.
 
-    `peer_bandwidth` is to others in its machine, `network_bandwidth` to other machines and `host_bandwidth` to its
-    machine's memory, one way each.
-    `price_per_hour` in whatever currency; 0: not set. Provenances: where the figures and the price come from.
+    `flops`, `fp8_flops`: dense operations per second; `fp8_flops` is 0 for hardware without fp8 products.
+    `peer_bandwidth`: to the other accelerators of its machine; `network_bandwidth`: to other machines;
+    `host_bandwidth`: to its machine's memory; each in one direction.
+    `price_per_hour`: in any currency; 0 when it is not set.
+    `provenance`, `price_provenance`: the sources of the figures and of the price.
     """
 
     name: str
@@ -34,7 +36,7 @@ class Hardware:
 
 GBIT_400, GBIT_200 = 50e9, 25e9
 PCIE_5, PCIE_4 = 64e9, 32e9
-"""16 lanes; the data sheets name 128 and 64 GB/s, both ways."""
+"""Bytes per second of 16 lanes in one direction; the data sheets name 128 and 64 GB/s for both directions together."""
 _LISTED = "list price of one cloud (Nebius) in US dollars, on demand, from SkyPilot's catalogue v8 of 2026"
 
 H100 = Hardware(
@@ -108,5 +110,5 @@ L40S = Hardware(
     price_provenance=_LISTED,
 )
 
-HARDWARE = {one.name: one for one in (H100, H200, B200, A100, L40S)}
-"""By name."""
+HARDWARE = {hardware.name: hardware for hardware in (H100, H200, B200, A100, L40S)}
+"""The accelerators by name."""

@@ -1,4 +1,4 @@
-"""What a model's sizes mean in weights, bytes and operations; the sizes are `core.published`'s, never its own."""
+"""Compute the weights, bytes and operations of a model from its sizes, which are those of `core.model_catalog`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A dense decoder with gated feed-forward and grouped queries. `is_tied`: embedding and head are one matrix; both
-    stay in bf16 where the layers are in fp8. Weights of norms and biases are left out: under 0.01 % of all.
-    `provenance`: where the sizes come from."""
+    """Sizes of a dense decoder with gated feed-forward layers and grouped-query attention.
+
+    `is_tied`: embedding and head are one matrix; both stay in bf16 where the layers are in fp8.
+    `provenance`: the source of the sizes.
+    Weights of norms and biases are left out: they are under 0.01 % of all weights."""
 
     name: str
     layers: int
@@ -32,7 +34,7 @@ class ModelShape:
 
     @property
     def layer_weights(self) -> int:
-        """Of all layers."""
+        """Count the weights of all layers."""
         attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
         return self.layers * (attention + 3 * self.hidden * self.feed_forward)
 
@@ -41,16 +43,17 @@ class ModelShape:
         return self.hidden * self.vocabulary
 
     def step_bytes(self, weights: Precision = "bf16") -> int:
-        """Weights that every step reads: all layers and the head."""
+        """Return the bytes of weights that every step reads: all layers and the head."""
         return BYTES[weights] * self.layer_weights + BYTES["bf16"] * self.head_weights
 
     def weight_bytes(self, weights: Precision = "bf16") -> int:
-        """Of the whole model in memory."""
+        """Return the bytes of the whole model in memory."""
         return self.step_bytes(weights) + (0 if self.is_tied else BYTES["bf16"] * self.head_weights)
 
     @property
     def attention_pair_flops(self) -> int:
-        """Of one token that attends to one other: a product with its key and one with its value, in each layer."""
+        """Return the operations of one token that attends to one other token: a product with the key and one with the
+        value, in each layer."""
         return 4 * self.layers * self.heads * self.head_dim
 
     def layout(self, block_size: int, kv: Precision = "bf16") -> KVLayout:
@@ -75,7 +78,7 @@ def _shape(name: str) -> ModelShape:
 
 
 SHAPES = {name: _shape(name) for name in PUBLISHED}
-"""By name."""
+"""The shapes of all models of the catalog by name."""
 
 LLAMA_8B, LLAMA_70B = SHAPES["llama-3.1-8b"], SHAPES["llama-3.1-70b"]
 QWEN_8B, QWEN_32B = SHAPES["qwen3-8b"], SHAPES["qwen3-32b"]

@@ -1,4 +1,4 @@
-"""Step times as one real run had them: what separates errors of the simulator from errors of a fit; never fitted."""
+"""Replay the step times of one real run, to separate errors of the simulator from errors of a fitted step cost."""
 
 from __future__ import annotations
 
@@ -6,40 +6,43 @@ from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.step_log import StepLog
 
 REACH = 48
-"""How many steps before and after the expected one are looked at."""
+"""How many recorded steps before and after the expected one are searched for a match."""
 
 
 class Replay:
-    """Gives each step the time of the recorded step like it (as many prompt tokens and decodes) that is nearest to
-    where the run should be by now; each recorded step is given once. Where there is none, as when a request met
-    another step than in the real run, the step takes what `cost` says times what the expected one took beyond that.
+    """Own the recorded steps of a run and give each simulated step the time of a recorded one.
+
+    A recorded step matches when it has as many prompt tokens and decodes. Of the matches, the one nearest to the
+    expected position is used, and each recorded step is used once. Without a match (a request met another step than in
+    the real run) the step takes the time that `cost` predicts, times the ratio of measured to predicted time of the
+    expected step.
     """
 
     def __init__(self, log: StepLog, cost: StepCost) -> None:
         self._steps = [step.record for step in log.steps if not step.record.has_failed]
         self._cost = cost
         self._next = 0
-        self._is_given = [False] * len(self._steps)
-        self.num_like = 0
-        self.num_unlike = 0
+        self._is_used = [False] * len(self._steps)
+        self.num_matched = 0
+        self.num_unmatched = 0
 
     def seconds(self, step: StepFeatures) -> float:
-        """In the order of the steps."""
+        """Return the seconds of the next step of the run. Must be called in the order of the steps."""
         found = self._nearest(step)
         if found is not None:
-            self.num_like += 1
-            self._is_given[found] = True
+            self.num_matched += 1
+            self._is_used[found] = True
             self._next = found + 1
             return self._steps[found].measured_s
-        self.num_unlike += 1
+        self.num_unmatched += 1
         expected = self._steps[min(self._next, len(self._steps) - 1)]
         return self._cost.predict(step) * expected.measured_s / self._cost.predict(expected.features)
 
     def _nearest(self, step: StepFeatures) -> int | None:
         low, high = max(0, self._next - REACH), min(len(self._steps), self._next + REACH)
-        like = [i for i in range(low, high) if not self._is_given[i] and _are_like(self._steps[i].features, step)]
-        return min(like, key=lambda i: abs(i - self._next), default=None)
+        matches = [i for i in range(low, high) if not self._is_used[i] and _are_alike(self._steps[i].features, step)]
+        return min(matches, key=lambda i: abs(i - self._next), default=None)
 
 
-def _are_like(a: StepFeatures, b: StepFeatures) -> bool:
+def _are_alike(a: StepFeatures, b: StepFeatures) -> bool:
     return (a.num_prefill_tokens, a.num_decode_seqs) == (b.num_prefill_tokens, b.num_decode_seqs)

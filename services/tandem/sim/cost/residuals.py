@@ -1,4 +1,4 @@
-"""How measured steps scatter around a model of their time, by what kind of step they were; never draws one itself."""
+"""Hold the ratios of measured to predicted step time, by kind of step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tandem.core.step_cost import StepFeatures
 
 PREFILL_EDGES = (1, 33, 97, 193, 257, 513, 1025)
 DECODE_EDGES = (1, 2, 3, 4, 6, 9, 13, 17, 33, 65, 129)
-"""Where kinds begin, in prompt tokens and decoding sequences: products of few rows take other ways through a kernel
-than those of many, which five coefficients cannot say."""
+"""Lower bounds of the kinds of steps, in prompt tokens and in decoding sequences. Matrix products with few rows take
+other code paths in a kernel than products with many, which the five coefficients of a `StepCost` cannot express."""
 NUM_QUANTILES = 200
-"""Of one kind at most: enough to tell its 99.5th percentile."""
+"""Factors kept for one kind at most: enough for its 99.5th percentile."""
 LEAST_COUNT = 12
-"""A kind that was seen more rarely shares what its neighbours saw."""
+"""Samples below which a kind also takes the samples of its neighbours."""
 
 Kind = tuple[int, int]
-"""How many of `PREFILL_EDGES` and `DECODE_EDGES` a step reaches."""
+"""Number of `PREFILL_EDGES` and number of `DECODE_EDGES` that a step reaches."""
 
 
 def kind_of(step: StepFeatures) -> Kind:
@@ -27,8 +27,10 @@ def kind_of(step: StepFeatures) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """Factors above 0 on a model's time, each as likely as any other of its kind. A step of a kind that was never seen
-    has those of the nearest one, for which a row without prompts is far from one with them."""
+    """Factors above 0 on a predicted step time, by kind of step; the factors of one kind are equally likely.
+
+    A step of a kind without samples has the factors of the nearest kind; a kind with prompt tokens is far from one
+    without them. Raises ValueError for an empty table or a factor that is not above 0."""
 
     by_kind: Mapping[Kind, tuple[float, ...]]
 
@@ -43,16 +45,17 @@ class Residuals:
 
 
 def always(*factors: float) -> Residuals:
-    """The same for steps of every kind."""
+    """Return residuals with the same factors for steps of every kind."""
     return Residuals({(0, 0): factors})
 
 
 NONE = always(1.0)
-"""Every step takes what the model says."""
+"""Residuals with which every step takes exactly the predicted time."""
 
 
 def residuals_of(samples: Iterable[tuple[StepFeatures, float]]) -> Residuals:
-    """From (step, measured by predicted time). Raises ValueError without samples."""
+    """Return the residuals of samples, each a pair of a step and its measured time divided by its predicted time.
+    Raises ValueError without samples."""
     by_kind: dict[Kind, list[float]] = {}
     for step, ratio in samples:
         by_kind.setdefault(kind_of(step), []).append(ratio)
@@ -69,7 +72,7 @@ def _with_neighbours(kind: Kind, by_kind: Mapping[Kind, Sequence[float]]) -> lis
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
-    """The middles of `NUM_QUANTILES` equal shares, or all of few values."""
+    """Return the medians of `NUM_QUANTILES` equal parts of the sorted values, or all values when there are fewer."""
     ordered = sorted(values)
     count = min(NUM_QUANTILES, len(ordered))
     return tuple(ordered[int((i + 0.5) * len(ordered) / count)] for i in range(count))

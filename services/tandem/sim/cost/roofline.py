@@ -1,9 +1,8 @@
-"""How long a step of a model takes on an accelerator at the least, and what KV fits beside its weights; never a
-measurement.
+"""Compute a lower bound of a model's step time on an accelerator, and the KV that fits beside its weights.
 
-Matrix products take the larger of the time to read their weights and the time to multiply; attention comes on top:
-decodes read their context's KV, prompts multiply. Left out: activations, norms, what a chunk reads of the KV before
-it, and, with one sequence per prompt, the head's product for it.
+Matrix products take the larger of the time to read their weights and the time to multiply. Attention is added to that:
+decodes read the KV of their context, prompts multiply. Left out are activations, norms, the earlier KV that a prompt
+chunk reads, and the head's product for the last token of each prompt.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ from tandem.sim.cost.model_shapes import BYTES, ModelShape, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """The shares of the data sheet that a program reaches, each in (0, 1], and seconds that come on top of each step:
-    `overhead_s` whatever it computes, `sum_s` for each sum between accelerators.
+    """Shares of the data sheet's figures that a program reaches, each in (0, 1], and seconds added to each step.
 
-    The first two defaults were measured on an H200: copies at 4.3 of 4.8 TB/s and products at 788 of 989 TFLOP/s. On
-    other hardware they are an assumption, as the link's is everywhere. With no overhead the result is a floor.
+    `overhead_s`: seconds added to every step. `sum_s`: seconds added for each all-reduce between accelerators.
+    The defaults of `memory` and `compute` were measured on an H200: copies at 4.3 of 4.8 TB/s and products at 788 of
+    989 TFLOP/s. On other hardware they are an assumption, and the default of `link` is one everywhere. Without
+    overheads the result is a lower bound. Raises ValueError for a share outside (0, 1] or negative seconds.
     """
 
     memory: float = 4.3 / 4.8
@@ -41,16 +41,19 @@ class Efficiency:
 
 
 SERVING = Efficiency(compute=0.58, overhead_s=1.5e-3, sum_s=8e-6)
-"""What a serving engine with captured graphs reaches. Compute: what TensorRT-LLM 1.0's published throughput of Llama
-needs, see `fidelity`. Overhead: vLLM 0.21 on an H100 takes 6.48 ms for a token of Llama-3.1-8B in fp16 alone, where
-reading the weights takes 5.0 (a public concurrency sweep of May 2026). The time of a sum is an assumption."""
+"""Efficiency of a serving engine with captured CUDA graphs. `compute`: the share that TensorRT-LLM 1.0's published
+throughput of Llama needs, see `report.fidelity`. `overhead_s`: vLLM 0.21 on an H100 takes 6.48 ms per token of
+Llama-3.1-8B in fp16 with one sequence, of which reading the weights takes 5.0 ms (a public concurrency sweep of May
+2026). `sum_s` is an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """`shape` cut over `degree` accelerators by heads (tensor parallel): weights, KV and work divide by it, and each
-    layer sums its output twice around a ring of their links. `weights` is the precision of the layers and of their
-    products; attention computes in bf16 whatever `kv` is kept in. Raises ValueError where heads do not divide and for
+    """Roofline of a model on `degree` accelerators of one kind with tensor parallelism.
+
+    Weights, KV and work divide by `degree`, and each layer all-reduces its output twice around a ring of the
+    accelerators' links. `weights`: precision of the layers and of their products. `kv`: precision in which KV is
+    stored; attention computes in bf16 for either. Raises ValueError where `degree` does not divide the heads, and for
     fp8 products on hardware without them."""
 
     shape: ModelShape
@@ -68,19 +71,22 @@ class Roofline:
             raise ValueError(f"{self.hardware.name} does not multiply in fp8")
 
     def seconds(self, step: StepFeatures) -> float:
-        """The larger of reading and multiplying, product by product."""
+        """Return the seconds of a step: the larger of reading the weights and multiplying, plus attention, all-reduces
+        and overheads."""
         return self.timer()(step)
 
     def timer(self) -> Callable[[StepFeatures], float]:
-        """`seconds`, with all that no step changes worked out."""
+        """Return a function equal to `seconds` in which everything that does not depend on the step is precomputed."""
         return partial(_seconds, self.cost(), self._sum_s, self._extra_s)
 
     def cost(self) -> StepCost:
-        """The five coefficients whose sum is never below `seconds`, at most twice it, and close where either reading
-        or multiplying is negligible: a schedule's first guess, where `seconds` is the step itself."""
-        shape, ways = self.shape, self.degree * self.efficiency.compute
-        bf16 = 1 / (ways * self.hardware.flops)
-        layers = bf16 if self.weights == "bf16" else 1 / (ways * self.hardware.fp8_flops)
+        """Return a linear step cost as the initial calibration of a scheduler.
+
+        Its prediction lies between `seconds` and twice `seconds`, and is close to it where either reading or
+        multiplying is negligible."""
+        shape, compute_units = self.shape, self.degree * self.efficiency.compute
+        bf16 = 1 / (compute_units * self.hardware.flops)
+        layers = bf16 if self.weights == "bf16" else 1 / (compute_units * self.hardware.fp8_flops)
         read = 1 / (self.degree * self.hardware.memory_bandwidth * self.efficiency.memory)
         return StepCost(
             base_s=shape.step_bytes(self.weights) * read + self._extra_s,
@@ -94,7 +100,8 @@ class Roofline:
         return self.shape.layout(block_size, self.kv)
 
     def num_blocks(self, block_size: int, memory_share: float = 0.9) -> int:
-        """KV blocks that fit beside the weights into `memory_share` of the memory. Raises ValueError for none."""
+        """Return how many KV blocks fit beside the weights into `memory_share` of the memory. Raises ValueError when no
+        block fits."""
         room = self.degree * self.hardware.memory_bytes * memory_share - self.shape.weight_bytes(self.weights)
         number = int(room // self.layout(block_size).block_bytes)
         if number < 1:
@@ -103,13 +110,14 @@ class Roofline:
 
     @property
     def _sum_s(self) -> float:
-        """Seconds per token in the sums between accelerators: a ring sends `2 (n - 1) / n` of each vector."""
+        """Return the seconds per token of the all-reduces between accelerators: a ring sends `2 (n - 1) / n` of each
+        vector."""
         num_bytes = 2 * self.shape.layers * self.shape.hidden * BYTES["bf16"] * 2 * (self.degree - 1) / self.degree
         return num_bytes / (self.hardware.peer_bandwidth * self.efficiency.link)
 
     @property
     def _extra_s(self) -> float:
-        """Seconds of every step, whatever it computes."""
+        """Return the seconds that every step takes regardless of its contents."""
         sums = 2 * self.shape.layers if self.degree > 1 else 0
         return self.efficiency.overhead_s + sums * self.efficiency.sum_s
 

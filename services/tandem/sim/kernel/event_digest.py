@@ -1,4 +1,4 @@
-"""What one party of a simulation did and met, in its own order, as a digest; never keeps an entry."""
+"""Digest of the events and steps of one actor of a simulation, in the actor's own order."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ _STEP = struct.Struct("<dqqq")
 
 
 class EventDigest:
-    """Two chains of entries, what came and the steps that were taken, so that steps may be written down later than
-    they ended. Each entry holds its time, so the two together say what was between which steps."""
+    """Own two hash chains of one actor: its events and its steps.
+
+    There are two chains because a step may be recorded later than it ended (see `cluster.lookahead`). Each entry
+    contains its time, so the two chains together determine which events happened between which steps. No entry is
+    kept."""
 
     def __init__(self) -> None:
-        self._came = hashlib.blake2b(digest_size=16)
+        self._entries = hashlib.blake2b(digest_size=16)
         self._steps = hashlib.blake2b(digest_size=16)
 
     def note(self, time: float, label: str) -> None:
-        """Something came or was decided."""
-        self._came.update(_TIME.pack(time) + label.encode() + b"\n")
+        """Add an event that arrived at the actor, or a decision of the actor, to the event chain."""
+        self._entries.update(_TIME.pack(time) + label.encode() + b"\n")
 
     def note_bytes(self, raw: bytes) -> None:
-        """More about what was noted last."""
-        self._came.update(raw)
+        """Add details of the entry that was noted last."""
+        self._entries.update(raw)
 
     def step(self, time: float, number: int, num_tokens: int, num_free_blocks: int) -> None:
-        """A step ended: what it computed and how many blocks were free after it."""
+        """Add a step that ended at `time`: its number, the tokens that it computed and the blocks free after it."""
         self._steps.update(_STEP.pack(time, number, num_tokens, num_free_blocks))
 
     def digest(self) -> bytes:
-        return self._came.digest() + self._steps.digest()
+        return self._entries.digest() + self._steps.digest()
 
 
 def combined(logs: Iterable[EventDigest]) -> str:
-    """Of all of them, in this order."""
+    """Return the hex digest over the digests of all logs, in this order."""
     whole = hashlib.blake2b(digest_size=16)
     for log in logs:
         whole.update(log.digest())

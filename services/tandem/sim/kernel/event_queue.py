@@ -1,8 +1,8 @@
-"""What happens when, in virtual time: a heap of events in one total order; never reads a clock.
+"""Run the events of a simulation in virtual time: a heap of events with one total order. No wall clock is read.
 
-Events at one time happen by kind, then by who asked for them, then in the order in which they were asked for. So the
-order is one of the simulated world: it does not depend on how early somebody asked, which is what lets a worker look
-ahead over many steps.
+Events at one time run by kind (ends of steps first), then by the rank of the actor that scheduled them, then in the
+order in which they were scheduled. So the order does not depend on how early an actor schedules an event relative to
+other actors, which lets a worker look ahead over many steps.
 """
 
 from __future__ import annotations
@@ -19,25 +19,31 @@ Action = Callable[[], None]
 
 @dataclass(eq=False, slots=True)
 class Actor:
-    """Who asks for events and where they happen; of lower `rank` first at one time. `stands` takes what would have
-    happened here while the party stands still, and keeps nothing of it when the party is gone; None: it runs."""
+    """An actor schedules events, and events happen at an actor: the clients, a gateway or a worker.
+
+    `rank`: events at one time run in ascending rank of the actors that scheduled them.
+    `log`: the digest of what happened at the actor.
+    `held`: None while the actor runs. While the actor is halted, its events are collected here; once the actor is gone,
+    the deque has `maxlen` 0 and drops them.
+    """
 
     rank: int
     log: EventDigest
-    stands: deque[SimEvent] | None = None
+    held: deque[SimEvent] | None = None
 
     def vanish(self) -> None:
-        """Nothing happens here any more."""
-        self.stands = deque(maxlen=0)
+        """Mark the actor as gone: its events are dropped from now on."""
+        self.held = deque(maxlen=0)
 
     @property
     def is_gone(self) -> bool:
-        return self.stands is not None and self.stands.maxlen == 0
+        return self.held is not None and self.held.maxlen == 0
 
 
 @dataclass(eq=False, slots=True)
 class SimEvent:
-    """Without an action it is cancelled or over. `label` is what the log of `to` keeps of it, if it is not empty."""
+    """An event that happens at the actor `to`. `action`: None once the event has run or was cancelled. `label`: the
+    entry in the log of `to`; an empty label makes no entry."""
 
     label: str
     action: Action | None
@@ -45,50 +51,56 @@ class SimEvent:
 
 
 class SimEventQueue:
-    """Runs one event after another. What an event asks for at its own time runs after it."""
+    """Own the virtual clock and the pending events, and run them one after another.
+
+    An event that is scheduled by a running event for the same time runs after it."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.num_run = 0
         self._heap: list[tuple[float, bool, int, int, SimEvent]] = []
-        self._num_asked = 0
+        self._num_scheduled = 0
         self._reached = -1
 
     def at(
         self, time: float, label: str, action: Action, *, by: Actor, to: Actor | None = None, is_end: bool = False
     ) -> SimEvent:
-        """Ask for an event at `to`, or at oneself. The ends of what takes time come before all else at their time.
-        Raises ValueError when the time has passed or is no time."""
+        """Schedule an event by the actor `by` that happens at the actor `to` (`by` itself when `to` is None).
+
+        `is_end`: the event ends something that took time; such events run before all others at their time. Raises
+        ValueError when the time has passed or is NaN."""
         if not time >= self.now:
             raise ValueError(f"{label} at {time}, but it is {self.now} already")
         event = SimEvent(label, action, by if to is None else to)
-        heapq.heappush(self._heap, (time, not is_end, by.rank, self._num_asked, event))
-        self._num_asked += 1
+        heapq.heappush(self._heap, (time, not is_end, by.rank, self._num_scheduled, event))
+        self._num_scheduled += 1
         return event
 
     def after(self, seconds: float, label: str, action: Action, *, by: Actor, to: Actor | None = None) -> SimEvent:
         return self.at(self.now + seconds, label, action, by=by, to=to)
 
     def cancel(self, event: SimEvent) -> None:
-        """It will not happen, and leaves no trace in a log; nothing when it has happened."""
+        """Cancel an event without an entry in a log; do nothing when the event has already run."""
         event.action = None
 
     def halt(self, party: Actor) -> None:
-        """What happens at a party from now on waits until it goes on."""
-        party.stands = deque()
+        """Hold all events that happen at an actor until `go_on`."""
+        party.held = deque()
 
     def go_on(self, party: Actor) -> None:
-        """All that has waited happens now, in its order; nothing at a party that runs or is gone."""
-        if party.stands is None or party.is_gone:
+        """Resume a halted actor: schedule its held events for now, in their order. Do nothing for an actor that runs or
+        is gone."""
+        if party.held is None or party.is_gone:
             return
-        held, party.stands = party.stands, None
+        held, party.held = party.held, None
         for event in held:
-            heapq.heappush(self._heap, (self.now, True, party.rank, self._num_asked, event))
-            self._num_asked += 1
+            heapq.heappush(self._heap, (self.now, True, party.rank, self._num_scheduled, event))
+            self._num_scheduled += 1
 
     def has_passed(self, time: float, by: Actor) -> bool:
-        """Whether an event that `by` had asked for at `time` would have happened by now. Of several that one asks for
-        at one time, the first is meant."""
+        """Return whether an event scheduled by `by` for `time` would have run by now.
+
+        When an actor schedules several events for one time, the answer is for the first of them."""
         return time < self.now or (time == self.now and by.rank <= self._reached)
 
     def run(self, until: float = float("inf")) -> None:
@@ -102,8 +114,8 @@ class SimEventQueue:
             if time > self.now:
                 self._reached = -1
                 self.now = time
-            if event.to.stands is not None:
-                event.to.stands.append(event)
+            if event.to.held is not None:
+                event.to.held.append(event)
                 continue
             event.action = None
             if is_later and rank > self._reached:
@@ -114,9 +126,9 @@ class SimEventQueue:
             action()
 
     @property
-    def num_asked(self) -> int:
-        """Events that are still to happen."""
+    def num_pending(self) -> int:
+        """Count the events that have not run and were not cancelled."""
         return sum(1 for *_, event in self._heap if event.action is not None)
 
     def __repr__(self) -> str:
-        return f"<agenda {self.now:.6f} s, {self.num_run} run, {self.num_asked} to come>"
+        return f"<event queue at {self.now:.6f} s, {self.num_run} run, {self.num_pending} pending>"

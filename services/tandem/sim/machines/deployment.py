@@ -1,4 +1,4 @@
-"""What one might buy: a model on accelerators, in pools of workers; becomes a cluster to simulate, never runs one."""
+"""Describe a deployment, a model on accelerators in pools of workers, and turn it into a cluster to simulate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem.sim.machines.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """`number` workers of `degree` accelerators each."""
+    """Size of one pool: `number` workers of `degree` accelerators each."""
 
     pool: Pool
     number: int
@@ -29,8 +29,11 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """`link_bandwidth`: bytes per second between workers for each of a worker's accelerators, None: its machine's.
-    `kv_bytes` per worker, None: what fits beside the weights. `tenants`: None asks nobody for a key."""
+    """Pools of workers on one kind of machine, with their configuration.
+
+    `link_bandwidth`: bytes per second between workers for each of a worker's accelerators; None: the machine's.
+    `kv_bytes`: KV memory per worker; None: as much as fits beside the weights.
+    `tenants`: the known tenants; None: requests need no key."""
 
     machine: Machine
     pools: tuple[PoolSize, ...]
@@ -48,11 +51,12 @@ class Deployment:
         return self.num_gpus * self.machine.price_per_hour
 
     def __str__(self) -> str:
-        told = " + ".join(_told(pool) for pool in self.pools)
-        return f"{told} on {self.num_gpus} x {self.machine.name}"
+        pool_texts = " + ".join(_describe_pool(pool) for pool in self.pools)
+        return f"{pool_texts} on {self.num_gpus} x {self.machine.name}"
 
     def cluster(self, seed: int) -> ClusterSpec:
-        """Raises TandemError(INVALID_REQUEST) for what cannot be built or could not serve."""
+        """Return the cluster to simulate. Raises TandemError(INVALID_REQUEST) for workers that cannot be built and for
+        pools that could not serve a request."""
         return ClusterSpec(
             workers=tuple((self._worker(pool), pool.number) for pool in self._serving()),
             gateway=self.config.gateway,
@@ -63,11 +67,11 @@ class Deployment:
         )
 
     def _serving(self) -> tuple[PoolSize, ...]:
-        has = {pool.pool for pool in self.pools if pool.number > 0}
-        if not has:
+        present = {pool.pool for pool in self.pools if pool.number > 0}
+        if not present:
             raise _refuse("--pools has no worker")
-        if has in ({"prefill"}, {"decode"}):
-            (only,) = has
+        if present in ({"prefill"}, {"decode"}):
+            (only,) = present
             other = "decode" if only == "prefill" else "prefill"
             raise _refuse(f"--pools has {only} workers alone: add {other} or mixed ones")
         if self.config.gateway.disaggregation == "strict" and sum(pool.number for pool in self.pools) < 2:
@@ -82,10 +86,10 @@ class Deployment:
         if self.link_bandwidth is not None:
             spec = replace(spec, bandwidth=pool.degree * self.link_bandwidth)
         if self.kv_bytes is not None:
-            spec = replace(spec, num_blocks=self._asked_blocks(spec, pool, self.kv_bytes))
+            spec = replace(spec, num_blocks=self._num_blocks(spec, pool, self.kv_bytes))
         return spec
 
-    def _asked_blocks(self, spec: WorkerSpec, pool: PoolSize, kv_bytes: int) -> int:
+    def _num_blocks(self, spec: WorkerSpec, pool: PoolSize, kv_bytes: int) -> int:
         number = kv_bytes // spec.layout.block_bytes
         if not 1 <= number <= spec.num_blocks:
             most = spec.num_blocks * spec.layout.block_bytes / 2**30
@@ -94,16 +98,20 @@ class Deployment:
 
 
 def parse_pools(sizes: str, degrees: str = "") -> tuple[PoolSize, ...]:
-    """Of `prefill=4,decode=8` and `decode=2` or `2` for all. Raises TandemError(INVALID_REQUEST)."""
+    """Parse `--pools` (`prefill=4,decode=8`) and `--tp` (`decode=2`, or `2` for all pools) into pool sizes.
+
+    Raises TandemError(INVALID_REQUEST) for text of another form."""
     numbers = _numbers("--pools", sizes)
     one = degrees.strip()
-    ways = dict.fromkeys(numbers, int(one)) if one.isascii() and one.isdecimal() else _numbers("--tp", degrees)
-    for pool in ways:
+    degree_by_pool = (
+        dict.fromkeys(numbers, int(one)) if one.isascii() and one.isdecimal() else _numbers("--tp", degrees)
+    )
+    for pool in degree_by_pool:
         if pool not in numbers:
             raise _refuse(f"--tp names {pool}, which --pools does not")
-    if 0 in ways.values():
+    if 0 in degree_by_pool.values():
         raise _refuse("--tp must be at least 1")
-    return tuple(PoolSize(pool, number, ways.get(pool, 1)) for pool, number in numbers.items())
+    return tuple(PoolSize(pool, number, degree_by_pool.get(pool, 1)) for pool, number in numbers.items())
 
 
 def _numbers(flag: str, text: str) -> dict[Pool, int]:
@@ -117,9 +125,9 @@ def _numbers(flag: str, text: str) -> dict[Pool, int]:
     return found
 
 
-def _told(pool: PoolSize) -> str:
-    ways = f" of {pool.degree}" if pool.degree > 1 else ""
-    return f"{pool.number} {pool.pool}{ways}"
+def _describe_pool(pool: PoolSize) -> str:
+    degree = f" of {pool.degree}" if pool.degree > 1 else ""
+    return f"{pool.number} {pool.pool}{degree}"
 
 
 def _refuse(message: str) -> TandemError:

@@ -1,4 +1,4 @@
-"""Fits step times to the logs of real workers; never reads a file and never simulates."""
+"""Fit a step cost and its residuals to the step logs of real workers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from tandem.sim.cost.residuals import residuals_of
 from tandem.sim.machines.profile import WorkerProfile
 
 RIDGE = 1e-3
-"""The shape that is assumed where steps leave a coefficient open counts as much as a thousandth of one step: a log has
-thousands, and few of them may be prompts."""
+"""Weight of the generic step cost that fills in where the steps do not determine a coefficient: a thousandth of one
+step. A log has thousands of steps, of which few may have prompt tokens."""
 LEAST_STEPS = 100
+"""Steps below which a worker's step times cannot be fitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitQuality:
-    """Of a fit on its own steps: the share of all time that it predicts, and the median and 99th percentile of the
-    relative distance of a step's time from it."""
+    """Quality of a fit on the steps that it was fitted to.
+
+    `total`: predicted time of all steps divided by their measured time. `median`, `p99`: percentiles over the steps of
+    `|measured / predicted - 1|`."""
 
     total: float
     median: float
@@ -29,8 +32,10 @@ class FitQuality:
 
 
 def fit_worker(logs: Sequence[StepLog]) -> tuple[WorkerProfile, FitQuality]:
-    """One kind of worker from the logs of one or several of it. The first `LEAST_STEPS // 5` steps of each are left
-    out: caches and guesses were cold. Raises TandemError when the logs are too short or not of one kind."""
+    """Fit one kind of worker to the logs of one or several workers of this kind.
+
+    The first `LEAST_STEPS // 5` steps of each log are left out, because caches and estimates were cold. Raises
+    TandemError when the logs are too short or come from workers with different models or settings."""
     head = logs[0].head
     for log in logs[1:]:
         if (log.head.model, log.head.layout, log.head.settings) != (head.model, head.layout, head.settings):

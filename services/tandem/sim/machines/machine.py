@@ -1,5 +1,4 @@
-"""What a worker runs on, as the simulator knows it: how fast, how large, at what price, and how far to trust that;
-never how many of them there are."""
+"""Describe the machine of a simulated worker: its speed, size and price, and how accurate its predictions were."""
 
 from __future__ import annotations
 
@@ -15,8 +14,12 @@ from tandem.sim.report.fidelity import fidelity
 
 
 class Machine(Protocol):
-    """`price_per_hour` of one accelerator; 0: not set. `about` says for reports what this is, where its figures come
-    from and by how much its predictions were off: (heading, text) pairs. Seconds as `ClusterSpec`'s."""
+    """Machine that builds simulated workers.
+
+    `price_per_hour`: of one accelerator; 0 when it is not set.
+    `about`: (heading, text) pairs for reports: the profile, the sources of its figures, and its prediction errors.
+    `latency_s`, `delivery_s`: as in `ClusterSpec`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -29,14 +32,14 @@ class Machine(Protocol):
     @property
     def delivery_s(self) -> tuple[float, ...]: ...
     def worker(self, pool: Pool, degree: int, config: Config) -> WorkerSpec:
-        """One worker of `degree` accelerators. Raises ValueError for what cannot be built."""
+        """Return the spec of one worker of `degree` accelerators. Raises ValueError when it cannot be built."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineMachine:
-    """A model on an accelerator of which only the data sheets are known. `roofline.degree` is replaced by each
-    worker's."""
+    """A model on an accelerator of which only the data sheets are known. Each worker replaces `roofline.degree` by its
+    own degree."""
 
     roofline: Roofline
     latency_s: float = 2e-4
@@ -70,7 +73,9 @@ class RooflineMachine:
 
 @dataclass(frozen=True, eq=False)
 class ProfileMachine:
-    """Of which the steps of real workers were measured. `price_per_hour` of one worker: nobody measured it in parts."""
+    """A machine with a profile, fitted to measured steps of real workers.
+
+    `price_per_hour` is of one worker, because the profile cannot be split by accelerator."""
 
     profile: Profile
     price_per_hour: float = 0.0

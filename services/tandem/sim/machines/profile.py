@@ -1,5 +1,7 @@
-"""What was measured of one way to run a model, so that it can be simulated: sizes and step times of its workers; never
-measures, and never guesses what was not measured."""
+"""Store the measured sizes and step times of a deployment's workers as a profile, and build simulated workers from it.
+
+A pool, link or step that was not measured is not estimated.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ UNKNOWN = "unknown: no other run was predicted with it yet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProfile:
-    """One kind of worker. `settings` are the sections of `Config` that it ran with, `num_steps` how many steps its
-    times were fitted on."""
+    """Measured profile of one kind of worker.
+
+    `settings`: the sections of `Config` that it ran with. `num_steps`: the steps that its step times were fitted
+    to."""
 
     layout: KVLayout
     num_blocks: int
@@ -39,9 +43,13 @@ class WorkerProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """`workers` by pool. `latency_s`: one way between two processes. `delivery_s`: times that a token takes beyond
-    that to its client, each as likely as any other. `bandwidth` of a worker's link in bytes per second. `provenance`
-    says what was measured where, `fidelity` how far predictions were off."""
+    """Measured profile of one model's workers, by pool.
+
+    `latency_s`: seconds of a message between two processes, in one direction.
+    `delivery_s`: equally likely seconds that a token takes beyond `latency_s` to its client.
+    `bandwidth`: of a worker's link, in bytes per second.
+    `provenance`: what was measured and on which machine. `fidelity`: how far predictions were off.
+    """
 
     model: str
     workers: Mapping[Pool, WorkerProfile]
@@ -52,8 +60,10 @@ class Profile:
     fidelity: str = UNKNOWN
 
     def worker(self, pool: Pool, config: Config | None = None) -> WorkerSpec:
-        """A worker of a pool, with the settings that it ran with or others. A pool that was not measured is taken for
-        a mixed one where that was. Raises TandemError when neither was."""
+        """Return the spec of a worker of a pool, with `config` or else the settings that it was measured with.
+
+        A pool that was not measured uses the profile of the mixed pool. Raises TandemError when neither was
+        measured."""
         found = self.workers.get(pool) or self.workers.get("mixed")
         if found is None:
             known = ", ".join(sorted(self.workers))
@@ -71,8 +81,8 @@ class Profile:
 
 
 def encode_profile(profile: Profile) -> str:
-    """As JSON, indented."""
-    told = {
+    """Return the profile as indented JSON."""
+    document = {
         "format": FORMAT,
         "model": profile.model,
         "provenance": profile.provenance,
@@ -82,23 +92,23 @@ def encode_profile(profile: Profile) -> str:
         "bandwidth": profile.bandwidth,
         "workers": {pool: _encode_worker(worker) for pool, worker in sorted(profile.workers.items())},
     }
-    return json.dumps(told, indent=1) + "\n"
+    return json.dumps(document, indent=1) + "\n"
 
 
 def decode_profile(text: str, name: str) -> Profile:
-    """Raises TandemError that says `name` when the text is no profile."""
+    """Parse a profile from JSON. Raises TandemError naming `name` when the text is not a profile."""
     try:
-        told = json.loads(text)
-        if told.get("format") != FORMAT:
-            raise ValueError(f"format {told.get('format')!r}, expected {FORMAT!r}")
+        document = json.loads(text)
+        if document.get("format") != FORMAT:
+            raise ValueError(f"format {document.get('format')!r}, expected {FORMAT!r}")
         return Profile(
-            model=str(told["model"]),
-            workers={pool_named(pool): _decode_worker(worker) for pool, worker in told["workers"].items()},
-            latency_s=float(told["latency_s"]),
-            delivery_s=tuple(map(float, told["delivery_s"])),
-            bandwidth=float(told["bandwidth"]),
-            provenance=str(told["provenance"]),
-            fidelity=str(told["fidelity"]),
+            model=str(document["model"]),
+            workers={pool_named(pool): _decode_worker(worker) for pool, worker in document["workers"].items()},
+            latency_s=float(document["latency_s"]),
+            delivery_s=tuple(map(float, document["delivery_s"])),
+            bandwidth=float(document["bandwidth"]),
+            provenance=str(document["provenance"]),
+            fidelity=str(document["fidelity"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, TandemError) as error:
         message = f"{name} is no profile: {type(error).__name__} {error}"
@@ -120,15 +130,15 @@ def _encode_worker(worker: WorkerProfile) -> dict[str, Any]:
     }
 
 
-def _decode_worker(told: Mapping[str, Any]) -> WorkerProfile:
-    factors = {_kind(row["kind"]): tuple(map(float, row["factors"])) for row in told["residuals"]}
+def _decode_worker(document: Mapping[str, Any]) -> WorkerProfile:
+    factors = {_kind(row["kind"]): tuple(map(float, row["factors"])) for row in document["residuals"]}
     worker = WorkerProfile(
-        layout=KVLayout.from_dict(told["layout"]),
-        num_blocks=int(told["num_blocks"]),
-        num_steps=int(told["num_steps"]),
-        cost=StepCost(**told["cost"]),
+        layout=KVLayout.from_dict(document["layout"]),
+        num_blocks=int(document["num_blocks"]),
+        num_steps=int(document["num_steps"]),
+        cost=StepCost(**document["cost"]),
         residuals=Residuals(factors),
-        settings=told["settings"],
+        settings=document["settings"],
     )
     if worker.num_blocks < 1:
         raise ValueError(f"a pool of {worker.num_blocks} blocks")
@@ -136,13 +146,13 @@ def _decode_worker(told: Mapping[str, Any]) -> WorkerProfile:
     return worker
 
 
-def _kind(told: Sequence[int]) -> Kind:
-    prefill, decode = told
+def _kind(document: Sequence[int]) -> Kind:
+    prefill, decode = document
     return int(prefill), int(decode)
 
 
 def pool_named(name: str) -> Pool:
-    """Raises ValueError."""
+    """Return the pool with this name. Raises ValueError for an unknown name."""
     if name not in ("prefill", "decode", "mixed"):
         raise ValueError(f"{name!r} is no pool")
     return cast(Pool, name)

@@ -1,4 +1,4 @@
-"""Where the cheaper kind of deployment changes along one property of workload or link; never makes a plan."""
+"""Find where the cheaper kind of deployment changes when one property of the workload or the link is scaled."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ NUM_HALVINGS = 2
 
 @dataclass(frozen=True, slots=True)
 class BreakEvenPoint:
-    """`factor` times what it is; costs per hour of the cheapest numbers of each kind's recipe, None: none holds."""
+    """Costs per hour of both kinds of deployment with the property scaled by `factor`; the cost is None where no number
+    of workers meets the targets."""
 
     factor: float
     costs: Mapping[Kind, float | None]
 
     @property
     def cheaper(self) -> Kind | None:
-        """The mixed kind where costs are equal; None where neither holds."""
+        """The cheaper kind: mixed when costs are equal, None when neither meets the targets."""
         mixed, split = self.costs["mixed"], self.costs["split"]
         if mixed is None and split is None:
             return None
@@ -38,34 +39,38 @@ class BreakEvenPoint:
 
 
 def along(
-    axis: str, promise: SloTarget, found: Mapping[Kind, Found], max_gpus: int, told: Callable[[str], None]
+    axis: str, slo_target: SloTarget, found: Mapping[Kind, Found], max_gpus: int, on_progress: Callable[[str], None]
 ) -> list[BreakEvenPoint]:
-    """Points in order of their factors: three, and halvings wherever the cheaper kind changes between two of them.
-    Each kind keeps its recipe, only its numbers are searched again. Raises KeyError unless both kinds were found."""
-    points = {factor: _point(axis, factor, promise, found, max_gpus, told) for factor in FACTORS}
+    """Return break-even points along one axis, in order of their factors.
+
+    There are three points, and `NUM_HALVINGS` bisections wherever the cheaper kind changes between two of them. Each
+    kind keeps its recipe; only its numbers of workers are searched again. Raises KeyError unless both kinds were
+    found."""
+    points = {factor: _point(axis, factor, slo_target, found, max_gpus, on_progress) for factor in FACTORS}
     for _ in range(NUM_HALVINGS):
         ordered = sorted(points)
         for low, high in pairwise(ordered):
             if points[low].cheaper != points[high].cheaper:
                 middle = math.sqrt(low * high)
-                points[middle] = _point(axis, middle, promise, found, max_gpus, told)
+                points[middle] = _point(axis, middle, slo_target, found, max_gpus, on_progress)
     return [points[factor] for factor in sorted(points)]
 
 
 def changes(points: Sequence[BreakEvenPoint]) -> list[tuple[BreakEvenPoint, BreakEvenPoint]]:
-    """Neighbours between which the cheaper kind is another."""
+    """Return the pairs of neighbouring points with different cheaper kinds."""
     return [(a, b) for a, b in pairwise(points) if a.cheaper != b.cheaper]
 
 
-def lengthened(ask: ScheduledRequest, factor: float) -> ScheduledRequest:
-    """With a prompt `factor` times as long; prompts that share a beginning still share one, as many times as long."""
-    prompt = ask.request.prompt_tokens
+def lengthened(scheduled: ScheduledRequest, factor: float) -> ScheduledRequest:
+    """Return a request with a prompt `factor` times as long; a prefix that prompts share is lengthened alike, so it
+    stays shared."""
+    prompt = scheduled.request.prompt_tokens
     number = max(1, round(len(prompt) * factor))
     longer = tuple(prompt[min(len(prompt) - 1, int(index / factor))] for index in range(number))
-    follow = ask.follow
+    follow = scheduled.follow
     return replace(
-        ask,
-        request=replace(ask.request, prompt_tokens=longer),
+        scheduled,
+        request=replace(scheduled.request, prompt_tokens=longer),
         follow=None if follow is None else lambda answer, ended_s: lengthened(follow(answer, ended_s), factor),
     )
 
@@ -73,38 +78,41 @@ def lengthened(ask: ScheduledRequest, factor: float) -> ScheduledRequest:
 def _point(
     axis: str,
     factor: float,
-    promise: SloTarget,
+    slo_target: SloTarget,
     found: Mapping[Kind, Found],
     max_gpus: int,
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> BreakEvenPoint:
-    changed = _changed(axis, factor, promise)
+    changed = _changed(axis, factor, slo_target)
     costs: dict[Kind, float | None] = {}
     for kind, best in found.items():
         recipe = _relinked(best.recipe, factor) if axis == "link" else best.recipe
         engine = with_device_defaults(recipe.config).engine
-        needs = demand(changed.asks, engine.block_size, has_cache=engine.enable_prefix_caching)
+        needs = demand(changed.requests, engine.block_size, has_cache=engine.enable_prefix_caching)
         low = recipe.least(needs, changed.slo, changed.percentile)
         costs[kind] = None
         if not isinstance(low, str):
             planner = CapacityPlanner(
-                changed, changed, needs, max_gpus, lambda text: told(f"{axis} x {factor:.3g}: {text}")
+                changed, changed, needs, max_gpus, lambda text: on_progress(f"{axis} x {factor:.3g}: {text}")
             )
             numbers = planner.cheapest(recipe, low)
             costs[kind] = None if numbers is None else recipe.cost(numbers[1])
     return BreakEvenPoint(factor, costs)
 
 
-def _changed(axis: str, factor: float, promise: SloTarget) -> SloTarget:
+def _changed(axis: str, factor: float, slo_target: SloTarget) -> SloTarget:
     if axis == "prompt":
-        return replace(promise, asks=[lengthened(ask, factor) for ask in promise.asks])
+        return replace(slo_target, requests=[lengthened(scheduled, factor) for scheduled in slo_target.requests])
     if axis == "load":
-        return replace(promise, asks=[replace(ask, due_s=ask.due_s / factor) for ask in promise.asks])
-    return promise
+        return replace(
+            slo_target,
+            requests=[replace(scheduled, due_s=scheduled.due_s / factor) for scheduled in slo_target.requests],
+        )
+    return slo_target
 
 
 def _relinked(recipe: DeploymentKind, factor: float) -> DeploymentKind:
-    """As it would be with links so many times as fast."""
+    """Return a recipe with links `factor` times as fast."""
     worker = recipe.machine.worker("decode", recipe.degrees[-1], recipe.config)
     bandwidth = recipe.link_bandwidth or worker.bandwidth / recipe.degrees[-1]
     return replace(recipe, link_bandwidth=bandwidth * factor)

@@ -1,4 +1,4 @@
-"""Finds the cheapest deployment of each kind that keeps a promise, by bounds and then simulation; never prints."""
+"""Find the cheapest deployment of each kind that meets latency targets, by lower bounds and then simulation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ KINDS: tuple[Kind, ...] = ("mixed", "split")
 Try = Callable[[Deployment], SloResult]
 MOST_REPAIRS = 2
 MOST_TIMES = 4
-"""The kind that is searched second may cost so many times as much as the first; beyond, nobody cares."""
+"""The kind that is searched second may cost at most so many times as much as the first; beyond that the search stops,
+because the answer would not change a decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The cheapest deployment of one kind that holds. `second` is what another seed and more requests say of it;
-    `num_added` workers were added for that."""
+    """The cheapest deployment of one kind that meets the targets.
+
+    `first`: its result with the first seed. `second`: its result with another seed and more requests. `num_added`:
+    workers that were added because `second` missed a target with fewer."""
 
     recipe: DeploymentKind
     numbers: tuple[int, ...]
@@ -45,7 +48,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """A recipe that no number of workers can mend, or that would take more than there may be."""
+    """A recipe that meets the targets with no number of workers, or only with more accelerators than allowed."""
 
     recipe: DeploymentKind
     reason: str
@@ -53,7 +56,10 @@ class Never:
 
 @dataclass(slots=True)
 class Plan:
-    """`best` of each kind, if any holds; all that was simulated with the first seed, in order, and what was not."""
+    """Result of a search.
+
+    `best`: the cheapest deployment of each kind that meets the targets. `tried`: all simulations with the first seed,
+    in order. `never`: the recipes that were ruled out without simulation."""
 
     best: dict[Kind, Found] = field(default_factory=dict)
     tried: list[tuple[DeploymentKind, tuple[int, ...], SloResult]] = field(default_factory=list)
@@ -61,47 +67,50 @@ class Plan:
 
     @property
     def winner(self) -> Found | None:
-        """Of equal costs the mixed one, which has fewer parts; one that another seed confirms before one that it does
-        not."""
+        """The cheapest deployment; a confirmed one goes before an unconfirmed one, and at equal costs the mixed one,
+        which has fewer parts, goes first."""
         return min(
             self.best.values(), key=lambda f: (not f.is_confirmed, f.cost, KINDS.index(f.recipe.kind)), default=None
         )
 
     @property
     def runner_up(self) -> Found | None:
-        """The best of the other kind."""
+        """The best deployment of the other kind."""
         winner = self.winner
         return next((f for f in self.best.values() if winner is not None and f.recipe.kind != winner.recipe.kind), None)
 
     @property
     def nearest(self) -> SloResult | None:
-        """What came nearest, where nothing holds: the run with the least margin of those that were not given up."""
+        """The run with the least margin among the runs that were simulated to their end."""
         whole = [verdict for *_, verdict in self.tried if verdict.margin is not None]
         return min(whole, key=lambda verdict: verdict.margin or 0.0, default=None)
 
 
 class CapacityPlanner:
-    """`found` is the demand of the promise's workload. `confirmation`: another seed and more requests. `told` hears
-    what is tried next."""
+    """Search the cheapest numbers of workers by simulation and keep every result in `plan`.
+
+    `found`: the demand of the workload of `slo_target`. `confirmation`: the same targets with another seed and more
+    requests. `on_progress`: called with a text before each simulation."""
 
     def __init__(
         self,
-        promise: SloTarget,
+        slo_target: SloTarget,
         confirmation: SloTarget,
         found: WorkloadDemand,
         max_gpus: int,
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
-        self._promise = promise
+        self._slo_target = slo_target
         self._confirmation = confirmation
         self._demand = found
         self._max_gpus = max_gpus
-        self._told = told
+        self._on_progress = on_progress
         self._verdicts: dict[tuple[DeploymentKind, tuple[int, ...]], SloResult] = {}
         self.plan = Plan()
 
     def find(self, recipes: Iterable[DeploymentKind]) -> Plan:
-        """Both kinds, the cheaper bounds first, so that what costs more than what is known need not be tried."""
+        """Return the plan with the best deployment of both kinds. Recipes with cheaper bounds are tried first, so that
+        dearer ones than the best known need no simulation."""
         bounded = self._bounded(recipes)
         other = math.inf
         for kind in KINDS:
@@ -119,7 +128,8 @@ class CapacityPlanner:
     def cheapest(
         self, recipe: DeploymentKind, low: tuple[int, ...], below: float = math.inf
     ) -> tuple[DeploymentKind, tuple[int, ...]] | None:
-        """The cheapest numbers that hold; None when none does within the accelerators and for less than `below`."""
+        """Return the recipe with the least-cost numbers of workers that meet the targets; None when none do with at
+        most `max_gpus` accelerators and for less than `below`."""
         limit = min(self._max_gpus * recipe.prices[0] / recipe.degrees[0], below * (1 - 1e-9))
         if recipe.cost(low) > limit:
             return None
@@ -137,7 +147,7 @@ class CapacityPlanner:
     def _bounded(self, recipes: Iterable[DeploymentKind]) -> list[tuple[DeploymentKind, tuple[int, ...]]]:
         found: list[tuple[DeploymentKind, tuple[int, ...]]] = []
         for recipe in recipes:
-            low = recipe.least(self._demand, self._promise.slo, self._promise.percentile)
+            low = recipe.least(self._demand, self._slo_target.slo, self._slo_target.percentile)
             if isinstance(low, str):
                 self.plan.never.append(Never(recipe, low))
             elif recipe.num_gpus(low) > self._max_gpus:
@@ -150,16 +160,16 @@ class CapacityPlanner:
         key = (recipe, numbers)
         if key not in self._verdicts:
             deployment = recipe.deployment(numbers)
-            self._told(str(deployment) + f", budget {recipe.budget}" + (", paced" if recipe.itl_ms else ""))
-            self._verdicts[key] = self._promise.tried(deployment)
+            self._on_progress(str(deployment) + f", budget {recipe.budget}" + (", paced" if recipe.itl_ms else ""))
+            self._verdicts[key] = self._slo_target.tried(deployment)
             self.plan.tried.append((recipe, numbers, self._verdicts[key]))
         return self._verdicts[key]
 
     def _confirmed(self, recipe: DeploymentKind, numbers: tuple[int, ...]) -> Found:
-        """Add a worker where another seed says that there is one too few, within the accelerators."""
+        """Repeat the run with another seed, and add up to `MOST_REPAIRS` workers while it misses a target."""
         first = self._try(recipe, numbers)
         for num_added in range(MOST_REPAIRS + 1):
-            self._told(f"{recipe.deployment(numbers)} with another seed")
+            self._on_progress(f"{recipe.deployment(numbers)} with another seed")
             second = self._confirmation.tried(recipe.deployment(numbers))
             more = _one_more(recipe, numbers, second)
             if second.holds or num_added == MOST_REPAIRS or recipe.num_gpus(more) > self._max_gpus:
@@ -169,7 +179,7 @@ class CapacityPlanner:
 
 
 def _one_more(recipe: DeploymentKind, numbers: Sequence[int], verdict: SloResult) -> tuple[int, ...]:
-    """Of a split, a worker of the pool whose measure is missed."""
+    """Return the numbers with one worker more; in a split deployment, in the pool whose target was missed."""
     if recipe.kind == "mixed":
         return (numbers[0] + 1,)
     is_late = any(miss.measure == "TTFT" for miss in verdict.misses)

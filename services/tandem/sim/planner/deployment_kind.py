@@ -1,5 +1,4 @@
-"""A kind of deployment without its numbers: machine, split or not, degrees, budget; never counts workers or tries
-one."""
+"""Describe a deployment except for its numbers of workers: machine, mixed or split, tensor parallel degrees, budget."""
 
 from __future__ import annotations
 
@@ -19,8 +18,10 @@ Kind = Literal["mixed", "split"]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentKind:
-    """`degrees` of a mixed worker, or of a prefill and a decode worker. `itl_ms`: the target by which schedulers limit
-    their steps, 0: none."""
+    """Recipe of a deployment without its numbers of workers.
+
+    `degrees`: tensor parallel degree of a mixed worker, or those of a prefill and a decode worker. `budget`: the most
+    tokens of a step. `itl_ms`: the target by which schedulers limit their steps; 0 for no limit."""
 
     machine: Machine
     degrees: tuple[int, ...]
@@ -35,7 +36,7 @@ class DeploymentKind:
 
     @property
     def prices(self) -> tuple[float, ...]:
-        """Of one worker of each pool, per hour; in accelerators where no price is set."""
+        """Price per hour of one worker of each pool; its number of accelerators where no price is set."""
         return tuple(degree * (self.machine.price_per_hour or 1.0) for degree in self.degrees)
 
     def cost(self, numbers: Sequence[int]) -> float:
@@ -53,7 +54,7 @@ class DeploymentKind:
         return Deployment(machine=self.machine, pools=sizes, config=self._config(), link_bandwidth=self.link_bandwidth)
 
     def least(self, found: WorkloadDemand, slo: Slo, percentile: float) -> tuple[int, ...] | str:
-        """Fewer workers than these cannot hold the targets, or why no number of them can."""
+        """Return a lower bound of the numbers of workers that meet the targets, or the reason why no number can."""
         try:
             specs = [self._spec(degree) for degree in self.degrees]
         except ValueError as error:
@@ -65,9 +66,9 @@ class DeploymentKind:
         return least_workers(specs[0], None, found, slo), least_workers(None, specs[1], found, slo)
 
     def __str__(self) -> str:
-        ways = "+".join(map(str, self.degrees))
+        degrees = "+".join(map(str, self.degrees))
         paced = f", paced to {self.itl_ms:g} ms" if self.itl_ms else ""
-        return f"{self.kind}, tp {ways}, {self.machine.name}, budget {self.budget}{paced}"
+        return f"{self.kind}, tp {degrees}, {self.machine.name}, budget {self.budget}{paced}"
 
     def _config(self) -> Config:
         engine = replace(
@@ -89,8 +90,10 @@ def recipes(
     slo: Slo,
     link_bandwidth: float | None = None,
 ) -> Iterator[DeploymentKind]:
-    """All that is worth a look. Mixed workers come with every budget, and with the largest one limited by the ITL
-    target too; prefill workers with all but the least budget, which makes prompts slow and spares nobody."""
+    """Yield all recipes worth a search.
+
+    Mixed workers are combined with every budget, and with the largest budget limited by the ITL target; split ones with
+    all but the least budget, which would slow prompts down without protecting any decode."""
     paced = 1e3 * slo.itl_s if slo.itl_s is not None else 0.0
     ordered = sorted(budgets)
     for degree in sorted(degrees):

@@ -1,4 +1,4 @@
-"""Draws what a plan tried and where it would change as one figure; never searches."""
+"""Plot the deployments that a plan tried, and its break-even curves, as one figure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from tandem.sim.report.chart import COLOURS
 
 _COLOURS: dict[Kind, str] = dict(zip(KINDS, COLOURS, strict=False))
 _GIVEN_UP = 2.0
-"""Where a run that was given up is drawn, in targets: nobody knows how far it would have missed."""
+"""Margin at which an aborted run is plotted, since its real margin is unknown."""
 
 
 def draw_plan(path: Path, workload: str, plan: Plan, curves: Mapping[str, Sequence[BreakEvenPoint]]) -> None:
-    """Cost against the worst percentile of all that was tried, and the costs of both kinds along each axis."""
+    """Write a figure with cost against worst percentile of all tried deployments, and the costs of both kinds along
+    each axis."""
     figure = Figure(figsize=(5.5 * (1 + len(curves)), 4.6), layout="constrained")
     axes = figure.subplots(1, 1 + len(curves), squeeze=False)[0]
     _tried(axes[0], workload, plan)

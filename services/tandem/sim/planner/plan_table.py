@@ -1,4 +1,4 @@
-"""A plan as text for a person; never searches."""
+"""Format a plan as text."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tandem.sim.planner.slo_check import Miss, SloResult, SloTarget
 from tandem.sim.report.table import grid, time
 
 LONG_ENOUGH = 10
-"""Times the 95th percentile of an answer's time, end to end, that a run should last."""
+"""How many times the 95th percentile of the end-to-end latency a run should last."""
 _NAMES: dict[Kind, str] = {"mixed": "mixed workers", "split": "prefill and decode apart"}
 
 
-def told(plan: Plan, promise: SloTarget) -> str:
-    """The answer first, then who came second, why not less, and what was never possible."""
-    parts = [_answer(plan, promise), _finalists(plan), _fewer(plan), _impossible(plan)]
+def format_plan(plan: Plan, slo_target: SloTarget) -> str:
+    """Return paragraphs: the answer, the finalists, the cheaper deployments that failed, and the impossible ones."""
+    parts = [_answer(plan, slo_target), _finalists(plan), _fewer(plan), _impossible(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
 def break_even(axis: str, points: Sequence[BreakEvenPoint]) -> str:
-    """A line for each point, and where the cheaper kind changes."""
+    """Return a table with a line for each point, and where the cheaper kind changes."""
     rows = [(axis, "mixed", "split", "cheaper")]
     rows += [(f"x {p.factor:.3g}", _cost(p.costs["mixed"]), _cost(p.costs["split"]), p.cheaper or "-") for p in points]
     found = [
@@ -34,12 +34,12 @@ def break_even(axis: str, points: Sequence[BreakEvenPoint]) -> str:
     return f"{grid(rows)}\n{where}"
 
 
-def _answer(plan: Plan, promise: SloTarget) -> str:
+def _answer(plan: Plan, slo_target: SloTarget) -> str:
     winner, other = plan.winner, plan.runner_up
-    asked = f"{promise.slo} for {promise.percentile:g} % of every class"
+    requirement = f"{slo_target.slo} for {slo_target.percentile:g} % of every class"
     if winner is None:
-        return f"Nothing that was tried holds {asked}.{_nearest(plan)}"
-    lines = [f"{_described(winner)} hold {asked}."]
+        return f"Nothing that was tried holds {requirement}.{_nearest(plan)}"
+    lines = [f"{_described(winner)} hold {requirement}."]
     if other is None:
         rest: Kind = "split" if winner.recipe.kind == "mixed" else "mixed"
         most = f" for up to {MOST_TIMES} times as much" if rest == "split" else ""
@@ -48,7 +48,7 @@ def _answer(plan: Plan, promise: SloTarget) -> str:
         lines.append(f"Disaggregation does NOT pay here: {_against(winner, other)}.")
     else:
         lines.append(f"Disaggregation pays here: {_against(winner, other)}.")
-    lines += [_doubt(found) for found in (winner, other) if found is not None and not found.is_confirmed]
+    lines += [_unconfirmed(found) for found in (winner, other) if found is not None and not found.is_confirmed]
     return "\n".join(lines + _short(winner))
 
 
@@ -62,13 +62,13 @@ def _against(winner: Found, other: Found) -> str:
     return f"{other.deployment} cost {other.cost:.2f}, {other.cost / winner.cost - 1:+.0%}"
 
 
-def _doubt(found: Found) -> str:
+def _unconfirmed(found: Found) -> str:
     return f"With another seed {found.deployment} do not hold: {_missed(found.second.misses)}."
 
 
 def _short(winner: Found) -> list[str]:
-    """A warning where the cluster hardly filled: it begins empty, and needs some answers' time to be as full as it
-    gets."""
+    """Return a warning when the run was too short: a cluster begins empty and reaches its steady load only after the
+    time of several requests."""
     report = winner.second.report
     whole = None if report is None else report.groups[0].e2e
     if report is None or whole is None or report.wall_s >= LONG_ENOUGH * whole.p95:
@@ -104,7 +104,7 @@ def _finalists(plan: Plan) -> str:
 
 
 def _fewer(plan: Plan) -> str:
-    """Of each recipe the largest that failed."""
+    """Return the largest failed deployment of each recipe, with the targets that it missed."""
     failed: dict[DeploymentKind, tuple[int, SloResult]] = {}
     for recipe, _, verdict in plan.tried:
         size = verdict.deployment.num_gpus
@@ -122,8 +122,8 @@ def _fewer(plan: Plan) -> str:
 def _impossible(plan: Plan) -> str:
     reasons: dict[str, list[str]] = {}
     for never in plan.never:
-        ways = "+".join(map(str, never.recipe.degrees))
-        reasons.setdefault(never.reason, []).append(f"{never.recipe.machine.name} {never.recipe.kind} tp {ways}")
+        degrees = "+".join(map(str, never.recipe.degrees))
+        reasons.setdefault(never.reason, []).append(f"{never.recipe.machine.name} {never.recipe.kind} tp {degrees}")
     lines = [
         textwrap.fill(
             f"{reason}: {', '.join(dict.fromkeys(names))}", 116, initial_indent="  ", subsequent_indent="    "

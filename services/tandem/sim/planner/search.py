@@ -1,4 +1,4 @@
-"""Least numbers for which something holds, where more never hurts; never knows what the numbers count."""
+"""Search the least numbers for which a monotone predicate holds: if it holds for a number, it holds for larger ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 
 def least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """The least number in [low, high] that holds; None when `high` does not. The search begins at `low` with growing
-    strides, because a good lower bound is close."""
+    """Return the least number in [low, high] for which `holds` is true; None when it is false for `high`.
+
+    The search begins at `low` with growing strides, because a good lower bound is close to the result."""
     failed, stride, number = low - 1, 1, low
     while number <= high:
         if holds(number):
@@ -21,8 +22,8 @@ def least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
 def cheapest_pair(
     low: tuple[int, int], price: tuple[float, float], limit: float, holds: Callable[[int, int], bool]
 ) -> tuple[int, int] | None:
-    """The cheapest (first, second) at or above `low` that costs at most `limit` and holds; None for none. Of equal
-    costs the one with the smaller first number."""
+    """Return the cheapest (first, second) at or above `low` that costs at most `limit` and for which `holds` is true;
+    None when there is none. At equal costs, the pair with the smaller first number is returned."""
     best: tuple[int, int] | None = None
     first = low[0]
     while True:
@@ -36,14 +37,14 @@ def cheapest_pair(
 
 
 def _least_second(first: int, low: int, most: int, holds: Callable[[int, int], bool]) -> int:
-    """`most` holds already."""
+    """Return the least second number in [low, most]; `holds` is known to be true for `most`."""
     if most == low:
         return low
     return least(low, most - 1, lambda second: holds(first, second)) or most
 
 
 def _most(first: int, price: tuple[float, float], limit: float, best: tuple[int, int] | None) -> int:
-    """The greatest second number beside `first` that is affordable, and cheaper than the best that is known."""
+    """Return the greatest second number beside `first` that is within the limit and cheaper than the best pair."""
     if best is None:
         return int((limit - first * price[0]) / price[1] + 1e-9)
     room = best[0] * price[0] + best[1] * price[1] - first * price[0]

@@ -1,4 +1,4 @@
-"""Whether a deployment holds its targets under a workload, found out by simulating it once; never chooses one."""
+"""Check by one simulation whether a deployment meets its latency targets under a workload."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from tandem.workload.ask import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A class whose percentile of `measure` is above its target; `share` of its requests or gaps are. `value_s` is the
-    percentile, None where a run was given up before it was known or requests were not served."""
+    """A missed target: a class whose percentile of `measure` is above `target_s`.
+
+    `value_s`: the percentile; None when the run was aborted before it was known or requests were not served. `share`:
+    the share of the class's requests or gaps above the target."""
 
     group: str
     measure: str
@@ -30,8 +32,11 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class SloResult:
-    """`report` is None where the run was given up, because it could not hold any more. `margin`: the worst percentile
-    by its target, 1: exactly kept; None where it is not known."""
+    """Result of one simulated deployment.
+
+    `report`: None when the run was aborted because a target could no longer be met. `margin`: the largest ratio of a
+    percentile to its target, 1 when it is met exactly; None when unknown. `ttft_s`, `itl_s`: percentiles of the worst
+    class."""
 
     deployment: Deployment
     misses: tuple[Miss, ...]
@@ -46,14 +51,14 @@ class SloResult:
 
 
 class _GivenUpError(Exception):
-    """The targets can no longer be held."""
+    """Raised inside a run when its targets can no longer be met."""
 
 
 @dataclass(frozen=True)
 class SloTarget:
-    """A workload and what its clients were promised: `percentile` of each class, in (0, 100)."""
+    """A workload and the targets that `percentile` percent of each class must meet, in (0, 100)."""
 
-    asks: Sequence[ScheduledRequest]
+    requests: Sequence[ScheduledRequest]
     slo: Slo
     percentile: float
     seed: int
@@ -61,7 +66,9 @@ class SloTarget:
     def tried(
         self, deployment: Deployment, look: Callable[[SimCluster, LatencyStats], None] | None = None
     ) -> SloResult:
-        """Simulate. The same seed for every deployment: what differs then comes from the deployment."""
+        """Simulate a deployment and return its result; abort the run once a target is certainly missed.
+
+        Every deployment gets the same seed, so that differences come from the deployments."""
         tallies: list[LatencyStats] = []
 
         def watch(cluster: SimCluster, tally: LatencyStats) -> None:
@@ -72,7 +79,7 @@ class SloTarget:
                 raise _GivenUpError
 
         try:
-            report, tally = simulate(deployment.cluster(self.seed), self.asks, self.slo, look=watch)
+            report, tally = simulate(deployment.cluster(self.seed), self.requests, self.slo, look=watch)
         except _GivenUpError:
             return SloResult(deployment, self._misses(tallies[0], is_whole=False), None, None, None, None)
         ttft, itl = self._worst(tally, "ttft"), self._worst(tally, "itl")
@@ -88,14 +95,14 @@ class SloTarget:
 
     @cached_property
     def _most(self) -> dict[str, tuple[float, float]]:
-        """How many late requests and gaps each class may have; unknown, and so none here, where answers are followed by
-        further requests."""
-        if any(ask.follow is not None for ask in self.asks):
+        """The most late requests and late gaps of each class; empty when answers lead to further requests, because the
+        totals are not known in advance then."""
+        if any(scheduled.follow is not None for scheduled in self.requests):
             return {}
-        requests = Counter(ask.group for ask in self.asks)
+        requests = Counter(scheduled.group for scheduled in self.requests)
         gaps: Counter[str] = Counter()
-        for ask in self.asks:
-            gaps[ask.group] += ask.request.sampling.max_tokens - 1
+        for scheduled in self.requests:
+            gaps[scheduled.group] += scheduled.request.sampling.max_tokens - 1
         return {group: (self._tolerated * requests[group], self._tolerated * gaps[group]) for group in requests}
 
     def _is_lost(self, tally: LatencyStats) -> bool:

@@ -1,5 +1,4 @@
-"""What a workload asks for at the least, as plain numbers, and how many workers it takes at the least; never
-simulates."""
+"""Compute lower bounds without simulation: the work of a workload and the workers that it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tandem.workload.ask import ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Of one request: prompt tokens that no earlier request had at its beginning, all of them, and output tokens."""
+    """Tokens of one request. `num_fresh`: prompt tokens that are in no shared prefix with an earlier request."""
 
     group: str
     num_fresh: int
@@ -25,14 +24,14 @@ class Need:
 
     @property
     def prefill(self) -> StepFeatures:
-        """All of the prompt that is not cached, in one step."""
+        """Features of one step that computes the whole uncached part of the prompt."""
         cached = self.num_prompt - self.num_fresh
         pairs = self.num_fresh * cached + self.num_fresh * (self.num_fresh + 1) // 2
         return StepFeatures(num_prefill_tokens=self.num_fresh, num_prefill_pairs=pairs)
 
     @property
     def decode(self) -> StepFeatures:
-        """All further output tokens, as if at once."""
+        """Features of one step that computes all output tokens but the first at once."""
         number = self.num_output - 1
         context = number * self.num_prompt + number * (number + 1) // 2
         return StepFeatures(num_decode_seqs=number, decode_context=context)
@@ -40,8 +39,9 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadDemand:
-    """`lasts_s`: between the first and the last arrival. Turns that follow on an answer are not in it, and a cache is
-    taken to keep everything, so that whatever is derived is a lower bound."""
+    """Demand of a whole workload, as a lower bound: follow-up turns are left out, and prefix caches keep everything.
+
+    `lasts_s`: seconds between the first and the last arrival."""
 
     needs: tuple[Need, ...]
     lasts_s: float
@@ -59,19 +59,24 @@ class WorkloadDemand:
         return _sum((self.prefill, self.decode))
 
 
-def demand(asks: Sequence[ScheduledRequest], block_size: int, *, has_cache: bool) -> WorkloadDemand:
-    """Raises ValueError without requests."""
-    if not asks:
+def demand(requests: Sequence[ScheduledRequest], block_size: int, *, has_cache: bool) -> WorkloadDemand:
+    """Return the demand of a workload; without `has_cache` every prompt token counts as fresh. Raises ValueError
+    without requests."""
+    if not requests:
         raise ValueError("the workload has no request")
     seen: set[bytes] = set()
-    needs = tuple(_need(ask, block_size, seen if has_cache else None) for ask in asks)
-    return WorkloadDemand(needs, max(ask.due_s for ask in asks) - min(ask.due_s for ask in asks))
+    needs = tuple(_need(scheduled, block_size, seen if has_cache else None) for scheduled in requests)
+    return WorkloadDemand(
+        needs, max(scheduled.due_s for scheduled in requests) - min(scheduled.due_s for scheduled in requests)
+    )
 
 
 def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: WorkloadDemand, slo: Slo) -> int:
-    """How many workers it takes that do the prompts (of the kind `prefill`) or the decodes (`decode`) or both, while
-    they come and in the time that the targets leave after the last; work without a target bounds nothing. One step of
-    everything is the fastest way to do it: splitting it only reads the weights more often."""
+    """Return a lower bound of the workers that compute the prompts (kind `prefill`), the decodes (`decode`) or both.
+
+    The work must be done during the arrivals and the time that the targets leave after the last one; work without a
+    target gives no bound. Its time is that of one step with everything, which is a lower bound because each further
+    step reads the weights again."""
     bounds = [1]
     if prefill is not None and slo.ttft_s is not None:
         bounds.append(_workers(prefill.step_time(found.prefill), found.lasts_s + slo.ttft_s))
@@ -86,7 +91,8 @@ def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: 
 def why_never(
     prefill: WorkerSpec, decode: WorkerSpec, found: WorkloadDemand, slo: Slo, percentile: float
 ) -> str | None:
-    """What no number of such workers can mend: a prompt or a token that takes too long all alone; None for nothing."""
+    """Return why no number of such workers meets the targets: prompts or tokens that take too long even without other
+    load; None when there is no such reason."""
     for group in sorted({need.group for need in found.needs}):
         needs = [need for need in found.needs if need.group == group]
         allowed = (1 - percentile / 100) * len(needs)
@@ -105,13 +111,13 @@ def _workers(seconds: float, within_s: float) -> int:
 
 
 def _answer_s(found: WorkloadDemand, slo: Slo) -> float:
-    """The longest that an answer may take."""
+    """Return the longest time that the longest answer may take within the targets."""
     longest = max(need.num_output for need in found.needs)
     return (slo.ttft_s or math.inf) + longest * (slo.itl_s or math.inf)
 
 
 def _held(spec: WorkerSpec, found: WorkloadDemand) -> float:
-    """Token seconds of KV, each request's for as long as it decodes alone."""
+    """Return the token seconds of KV that all requests hold, each for the time that it decodes without other load."""
     return sum(need.num_fresh * (need.num_output - 1) * spec.step_time(_token(need)) for need in found.needs)
 
 
@@ -119,17 +125,17 @@ def _token(need: Need) -> StepFeatures:
     return StepFeatures(num_decode_seqs=1, decode_context=need.num_prompt)
 
 
-def _need(ask: ScheduledRequest, block_size: int, seen: set[bytes] | None) -> Need:
-    prompt = ask.request.prompt_tokens
+def _need(scheduled: ScheduledRequest, block_size: int, seen: set[bytes] | None) -> Need:
+    prompt = scheduled.request.prompt_tokens
     num_cached = 0
     if seen is not None:
-        hashes = chain_hashes(root_hash("plan", block_size, ask.request.cache_salt), prompt, block_size)
+        hashes = chain_hashes(root_hash("plan", block_size, scheduled.request.cache_salt), prompt, block_size)
         hits = 0
         while hits < len(hashes) and hashes[hits] in seen:
             hits += 1
         num_cached = min(hits * block_size, (len(prompt) - 1) // block_size * block_size)
         seen.update(hashes)
-    return Need(ask.group, len(prompt) - num_cached, len(prompt), ask.request.sampling.max_tokens)
+    return Need(scheduled.group, len(prompt) - num_cached, len(prompt), scheduled.request.sampling.max_tokens)
 
 
 def _sum(steps: Iterable[StepFeatures]) -> StepFeatures:

@@ -1,4 +1,4 @@
-"""Draws a simulated run as one figure; the only file here that needs matplotlib, and never adds anything up."""
+"""Plot a simulated run as one figure. This is the only module of the room that needs matplotlib."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from tandem.sim.report.time_series import Series
 
 ENDINGS = (".svg", ".png", ".pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Told apart by those who see few colours too (Okabe and Ito)."""
+"""Palette of Okabe and Ito, which colour-blind readers can distinguish."""
 
 
 def require_drawable(path: Path) -> Path:
-    """Raises TandemError(INVALID_REQUEST) before a long run rather than after it."""
+    """Return the path of a chart. Raises TandemError(INVALID_REQUEST) for an unknown file type, so that the error comes
+    before a long run rather than after it."""
     if path.suffix not in ENDINGS:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"--chart {path}: the name must end in {', '.join(ENDINGS)}")
     return path
 
 
 def draw_run(path: Path, title: str, tally: LatencyStats, series: Series) -> None:
-    """TTFT and ITL by class, how busy each pool is, what waits, and throughput beside the worst gaps."""
+    """Write a figure with TTFT and ITL by class, the utilisation of each pool, waiting requests, throughput and the
+    worst token gaps."""
     figure = Figure(figsize=(11, 9.5), layout="constrained")
     figure.suptitle(title, fontsize=12)
     axes = figure.subplots(3, 2)

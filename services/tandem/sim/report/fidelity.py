@@ -1,4 +1,4 @@
-"""How far rooflines were from what others published; never a measurement of ours, and never more than was compared."""
+"""Report how far the predictions of rooflines were from published throughput figures of other systems."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from tandem.sim.cost.roofline import SERVING, Roofline
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Output tokens per second with all requests of `prompt` and `output` tokens there at once: as published, and as
-    simulated with `SERVING`, fp8 weights and KV, steps of 8,192 tokens and 2,048 sequences."""
+    """One published throughput figure beside the simulated one.
+
+    `published`, `simulated`: output tokens per second when all requests, each of `prompt` and `output` tokens, arrive
+    at once. The simulation has the efficiency `SERVING`, fp8 weights and KV, and steps of up to 8,192 tokens and 2,048
+    sequences."""
 
     shape: ModelShape
     hardware: Hardware
@@ -46,11 +49,11 @@ COMPARED = (
 
 
 def fidelity(roofline: Roofline) -> str:
-    """What is known of this model on this hardware."""
+    """Return a sentence about the known prediction errors for this model on this hardware."""
     if roofline.efficiency != SERVING:
         return "unknown: nothing was compared with this efficiency"
     errors = [one.error for one in COMPARED]
-    told = (
+    errors_text = (
         f"{min(errors):+.0%} to {max(errors):+.0%}, median {median(errors):+.0%}, in {len(errors)} figures of offline "
         "throughput that TensorRT-LLM 1.0 published (Llama 8B and 70B in fp8 on H100 and H200); its share of compute "
         "was set on these, and latencies were not compared"
@@ -58,5 +61,5 @@ def fidelity(roofline: Roofline) -> str:
     if any((one.shape, one.hardware.name) == (roofline.shape, roofline.hardware.name) for one in COMPARED) and (
         roofline.weights == roofline.kv == "fp8"
     ):
-        return told
-    return f"unknown for this model, precision and hardware; elsewhere {told}"
+        return errors_text
+    return f"unknown for this model, precision and hardware; elsewhere {errors_text}"

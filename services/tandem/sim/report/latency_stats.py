@@ -1,4 +1,4 @@
-"""Adds requests up as they end, class by class, in memory that does not grow with them; never keeps a trace."""
+"""Aggregate requests by class as they end, in memory that does not grow with their number."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from tandem.sim.cluster.client_trace import ClientTrace
 
 @dataclass(slots=True)
 class GroupTally:
-    """Of one class. Times are of requests that ended well, from when they were due. `num_late`: failed, or their first
-    token came after the target; `num_late_gaps`: gaps beyond theirs. `num_cached` of the `num_prompt` tokens came from
-    prefix caches, both of requests that ended well; `num_output`: tokens that clients got, of failed requests too."""
+    """Counts and latency distributions of one class of requests.
+
+    `ttft`, `itl`, `tpot`, `e2e`: seconds of complete requests; `ttft` and `e2e` count from the due time.
+    `num_late`: requests that failed or whose first token missed its target. `num_late_gaps`: token gaps above the ITL
+    target.
+    `num_cached`: prompt tokens served from prefix caches, out of `num_prompt`; both of complete requests only.
+    `num_output`: tokens that clients received, those of failed requests included.
+    """
 
     num_requests: int = 0
     num_complete: int = 0
@@ -41,7 +46,7 @@ class GroupTally:
         outcome = trace.outcome
         if not isinstance(outcome, Finished):
             assert outcome is not None, f"{trace.id} has no end"
-            self.errors[_named(outcome)] += 1
+            self.errors[_error_label(outcome)] += 1
         if ttft_s is None:
             return
         assert isinstance(outcome, Finished)
@@ -70,8 +75,8 @@ class GroupTally:
         return (self.ttft, self.itl, self.tpot, self.e2e)
 
 
-def _named(error: TandemError) -> str:
-    """A kind, and which limit was met: `quota_exceeded (tokens_per_minute)`."""
+def _error_label(error: TandemError) -> str:
+    """Return the kind of an error and its reason, such as `quota_exceeded (tokens_per_minute)`."""
     return f"{error.kind.value} ({error.reason})" if error.reason else error.kind.value
 
 
@@ -81,7 +86,7 @@ _COUNTS = (
 
 
 class LatencyStats:
-    """`began_s` is the first due time of all, `ended_s` the last end."""
+    """Own the tallies of all classes of a run. `began_s`: the earliest due time; `ended_s`: the last end."""
 
     def __init__(self, slo: Slo) -> None:
         self.slo = slo
@@ -90,7 +95,7 @@ class LatencyStats:
         self.ended_s = -math.inf
 
     def add(self, trace: ClientTrace) -> None:
-        """Take a request that has ended."""
+        """Add a request that has ended to the tally of its class."""
         self.began_s = min(self.began_s, trace.due_s)
         self.ended_s = max(self.ended_s, trace.ended_at)
         group = self.groups.get(trace.group)
@@ -99,7 +104,7 @@ class LatencyStats:
         group.add(trace, self.slo)
 
     def all(self) -> GroupTally:
-        """Of all classes together."""
+        """Return the tally of all classes together."""
         whole = GroupTally()
         for name in sorted(self.groups):
             whole.merge(self.groups[name])

@@ -1,4 +1,4 @@
-"""What a simulated run amounts to: latencies, rates, how busy each pool was, what it costs; never runs one."""
+"""Compute the report of a simulated run: latencies, rates, utilisation of each pool, and costs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """Of one class. Times are of the requests that ended well, from when they were due; None where there is nothing to
-    time. `itl` pools the gaps between the tokens of all requests; `tpot` is each one's mean gap; `num_good` met the
-    SLO. `num_prompt` tokens of those requests; `num_output` tokens that clients got, of failed requests too; `errors`:
-    how many ended with each kind and, where they were refused, for which reason."""
+    """Report of one class of requests.
+
+    `ttft`, `e2e`: seconds of complete requests from their due time; `itl`: the gaps between the tokens of all requests;
+    `tpot`: the mean gap of each request. Each is None without samples.
+    `num_good`: requests that met the SLO. `num_prompt`: prompt tokens of complete requests. `num_output`: tokens that
+    clients received, those of failed requests included.
+    `errors`: requests by kind of error and, for refused ones, its reason."""
 
     name: str
     num_requests: int
@@ -36,9 +39,12 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """`utilisation`: the share of the run during which a worker of the pool computed. Rates are tokens per second of
-    all its workers, as their steps counted them; `worker_rate` is of one, both kinds together. `mean_batch`: sequences
-    that decode in a step, on average."""
+    """Report of one pool of workers.
+
+    `utilisation`: mean share of the run during which a worker of the pool computed.
+    `prefill_rate`, `decode_rate`: tokens per second of all its workers, counted by their steps; `worker_rate`: both
+    together, per worker.
+    `mean_batch`: mean number of decoding sequences in a step."""
 
     pool: Pool
     num_workers: int
@@ -52,11 +58,16 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """`wall_s` lasts from the first request's due time to the last end. `output_rate` counts tokens that clients got;
-    `good_rate` is goodput: requests per second that met the SLO, and `good_share` their share of all; `errors` how many
-    requests ended with each kind. `cached_share` of prompt tokens came from prefix caches. `kv_rate`: bytes of KV per
-    second between workers; `busiest_link_share`: what it takes of the busiest worker's link. The first of `groups` is
-    all requests. Costs are in the currency of the prices, None unless set; each of the two carries the whole cost.
+    """Report of a whole run. Rates are per second of `wall_s`.
+
+    `wall_s`: virtual seconds from the first request's due time to the last end.
+    `good_rate`: goodput, the requests per second that met the SLO; `good_share`: their share of all requests.
+    `output_rate`: tokens that clients received. `errors`: requests by kind of error.
+    `cached_share`: share of prompt tokens that prefix caches served.
+    `kv_rate`: bytes of KV between workers; `busiest_link_share`: the used share of the busiest worker's link.
+    `groups`: all requests first, then one report for each class.
+    `cost_per_million_output`, `cost_per_million_prompt`: each is the whole cost of the run divided by that kind of
+    tokens, in the currency of the prices; None without prices.
     """
 
     num_requests: int
@@ -80,7 +91,7 @@ class SimulationReport:
 
 
 def report(cluster: SimCluster, tally: LatencyStats) -> SimulationReport:
-    """Add a run up. Raises ValueError without requests."""
+    """Return the report of a run that has ended. Raises ValueError without requests."""
     if not tally.groups:
         raise ValueError("a report needs requests that have ended")
     whole = tally.all()
@@ -109,7 +120,7 @@ def report(cluster: SimCluster, tally: LatencyStats) -> SimulationReport:
 
 
 def _share(part: float, whole: float) -> float:
-    """A run in which all are refused at once lasts no time."""
+    """Return `part / whole`; 0 when `whole` is 0, as for the duration of a run in which every request is refused."""
     return part / whole if whole else 0.0
 
 

@@ -1,4 +1,4 @@
-"""A report as text for a person; never adds anything up."""
+"""Format the report of a simulated run as text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tandem.core.slo import Slo
 from tandem.sim.report.report import GroupReport, PoolReport, SimulationReport
 
 
-def told(report: SimulationReport, slo: Slo) -> str:
-    """Several lines: latencies by class, pools, totals."""
+def format_report(report: SimulationReport, slo: Slo) -> str:
+    """Return several paragraphs: latencies by class, pools, totals."""
     return "\n\n".join((latencies(report.groups), pools(report.pools), totals(report, slo)))
 
 
 def latencies(groups: Sequence[GroupReport]) -> str:
-    """A block for each measure, a row for each class; of one class alone no row for all."""
+    """Return a table with a block for each measure and a row for each class; with only one class, the row for all
+    requests is left out."""
     shown = groups[1:] if len(groups) == 2 else groups
     rows: list[tuple[str, ...]] = [("", "requests", "p50", "p95", "p99", "p99.9", "max")]
     for title, name in (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("end to end", "e2e")):
@@ -67,7 +68,7 @@ def totals(report: SimulationReport, slo: Slo) -> str:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """A heading and its text in each line; long texts go on under themselves."""
+    """Return a line with heading and text for each pair; long texts wrap with a hanging indent."""
     return "\n".join(
         textwrap.fill(f"{name:<19}{text}", 116, subsequent_indent=" " * 19, break_long_words=False)
         for name, text in pairs
@@ -75,7 +76,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, the first one flush left, all others flush right."""
+    """Return rows as text with aligned columns: the first column to the left, all others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = (
         "  ".join(
@@ -87,7 +88,7 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 
 def time(seconds: float | None) -> str:
-    """With three figures; a dash for none."""
+    """Format seconds with about three digits, in milliseconds below one second; a dash for None."""
     if seconds is None:
         return "-"
     if seconds >= 10:

@@ -1,5 +1,7 @@
-"""How a run went over time: tokens and the worst gaps of each window, how busy each pool was; bounded like a tally, and
-never adds an event to what it watches."""
+"""Record a run over time in bounded memory: tokens and worst gaps of each window, and samples of each pool.
+
+Recording schedules no event, so it does not change the digest of the run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _EXACT = 256
 
 @dataclass(frozen=True, slots=True)
 class SimWindow:
-    """From `begin_s` on: output tokens per second, and the 99th percentile of the gaps that ended in it; None: none."""
+    """One time window from `begin_s`: output tokens per second, and the 99th percentile of the token gaps that ended in
+    the window (None without gaps)."""
 
     begin_s: float
     output_rate: float
@@ -26,8 +29,11 @@ class SimWindow:
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """`utilisation` since the sample before; the rest at `time_s`: requests that wait in the pool's workers, those that
-    run, and the least share of KV blocks that is free in one of them."""
+    """Sample of one pool at `time_s`.
+
+    `utilisation`: share of the time since the previous sample in which its workers computed.
+    `num_waiting`, `num_running`: requests at the pool's workers.
+    `free_share`: share of KV blocks that is free, at the worker with the least."""
 
     time_s: float
     utilisation: float
@@ -47,8 +53,10 @@ class _Count:
 
 
 class Series:
-    """Windows begin at `width_s`; where a run lasts for more than `MAX_POINTS` of them, each two become one. Samples
-    are taken when somebody looks, so an idle cluster has fewer."""
+    """Own the windows and the pool samples of a run.
+
+    Windows are `width_s` seconds wide at first; when there would be more than `MAX_POINTS`, each two are merged.
+    Samples are taken only on calls of `look`, so an idle cluster has fewer."""
 
     def __init__(self, width_s: float = 0.25) -> None:
         self._width_s = width_s
@@ -56,12 +64,12 @@ class Series:
         self._sample_s = width_s
         self._next_s = 0.0
         self.queued: list[tuple[float, int]] = []
-        """(virtual time, requests that wait at the gateway)"""
+        """Pairs of the virtual time and the number of requests that wait at the gateways."""
         self._pools: dict[Pool, list[tuple[float, float, int, int, float]]] = {}
         self._sizes: dict[Pool, int] = {}
 
     def add(self, trace: ClientTrace) -> None:
-        """Take a request that has ended."""
+        """Add the tokens and gaps of a request that has ended to their windows."""
         before = None
         for time in trace.token_times:
             count = self._at(time)
@@ -71,7 +79,7 @@ class Series:
             before = time
 
     def look(self, cluster: SimCluster) -> None:
-        """Sample the cluster as it is now, unless that was done a moment ago."""
+        """Sample the cluster as it is now, unless the last sample is more recent than the sampling interval."""
         if cluster.now < self._next_s:
             return
         self._next_s = cluster.now + self._sample_s
@@ -116,7 +124,8 @@ class Series:
 
 
 def _differences(samples: Sequence[tuple[float, float, int, int, float]], num_workers: int) -> list[PoolSample]:
-    """Busy seconds are of steps that have ended, so one long step may show a window late."""
+    """Convert samples of cumulative busy seconds to utilisation. Busy seconds count ended steps only, so a long step
+    may show one sample late."""
     out: list[PoolSample] = []
     time_before = busy_before = 0.0
     for time, busy, *rest in samples:

@@ -1,4 +1,4 @@
-"""One simulated run in which an autoscaler says how many workers there are, from cluster to result; never decides."""
+"""Run one workload on a simulated cluster whose number of workers an autoscaler sets, and return the result."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tandem.workload.ask import ScheduledRequest
 
 
 @dataclass(eq=False, slots=True)
-class Planned:
-    """An `Autoscaler`: what a scaler decides, and all that it has said."""
+class ScalerAdapter:
+    """Adapt a `Scaler` to the `Autoscaler` protocol and record its decisions."""
 
     scaler: Scaler
     decisions: list[Decision] = field(default_factory=list)
@@ -33,7 +33,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class ElasticRun:
-    """`gpu_hours` from the beginning to the last end, of all workers from their orders to their ends."""
+    """Result of a run with an autoscaler.
+
+    `gpu_hours`: accelerator hours of all workers, each from its order to its end or the end of the run.
+    `moments`: the sizes and targets at each look of the autoscaler."""
 
     report: SimulationReport
     tally: LatencyStats
@@ -49,24 +52,26 @@ def simulate_elastic(
     spec: ClusterSpec,
     elastic: ElasticSpec,
     autoscaler: Autoscaler,
-    asks: Iterable[ScheduledRequest],
+    requests: Iterable[ScheduledRequest],
     slo: Slo,
     look: Callable[[SimCluster, LatencyStats], None] | None = None,
-    told: Callable[[ClientTrace], None] | None = None,
+    on_ended: Callable[[ClientTrace], None] | None = None,
 ) -> ElasticRun:
-    """Run a workload to its end and check that nothing is left open. `told` hears of each request that has ended.
-    Raises ValueError when there is no request."""
+    """Run a workload to its end, check that nothing is left open, and return the result.
+
+    `on_ended` is called with the trace of each request at its end, then `look` with the cluster. Raises ValueError
+    when there is no request."""
     cluster, tally, meter = SimCluster(spec), LatencyStats(slo), Meter(slo)
     operator = AutoscaledCluster(cluster, elastic, autoscaler, meter)
 
     def ended(trace: ClientTrace) -> None:
         tally.add(trace)
         meter.ended(trace)
-        if told is not None:
-            told(trace)
+        if on_ended is not None:
+            on_ended(trace)
         if look is not None:
             look(cluster, tally)
 
-    cluster.run(asks, ended, sent=meter.sent)
+    cluster.run(requests, ended, sent=meter.sent)
     cluster.check()
     return ElasticRun(report(cluster, tally), tally, operator.gpu_hours(tally.ended_s), tuple(operator.moments))

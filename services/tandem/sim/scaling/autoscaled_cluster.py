@@ -1,5 +1,4 @@
-"""Carries out in a simulated cluster what an autoscaler asks for: workers start after a while and leave by drain; never
-decides how many there are."""
+"""Carry out the targets of an autoscaler in a simulated cluster: start workers after a delay and stop them by drain."""
 
 from __future__ import annotations
 
@@ -20,15 +19,21 @@ ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
 class Autoscaler(Protocol):
-    """`ongoing`: requests at the workers of each role, and for prefill those that wait at the gateways too."""
+    """Policy that returns the target number of workers of each role.
+
+    `ongoing`: requests at the workers of each role; prefill includes the requests that wait at the gateways."""
 
     def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
-    """What a worker of each role is, and of how many accelerators. `start_s` from its order until gateways have found
-    it; `drain_s` at most until one that leaves is gone."""
+    """Workers and delays of an autoscaled cluster.
+
+    `kinds`, `degrees`: the spec and the number of accelerators of a worker of each role.
+    `interval_s`: seconds between two looks of the autoscaler.
+    `start_s`: seconds from the order of a worker until gateways have found it.
+    `drain_s`: the most seconds that a worker may drain before it ends."""
 
     kinds: Mapping[Role, WorkerSpec]
     degrees: Mapping[Role, int]
@@ -39,7 +44,9 @@ class ElasticSpec:
 
 @dataclass(eq=False, slots=True)
 class _BilledWorker:
-    """What is paid for: from the order to the end. `worker` is None while it starts."""
+    """One worker and the span that is paid for: from its order at `began_s` to `ended_s` (infinity while it runs).
+
+    `worker`: None while it starts. `serves_s`: the time from which gateways know it."""
 
     role: Role
     began_s: float
@@ -51,7 +58,7 @@ class _BilledWorker:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What ran at `at_s` and what was asked for then."""
+    """Serving workers at `at_s`, and the target that the autoscaler set then."""
 
     at_s: float
     serving: ReplicaTarget
@@ -60,7 +67,7 @@ class Moment:
 
 @dataclass(eq=False)
 class AutoscaledCluster:
-    """Looks at a cluster every `interval_s` and does what the autoscaler says, at once."""
+    """Observe a cluster every `interval_s` and start or drain workers at once to meet the autoscaler's target."""
 
     cluster: SimCluster
     spec: ElasticSpec
@@ -69,13 +76,14 @@ class AutoscaledCluster:
     moments: list[Moment] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._stays = [_BilledWorker(role, 0.0, worker, 0.0) for role in ROLES for worker in self._workers(role)]
+        self._billed = [_BilledWorker(role, 0.0, worker, 0.0) for role in ROLES for worker in self._workers(role)]
         self.cluster.every(self.spec.interval_s, self._look)
 
     def gpu_hours(self, until_s: float) -> float:
-        """Of all workers of the two roles, from their orders to their ends or `until_s`."""
+        """Return the accelerator hours of all workers of the two roles, each from its order to its end or `until_s`."""
         return sum(
-            self.spec.degrees[stay.role] * max(0.0, min(stay.ended_s, until_s) - stay.began_s) for stay in self._stays
+            self.spec.degrees[billed.role] * max(0.0, min(billed.ended_s, until_s) - billed.began_s)
+            for billed in self._billed
         ) / 3600  # fmt: skip
 
     # ---- one look
@@ -115,54 +123,55 @@ class AutoscaledCluster:
 
     def _state(self, role: Role) -> PoolState:
         now = self.cluster.now
-        here = [stay for stay in self._stays if stay.role == role and stay.ended_s == math.inf]
-        draining = sum(stay.drains for stay in here)
-        serving = sum(not stay.drains and stay.serves_s <= now for stay in here)
+        here = [billed for billed in self._billed if billed.role == role and billed.ended_s == math.inf]
+        draining = sum(billed.drains for billed in here)
+        serving = sum(not billed.drains and billed.serves_s <= now for billed in here)
         return PoolState(serving, len(here) - draining - serving, draining)
 
     def _capability(self, role: Role) -> WorkerCapacity | None:
-        """By its own words, of the first that has told how fast it is; a mixed one stands for either."""
-        told = (capability(worker) for worker in (*self._workers(role), *self._workers("mixed")))
-        return next((one for one in told if one is not None), None)
+        """Return the capacity of the first worker of a role, or else of the mixed pool, that has reported a step
+        cost."""
+        capacities = (capability(worker) for worker in (*self._workers(role), *self._workers("mixed")))
+        return next((capacity for capacity in capacities if capacity is not None), None)
 
     def _workers(self, pool: Pool) -> list[SimWorker]:
         return [worker for worker in self.cluster.workers if worker.spec.pool == pool]
 
-    # ---- what is done
+    # ---- actions
 
     def _carry_out(self, role: Role, number: int) -> None:
-        kept = [s for s in self._stays if s.role == role and s.ended_s == math.inf and not s.drains]
+        kept = [s for s in self._billed if s.role == role and s.ended_s == math.inf and not s.drains]
         for _ in range(number - len(kept)):
             self._order(role)
-        # Those that have not begun yet go first, the newest of each before the others.
-        leaving = sorted(kept, key=lambda stay: (stay.worker is None, stay.began_s), reverse=True)
-        for stay in leaving[: max(0, len(kept) - number)]:
-            self._leave(stay)
+        # Workers that have not started yet are stopped first; among equals, the newest first.
+        stopping = sorted(kept, key=lambda billed: (billed.worker is None, billed.began_s), reverse=True)
+        for billed in stopping[: max(0, len(kept) - number)]:
+            self._stop(billed)
 
     def _order(self, role: Role) -> None:
         now = self.cluster.now
-        stay = _BilledWorker(role, now, serves_s=now + self.spec.start_s)
-        self._stays.append(stay)
+        billed = _BilledWorker(role, now, serves_s=now + self.spec.start_s)
+        self._billed.append(billed)
 
         def begin() -> None:
-            if stay.ended_s == math.inf:
-                stay.worker = self.cluster.start(self.spec.kinds[role])
+            if billed.ended_s == math.inf:
+                billed.worker = self.cluster.start(self.spec.kinds[role])
 
         self.cluster.after(max(0.0, self.spec.start_s - DISCOVERY_S), begin)
 
-    def _leave(self, stay: _BilledWorker) -> None:
+    def _stop(self, billed: _BilledWorker) -> None:
         def ended() -> None:
-            stay.ended_s = self.cluster.now
+            billed.ended_s = self.cluster.now
 
-        if stay.worker is None:
+        if billed.worker is None:
             ended()
             return
-        stay.drains = True
-        self.cluster.drain(stay.worker, self.spec.drain_s, ended)
+        billed.drains = True
+        self.cluster.drain(billed.worker, self.spec.drain_s, ended)
 
 
 def capability(worker: SimWorker) -> WorkerCapacity | None:
-    """None while it has told nothing."""
+    """Return the capacity of a worker; None while it has not reported a step cost."""
     spec, engine = worker.spec, worker.spec.config.engine
     if worker.step_cost is None:
         return None

@@ -1,4 +1,4 @@
-"""A run with an autoscaler as text for a person; never adds anything up but how many workers there were."""
+"""Format the result of a run with an autoscaler as text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tandem.sim.scaling.autoscale import ElasticRun
 from tandem.sim.scaling.autoscaled_cluster import ROLES
 
 
-def told(run: ElasticRun, slo: Slo) -> str:
-    """Several lines: latencies by class, workers, totals."""
+def format_run(run: ElasticRun, slo: Slo) -> str:
+    """Return several paragraphs: latencies by class, workers, totals."""
     return "\n\n".join((table.latencies(run.report.groups), workers(run), totals(run, slo)))
 
 

@@ -1,9 +1,8 @@
-"""The plain autoscaler that others bring along: as many workers as keep the requests at each near a number; never looks
-at tokens, times or targets.
+"""Scale a pool by its number of ongoing requests, the baseline autoscaler of other systems.
 
-As Ray Serve's default policy does it (`autoscaling_config` of Ray 2.60): requests are averaged over `look_back_s`,
-divided by the number that is wanted at each worker and rounded up; the size follows when that has asked for a larger
-one all through `up_s`, or for a smaller one all through `down_s`.
+The rule is that of Ray Serve's default policy (`autoscaling_config` of Ray 2.60): ongoing requests are averaged over
+`look_back_s`, divided by the target number per worker and rounded up. The size follows once that number has been larger
+than the current one throughout `up_s`, or smaller throughout `down_s`. Tokens, times and latency targets are ignored.
 """
 
 from __future__ import annotations
@@ -19,9 +18,12 @@ from tandem.scaling.policy import Bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """`wanted`: ongoing requests of each worker of a role. The delays are Serve's own."""
+    """Settings of a `QueueScaler`.
 
-    wanted: tuple[float, float]
+    `ongoing_per_worker`: target number of ongoing requests at each worker of the prefill and of the decode role. The
+    delays are Ray Serve's defaults."""
+
+    ongoing_per_worker: tuple[float, float]
     bounds: Bounds = field(default_factory=Bounds)
     look_back_s: float = 30.0
     up_s: float = 30.0
@@ -29,11 +31,11 @@ class QueuePolicy:
 
 
 class QueueScaler:
-    """An `Autoscaler`."""
+    """An `Autoscaler` that keeps the ongoing requests of each worker near a target number."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
-        self._sizes = [_Size(policy, wanted) for wanted in policy.wanted]
+        self._sizes = [_Size(policy, ongoing_per_worker) for ongoing_per_worker in policy.ongoing_per_worker]
 
     def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget:
         now = ReplicaTarget(observed.prefill.num_kept, observed.decode.num_kept)
@@ -44,13 +46,14 @@ class QueueScaler:
 
 
 class _Size:
-    """Of one role. `_since`: from when on all have asked for more, or for fewer."""
+    """Size of one role. `_direction`: 1, -1 or 0, whether more, fewer or as many workers are needed; `_since`: the time
+    from which it has been the same."""
 
-    def __init__(self, policy: QueuePolicy, wanted: float) -> None:
+    def __init__(self, policy: QueuePolicy, ongoing_per_worker: float) -> None:
         self._policy = policy
-        self._wanted = wanted
+        self._ongoing_per_worker = ongoing_per_worker
         self._seen: deque[tuple[float, int]] = deque()
-        self._way = 0
+        self._direction = 0
         self._since = 0.0
 
     def next(self, at: float, ongoing: int, current: int) -> int:
@@ -58,12 +61,12 @@ class _Size:
         while self._seen[0][0] <= at - self._policy.look_back_s:
             self._seen.popleft()
         mean = sum(number for _, number in self._seen) / len(self._seen)
-        number = self._policy.bounds.clamped(math.ceil(mean / self._wanted - 1e-9))
-        way = (number > current) - (number < current)
-        if way != self._way:
-            self._way, self._since = way, at
-        delay_s = self._policy.up_s if way > 0 else self._policy.down_s
-        if way == 0 or at - self._since < delay_s:
+        number = self._policy.bounds.clamped(math.ceil(mean / self._ongoing_per_worker - 1e-9))
+        direction = (number > current) - (number < current)
+        if direction != self._direction:
+            self._direction, self._since = direction, at
+        delay_s = self._policy.up_s if direction > 0 else self._policy.down_s
+        if direction == 0 or at - self._since < delay_s:
             return current
         self._since = at
         return number

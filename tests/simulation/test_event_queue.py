@@ -1,4 +1,4 @@
-"""The agenda's order, its digest and the draws by name; never more than these two files."""
+"""Test the order of the event queue, its digest and the seeded samples."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def parties(number: int) -> list[Actor]:
     return [Actor(rank, EventDigest()) for rank in range(number)]
 
 
-def test_events_run_by_time_and_then_in_the_order_in_which_they_were_asked_for() -> None:
+def test_events_run_by_time_and_then_in_scheduling_order() -> None:
     agenda, seen = SimEventQueue(), []
     (one,) = parties(1)
 
     def note(what: str) -> Callable[[], None]:
         return lambda: seen.append((agenda.now, what))
 
-    def ask_more() -> None:
+    def schedule_more() -> None:
         seen.append((agenda.now, "b"))
         agenda.after(0.0, "d", note("d"), by=one)
 
     agenda.at(2.0, "e", note("e"), by=one)
     agenda.at(1.0, "a", note("a"), by=one)
-    agenda.at(1.0, "b", ask_more, by=one)
+    agenda.at(1.0, "b", schedule_more, by=one)
     agenda.at(1.0, "c", note("c"), by=one)
     agenda.run()
     assert seen == [(1.0, "a"), (1.0, "b"), (1.0, "c"), (1.0, "d"), (2.0, "e")]
-    assert agenda.num_run == 5 and agenda.num_asked == 0
+    assert agenda.num_run == 5 and agenda.num_pending == 0
 
 
 @pytest.mark.parametrize("time", [0.5, float("nan")])
@@ -45,7 +45,7 @@ def test_the_past_and_no_time_at_all_are_refused(time: float) -> None:
         agenda.at(time, "y", lambda: None, by=one)
 
 
-def test_run_stops_where_it_is_told_and_goes_on_from_there() -> None:
+def test_run_stops_at_its_limit_and_resumes_from_there() -> None:
     agenda, seen = SimEventQueue(), []
     (one,) = parties(1)
     for time in (1.0, 2.0, 3.0):
@@ -56,7 +56,7 @@ def test_run_stops_where_it_is_told_and_goes_on_from_there() -> None:
     assert seen == [1.0, 2.0, 3.0]
 
 
-def test_at_one_time_ends_come_first_and_then_whoever_is_of_lower_rank() -> None:
+def test_at_one_time_ends_run_first_and_then_actors_by_rank() -> None:
     agenda, seen = SimEventQueue(), []
     low, high = parties(2)
 
@@ -83,16 +83,16 @@ def test_what_has_passed_is_known_within_one_time() -> None:
 
 
 def test_a_cancelled_event_neither_happens_nor_shows() -> None:
-    def digest(is_asked: bool) -> str:
+    def digest(is_scheduled: bool) -> str:
         agenda, (one,) = SimEventQueue(), parties(1)
         agenda.at(1.0, "x", lambda: None, by=one)
-        if is_asked:
+        if is_scheduled:
             agenda.cancel(agenda.at(1.5, "never", lambda: pytest.fail("it was cancelled"), by=one))
         agenda.at(2.0, "y", lambda: None, by=one)
         agenda.run()
         return combined([one.log])
 
-    assert digest(is_asked=True) == digest(is_asked=False)
+    assert digest(is_scheduled=True) == digest(is_scheduled=False)
 
 
 def test_a_digest_covers_times_labels_and_each_party_s_order() -> None:
@@ -130,7 +130,7 @@ def test_steps_may_be_written_down_later_but_not_in_another_order() -> None:
     assert digest("next", "came", "step") != digest("step", "came", "next") != digest("step", "next")
 
 
-def test_draws_are_functions_of_their_names() -> None:
+def test_samples_are_functions_of_their_names() -> None:
     assert seeded_random.uniform(1, "a", 2) == seeded_random.uniform(1, "a", 2)
     assert (
         len({seeded_random.uniform(1, "a", 2), seeded_random.uniform(2, "a", 2), seeded_random.uniform(1, "b", 2)}) == 3
@@ -138,9 +138,9 @@ def test_draws_are_functions_of_their_names() -> None:
     assert seeded_random.tokens(5, 1, "a") == seeded_random.tokens(9, 1, "a")[:5] != seeded_random.tokens(5, 2, "a")
 
 
-def test_draws_have_the_distribution_that_they_claim() -> None:
-    drawn = [seeded_random.integer(3, 6, "seed", i) for i in range(4000)]
-    assert {drawn.count(n) > 900 for n in (3, 4, 5, 6)} == {True} and set(drawn) == {3, 4, 5, 6}
+def test_samples_have_the_distribution_that_they_claim() -> None:
+    samples = [seeded_random.integer(3, 6, "seed", i) for i in range(4000)]
+    assert {samples.count(n) > 900 for n in (3, 4, 5, 6)} == {True} and set(samples) == {3, 4, 5, 6}
     waits = [seeded_random.exponential(2.0, "seed", i) for i in range(4000)]
     assert min(waits) >= 0 and 1.9 < fmean(waits) < 2.1
     assert 0.47 < sum(wait > 2.0 * 0.6931 for wait in waits) / 4000 < 0.53, "half lie above the median"
