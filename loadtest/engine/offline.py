@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loadtest.client.records import Record, Run, Step
-from loadtest.client.workloads import Ask, Workload
+from loadtest.client.workloads import BenchRequest, Workload
 from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.events import Failed, Finished, JobEvent, Token
@@ -104,8 +104,8 @@ class _Pass:
     def __init__(self, offline: OfflineEngine, workload: Workload) -> None:
         self._offline, self._engine, self._clock = offline, offline.engine, offline.clock
         self._workload = workload
-        self._told: WorkerLoad | None = None
-        self._waiting = sorted(workload.asks, key=lambda ask: 0.0 if workload.is_sequential else ask.due_s)
+        self._last_load: WorkerLoad | None = None
+        self._waiting = sorted(workload.requests, key=lambda request: 0.0 if workload.is_sequential else request.due_s)
         self._began = self._clock.now()
         self._open: dict[str, _Answer] = {}
         self._records: dict[str, Record] = {}
@@ -129,7 +129,7 @@ class _Pass:
             workload=self._workload.name,
             seed=self._workload.seed,
             turn=self._workload.turn,
-            records=tuple(self._records[ask.name] for ask in self._workload.asks),
+            records=tuple(self._records[request.name] for request in self._workload.requests),
             wall_s=self._now(),
             steps=tuple(self._steps),
         )
@@ -140,24 +140,27 @@ class _Pass:
     def _submit_due(self) -> None:
         """In a sequence the next request is due when the one before has ended."""
         while self._waiting:
-            ask = self._waiting[0]
+            request = self._waiting[0]
             if self._workload.is_sequential and self._open:
                 return
             now = self._now()
-            due = now if self._workload.is_sequential else ask.due_s
+            due = now if self._workload.is_sequential else request.due_s
             if due > now:
                 return
             self._waiting.pop(0)
-            self._submit(ask, due, now)
+            self._submit(request, due, now)
 
-    def _submit(self, ask: Ask, due: float, now: float) -> None:
-        sampling = SamplingParams(max_tokens=ask.max_tokens, temperature=0.0)
-        name = RequestId(f"{self._workload.name}-{self._workload.seed}-{self._workload.turn}-{self._began}-{ask.name}")
+    def _submit(self, request: BenchRequest, due: float, now: float) -> None:
+        sampling = SamplingParams(max_tokens=request.max_tokens, temperature=0.0)
+        name = RequestId(
+            f"{self._workload.name}-{self._workload.seed}-{self._workload.turn}-{self._began}-{request.name}"
+        )
         job = GenerateJob(
-            request=Request(id=name, model=self._offline.name, prompt_tokens=ask.prompt, sampling=sampling), attempt=1
+            request=Request(id=name, model=self._offline.name, prompt_tokens=request.prompt, sampling=sampling),
+            attempt=1,
         )
         self._gateways.register(_GATEWAY, job.keys, 0, 0.0)
-        self._open[name] = _Answer(ask, due, now)
+        self._open[name] = _Answer(request, due, now)
         self._engine.submit(job, self._clock.now())
 
     def _step(self, plan: StepPlan, effects: list[Effect], began: float, planned: float) -> None:
@@ -191,8 +194,8 @@ class _Pass:
         """What a worker does to tell its gateway."""
         self._gateways.deliver(events)
         load = self._engine.load()
-        encode_update(self._watch.box.take(0.0), load if load != self._told else None).SerializeToString()
-        self._told = load
+        encode_update(self._watch.box.take(0.0), load if load != self._last_load else None).SerializeToString()
+        self._last_load = load
 
     def _take_in(self, event: JobEvent, now: float) -> None:
         name = event.key.request
@@ -201,7 +204,7 @@ class _Pass:
             answer.stamps_s.append(now)
             answer.tokens.append(event.token.id)
         elif isinstance(event, Finished | Failed):
-            self._records[answer.ask.name] = self._open.pop(name).record(event)
+            self._records[answer.request.name] = self._open.pop(name).record(event)
             self._gateways.discard([event.key])
 
     def _rest(self) -> None:
@@ -210,21 +213,21 @@ class _Pass:
 
 
 class _Answer:
-    def __init__(self, ask: Ask, due_s: float, sent_s: float) -> None:
-        self.ask, self.due_s, self.sent_s = ask, due_s, sent_s
+    def __init__(self, request: BenchRequest, due_s: float, sent_s: float) -> None:
+        self.request, self.due_s, self.sent_s = request, due_s, sent_s
         self.stamps_s: list[float] = []
         self.tokens: list[int] = []
 
     def record(self, end: Finished | Failed) -> Record:
-        asked = self.ask.max_tokens
+        num_requested = self.request.max_tokens
         error = end.message if isinstance(end, Failed) else ""
-        if not error and len(self.tokens) != asked:
-            error = f"{len(self.tokens)} of {asked} tokens"
+        if not error and len(self.tokens) != num_requested:
+            error = f"{len(self.tokens)} of {num_requested} tokens"
         return Record(
-            name=self.ask.name,
-            group=self.ask.group,
-            num_prompt_tokens=len(self.ask.prompt),
-            num_asked_tokens=asked,
+            name=self.request.name,
+            group=self.request.group,
+            num_prompt_tokens=len(self.request.prompt),
+            num_asked_tokens=num_requested,
             due_s=self.due_s,
             sent_s=self.sent_s,
             stamps_s=tuple(self.stamps_s),

@@ -122,7 +122,7 @@ def _start_served(args: argparse.Namespace, clock: Clock) -> Start:
     process = subprocess.Popen((*command, *pools), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         said, stages = _read_until_ready(process)
-        _ask(*said)
+        _request_first_token(*said)
         answered = clock.now() - began
     finally:
         process.send_signal(signal.SIGINT)
@@ -144,7 +144,7 @@ def _read_until_ready(process: subprocess.Popen[str]) -> tuple[tuple[str, str], 
     raise StartError(f"tandem serve did not start:\n{''.join(lines)[-2000:]}")
 
 
-def _ask(model: str, url: str) -> None:
+def _request_first_token(model: str, url: str) -> None:
     body = {"model": model, "temperature": 0, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)

@@ -16,7 +16,7 @@ import msgspec
 
 from loadtest.bench.systems_under_test import Failure, free_port
 from loadtest.client.endpoint import Endpoint
-from loadtest.client.open_loop import ask_endpoint
+from loadtest.client.open_loop import run_workload
 from loadtest.client.records import Record, encode
 from loadtest.client.workloads import mix_workload, warm_up
 from loadtest.processes.systems import ServerCommand, running_server
@@ -88,9 +88,9 @@ async def _measure(way: RunConfig, load: RecordedLoad, steps: Path, clock: Clock
         async with running_server(_command(way, steps), Path(logs)) as server:
             with server.turn() as endpoint:
                 for number in range(NUM_WARM_UPS):
-                    await ask_endpoint(endpoint, warm_up(number), clock)
+                    await run_workload(endpoint, warm_up(number), clock)
                 began, began_unix_s = clock.now(), wall_ns() / 1e9
-                records = await ask_endpoint(endpoint, workload, clock)
+                records = await run_workload(endpoint, workload, clock)
                 wall_s = clock.now() - began
     failed = [f"{record.name}: {record.error}" for record in records if record.error]
     if failed:
