@@ -61,7 +61,7 @@ chart: setup ## generate helm/tandem/values.schema.json from helm/schema.yaml an
 	$(BIN)/python .ci/generate_chart_schema.py
 
 bench: setup ## what the door, telemetry and the prefix index cost; then compare workloads with the bare engine and installed peers
-	@$(BIN)/python -m loadtest door --quick
+	@$(BIN)/python -m loadtest frontend --quick
 	@$(BIN)/python -m loadtest telemetry --quick
 	@$(BIN)/python -m loadtest index
 	@$(BIN)/python -m loadtest bench $(ARGS)

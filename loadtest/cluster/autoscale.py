@@ -76,8 +76,8 @@ def verdict(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
     if affordable:
         best = max(affordable, key=lambda outcome: (outcome.good_share, -outcome.gpu_hours))
         lines.append(
-            f"The best fixed split for no more GPU hours is {best.config}: {best.good_share:.2%} of the requests are good "
-            f"({slo}), and {planner.good_share:.2%} of the planner's."
+            f"The best fixed split for no more GPU hours is {best.config}: {best.good_share:.2%} of the requests are "
+            f"good ({slo}), and {planner.good_share:.2%} of the planner's."
         )
     for when, worst in (("over the day", False), ("in every tenth of it", True)):
         enough = [

@@ -29,7 +29,7 @@ ROUNDS = 20
 
 
 class Holdings(NamedTuple):
-    """A prompt and the blocks that each worker holds: some leading blocks of the prompt, and blocks of other prompts."""
+    """A prompt and the blocks that each worker holds: some of its leading blocks, and other blocks."""
 
     prompt: list[BlockHash]
     words: list[array[int]]

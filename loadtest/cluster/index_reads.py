@@ -1,4 +1,4 @@
-"""Measure how late a gateway sees facts and what that costs, for three ways to read the shards: its own and two others."""
+"""Measure how late a gateway sees facts and what that costs, for three ways to read the shards."""
 
 from __future__ import annotations
 

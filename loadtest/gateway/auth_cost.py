@@ -1,7 +1,7 @@
 """What the cluster's secret costs a call to a worker: signing, judging, and whole calls with and without; starts no
 worker.
 
-    python -m loadtest trust [--rounds 20] [--calls 500]
+    python -m loadtest auth [--rounds 20] [--calls 500]
 
 Processor time, all threads. Server and clients share a process here, so a whole call says what both sides pay; rounds
 without a secret, with one, and of a stranger alternate, because machines are noisy.
@@ -36,7 +36,7 @@ _Call = Callable[[], Awaitable[object]]
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="loadtest trust", description="What the cluster's secret costs a call.")
+    parser = argparse.ArgumentParser(prog="loadtest auth", description="What the cluster's secret costs a call.")
     parser.add_argument("--rounds", type=int, default=20, help="of each kind, alternating (default: 20)")
     parser.add_argument("--calls", type=int, default=500, help="in a round (default: 500)")
     args = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """Measures what the gateway's door costs with nothing behind it, beside servers that do less; tunes nothing.
 
-    python -m loadtest door [--quick] [--core N] [--fronts tandem,link,bare,fastapi] [--json FILE]
+    python -m loadtest frontend [--quick] [--core N] [--fronts tandem,link,bare,fastapi] [--json FILE]
 
 Each front is a process of its own on one core; the client has the others. A round goes to every front in turn. *Added*
 is the difference to `bare`, an ASGI endpoint that answers at once on the gateway's own server. Processor time is read
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="loadtest door", description="Measure what the gateway's door costs.")
+    parser = argparse.ArgumentParser(prog="loadtest frontend", description="Measure what the gateway's door costs.")
     parser.add_argument(
         "--fronts", type=lambda text: tuple(text.split(",")), default=("tandem", "link", "bare", "fastapi")
     )

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.gateway.overhead_ways import NAME, EngineWay, GrpcWay, HttpWay, Prompts, Served, Way
+from loadtest.gateway.overhead_paths import NAME, EnginePath, GrpcPath, HttpPath, Prompts, SendPath, Served
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
@@ -44,7 +44,7 @@ CARRIERS = ("worker_loop", "worker_engine", "gateway")
 
 
 @dataclass(slots=True)
-class Tally:
+class PathTotals:
     """All rounds of one way at one concurrency. `cpu_s` by process."""
 
     served: list[Served] = field(default_factory=list)
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.disable(logging.INFO)
     with tempfile.TemporaryDirectory(prefix="tandem-overhead-") as directory:
         tallies = asyncio.run(_measure(args, Path(directory)))
-    summaries = {f"{way} {count}": tally.summary() for (way, count), tally in tallies.items()}
+    summaries = {f"{path} {count}": tally.summary() for (path, count), tally in tallies.items()}
     sys.stdout.write(_table(summaries, args.concurrency) + "\n")
     if args.json:
         facts = {"model": args.model, "threads": args.threads, "rounds": args.rounds}
@@ -106,7 +106,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str, int], Tally]:
+async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str, int], PathTotals]:
     # Imports torch, which must find the process prepared.
     from loadtest.common.tiny_model import make_tiny
 
@@ -122,21 +122,23 @@ async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str,
         stack.callback(processes.end)
         worker, url = await asyncio.to_thread(processes.start)
         clock = SystemClock()
-        ways: dict[str, Way] = {
-            "engine": EngineWay(config, clock),
-            "grpc": await stack.enter_async_context(GrpcWay(worker, clock)),
-            "http": HttpWay(url, clock),
+        paths: dict[str, SendPath] = {
+            "engine": EnginePath(config, clock),
+            "grpc": await stack.enter_async_context(GrpcPath(worker, clock)),
+            "http": HttpPath(url, clock),
         }
         await asyncio.to_thread(processes.wait_serving, url)
         if args.wait:
             sys.stderr.write(f"{processes.ids()}\n")
             await asyncio.to_thread(sys.stdin.readline)
-        tallies: dict[tuple[str, int], Tally] = {(way, n): Tally() for way in args.ways for n in args.concurrency}
+        tallies: dict[tuple[str, int], PathTotals] = {
+            (path, n): PathTotals() for path in args.ways for n in args.concurrency
+        }
         prompts = Prompts(args.input, args.output)
         for number in range(args.rounds + 1):  # the first one warms up
-            for (way, count), tally in tallies.items():
+            for (path, count), tally in tallies.items():
                 before = processes.cpu_s()
-                served = [await ways[way](prompts.take(count)) for _ in range(args.repeats)]
+                served = [await paths[path](prompts.take(count)) for _ in range(args.repeats)]
                 used = {name: seconds - before[name] for name, seconds in processes.cpu_s().items()}
                 if number:
                     tally.add((one for wave in served for one in wave), used)
@@ -234,13 +236,13 @@ def _table(summaries: dict[str, dict[str, float]], concurrency: Sequence[int]) -
     for name, summary in summaries.items():
         lines.append(f"| {name} | " + " | ".join(f"{summary.get(column, 0.0):.3f}" for column in columns) + " |")
     for count in concurrency:
-        for way in ("grpc", "http"):
-            if {f"{way} {count}", f"engine {count}"} <= summaries.keys():
-                bare, gone = summaries[f"engine {count}"], summaries[f"{way} {count}"]
+        for path in ("grpc", "http"):
+            if {f"{path} {count}", f"engine {count}"} <= summaries.keys():
+                bare, gone = summaries[f"engine {count}"], summaries[f"{path} {count}"]
                 added = [f"{name} {gone[name] - bare[name]:+.2f}" for name in columns if name[:3] != "cpu"]
-                lines.append(f"\n{way}, {count} clients, added: {', '.join(added)}")
+                lines.append(f"\n{path}, {count} clients, added: {', '.join(added)}")
                 used = [f"{name} {gone[f'cpu_{name}_ms']:.3f}" for name in CARRIERS]
-                lines.append(f"{way}, {count} clients, processor ms per token: {', '.join(used)}")
+                lines.append(f"{path}, {count} clients, processor ms per token: {', '.join(used)}")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """Measures the first token of prompts that a worker computes against those that it reads from another worker's cache;
 never goes through a gateway.
 
-    python -m loadtest loan [--transport nixl|local] [--tokens 256,1024,4096] [--repeats 5]
+    python -m loadtest remote-prefix [--transport nixl|local] [--tokens 256,1024,4096] [--repeats 5]
 
 Two real workers. Each prompt is computed by one of them and then read by the other, whose turn it is to compute the
 next one, so that both ways alternate. The clock starts before a job is submitted.
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_measure(args, SystemClock()))
     except (MeasurementError, TandemError, TimeoutError) as error:
-        sys.stderr.write(f"\nloadtest loan: {error}\n")
+        sys.stderr.write(f"\nloadtest remote-prefix: {error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="loadtest loan", description="Prompts computed against prompts read.")
+    parser = argparse.ArgumentParser(
+        prog="loadtest remote-prefix", description="Prompts computed against prompts read."
+    )
     parser.add_argument("--model", default=ModelConfig().id, help="as for tandem serve (default: %(default)s)")
     parser.add_argument("--transport", choices=("nixl", "local"), default="nixl")
     parser.add_argument("--tokens", type=_counts, default=(256, 1024, 4096), metavar="N,N,...")

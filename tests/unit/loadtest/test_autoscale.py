@@ -48,7 +48,8 @@ def test_ways_are_read_and_told() -> None:
 
 def outcome(config: str, gpu_hours: float, good_share: float) -> AutoscaleOutcome:
     return AutoscaleOutcome(
-        config=AutoscalerConfig.parse(config), percentile=99.0, num_requests=1000, gpu_hours=gpu_hours, good_share=good_share,
+        config=AutoscalerConfig.parse(config), percentile=99.0, num_requests=1000, gpu_hours=gpu_hours,
+        good_share=good_share,
         worst_share=good_share - 0.005,
         late_share=0.0, late_gap_share=0.0, ttft_p99_s=1.0, itl_p99_s=0.02, mean_prefill=1.0, mean_decode=1.0,
         most_prefill=1, most_decode=1, wall_s=1.0,

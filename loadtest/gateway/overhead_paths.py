@@ -57,7 +57,7 @@ class Prompts:
         return Request(id=name, model=NAME, prompt_tokens=tokens, sampling=self._sampling)
 
 
-Way = Callable[[list[Request]], Awaitable[list[Served]]]
+SendPath = Callable[[list[Request]], Awaitable[list[Served]]]
 """Sends requests at once and waits for all."""
 
 
@@ -73,7 +73,7 @@ class Log:
         self._began[request.id] = self._clock.now()
         self._stamps[request.id] = []
 
-    def came(self, request: str) -> None:
+    def on_token(self, request: str) -> None:
         self._stamps[request].append(self._clock.now())
 
     def served(self, request: Request) -> Served:
@@ -85,7 +85,7 @@ class Log:
 # ---- inside this process
 
 
-class EngineWay:
+class EnginePath:
     """Engine and executor in a loop, as the worker's driver runs them, without anything around."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
@@ -112,14 +112,14 @@ class EngineWay:
             assert plan is not None
             for effect in engine.finish(self._executor.execute(plan), now()):
                 if isinstance(effect, SendEvent) and isinstance(effect.event, Token):
-                    log.came(effect.event.key.request)
+                    log.on_token(effect.event.key.request)
         return [log.served(request) for request in requests]
 
 
 # ---- by gRPC
 
 
-class GrpcWay:
+class GrpcPath:
     """Straight to the worker, as a gateway would."""
 
     def __init__(self, worker: WorkerRef, clock: Clock) -> None:
@@ -133,7 +133,7 @@ class GrpcWay:
         self._stub = WorkerStub(self._channel)
         self._reader: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> GrpcWay:
+    async def __aenter__(self) -> GrpcPath:
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -168,7 +168,7 @@ class GrpcWay:
         async for update in self._stub.Watch(pb.WatchRequest(gateway=self._me)):
             for event in decode_update(update):
                 if isinstance(event, Token):
-                    self._log.came(event.key.request)
+                    self._log.on_token(event.key.request)
                 elif isinstance(event, Finished):
                     self._ends.pop(event.key).set_result(None)
 
@@ -176,7 +176,7 @@ class GrpcWay:
 # ---- by HTTP
 
 
-class HttpWay:
+class HttpPath:
     """Streamed completions over kept connections, read with as little work as can be."""
 
     def __init__(self, url: str, clock: Clock) -> None:
@@ -193,7 +193,7 @@ class HttpWay:
         taken = [self._idle.pop() for _ in requests]
         async with asyncio.timeout(PATIENCE_S):
             pairs = zip(taken, requests, strict=True)
-            await asyncio.gather(*(connection.ask(request) for connection, request in pairs))
+            await asyncio.gather(*(connection.send(request) for connection, request in pairs))
         self._idle += taken
         return [self._log.served(request) for request in requests]
 
@@ -212,7 +212,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
-    async def ask(self, request: Request) -> None:
+    async def send(self, request: Request) -> None:
         body = {
             "model": NAME,
             "prompt": request.prompt_tokens,
@@ -235,7 +235,7 @@ class _Connection(asyncio.Protocol):
         *events, self._rest = (self._rest + data).split(b"\n\n")
         for event in events:
             if b'"finish_reason":null' in event:
-                self._log.came(self._request)
+                self._log.on_token(self._request)
             elif b'"error"' in event:
                 self._end.set_exception(RuntimeError(event.decode()))
         if self._rest.endswith(b"0\r\n\r\n"):
