@@ -1,12 +1,12 @@
-"""Measures what HTTP, gateway, gRPC and worker add to a request of the bare engine; never what the model itself costs.
+"""Measure what HTTP, gateway, gRPC and worker add to a request of the bare engine.
 
     python -m loadtest.gateway.overhead [--model tiny] [--concurrency 1,16] [--rounds 5] [--json FILE]
 
-The same requests go three ways in turn: into an engine inside this process, by gRPC to a worker process, and by HTTP,
-streamed, to a gateway process in front of the same worker. `tiny` is a random model whose steps take next to nothing,
-so that what is left is the way. Processor time per token is read from the kernel's books of each process and of the
-threads that carry tokens; the engine's thread also computes its share of the model, and what this client itself uses
-is told apart as `here`.
+The same requests take three paths in turn: into an engine inside this process, by gRPC to a worker process, and by
+HTTP, streamed, to a gateway process in front of the same worker. `tiny` is a random model whose steps take almost no
+time, so that what is left is the path's cost. Processor time per token is the kernel's accounting of each process and
+of the threads that carry tokens; the engine's thread also computes its share of the model, and the time of this client
+is reported separately as `here`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tandem.worker.main import prepare_process
 
 KV_BYTES = 128 << 20
 TINY_KV_BYTES = 16 << 20
-"""An idle worker re-adds its books, which takes time per block: as few of the tiny ones as will do."""
+"""An idle worker re-checks its accounting, which takes time per block: use as few of the tiny blocks as suffice."""
 WAYS = ("engine", "grpc", "http")
 CARRIERS = ("worker_loop", "worker_engine", "gateway")
-"""What a token passes on its way, by the names of `Processes.cpu_s`."""
+"""Processes and threads that a token passes, by the names of `Processes.cpu_s`."""
 
 
 @dataclass(slots=True)
 class PathTotals:
-    """All rounds of one way at one concurrency. `cpu_s` by process."""
+    """Totals of all rounds of one path at one concurrency. `cpu_s` is by process."""
 
     served: list[Served] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class PathTotals:
             self.cpu_s[name] = self.cpu_s.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, float]:
-        """Milliseconds; `cpu_*` are those of processor time per token."""
+        """Return milliseconds; `cpu_*` are processor time per token."""
         firsts = [one.first_s for one in self.served]
         gaps = [gap for one in self.served for gap in one.gaps_s]
         num_tokens = sum(one.num_tokens for one in self.served)
@@ -149,7 +149,7 @@ async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str,
 
 
 class Processes:
-    """Redis, one worker and one gateway, and what they have used of the processors."""
+    """Redis, one worker and one gateway, and their processor time."""
 
     def __init__(self, config: Config, directory: Path) -> None:
         self._config = config
@@ -186,7 +186,7 @@ class Processes:
         return {name: process.pid for name, process in self._started.items()}
 
     def cpu_s(self) -> dict[str, float]:
-        """Of this process (`here`), of the others, and of the threads among theirs that carry tokens."""
+        """Return the processor time of this process (`here`), of the others, and of their threads that carry tokens."""
         times = os.times()
         figures = {"here": times.user + times.system}
         for name, pid in self.ids().items():
@@ -197,7 +197,7 @@ class Processes:
         return figures
 
     def _engine_s(self) -> float:
-        """The step thread's; the worker gives its threads their names before it says that it is ready."""
+        """Return the time of the step thread; the worker names its threads before it reports that it is ready."""
         tasks = Path(f"/proc/{self._started['worker'].pid}/task").iterdir()
         return sum(_scheduled_s(task) for task in tasks if (task / "comm").read_text().strip() == ENGINE_THREAD)
 

@@ -1,6 +1,6 @@
-"""The three ways of a request that `loadtest.gateway.overhead` compares, and what came of it; never starts a process.
+"""Define the three request paths that `loadtest.gateway.overhead` compares, and record the times of their tokens.
 
-What a way needs is imported where it is made, because torch must not be imported before the process is prepared.
+Each path imports its needs when it is made, because torch must not be imported before the process is prepared.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.request import GenerateJob, Request, SamplingParams
 
 NAME = "measured"
-"""Of the model, whichever it is."""
+"""Name of the measured model, whichever it is."""
 PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request: seconds from sending it to its first token, and between its tokens."""
+    """Times of one request: seconds from sending it to its first token, and between its tokens."""
 
     first_s: float
     gaps_s: tuple[float, ...]
@@ -34,12 +34,12 @@ class Served:
 
     @property
     def token_s(self) -> float:
-        """The mean time of a token after the first."""
+        """Return the mean time of a token after the first."""
         return sum(self.gaps_s) / (self.num_tokens - 1)
 
 
 class Prompts:
-    """Requests that share no block."""
+    """Generates requests that share no block."""
 
     def __init__(self, num_input: int, num_output: int) -> None:
         self._num_input = num_input
@@ -62,7 +62,7 @@ SendPath = Callable[[list[Request]], Awaitable[list[Served]]]
 
 
 class Log:
-    """When the tokens of some requests came."""
+    """Arrival times of the tokens of some requests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -86,7 +86,7 @@ class Log:
 
 
 class EnginePath:
-    """Engine and executor in a loop, as the worker's driver runs them, without anything around."""
+    """Path into an engine and executor in a loop, as the worker's driver runs them, without a server."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
         from tandem.engine.factory import build_engine
@@ -120,7 +120,7 @@ class EnginePath:
 
 
 class GrpcPath:
-    """Straight to the worker, as a gateway would."""
+    """Path straight to the worker, as a gateway takes it."""
 
     def __init__(self, worker: WorkerRef, clock: Clock) -> None:
         from tandem.wire.channels import open_channel
@@ -177,7 +177,7 @@ class GrpcPath:
 
 
 class HttpPath:
-    """Streamed completions over kept connections, read with as little work as can be."""
+    """Path of streamed completions over persistent connections, parsed as cheaply as possible."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -199,8 +199,10 @@ class HttpPath:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time. Every event of the stream that holds a choice is a token, but the last, which holds
-    the reason of the end."""
+    """Connection that carries one request at a time.
+
+    Every event of the stream that holds a choice is a token, except the last, which holds the finish reason.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -219,7 +221,7 @@ class _Connection(asyncio.Protocol):
             "max_tokens": request.sampling.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            # Makes an event of each token, even where it is no text.
+            # Yields an event for each token, even where the token has no text.
             "return_token_ids": True,
             "stream": True,
         }

@@ -1,10 +1,10 @@
-"""Measures the drain of a worker with running sequences into one with room; never goes through a gateway.
+"""Measure the drain of a worker with running sequences into another worker.
 
     python -m loadtest drain [--sequences 32] [--tokens 256] [--outputs 400] [--transport nixl|local]
 
-It stands in for the gateway: each offer is answered with a `ResumeJob` at the other worker, and a client has each token
-from whoever tells it first. The bump is the longest time between two neighbouring tokens of a request from the drain
-on, against the median one before it.
+The program stands in for the gateway: it answers each offer with a `ResumeJob` at the other worker, and counts a token
+when the first of both workers reports it. The bump is the longest time between two neighbouring tokens of a request
+from the drain on, against the median one before it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ from tandem.core.request import GenerateJob, Request, ResumeJob, SamplingParams
 VOCABULARY = 32_000
 """Every served model has at least as many tokens."""
 WARM_TOKENS = 20
-"""Of each output before the drain begins."""
+"""Tokens of each output before the drain begins."""
 DRAIN_S = 300.0
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Seconds. `before_s`: the median time between two tokens before the drain; `worst_s`: of each request the longest
-    one after it. `moved_bytes` of all."""
+    """Results of a drain in seconds.
+
+    `before_s` is the median time between two tokens before the drain; `worst_s` holds for each request the longest one
+    after it. `moved_bytes` is the total.
+    """
 
     num_moved: int
     num_given_back: int
@@ -121,7 +124,7 @@ def _job(model: str, number: int, args: argparse.Namespace) -> GenerateJob:
 
 
 async def _move(producer: WorkerClient, consumer: WorkerClient, job: GenerateJob) -> ResumeJob:
-    """Answer a job's offer with what its client has."""
+    """Answer a job's offer with the tokens that its client has."""
     _, event = await producer.first(job.key, lambda e: isinstance(e, MigrationOffered))
     assert isinstance(event, MigrationOffered)
     known = tuple(e.token.id for _, e in producer.told(job.key) if isinstance(e, Token))
@@ -140,7 +143,10 @@ async def _move(producer: WorkerClient, consumer: WorkerClient, job: GenerateJob
 def _gaps(
     producer: WorkerClient, consumer: WorkerClient, job: GenerateJob, move: ResumeJob
 ) -> list[tuple[float, float]]:
-    """(when, how long) between neighbouring tokens as the client gets them; MeasurementError when one is lost."""
+    """Return (when, how long) between neighbouring tokens as the client receives them.
+
+    Raises MeasurementError when a token is lost.
+    """
     came: dict[int, float] = {}
     for at, event in sorted([*producer.told(job.key), *consumer.told(move.key)], key=lambda stamped: stamped[0]):
         if isinstance(event, Token):

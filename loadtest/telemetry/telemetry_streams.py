@@ -28,7 +28,7 @@ import uvloop
 
 from loadtest.common.paired_comparison import Timed
 from loadtest.gateway.instant_backend import BY_STEP
-from loadtest.gateway.raw_client import Connection, ask
+from loadtest.gateway.raw_client import Connection, chat_request
 from loadtest.processes.telemetry_processes import TURNS, Child, CoreSpeed, ProcessPlacement, get, pushing, sink
 from tandem.core.clock import SystemClock
 from tandem.stores.embedded_redis import EmbeddedServer
@@ -112,7 +112,7 @@ class Streams:
         self._sides = sides
         self._yardstick = yardstick
         self._clock = SystemClock()
-        self._request = ask(BY_STEP, NUM_TOKENS, stream=True)
+        self._request = chat_request(BY_STEP, NUM_TOKENS, stream=True)
         self._connections: list[list[Connection]] = []
         self._looker = Looker(sides[1].said["url"])
 
