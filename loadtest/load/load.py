@@ -1,4 +1,4 @@
-"""`python -m loadtest load URL`: sends a workload to an endpoint that runs already and reports; starts no server.
+"""Send a workload to a running endpoint and report the results.
 
 python -m loadtest load http://127.0.0.1:8000 --workload mix [--count 200 --rate 0.5] [--json FILE --chart FILE.png]
 """
@@ -40,11 +40,11 @@ from tandem.workload.source import open_workload
 
 STOPPED = 130
 STEPS_WRITTEN_S = 1.0
-"""Workers write their steps twice a second."""
+"""Seconds to wait for step logs; workers write them twice a second."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 1 when a request failed or something could not be read or written, 130 after Ctrl-C."""
+    """Run the command. Return 1 when a request failed or a file could not be read or written, 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
     try:
         with contextlib.ExitStack() as stack:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _asks(args: argparse.Namespace) -> Iterator[ScheduledRequest]:
-    """Raises TandemError."""
+    """Return the requests of the workload. Raises TandemError."""
     asks = open_workload(
         args.workload, seed=args.seed, count=args.count, rate=args.rate, speedup=args.speedup, salt=args.salt
     )
@@ -108,7 +108,10 @@ def _key(text: str) -> tuple[str, str]:
 
 
 def _run(test: LoadTest, asks: Iterable[ScheduledRequest]) -> int:
-    """A bad line of a trace or a full disk ends a test as Ctrl-C does: what was measured until then is told."""
+    """Run the test and return its exit status.
+
+    A bad line of a trace or a full disk ends a test as Ctrl-C does: the measurements so far are reported.
+    """
     status = 0
     try:
         asyncio.run(test.run(asks))
@@ -121,7 +124,7 @@ def _run(test: LoadTest, asks: Iterable[ScheduledRequest]) -> int:
 
 
 class LoadTest:
-    """One run. `out` gets a line for each request."""
+    """One load test. `out` receives a line for each request."""
 
     def __init__(self, args: argparse.Namespace, clock: Clock, out: BinaryIO | None) -> None:
         self._args, self._clock, self._out = args, clock, out
@@ -132,7 +135,7 @@ class LoadTest:
         self._began = wall_ns() / 1e9
 
     async def run(self, asks: Iterable[ScheduledRequest]) -> None:
-        """Raises NoEndpoint, and a group of the workload's TandemErrors."""
+        """Send all requests. Raises NoEndpoint, or an exception group of the workload's TandemErrors."""
         args, keys = self._args, dict(self._args.key)
         url = base_url(args.url)
         model = args.model or await first_model(url, next(iter(keys.values()), None))
@@ -150,7 +153,7 @@ class LoadTest:
                 watching.cancel()
 
     def report(self, *, is_whole: bool) -> LoadReport:
-        """Raises NoEndpoint when nothing was measured."""
+        """Return the report. Raises NoEndpoint when nothing was measured."""
         loop = self._loop
         if loop is None or not self._tally.num_ended:
             raise NoEndpoint("no request has ended, so there is nothing to report")
