@@ -1,10 +1,10 @@
-"""Conversations that take turns on our engine inside this process, with and without host memory behind its KV pool:
-time to each turn's first token. Opens no port.
+"""Measure TTFT of alternating conversations on our engine in this process, with and without host memory behind its KV
+pool.
 
     python -m loadtest.engine.chats [--chats 6] [--turns 4] [--rounds 2]
 
-The pool holds a third of what all conversations come to, host memory all of it. Nothing else runs meanwhile, so TTFT is
-what the prompt's computing and the copies take.
+The pool holds a third of the KV of all conversations, host memory all of it. Nothing else runs meanwhile, so TTFT is
+the time of the prompt's computation and the copies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(num_chats: int, num_turns: int, num_tokens: int, has_host: bool) -> Iterator[tuple[float, int, int]]:
-    """Seconds to the first token, cached tokens and prompt tokens of each turn, one conversation after the other."""
+    """Yield seconds to the first token, cached tokens and prompt tokens of each turn, alternating over conversations."""
     clock, config = SystemClock(), Config()
     engine_config = EngineConfig(max_num_batched_tokens=512)
     token_bytes = _token_bytes(config, engine_config)

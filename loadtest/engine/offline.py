@@ -1,9 +1,9 @@
-"""Runs a workload on our engine inside this process, as a worker composes it, and splits every step; opens no port.
+"""Run a workload on our engine inside this process, composed as in a worker, and split the time of every step.
 
     python -m loadtest offline WORKLOAD... [--seed N] [--json FILE]
 
-What a worker does on two threads happens here on one: after each step the events go through the same outboxes and the
-same encoding as a worker's Watch stream, and that time is the step's `stream_s`.
+A worker's two threads are one here: after each step the events go through the same outboxes and the same encoding as a
+worker's Watch stream, and that time is the step's `stream_s`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 _GATEWAY = GatewayId("loadtest")
 _IDLE_S = 0.0005
-"""How long an idle engine sleeps at most before it looks at the schedule again."""
+"""Maximum sleep of an idle engine, in seconds, before it checks the schedule again."""
 
 
 class TimedModel:
-    """A model that adds up the time inside it. Implements `CausalModel`."""
+    """Model that adds up the time inside it. Implements `CausalModel`."""
 
     def __init__(self, model: CausalModel, clock: Clock) -> None:
         self._model = model
@@ -72,13 +72,13 @@ class TimedModel:
         return logits
 
     def take_s(self) -> float:
-        """The time inside since the last call."""
+        """Return the time inside the model since the last call."""
         inside, self._inside_s = self._inside_s, 0.0
         return inside
 
 
 class OfflineEngine:
-    """A loaded engine; `run` may be called again and again. `sleep` waits for what is due when nothing is running."""
+    """Loaded engine; `run` may be called repeatedly. `sleep` waits for due requests when nothing is running."""
 
     def __init__(
         self, config: Config, model: WorkerModel, clock: Clock, sleep: Callable[[float], None] = time.sleep
@@ -94,7 +94,7 @@ class OfflineEngine:
         self.sleep = sleep
 
     def run(self, workload: Workload, system: str = "tandem-offline") -> Run:
-        """Submit what is due between steps, until all has ended."""
+        """Submit due requests between steps until all have ended."""
         return _Pass(self, workload).run(system)
 
 
@@ -138,7 +138,7 @@ class _Pass:
         return self._clock.now() - self._began
 
     def _submit_due(self) -> None:
-        """In a sequence the next request is due when the one before has ended."""
+        """Submit due requests; in a sequence the next request is due when the one before has ended."""
         while self._waiting:
             request = self._waiting[0]
             if self._workload.is_sequential and self._open:
@@ -173,7 +173,7 @@ class _Pass:
         self._stream(events)
         streamed = self._clock.now()
         inside = self._offline.timed.take_s() if self._offline.timed is not None else 0.0
-        # A slice of one position that draws a token is a decode, or the tail of a prompt: too rare to matter.
+        # A slice of one position that samples a token is a decode, or the tail of a prompt: too rare to matter.
         num_decodes = sum(piece.num_tokens == 1 for piece in plan.slices)
         self._steps.append(
             Step(
@@ -191,7 +191,7 @@ class _Pass:
             self._take_in(event, streamed - self._began)
 
     def _stream(self, events: Sequence[JobEvent]) -> None:
-        """What a worker does to tell its gateway."""
+        """Encode the events as a worker does for its gateway."""
         self._gateways.deliver(events)
         load = self._engine.load()
         encode_update(self._watch.box.take(0.0), load if load != self._last_load else None).SerializeToString()

@@ -1,4 +1,4 @@
-"""`python -m loadtest offline`: workloads on our engine in this process; decides nothing about how they are run.
+"""`python -m loadtest offline`: run workloads on our engine in this process.
 
 python -m loadtest offline [WORKLOAD ...] [--json FILE] [--flags any flag of `tandem worker`]
 """
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _flags(words: Sequence[str]) -> dict[str, str | bool]:
-    """The layer of settings that these flags of `tandem worker` are."""
+    """Return the settings layer of these flags of `tandem worker`."""
     parser = argparse.ArgumentParser(prog="loadtest offline --flags")
     names = flags_of()
     for leaf in settings():

@@ -1,9 +1,9 @@
-"""Measures `tandem serve` from its first instruction to its first answer; never what an answer costs after that.
+"""Measure `tandem serve` from its first instruction to its first answer.
 
     python -m loadtest.engine.startup [--pairs 3] [--json FILE]
 
-Beside it, in turn, an empty Ray with as many replicas of an empty Serve deployment, set up as `serve` sets its own up:
-what is beyond that is ours. The model must be in the cache: a first start fetches it.
+An empty Ray with as many replicas of an empty Serve deployment, set up as `serve` does, alternates with it: the
+difference is Tandem's own time. The model must be in the cache, because a first start downloads it.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ ray.shutdown()
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds from the start of the process. `stages` are the moments at which each began, `answer_s` the end."""
+    """Seconds from the start of the process. `stages` are the times at which each began, `answer_s` is the end."""
 
     answer_s: float
     stages: dict[str, float] = field(default_factory=dict)
 
 
 class StartError(Exception):
-    """A start that was to be measured failed; says what it wrote."""
+    """Raised when a measured start failed; the message holds its output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,7 +131,8 @@ def _start_served(args: argparse.Namespace, clock: Clock) -> Start:
 
 
 def _read_until_ready(process: subprocess.Popen[str]) -> tuple[tuple[str, str], dict[str, float]]:
-    """The model's name and the address; the clock of the stages begins a moment after the process."""
+    """Return the model's name, the address, and the times of the stages, which count from just after the process
+    started."""
     assert process.stdout is not None
     stages: dict[str, float] = {}
     lines: list[str] = []
