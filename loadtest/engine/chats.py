@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(num_chats: int, num_turns: int, num_tokens: int, has_host: bool) -> Iterator[tuple[float, int, int]]:
-    """Yield seconds to the first token, cached tokens and prompt tokens of each turn, alternating over conversations."""
+    """Yield seconds to the first token, cached tokens and prompt tokens of each turn."""
     clock, config = SystemClock(), Config()
     engine_config = EngineConfig(max_num_batched_tokens=512)
     token_bytes = _token_bytes(config, engine_config)

@@ -72,14 +72,14 @@ def _run(args: argparse.Namespace, config: Config) -> list[Run]:
     engine = OfflineEngine(config, load_worker_model(config), SystemClock())
     settle_process()
     runs = []
-    for number, asked in enumerate(_asked(args, config)):
+    for number, current in enumerate(_workloads(args, config)):
         engine.run(warm_up(number))
-        runs.append(engine.run(asked))
-        sys.stderr.write("" if args.quiet else f"{asked.name:>13} {runs[-1].wall_s:7.2f} s\n")
+        runs.append(engine.run(current))
+        sys.stderr.write("" if args.quiet else f"{current.name:>13} {runs[-1].wall_s:7.2f} s\n")
     return runs
 
 
-def _asked(args: argparse.Namespace, config: Config) -> list[Workload]:
+def _workloads(args: argparse.Namespace, config: Config) -> list[Workload]:
     if args.workload_file:
         return [msgspec.json.decode(args.workload_file.read_bytes(), type=Workload)]
     encode_text = encoder(model_directory(config.model.id))

@@ -121,8 +121,8 @@ def _start_served(args: argparse.Namespace, clock: Clock) -> Start:
     pools = ("--prefill", str(args.prefill), "--decode", str(args.decode))
     process = subprocess.Popen((*command, *pools), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        said, stages = _read_until_ready(process)
-        _request_first_token(*said)
+        ready_info, stages = _read_until_ready(process)
+        _request_first_token(*ready_info)
         answered = clock.now() - began
     finally:
         process.send_signal(signal.SIGINT)

@@ -116,7 +116,7 @@ def _simulated(
 
 
 def simulated(spec: ClusterSpec, asks: Iterable[ScheduledRequest]) -> Times:
-    """Simulate requests that all end well. Raises AssertionError when one does not, or the accounting does not balance."""
+    """Simulate requests that all end well. Raises AssertionError when one does not or the accounting is off."""
     cluster, traces = SimCluster(spec), list[ClientTrace]()
     cluster.run(asks, traces.append)
     cluster.check()

@@ -169,8 +169,8 @@ class Processes:
             log = (self._directory / f"{name}.log").open("w")
             command = (sys.executable, "-m", "tandem.cli", name, *more, *flags)
             self._started[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        said, url = self._first_words("worker"), self._first_words("gateway")["url"]
-        return WorkerRef(WorkerId(said["worker"]), Incarnation(said["incarnation"]), said["address"]), url
+        hello, url = self._first_words("worker"), self._first_words("gateway")["url"]
+        return WorkerRef(WorkerId(hello["worker"]), Incarnation(hello["incarnation"]), hello["address"]), url
 
     def wait_serving(self, url: str) -> None:
         import httpx
@@ -215,8 +215,8 @@ class Processes:
         line = stdout.readline()
         if not line:
             raise RuntimeError(f"the {name} did not start:\n{(self._directory / f'{name}.log').read_text()[-1500:]}")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        hello: dict[str, Any] = json.loads(line)
+        return hello
 
 
 def _scheduled_s(task: Path) -> float:

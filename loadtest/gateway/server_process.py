@@ -21,10 +21,10 @@ class BenchServer:
         """Start the front end; it and its dependencies end with the stack."""
         options = [] if core is None else ["--core", str(core)]
         if front == "link":
-            _, said = await _spawn(stack, "loadtest.gateway.fake_worker")
-            options += ["--worker", said["worker"]]
-        pid, said = await _spawn(stack, "loadtest.gateway.server", front, *options)
-        return cls(pid, said["url"])
+            _, hello = await _spawn(stack, "loadtest.gateway.fake_worker")
+            options += ["--worker", hello["worker"]]
+        pid, hello = await _spawn(stack, "loadtest.gateway.server", front, *options)
+        return cls(pid, hello["url"])
 
     def cpu_s(self) -> float:
         """Return the processor seconds of all its threads, except those of threads that have ended."""
@@ -57,5 +57,5 @@ async def _spawn(stack: AsyncExitStack, module: str, *arguments: str) -> tuple[i
     line = await process.stdout.readline()
     if not line:
         raise RuntimeError(f"{module} {' '.join(arguments)} did not start")
-    said: dict[str, str] = json.loads(line)
-    return process.pid, said
+    hello: dict[str, str] = json.loads(line)
+    return process.pid, hello

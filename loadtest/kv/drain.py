@@ -109,7 +109,7 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> Drain:
         gaps = [_gaps(producer, consumer, job, move) for job, move in zip(jobs, moves, strict=True)]
         before = [gap for request in gaps for at, gap in request if at < began]
         worst = tuple(max(gap for at, gap in request if at >= began) for request in gaps)
-        pulled = [event for move in moves for _, event in consumer.told(move.key) if isinstance(event, KVReceived)]
+        pulled = [event for move in moves for _, event in consumer.events_of(move.key) if isinstance(event, KVReceived)]
     num_bytes = sum(event.num_bytes for event in pulled)
     return Drain(
         reply.num_moved, reply.num_given_back, reply.num_left, drain_s, num_bytes, statistics.median(before), worst
@@ -127,7 +127,7 @@ async def _move(producer: WorkerClient, consumer: WorkerClient, job: GenerateJob
     """Answer a job's offer with the tokens that its client has."""
     _, event = await producer.first(job.key, lambda e: isinstance(e, MigrationOffered))
     assert isinstance(event, MigrationOffered)
-    known = tuple(e.token.id for _, e in producer.told(job.key) if isinstance(e, Token))
+    known = tuple(e.token.id for _, e in producer.events_of(job.key) if isinstance(e, Token))
     resume = ResumeJob(
         request=job.request,
         attempt=2,
@@ -147,13 +147,15 @@ def _gaps(
 
     Raises MeasurementError when a token is lost.
     """
-    came: dict[int, float] = {}
-    for at, event in sorted([*producer.told(job.key), *consumer.told(move.key)], key=lambda stamped: stamped[0]):
+    arrivals: dict[int, float] = {}
+    for at, event in sorted(
+        [*producer.events_of(job.key), *consumer.events_of(move.key)], key=lambda stamped: stamped[0]
+    ):
         if isinstance(event, Token):
-            came.setdefault(event.index, at)
-    if sorted(came) != list(range(job.request.sampling.max_tokens)):
+            arrivals.setdefault(event.index, at)
+    if sorted(arrivals) != list(range(job.request.sampling.max_tokens)):
         raise MeasurementError(f"{job.key} lost a token")
-    times = [came[index] for index in sorted(came)]
+    times = [arrivals[index] for index in sorted(arrivals)]
     return [(later, later - earlier) for earlier, later in pairwise(times)]
 
 

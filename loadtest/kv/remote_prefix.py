@@ -99,7 +99,7 @@ async def _measure_prompt(source: WorkerClient, consumer: WorkerClient, count: i
     prefix = RemotePrefix(handoff=HandoffId(f"loan-{request.id}"), source=source.worker, num_blocks=count // BLOCK_SIZE)
     job = GenerateJob(request=replace(request, id=RequestId(f"{request.id}-read")), attempt=1, prefix=prefix)
     read_s = await _first_token(consumer, job, clock)
-    pulled = next((event for _, event in consumer.told(job.key) if isinstance(event, KVReceived)), None)
+    pulled = next((event for _, event in consumer.events_of(job.key) if isinstance(event, KVReceived)), None)
     if pulled is None or pulled.num_blocks != (count - 1) // BLOCK_SIZE:
         raise MeasurementError(f"{consumer.worker} has read {pulled}, not a prompt of {count} tokens")
     return PrefixFetchTimes(computed_s, read_s, pulled.num_bytes / pulled.busy_s)

@@ -128,7 +128,7 @@ def _open_transport(case: TransferCase, pool: MemoryPool, agent: str) -> Transpo
 
 @dataclass(frozen=True, slots=True)
 class TransferOffer:
-    """What the producer sends to the consumer: transports for pulls and for bare reads, and its blocks in prompt order."""
+    """What the producer sends to the consumer: transports for pulls and bare reads, and its blocks in prompt order."""
 
     peer: TransportPeer
     bare: TransportPeer
@@ -164,7 +164,7 @@ def give(case: TransferCase, pipe: Connection) -> None:
 def _give_rank(
     case: TransferCase, whole: KVCache, whole_pool: MemoryPool, rank: int
 ) -> tuple[TransportPeer, TransferThread]:
-    """Return one rank's peer and the thread that polls for its readers. One of several ranks has a copy of its heads."""
+    """Return one rank's peer and the thread that polls for its readers. One of several has a copy of its heads."""
     cache, pool = whole, whole_pool
     if case.ranks > 1:
         cache, pool = _open_cache(case, rank, case.ranks)

@@ -111,11 +111,11 @@ async def _load(args: argparse.Namespace, rate: float, url: str) -> list[str]:
     endpoint, clock, tally = Endpoint(url=url, model="none", extra=ANSWER_TOKENS), SystemClock(), StatsCollector(Slo())
     caller = Caller(endpoint, {})
     groups = [RequestClass("same", 1.0, (args.prompt, args.prompt), (args.tokens, args.tokens))]
-    asks = poisson(groups, 0, round(rate * args.seconds), rate)
+    requests = poisson(groups, 0, round(rate * args.seconds), rate)
     before = resource.getrusage(resource.RUSAGE_SELF)
     async with open_session() as session:
         loop = OpenLoop(Client(endpoint, session, clock), clock, asyncio.sleep, MAX_OPEN, tally.ended, tally.sent)
-        await loop.run(map(caller.call, asks))
+        await loop.run(map(caller.call, requests))
     after = resource.getrusage(resource.RUSAGE_SELF)
     busy_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     itl = tally.scopes(tally.last_end_s)[0].times["itl"]

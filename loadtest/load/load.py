@@ -49,22 +49,22 @@ def main(argv: Sequence[str]) -> int:
     try:
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(args.record.open("wb")) if args.record else None
-            asks = _asks(args)
-            first = list(itertools.islice(asks, 1))  # what cannot be read is found before anything is sent
+            requests = _requests(args)
+            first = list(itertools.islice(requests, 1))  # what cannot be read is found before anything is sent
             test = LoadTest(args, SystemClock(), out)
-            status = _run(test, itertools.chain(first, asks))
-        return max(status, _tell(test.report(is_whole=not status), args))
+            status = _run(test, itertools.chain(first, requests))
+        return max(status, _write_report(test.report(is_whole=not status), args))
     except (NoEndpoint, TandemError, OSError) as error:
         sys.stderr.write(f"loadtest load: {error}\n")
         return 1
 
 
-def _asks(args: argparse.Namespace) -> Iterator[ScheduledRequest]:
+def _requests(args: argparse.Namespace) -> Iterator[ScheduledRequest]:
     """Return the requests of the workload. Raises TandemError."""
-    asks = open_workload(
+    requests = open_workload(
         args.workload, seed=args.seed, count=args.count, rate=args.rate, speedup=args.speedup, salt=args.salt
     )
-    return itertools.takewhile(lambda ask: ask.due_s < args.duration_s, asks)
+    return itertools.takewhile(lambda request: request.due_s < args.duration_s, requests)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,14 +107,14 @@ def _key(text: str) -> tuple[str, str]:
     return tenant, key
 
 
-def _run(test: LoadTest, asks: Iterable[ScheduledRequest]) -> int:
+def _run(test: LoadTest, requests: Iterable[ScheduledRequest]) -> int:
     """Run the test and return its exit status.
 
     A bad line of a trace or a full disk ends a test as Ctrl-C does: the measurements so far are reported.
     """
     status = 0
     try:
-        asyncio.run(test.run(asks))
+        asyncio.run(test.run(requests))
     except* (TandemError, OSError) as group:
         sys.stderr.write(f"loadtest load: {group.exceptions[0]}\n")
         status = 1
@@ -134,7 +134,7 @@ class LoadTest:
         self._facts: dict[str, str] = {}
         self._began = wall_ns() / 1e9
 
-    async def run(self, asks: Iterable[ScheduledRequest]) -> None:
+    async def run(self, requests: Iterable[ScheduledRequest]) -> None:
         """Send all requests. Raises NoEndpoint, or an exception group of the workload's TandemErrors."""
         args, keys = self._args, dict(self._args.key)
         url = base_url(args.url)
@@ -148,7 +148,7 @@ class LoadTest:
             watching = asyncio.create_task(show(self._line, sys.stderr))
             self._began = wall_ns() / 1e9
             try:
-                await self._loop.run(map(caller.call, asks))
+                await self._loop.run(map(caller.call, requests))
             finally:
                 watching.cancel()
 
@@ -207,7 +207,7 @@ def _facts(args: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
     return {"url": endpoint.url, "model": endpoint.model, **named}
 
 
-def _tell(report: LoadReport, args: argparse.Namespace) -> int:
+def _write_report(report: LoadReport, args: argparse.Namespace) -> int:
     sys.stdout.write(markdown(report))
     if args.json:
         args.json.write_bytes(msgspec.json.encode(report))

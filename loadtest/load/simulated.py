@@ -66,14 +66,14 @@ def decoded(raw: bytes) -> LoadReport:
 
 def _facts(workload: _Workload) -> dict[str, str]:
     """Return the workload's facts in the form of a load test's."""
-    told = {
+    facts = {
         "workload": Path(workload.workload).name,
         "seed": workload.seed,
         "count": workload.count,
         "rate": workload.rate,
         "speedup": workload.speedup if workload.speedup != 1 else None,
     }
-    return {name: str(value) for name, value in told.items() if value is not None}
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def _scope(kind: str, group: GroupReport, buckets: dict[str, tuple[tuple[float, int], ...]], wall_s: float) -> Scope:

@@ -1,10 +1,10 @@
-"""Runs one workload with transformers' `generate` and stamps every step; opens no port.
+"""Run one workload with transformers' `generate` and stamp every step.
 
     python transformers_batch.py MODEL WORKLOAD.json RECORDS.json --threads N [--continuous]
 
-Runs in a peer's environment, so it imports nothing of Tandem. Requests one at a time, or, where they are all due at
-once, as one static batch, which must be of one length; `--continuous` takes them through its continuous batching
-instead, which tells no times but the whole.
+Runs in a peer's environment, so it imports nothing of Tandem. Requests run one at a time or, where all are due at once,
+as one static batch, whose prompts must have one length; `--continuous` uses continuous batching instead, which reports
+only the total time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 
 class Stamps(StoppingCriteria):
-    """Called once after each token of a batch; never stops anything."""
+    """Callback after each token of a batch that records the time and stops nothing."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

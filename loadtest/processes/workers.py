@@ -60,8 +60,8 @@ async def _first_words(process: asyncio.subprocess.Process, log: Path) -> Worker
         line = await process.stdout.readline()
     if not line:
         raise MeasurementError(f"a worker did not start:\n{_tail(log)}")
-    said = msgspec.json.decode(line)
-    return WorkerRef(WorkerId(said["worker"]), Incarnation(said["incarnation"]), said["address"])
+    hello = msgspec.json.decode(line)
+    return WorkerRef(WorkerId(hello["worker"]), Incarnation(hello["incarnation"]), hello["address"])
 
 
 def _tail(log: Path) -> str:
@@ -121,8 +121,8 @@ class WorkerClient:
             await self._changed.wait_for(lambda: self._find(key, wanted) or self._is_over(key))
         found = self._find(key, wanted)
         if found is None:
-            told = [event for _, event in self._events.get(key, []) if isinstance(event, Failed | Cancelled)]
-            raise MeasurementError(f"{key} ended at {self.worker}: {told or 'the stream broke'}")
+            failures = [event for _, event in self._events.get(key, []) if isinstance(event, Failed | Cancelled)]
+            raise MeasurementError(f"{key} ended at {self.worker}: {failures or 'the stream broke'}")
         return found
 
     async def drain(self, timeout_s: float) -> pb.DrainReply:
@@ -130,7 +130,7 @@ class WorkerClient:
         request = pb.DrainRequest(timeout_ms=int(timeout_s * 1e3))
         return await self._stub.Drain(request, timeout=timeout_s + REPLY_S)
 
-    def told(self, key: JobKey) -> list[Stamped]:
+    def events_of(self, key: JobKey) -> list[Stamped]:
         """Return all events of a job."""
         return list(self._events.get(key, []))
 
