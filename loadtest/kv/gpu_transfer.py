@@ -1,5 +1,5 @@
-"""Measures NIXL reads between two processes on one device against a loop of plain copies of the same blocks; never runs
-a model or an engine.
+"""Measure NIXL reads between two processes on one device against a loop of plain copies of the same blocks,
+without a model or an engine.
 
     python -m loadtest gpu-transfer [--kib 64,2048,8192] [--mib 64,256,1024] [--mps] [--busy] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Measures pulls of KV between two processes against a bare read of the same blocks; never runs a model.
+"""Measure pulls of KV between two processes against a bare read of the same blocks, without a model.
 
     python -m loadtest.kv.transfer [--wires shm,tcp,local] [--mib 1,16,64,256] [--ranks 1] [--rounds 7] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Measures what telemetry adds to an engine's step and to a gateway's streamed token; tunes nothing.
+"""Measure what telemetry adds to an engine's step and to a gateway's streamed token.
 
     python -m loadtest telemetry [--quick] [--launches N] [--rounds N] [--only streams] [--core N] [--before DIRECTORY]
                                  [--json FILE]

@@ -1,5 +1,5 @@
-"""A gateway program before the door's worker, in a process of its own, with all telemetry or with none; measures
-nothing.
+"""Run a gateway program before the benchmark's fake worker, in a process of its own, with all telemetry or with none;
+no figures are taken here.
 
     python -m loadtest.telemetry.telemetry_server off|on --worker ID@ADDRESS --redis URL [--log FILE] [--core N]
 

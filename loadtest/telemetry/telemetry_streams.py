@@ -1,4 +1,4 @@
-"""Rounds of streams through gateways with and without telemetry, and what each token of them took; decides nothing.
+"""Run rounds of streams through gateways with and without telemetry, and measure the cost of each token.
 
 In a turn as many connections as there are streams ask a few times, one a little after the other. The worker makes a
 step every so often, as an engine does, and so its messages carry the tokens of all that run. One that waits for nothing
