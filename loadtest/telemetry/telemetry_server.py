@@ -1,5 +1,4 @@
-"""Run a gateway program before the benchmark's fake worker, in a process of its own, with all telemetry or with none;
-no figures are taken here.
+"""Run a gateway program before the benchmark's fake worker, in a process of its own, with all telemetry or with none.
 
     python -m loadtest.telemetry.telemetry_server off|on --worker ID@ADDRESS --redis URL [--log FILE] [--core N]
 
