@@ -60,8 +60,8 @@ runbook: setup ## generate deploy/RUNBOOK.md from deploy/prometheus/alerts.yaml
 chart: setup ## generate helm/tandem/values.schema.json from helm/schema.yaml and the settings
 	$(BIN)/python .ci/generate_chart_schema.py
 
-bench: setup ## what the door, telemetry and the prefix index cost; then compare workloads with the bare engine and installed peers
-	@$(BIN)/python -m loadtest door --quick
+bench: setup ## cost of the HTTP front end, telemetry and the prefix index; then compare workloads with the bare engine and installed peers
+	@$(BIN)/python -m loadtest frontend --quick
 	@$(BIN)/python -m loadtest telemetry --quick
 	@$(BIN)/python -m loadtest index
 	@$(BIN)/python -m loadtest bench $(ARGS)

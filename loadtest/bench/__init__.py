@@ -1,1 +1,1 @@
-"""`python -m loadtest bench`: workloads on several systems in alternation, and the report of their runs."""
+"""`python -m loadtest bench`: run workloads on several systems in alternation and report the runs."""

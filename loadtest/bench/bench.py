@@ -1,9 +1,9 @@
-"""Runs workloads at systems in alternation and keeps every run; never sums up what it measured.
+"""Run workloads on several systems in alternation and keep the record of every run.
 
     python -m loadtest bench [--systems tandem,vllm,NAME=URL] [--workloads decode,mix] [--rounds 2] [--json FILE]
 
-With systems A and B the order is A B A B A: a machine that drifts favours nobody. `--variant NAME="FLAGS"` adds Tandem
-itself with other flags as a system, so that two ways of running it can be compared in the same manner.
+With systems A and B the order is A B A B A, so that a drift of the machine's speed favours neither. `--variant
+NAME="FLAGS"` adds Tandem with other flags as a system, so that two configurations can be compared in the same way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT_WORKLOADS = NAMES
 
 
 class Turn(NamedTuple):
-    """`turn` counts the runs of one system at one seed."""
+    """Place of one run in the schedule. `turn` counts the runs of one system at one seed."""
 
     system: str
     seed: int
@@ -43,8 +43,11 @@ class Turn(NamedTuple):
 
 
 def schedule(systems: Sequence[str], seeds: Sequence[int], rounds: int) -> list[Turn]:
-    """Each seed `rounds` times at every system in turn. With one seed the first system goes once more at the end, so
-    that each run of another one has a neighbour of the first on both sides."""
+    """Return the order of runs: each seed `rounds` times, alternating over all systems.
+
+    With one seed the first system runs once more at the end, so that each run of another system has a run of the first
+    on both sides.
+    """
     turns = [Turn(system, seed, number) for seed in seeds for number in range(rounds) for system in systems]
     if len(seeds) == 1 and len(systems) > 1:
         turns.append(Turn(systems[0], seeds[0], rounds))
@@ -97,14 +100,14 @@ async def _bench(args: argparse.Namespace, clock: Clock) -> BenchRun:
     settings = Settings(model=directory, threads=args.threads, chunk=args.chunk)
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
-        ring = SystemFactory(settings, dict(args.variant), clock, logs, stack)
+        factory = SystemFactory(settings, dict(args.variant), clock, logs, stack)
         names = [*args.systems, *(name for name, _ in args.variant if name not in args.systems and name != "tandem")]
-        contenders = [await ring.enter(name) for name in names]
+        systems = [await factory.enter(name) for name in names]
         runs: list[Run] = []
-        keeper = _Keeper(args, clock, encoder(directory), runs)
+        runner = _BenchRunner(args, clock, encoder(directory), runs)
         for name in args.workloads:
-            await keeper.run_all(name, contenders)
-        return BenchRun(systems=tuple(c.name for c in contenders), runs=tuple(runs), facts=_facts(args))
+            await runner.run_all(name, systems)
+        return BenchRun(systems=tuple(c.name for c in systems), runs=tuple(runs), facts=_facts(args))
 
 
 def _facts(args: argparse.Namespace) -> dict[str, str]:
@@ -126,29 +129,29 @@ def _processor() -> str:
     return f"{names[0]}, {len(names)} cores" if names else "unknown"
 
 
-class _Keeper:
-    """Appends to `runs`, one workload after the other."""
+class _BenchRunner:
+    """Runs one workload after another and appends each result to `runs`."""
 
     def __init__(self, args: argparse.Namespace, clock: Clock, encode_text: Encode, runs: list[Run]) -> None:
         self._args, self._clock, self._encode, self._runs = args, clock, encode_text, runs
 
-    async def run_all(self, name: str, contenders: Sequence[SystemUnderTest]) -> None:
+    async def run_all(self, name: str, systems: Sequence[SystemUnderTest]) -> None:
         args = self._args
         num_seeds = args.mix_seeds if name.startswith("mix") else 1
-        able = {c.name: c for c in contenders if c.runs(workload(name, args.seed, 0, self._encode, args.scale))}
+        able = {c.name: c for c in systems if c.runs(workload(name, args.seed, 0, self._encode, args.scale))}
         seeds = range(args.seed, args.seed + num_seeds)
         probe = await self._probe()
         for turn in schedule(list(able), seeds, args.rounds):
-            asked = workload(name, turn.seed, turn.turn, self._encode, args.scale)
+            requests = workload(name, turn.seed, turn.turn, self._encode, args.scale)
             began = self._clock.now()
-            run = await able[turn.system].run(asked)
+            run = await able[turn.system].run(requests)
             before, probe = probe, await self._probe()
             run = msgspec.structs.replace(run, began=began, before=before, after=probe)
             self._runs.append(run)
-            _say(run)
+            _print_run(run)
 
     async def _probe(self) -> Probe | None:
-        """In a process of its own, whose threads are gone when the next run begins."""
+        """Measure the machine's speed in a child process, whose threads are gone when the next run begins."""
         if self._args.no_probe:
             return None
         command = (sys.executable, "-m", "loadtest.common.machine_probe", str(self._args.threads))
@@ -157,7 +160,7 @@ class _Keeper:
         return msgspec.json.decode(out, type=Probe) if process.returncode == 0 else None
 
 
-def _say(run: Run) -> None:
+def _print_run(run: Run) -> None:
     failed = f", {len(run.failures)} FAILED: {run.failures[0]}" if run.failures else ""
     probe = f", probe {run.after.gflops:.0f} GFLOP/s {run.after.read_gbs:.0f} GB/s" if run.after else ""
     sys.stderr.write(f"{run.workload:>13} {run.system:<16} seed {run.seed} {run.wall_s:7.2f} s{probe}{failed}\n")

@@ -1,4 +1,4 @@
-"""Draws a bench: ITL and the TTFT of each class, systems side by side; computes no ratios."""
+"""Plot the ITL and the per-class TTFT of a bench, with the systems side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.core.quantile_sketch import QuantileSketch
 
 @styled
 def draw(systems: Sequence[str], runs: Sequence[Run]) -> Figure:
-    """A row for each workload. Failed runs are left out."""
+    """Return a figure with one row for each workload. Failed runs are left out."""
     workloads = list(dict.fromkeys(run.workload for run in runs))
     figure, rows = panels(max(len(workloads), 1), 2)
     for workload, (left, right) in zip(workloads, rows, strict=True):
@@ -31,7 +31,7 @@ def draw(systems: Sequence[str], runs: Sequence[Run]) -> Figure:
 
 
 def _draw_ttft(axes: Axes, workload: str, found: dict[str, list[Run]]) -> None:
-    """For each class and system a line from the least to p99, with a mark at the median."""
+    """Plot for each class and system a line from the least TTFT to p99, with a mark at the median."""
     groups = list(dict.fromkeys(r.group for runs in found.values() for run in runs for r in run.records))
     for place, (system, runs) in enumerate(found.items()):
         label: str | None = system

@@ -1,4 +1,4 @@
-"""Prints what was measured as Markdown and writes it as JSON and as a chart; never measures anything."""
+"""Render the runs of a bench as Markdown, JSON and a chart."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tandem.core.quantile_sketch import LatencySummary
 from tandem.core.slo import Slo
 
 FULL_BATCH = 32
-"""Decodes of a step from which its overhead is judged."""
+"""Number of decodes in a step from which its overhead is reported."""
 
 
 class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs in the order in which they were made. The first of `systems` is compared with all others."""
+    """All runs of a bench, in the order in which they were made. The first of `systems` is compared with all others."""
 
     systems: tuple[str, ...]
     runs: tuple[Run, ...]
@@ -33,7 +33,7 @@ class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(run.workload for run in self.runs))
 
     def of(self, system: str, workload: str) -> list[Run]:
-        """Runs that count."""
+        """Return the runs of this system and workload that did not fail."""
         return [run for run in self.runs if (run.system, run.workload) == (system, workload) and not run.failures]
 
     def failed(self) -> list[Run]:
@@ -52,7 +52,7 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def report_to(bench: BenchRun, args: argparse.Namespace) -> int:
-    """Write all that the arguments ask for. The exit status is 1 when a run failed."""
+    """Write every output that the arguments select. Return exit status 1 when a run failed."""
     slo = Slo.of_ms(args.slo_ttft_ms, args.slo_itl_ms)
     sys.stdout.write(markdown(bench, slo) + "\n")
     if args.json:
@@ -131,7 +131,7 @@ _METRICS: dict[str, _Metric] = {
     "tok/s of one request": lambda s: 1 / s.tpot.p50 if s.tpot and s.tpot.p50 else None,
     "out tok/s": lambda s: s.output_rate,
 }
-"""Times are better when below 1, rates when above."""
+"""Metrics that are compared. For times a ratio below 1 is better, for rates above 1."""
 
 
 def _comparison(bench: BenchRun, workload: str, slo: Slo) -> str:
@@ -198,9 +198,9 @@ def _overhead_lines(cost: Overhead) -> str:
         "stream": cost.stream_s,
         "model": cost.model_s,
     }
-    told = ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in parts.items())
+    medians = ", ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in parts.items())
     return (
-        f"Steps with {cost.at_least} decodes or more and no prefill ({cost.num_steps}), medians in ms: {told}. "
+        f"Steps with {cost.at_least} decodes or more and no prefill ({cost.num_steps}), medians in ms: {medians}. "
         f"Outside of the model: {cost.share:.1%}.\n"
     )
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest report FILE ...`: prints again what benches wrote, pooled; never measures anything."""
+"""`python -m loadtest report FILE ...`: print the stored results of benches again, pooled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def pooled(benches: Sequence[BenchRun]) -> BenchRun:
-    """One bench of all their runs. Facts are the first one's."""
+    """Return one bench with the runs of all given ones. Its facts are those of the first."""
     systems = tuple(dict.fromkeys(system for bench in benches for system in bench.systems))
     runs = tuple(run for bench in benches for run in bench.runs)
     return BenchRun(systems=systems, runs=runs, facts=benches[0].facts)

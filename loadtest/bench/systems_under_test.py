@@ -1,4 +1,4 @@
-"""What a bench compares: servers asked over HTTP and programs that run a batch of requests; ranks none of them."""
+"""Define the systems that a bench compares: servers reached over HTTP, and programs that run a batch of requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from loadtest.client.endpoint import ANSWER_TOKENS, Endpoint, NoEndpoint, base_url, first_model
-from loadtest.client.open_loop import ask_endpoint
+from loadtest.client.open_loop import run_workload
 from loadtest.client.records import Record, Run, decode_run, encode
 from loadtest.client.workloads import Workload, warm_up
 from loadtest.peers.catalog import Settings, is_installed, python_of, server_command
@@ -23,18 +23,18 @@ from loadtest.processes.systems import ServerCommand, SystemServer, running_serv
 from tandem.core.clock import Clock
 from tandem.core.config import ModelConfig
 
-_BATCH_SCRIPT = Path(__file__).parent / "peers" / "transformers_batch.py"
+_BATCH_SCRIPT = Path(__file__).parents[1] / "peers" / "transformers_batch.py"
 _MOST_WARM_UPS = 8
 _STEADY = 1.15
-"""The last two warm-ups took at most so many times the best one."""
+"""A server is warm when each of its last two warm-ups took at most this many times as long as its fastest one."""
 
 
 class Failure(Exception):
-    """A contender cannot run, or did not."""
+    """Raised when a system under test cannot run or its run failed."""
 
 
 class SystemUnderTest(Protocol):
-    """`runs(workload)`: whether it can at all."""
+    """A system that a bench can run. `runs(workload)` says whether it supports the workload."""
 
     name: str
 
@@ -43,8 +43,8 @@ class SystemUnderTest(Protocol):
     async def run(self, workload: Workload) -> Run: ...
 
 
-class ServedContender:
-    """A server, which runs only while it is its turn."""
+class ServedSystem:
+    """Server that is paused except while its own run is being measured."""
 
     def __init__(self, server: SystemServer, clock: Clock) -> None:
         self.name = server.name
@@ -61,27 +61,30 @@ class ServedContender:
         with self._server.turn() as endpoint:
             await self._warm(endpoint)
             began = self._clock.now()
-            records = await ask_endpoint(endpoint, workload, self._clock)
+            records = await run_workload(endpoint, workload, self._clock)
             return _run_of(self.name, workload, records, self._clock.now() - began)
 
     async def _warm(self, endpoint: Endpoint) -> None:
-        """Until it is steady: the kernel may have taken memory from a server that was paused for minutes, and then its
-        first seconds are several times slower."""
+        """Repeat the warm-up until its duration is steady.
+
+        The kernel may have reclaimed memory of a server that was paused for minutes; the server's first seconds are
+        then several times slower.
+        """
         times: list[float] = []
         while len(times) < _MOST_WARM_UPS and not is_steady(times):
             self._num_warm_ups += 1
             began = self._clock.now()
-            await ask_endpoint(endpoint, warm_up(self._num_warm_ups), self._clock)
+            await run_workload(endpoint, warm_up(self._num_warm_ups), self._clock)
             times.append(self._clock.now() - began)
 
 
 def is_steady(times: Sequence[float]) -> bool:
-    """Whether the last two of equal tasks took about as long as the best one did."""
+    """Return whether the last two of equal tasks took about as long as the fastest one."""
     return len(times) > 1 and max(times[-2:]) <= _STEADY * min(times)
 
 
-class BatchContender:
-    """A program that takes a workload as a file and leaves the run as another. It warms up by itself."""
+class BatchSystem:
+    """Program that reads a workload from one file and writes its run to another. The program warms up by itself."""
 
     def __init__(self, name: str, command: Sequence[str], directory: Path, only: str = "") -> None:
         self.name = name
@@ -90,13 +93,14 @@ class BatchContender:
         self._only = only
 
     def runs(self, workload: Workload) -> bool:
-        """Transformers' static batches are of equal lengths."""
+        """Return whether the program supports the workload: static batches of Transformers need prompts of equal
+        length."""
         return self._only == "" or workload.name in self._only.split(",")
 
     async def run(self, workload: Workload) -> Run:
         source, target = self._directory / f"{self.name}-in.json", self._directory / f"{self.name}-out.json"
         fields = msgspec.to_builtins(workload)
-        fields["warm_up"] = msgspec.to_builtins(warm_up(1).asks[-1])
+        fields["warm_up"] = msgspec.to_builtins(warm_up(1).requests[-1])
         source.write_bytes(encode(fields))
         target.unlink(missing_ok=True)
         command = [part.format(source=source, target=target) for part in self._command]
@@ -109,11 +113,11 @@ class BatchContender:
     def _read(self, workload: Workload, raw: bytes) -> Run:
         if self._only == "":
             return msgspec.structs.replace(decode_run(raw), system=self.name)
-        told = msgspec.json.decode(raw, type=_Told)
-        return _run_of(self.name, workload, told.records, told.wall_s)
+        output = msgspec.json.decode(raw, type=_BatchOutput)
+        return _run_of(self.name, workload, output.records, output.wall_s)
 
 
-class _Told(msgspec.Struct):
+class _BatchOutput(msgspec.Struct):
     records: tuple[Record, ...]
     wall_s: float
 
@@ -130,7 +134,7 @@ def _run_of(name: str, workload: Workload, records: tuple[Record, ...], wall_s: 
 
 
 class SystemFactory:
-    """Makes contenders by name. `variants`: names of the user's own, with flags of `tandem serve`."""
+    """Creates systems under test by name. `variants` maps the user's own names to flags of `tandem serve`."""
 
     def __init__(
         self,
@@ -144,7 +148,7 @@ class SystemFactory:
         self._directory, self._stack = directory, stack
 
     async def enter(self, name: str) -> SystemUnderTest:
-        """Raises Failure or NotStarted."""
+        """Start or attach to the named system and return it. Raises Failure or NotStarted."""
         if "=" in name:
             return await self._serve(await attached(*name.split("=", 1)))
         if name in self._variants or name == "tandem":
@@ -153,7 +157,7 @@ class SystemFactory:
             flags = [*self._shared_flags(), *self._variants.get("tandem", ())]
             program = (sys.executable, "-m", "loadtest", "offline")
             command = (*program, "--workload-file", "{source}", "--json", "{target}", "--quiet", "--flags", *flags)
-            return BatchContender(name, command, self._directory)
+            return BatchSystem(name, command, self._directory)
         if not is_installed(name.split("-")[0]):
             raise Failure(f"{name} is not installed: python -m loadtest peers install {name.split('-')[0]}")
         if name.startswith("transformers"):
@@ -162,7 +166,7 @@ class SystemFactory:
 
     async def _serve(self, command: ServerCommand) -> SystemUnderTest:
         sys.stderr.write(f"starting {command.name} ...\n")
-        return ServedContender(
+        return ServedSystem(
             await self._stack.enter_async_context(running_server(command, self._directory)), self._clock
         )
 
@@ -173,26 +177,28 @@ class SystemFactory:
             name=name,
             endpoint=Endpoint(url=f"http://127.0.0.1:{port}", model=ModelConfig().id, extra=ANSWER_TOKENS),
             command=(*program, "--served-model-name", ModelConfig().id, *self._shared_flags(), *flags),
-            can_pause=False,  # gateway, workers and Redis watch each other's silence
+            can_pause=False,  # gateway, workers and Redis time each other out when one of them is paused
         )
 
     def _shared_flags(self) -> list[str]:
         settings = self._settings
         return ["--model", str(settings.model), "--max-num-batched-tokens", str(settings.chunk)]
 
-    def _transformers(self, name: str) -> BatchContender:
+    def _transformers(self, name: str) -> BatchSystem:
         command = [str(python_of("transformers")), str(_BATCH_SCRIPT), str(self._settings.model)]
         command += ["{source}", "{target}", "--threads", str(self._settings.threads)]
         if name == "transformers-cb":
-            return BatchContender(name, [*command, "--continuous"], self._directory, only="throughput")
+            return BatchSystem(name, [*command, "--continuous"], self._directory, only="throughput")
         only = "decode,prefill-128,prefill-512,prefill-2048,throughput,edit"
-        return BatchContender(name, command, self._directory, only=only)
+        return BatchSystem(name, command, self._directory, only=only)
 
 
-async def attached(name: str, place: str) -> ServerCommand:
-    """A server that somebody else started, `URL` or `URL@PROCESS_GROUP`; its model is the first that it lists. Raises
-    Failure."""
-    url, _, group = place.partition("@")
+async def attached(name: str, address: str) -> ServerCommand:
+    """Return the command entry of a server that already runs, from `URL` or `URL@PROCESS_GROUP`.
+
+    Its model is the first one that the server lists. Raises Failure.
+    """
+    url, _, group = address.partition("@")
     if group:
         os.killpg(int(group), signal.SIGCONT)
     url = base_url(url)

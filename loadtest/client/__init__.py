@@ -1,1 +1,1 @@
-"""The load generator: workloads, when calls are due, HTTP calls, and the records of what came back."""
+"""The load generator: workloads, schedules, HTTP calls, and the records of the answers."""

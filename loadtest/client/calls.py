@@ -1,4 +1,4 @@
-"""Makes HTTP calls of asks: body, headers, and how a conversation goes on; never sends one."""
+"""Build HTTP calls from requests: body, headers, and the next turn of a conversation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from tandem.workload.ask import Follow, ScheduledRequest
 
 
 class TimedCall(msgspec.Struct, kw_only=True):
-    """One request as it is sent: `body` is JSON, until it has been sent. `is_exact`: the answer may not end before
-    `num_asked_tokens`. `follow` makes the next turn from the record of this one."""
+    """One request as the client sends it.
+
+    `body` is JSON and is emptied once sent. With `is_exact` the answer may not end before `num_asked_tokens`. `follow`
+    makes the conversation's next call from the record of this one.
+    """
 
     name: str
     group: str
@@ -36,50 +39,53 @@ _JSON = {"content-type": "application/json"}
 _TIERS = {Lane.STANDARD: "default", Lane.BATCH: "flex"}
 
 
-def greedy_call(endpoint: Endpoint, ask: workloads.Ask) -> TimedCall:
-    """Of a bench: without chance, and of an exact length."""
-    fields = {"max_tokens": ask.max_tokens, "temperature": 0, "ignore_eos": True}
+def greedy_call(endpoint: Endpoint, request: workloads.BenchRequest) -> TimedCall:
+    """Build the call of a bench request: greedy sampling, and an answer of an exact length."""
+    fields = {"max_tokens": request.max_tokens, "temperature": 0, "ignore_eos": True}
     return TimedCall(
-        name=ask.name,
-        group=ask.group,
-        num_prompt_tokens=len(ask.prompt),
-        num_asked_tokens=ask.max_tokens,
-        body=_body(endpoint, ask.prompt, fields),
-        due_s=ask.due_s,
+        name=request.name,
+        group=request.group,
+        num_prompt_tokens=len(request.prompt),
+        num_asked_tokens=request.max_tokens,
+        body=_body(endpoint, request.prompt, fields),
+        due_s=request.due_s,
         headers=_JSON,
     )
 
 
 class Caller:
-    """Calls of workloads' asks to one endpoint. `keys`: what a tenant's requests authorize with. Not every endpoint
-    takes a priority, so it is sent only `with_priority`."""
+    """Builds calls of scheduled requests to one endpoint.
+
+    `keys` maps a tenant to its API key. Not every endpoint accepts a priority, so it is sent only `with_priority`.
+    """
 
     def __init__(self, endpoint: Endpoint, keys: Mapping[str, str], *, with_priority: bool = False) -> None:
         self._endpoint = endpoint
         self._headers = {tenant: {**_JSON, "authorization": f"Bearer {key}"} for tenant, key in keys.items()}
         self._with_priority = with_priority
 
-    def call(self, ask: ScheduledRequest) -> TimedCall:
-        request = ask.request
+    def call(self, scheduled: ScheduledRequest) -> TimedCall:
+        request = scheduled.request
         return TimedCall(
             name=request.id,
-            group=ask.group,
-            tenant=ask.tenant,
+            group=scheduled.group,
+            tenant=scheduled.tenant,
             num_prompt_tokens=len(request.prompt_tokens),
             num_asked_tokens=request.sampling.max_tokens,
             body=_body(self._endpoint, request.prompt_tokens, self._fields(request)),
-            due_s=ask.due_s,
-            headers=self._headers.get(ask.tenant, _JSON),
+            due_s=scheduled.due_s,
+            headers=self._headers.get(scheduled.tenant, _JSON),
             is_exact=not request.sampling.stop_token_ids,
-            follow=self._following(ask.follow, request.id) if ask.follow is not None else None,
+            follow=self._following(scheduled.follow, request.id) if scheduled.follow is not None else None,
         )
 
     def _following(self, follow: Follow, name: str) -> Callable[[Record], TimedCall]:
         def next_turn(record: Record) -> TimedCall:
-            said: Sequence[int] | None = record.tokens
-            if said is None:  # an endpoint that tells no ids cannot be quoted: other tokens are as long to compute
-                said = seeded_random.tokens(record.num_output_tokens, name, "answer")
-            return self.call(follow(said, record.stamps_s[-1]))
+            answer_tokens: Sequence[int] | None = record.tokens
+            # An endpoint that reports no token ids cannot be quoted; other tokens take as long to compute.
+            if answer_tokens is None:
+                answer_tokens = seeded_random.tokens(record.num_output_tokens, name, "answer")
+            return self.call(follow(answer_tokens, record.stamps_s[-1]))
 
         return next_turn
 

@@ -1,4 +1,4 @@
-"""Sends one call to an OpenAI-compatible endpoint and stamps every token; never decides what is sent, or when.
+"""Send one call to an OpenAI-compatible endpoint and stamp the arrival of every token.
 
 Nothing is retried.
 """
@@ -18,12 +18,12 @@ from loadtest.client.records import Record
 from tandem.core.clock import Clock
 
 TIMEOUT_S = 600.0
-"""For one whole answer."""
+"""Limit of one whole answer, in seconds."""
 MAX_EVENT_BYTES = 1 << 24
 
 
 class Refused(Exception):
-    """The endpoint answered with an error, before the stream (`status` of HTTP) or within it (0)."""
+    """Raised when the endpoint answers with an error: before the stream (`status` of HTTP) or within it (status 0)."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class _Choice(msgspec.Struct):
 
 
 class StreamChunk(msgspec.Struct):
-    """An event of a stream of completions; of other fields nothing is read. `token_ids` is vLLM's addition."""
+    """Event of a stream of completions; other fields are ignored. `token_ids` is an extension of vLLM."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -50,14 +50,16 @@ class StreamChunk(msgspec.Struct):
 
 
 class SseParser:
-    """Cuts a byte stream into the data of its events (WHATWG HTML, section "server-sent events", of which only `data`
-    lines are of interest). Bytes may come cut anywhere."""
+    """Splits a byte stream into the data of its events.
+
+    Implements the `data` lines of WHATWG HTML, section "server-sent events". Chunks of bytes may end anywhere.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The data of each event that is complete. Raises ValueError when one has no end."""
+        """Return the data of each event that is complete. Raises ValueError when an event exceeds MAX_EVENT_BYTES."""
         parts = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         self._rest = parts.pop()
         if len(self._rest) > MAX_EVENT_BYTES:
@@ -69,19 +71,22 @@ class SseParser:
 
 
 class Answer:
-    """One answer as it comes. Where the server tells no ids, how many tokens a chunk held is known only from the whole
-    count at the end, so each chunk is one arrival then."""
+    """State of one answer while it is received.
+
+    Where the server reports no token ids, the number of tokens in a chunk is known only from the total at the end, so
+    each chunk counts as one arrival.
+    """
 
     def __init__(self) -> None:
         self.stamps_s: list[float] = []
         self.tokens: list[int] = []
         self.texts: list[str] = []
         self.finish_reason = ""
-        self.num_told: int | None = None
+        self.num_reported: int | None = None
         self.is_complete = False
 
     def take(self, data: bytes, now: float) -> None:
-        """Raises Refused on an error event, msgspec.DecodeError on what is no chunk."""
+        """Add one event. Raises Refused on an error event and msgspec.DecodeError on data that is not a chunk."""
         if data == b"[DONE]":
             self.is_complete = True
             return
@@ -89,7 +94,7 @@ class Answer:
         if chunk.error is not None:
             raise Refused(str(chunk.error))
         if chunk.usage is not None:
-            self.num_told = chunk.usage.completion_tokens
+            self.num_reported = chunk.usage.completion_tokens
         for choice in chunk.choices:
             if choice.token_ids:
                 self.tokens += choice.token_ids
@@ -101,17 +106,19 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        if self.num_told is not None:
-            return self.num_told
+        if self.num_reported is not None:
+            return self.num_reported
         return len(self.tokens) or len(self.stamps_s)
 
-    def problem(self, num_asked: int, is_exact: bool = True) -> tuple[str, str]:
-        """Why this answer is not whole, as a kind and a message; both empty when it is. `is_exact`: it may not end
-        before `num_asked` tokens."""
+    def problem(self, num_requested: int, is_exact: bool = True) -> tuple[str, str]:
+        """Return why this answer is incomplete, as a kind and a message; both are empty when it is complete.
+
+        With `is_exact` an answer may not end before `num_requested` tokens.
+        """
         if not self.is_complete:
             return "cut off", "the stream ended early"
-        if self.num_tokens != num_asked and (is_exact or self.num_tokens > num_asked):
-            return "wrong length", f"{self.num_tokens} of {num_asked} tokens, {self.finish_reason!r}"
+        if self.num_tokens != num_requested and (is_exact or self.num_tokens > num_requested):
+            return "wrong length", f"{self.num_tokens} of {num_requested} tokens, {self.finish_reason!r}"
         if not self.stamps_s:
             return "empty", "no token was seen"
         if self.tokens and len(self.tokens) != self.num_tokens:
@@ -123,11 +130,11 @@ _CHUNK = msgspec.json.Decoder(StreamChunk)
 
 
 _FAILURES = (aiohttp.ClientError, OSError, Refused, TimeoutError, msgspec.MsgspecError, ValueError)
-"""ValueError: an event without an end."""
+"""Exceptions that become a failed record. ValueError is raised by an event without an end."""
 
 
 class Client:
-    """One endpoint. `clock` comes from outside, so that a schedule can be tested."""
+    """HTTP client of one endpoint. `clock` is injected so that a schedule can be tested."""
 
     def __init__(
         self, endpoint: Endpoint, session: aiohttp.ClientSession, clock: Clock, timeout_s: float = TIMEOUT_S
@@ -137,8 +144,11 @@ class Client:
         self._clock = clock
         self._timeout_s = timeout_s
 
-    async def ask(self, call: TimedCall, began: float, due_s: float | None) -> Record:
-        """Send it now; a failure is in the record. Times count from `began`; without `due_s` it was due now."""
+    async def send(self, call: TimedCall, began: float, due_s: float | None) -> Record:
+        """Send the call now and return its record, which also holds a failure.
+
+        Times count from `began`. Without `due_s` the call counts as due now.
+        """
         answer = Answer()
         sent = self._clock.now() - began
         try:
@@ -167,10 +177,10 @@ class Client:
         )
 
     async def _events(self, call: TimedCall) -> AsyncIterator[tuple[bytes, float]]:
-        """The data of each event with the time at which its last byte was here."""
+        """Yield the data of each event with the time at which its last byte arrived."""
         parser = SseParser()
         async with self._session.post(self._url, data=call.body, headers=call.headers) as response:
-            call.body = b""  # long prompts are most of what an open request holds
+            call.body = b""  # long prompts take most of the memory of an open request
             if response.status != 200:
                 raise Refused(f"{response.status}: {(await response.text(errors='replace'))[:500]}", response.status)
             async for data in response.content.iter_any():

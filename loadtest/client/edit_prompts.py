@@ -1,6 +1,7 @@
-"""Texts to be edited, and the edits asked for; owns no tokens and never asks anybody.
+"""Provide texts to be edited, each with the edit to make.
 
-Random tokens say nothing about drafting by lookup, so these are real sentences and real code, written for this file.
+Random tokens tell nothing about drafting by prompt lookup, so these are real sentences and real code, written for this
+file.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ class Passage(NamedTuple):
     text: str
 
     def prompt(self, number: int) -> str:
-        """A document to be written again, with the beginning of the answer given: a small model then goes on with it.
-        There is no chat template, so it is the same for every model."""
+        """Return a prompt to rewrite the document, with the beginning of the answer given.
+
+        A small model then continues the answer. There is no chat template, so the prompt is the same for every model.
+        """
         text = self.text.strip()
         return (
             f"Document {number}.\n\n### Task\nWrite the whole text again. {self.edit}\n\n"
@@ -23,7 +26,7 @@ class Passage(NamedTuple):
 
 
 _GIVEN = 60
-"""Characters of the answer that are given."""
+"""Number of characters of the answer that the prompt contains."""
 
 
 def passages() -> tuple[Passage, ...]:

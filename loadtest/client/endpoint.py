@@ -1,4 +1,4 @@
-"""Where requests go, and what of the endpoint must be asked before; sends no workload."""
+"""Describe the endpoint that receives requests, and find the model that it serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import msgspec
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how to ask. `path` is that of completions; `extra` are fields that only this kind of server knows."""
+    """Address and request format of a server. `path` is that of completions; `extra` holds fields that only this kind
+    of server knows."""
 
     url: str
     model: str
@@ -18,20 +19,20 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ANSWER_TOKENS = {"return_token_ids": True}
-"""Servers that do not know the field ignore it."""
+"""Field that requests token ids; servers that do not know it ignore it."""
 
 
 class NoEndpoint(Exception):
-    """Nothing at this URL lists a model."""
+    """Raised when nothing at this URL lists a model."""
 
 
 def base_url(url: str) -> str:
-    """As clients of OpenAI write it, or without its /v1."""
+    """Return the URL without a trailing slash and `/v1`, which OpenAI clients append."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 async def first_model(url: str, key: str | None = None) -> str:
-    """The first one that the endpoint lists to the owner of `key`. Raises NoEndpoint."""
+    """Return the first model that the endpoint lists to the owner of `key`. Raises NoEndpoint."""
     place, headers = f"{url}/v1/models", {"authorization": f"Bearer {key}"} if key else None
     try:
         async with aiohttp.ClientSession() as session, session.get(place, headers=headers) as response:

@@ -1,8 +1,8 @@
-"""Sends calls when they are due, whatever became of earlier ones; never decides what is sent or keeps what came back.
+"""Send calls when they are due, whether or not earlier ones have ended.
 
-An open loop (Schroeder, Wierman, Harchol-Balter, NSDI 2006): a server that stalls stalls nobody's sending, and the time
-that a request waits counts from when it was due. `max_open` is a safety of this machine's memory and sockets: a loop
-that it has held back is no open one any more, so how often and how long is counted.
+An open loop (Schroeder, Wierman, Harchol-Balter, NSDI 2006): a server that stalls does not delay later requests, and
+the time that a request waits counts from when it was due. `max_open` protects this machine's memory and sockets: a loop
+that the limit has delayed is no longer open, so the number and the length of such delays are counted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,23 @@ from tandem.core.clock import Clock
 
 Sleep = Callable[[float], Awaitable[None]]
 Sent = Callable[[float, int], None]
-"""At that time, in seconds of the run; so many are open now."""
+"""Called when a request is sent, with the time in seconds of the run and the number of requests now open."""
 Ended = Callable[[Record, int], None]
-"""So many are still open."""
+"""Called when a request has ended, with its record and the number of requests still open."""
 MAX_OPEN = 4096
 BURST = 32
-"""Of more requests that are due at once, the first leave and are answered before the last are made. Not after each one:
-a client that fell behind would catch up no faster than its event loop turns."""
+"""After this many calls the sender yields to the event loop.
+
+The first calls of a large burst are then sent and answered before the last are built. Yielding after every call would
+let a client that fell behind catch up no faster than its event loop turns.
+"""
 
 
 class OpenLoop:
-    """Run once. Of the calls to come it holds one, and the next turn of each conversation."""
+    """Sends one schedule of calls; use each instance once.
+
+    It holds one call of those that are not yet due, and the next turn of each conversation.
+    """
 
     def __init__(
         self, client: Client, clock: Clock, sleep: Sleep, max_open: int, ended: Ended, sent: Sent | None = None
@@ -43,25 +49,26 @@ class OpenLoop:
         self.held_s = 0.0
         self.began = clock.now()
         self._client, self._clock, self._sleep, self._ended, self._sent = client, clock, sleep, ended, sent
-        self._places = asyncio.Semaphore(max_open)
+        self._slots = asyncio.Semaphore(max_open)
 
     @property
     def now_s(self) -> float:
         return self._clock.now() - self.began
 
     async def run(self, calls: Iterable[TimedCall]) -> None:
-        """Send all of them, in the order in which they are due, and what follows; until the last one has ended."""
+        """Send all calls in the order in which they are due, with the later turns of their conversations, and wait for
+        the end."""
         self.began = self._clock.now()
         async with asyncio.TaskGroup() as group:
             for number, call in enumerate(calls):
                 await self._until(call.due_s)
-                await self._take_place()
+                await self._acquire_slot()
                 if number % BURST == BURST - 1:
                     await asyncio.sleep(0)
                 group.create_task(self._conversation(call))
 
     async def _conversation(self, call: TimedCall) -> None:
-        """It has its place."""
+        """Send a call and the turns that follow it. The caller has acquired a slot for the first call."""
         while True:
             record = await self._send(call)
             self._ended(record, self.num_open)
@@ -70,7 +77,7 @@ class OpenLoop:
             call = call.follow(record)
             del record
             await self._until(call.due_s)
-            await self._take_place()
+            await self._acquire_slot()
 
     async def _send(self, call: TimedCall) -> Record:
         self.num_sent += 1
@@ -79,53 +86,56 @@ class OpenLoop:
         if self._sent is not None:
             self._sent(self.now_s, self.num_open)
         try:
-            return await self._client.ask(call, self.began, call.due_s)
+            return await self._client.send(call, self.began, call.due_s)
         finally:
             self.num_open -= 1
-            self._places.release()
+            self._slots.release()
 
     async def _until(self, due_s: float) -> None:
         wait = due_s - self.now_s
         if wait > 0:
             await self._sleep(wait)
 
-    async def _take_place(self) -> None:
-        if not self._places.locked():
-            await self._places.acquire()
+    async def _acquire_slot(self) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()
             return
         since = self.now_s
-        await self._places.acquire()
+        await self._slots.acquire()
         self.num_held += 1
         self.held_s += self.now_s - since
 
 
-async def ask_in_turn(client: Client, clock: Clock, calls: Iterable[TimedCall], ended: Ended) -> None:
-    """Each waits for the one before, and is due then."""
+async def send_sequentially(client: Client, clock: Clock, calls: Iterable[TimedCall], ended: Ended) -> None:
+    """Send the calls one at a time: each is due when the one before has ended."""
     began = clock.now()
     for call in calls:
-        ended(await client.ask(call, began, None), 0)
+        ended(await client.send(call, began, None), 0)
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A connection for each request: some servers close theirs after an answer, and a request that meets the closing
-    would fail."""
+    """Open a session that uses a new connection for each request.
+
+    Some servers close the connection after an answer, and a request sent on a connection that is being closed would
+    fail.
+    """
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 
-async def ask_endpoint(endpoint: Endpoint, workload: Workload, clock: Clock) -> tuple[Record, ...]:
-    """Run one workload of a bench; all records, in the order of its asks. Failures are in the records."""
+async def run_workload(endpoint: Endpoint, workload: Workload, clock: Clock) -> tuple[Record, ...]:
+    """Run one workload of a bench and return all records in the order of its requests, failed ones included."""
     records: dict[str, Record] = {}
 
     def ended(record: Record, _: int) -> None:
         records[record.name] = record
 
-    calls = [greedy_call(endpoint, ask) for ask in workload.asks]
+    calls = [greedy_call(endpoint, request) for request in workload.requests]
     async with open_session() as session:
         client = Client(endpoint, session, clock)
         if workload.is_sequential:
-            await ask_in_turn(client, clock, calls, ended)
+            await send_sequentially(client, clock, calls, ended)
         else:
             calls.sort(key=lambda call: call.due_s)
             await OpenLoop(client, clock, asyncio.sleep, MAX_OPEN, ended).run(calls)
-    return tuple(records[ask.name] for ask in workload.asks)
+    return tuple(records[request.name] for request in workload.requests)

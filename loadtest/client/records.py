@@ -1,4 +1,4 @@
-"""What was measured, as frozen values that travel as JSON; never measures or sums anything up itself.
+"""Define the measurements as frozen values that serialize as JSON.
 
 Times are seconds. All times of one run count from its own beginning.
 """
@@ -12,10 +12,11 @@ import msgspec
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `due_s` is when it was to be sent by its schedule, `sent_s` when it was.
+    """Measurement of one request.
 
-    `stamps_s` holds one time per token, equal ones for tokens that came together. `tokens` is None where the endpoint
-    tells no ids. `error` is empty when the answer came whole; `error_kind` is what is counted of it.
+    `due_s` is when the schedule wanted it sent, `sent_s` when it was sent. `stamps_s` holds one time per token; tokens
+    that arrived together have equal times. `tokens` is None where the endpoint reports no ids. `error` is empty when
+    the answer was complete; `error_kind` is the category under which the failure is counted.
     """
 
     name: str
@@ -36,35 +37,41 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lateness_s(self) -> float:
-        """How much later than due the client sent it: the client's own fault, which its TTFT includes."""
+        """Return how much later than due the client sent the request; TTFT includes this delay of the client."""
         return max(0.0, self.sent_s - self.due_s)
 
     @property
     def ttft_s(self) -> float:
-        """From the time it was due, so that a client or server that falls behind cannot hide it (wrk2's correction of
-        coordinated omission)."""
+        """Return the time from when the request was due to its first token.
+
+        Counting from the due time keeps a client or server that falls behind from hiding it (wrk2's correction of
+        coordinated omission).
+        """
         return self.stamps_s[0] - self.due_s
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
-        """Between arrivals after the first one; tokens that came together are one arrival."""
+        """Return the gaps between arrivals after the first one; tokens that arrived together are one arrival."""
         arrivals = sorted(set(self.stamps_s))
         return tuple(after - before for before, after in pairwise(arrivals))
 
     @property
     def e2e_s(self) -> float:
-        """From the time it was due to its last token."""
+        """Return the time from when the request was due to its last token."""
         return self.stamps_s[-1] - self.due_s
 
     @property
     def decode_s(self) -> float:
-        """From the first to the last token."""
+        """Return the time from the first to the last token."""
         return self.stamps_s[-1] - self.stamps_s[0]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine step of an offline run. The parts follow one another; `model_s` and `batch_s` make up the execution:
-    `model_s` is inside the model, `batch_s` builds the batch, samples and remembers."""
+    """Timing of one engine step of an offline run.
+
+    The parts follow one another. `model_s` and `batch_s` make up the execution: `model_s` is inside the model,
+    `batch_s` builds the batch, samples and updates state.
+    """
 
     num_decodes: int
     num_prefill_tokens: int
@@ -84,14 +91,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the machine was at that moment: fp32 GEMM in GFLOP/s, reading memory in GB/s."""
+    """Speed of the machine at one moment: fp32 GEMM in GFLOP/s, memory reads in GB/s."""
 
     gflops: float
     read_gbs: float
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload at one system once. `began` orders runs: seconds of the bench's own clock."""
+    """One run of a workload on a system. `began` orders runs: seconds of the bench's own clock."""
 
     system: str
     workload: str
@@ -106,19 +113,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speed(self) -> float | None:
-        """GFLOP/s of the probes around it, their mean; None without both."""
+        """Return the mean GFLOP/s of the probes before and after the run; None without both."""
         if self.before is None or self.after is None:
             return None
         return (self.before.gflops + self.after.gflops) / 2
 
     @property
     def failures(self) -> list[str]:
-        """Why this run counts for nothing; empty when it counts."""
+        """Return the reasons why this run does not count; empty when it counts."""
         return [f"{record.name}: {record.error}" for record in self.records if record.error]
 
 
 def encode(value: Any) -> bytes:
-    """Indented JSON."""
+    """Return the value as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(value), indent=1)
 
 

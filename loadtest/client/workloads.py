@@ -1,7 +1,7 @@
-"""The requests of each workload, a function of its name, size, seed and turn; never sends any.
+"""Generate the requests of each workload from its name, size, seed and turn.
 
-Lengths and arrivals follow from the seed, the prompts' tokens from seed and turn: two turns ask equally much of a
-system, and no prefix cache helps the later one, since no two prompts share a first block. Prompts are random token ids
+Lengths and arrivals follow from the seed, the prompts' tokens from seed and turn: two turns request the same amount of
+work, and no prefix cache helps the later one, since no two prompts share a first block. Prompts are random token ids
 unless the workload is about copying text.
 """
 
@@ -19,13 +19,15 @@ from tandem.workload.seeded_random import HIGHEST_TOKEN, LOWEST_TOKEN
 MIX_RATE = 0.35
 """Requests per second; loads the best peer of the development machine to 83 %."""
 _MIX = (("short", 16, 64, 200), ("medium", 5, 550, 650), ("long", 3, 2_400, 2_600))
-"""Class, how many of 24, and the range of its prompts' tokens: 70 %, 20 % and 10 %, rounded. Rate and lengths are those
-of the mix `mix`, whose shares hold in the long run; with 24 requests a bench needs exact numbers, and published figures
-have these."""
+"""Class, its count in 24 requests, and the range of its prompts' tokens.
+
+The counts are 70 %, 20 % and 10 %, rounded. Rate and lengths are those of the mix `mix`, whose shares hold in the long
+run; with 24 requests a bench needs exact numbers, and the published figures were measured with these.
+"""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: `prompt` token ids, exactly `max_tokens` out, to be sent `due_s` after the beginning."""
+class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a bench: `prompt` token ids, exactly `max_tokens` out, to be sent `due_s` after the beginning."""
 
     name: str
     group: str
@@ -35,66 +37,74 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_sequential`: each request waits for the one before, and `due_s` says nothing. Otherwise they are sent when
-    they are due, whatever became of earlier ones."""
+    """Requests of one run.
+
+    With `is_sequential` each request waits for the one before, and `due_s` is ignored. Otherwise each is sent when it
+    is due, whether or not earlier ones have ended.
+    """
 
     name: str
     seed: int
     turn: int
-    asks: tuple[Ask, ...]
+    requests: tuple[BenchRequest, ...]
     is_sequential: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(ask.prompt) for ask in self.asks)
+        return sum(len(request.prompt) for request in self.requests)
 
 
 Encode = Callable[[str], list[int]]
-"""Text to token ids of the model that is served."""
+"""Converts text to token ids of the served model."""
 
 
 def sequence_workload(name: str, seed: int, turn: int, count: int, num_prompt: int, num_output: int) -> Workload:
-    """Equally long requests, one at a time."""
+    """Make equally long requests, sent one at a time."""
     sizes = [_Size("single", num_prompt, num_output)] * count
-    return Workload(name=name, seed=seed, turn=turn, asks=_asks(name, seed, turn, sizes), is_sequential=True)
+    return Workload(name=name, seed=seed, turn=turn, requests=_requests(name, seed, turn, sizes), is_sequential=True)
 
 
 def throughput_workload(seed: int, turn: int, count: int, num_prompt: int = 256, num_output: int = 64) -> Workload:
-    """All at once: what a batch job is."""
+    """Make requests that are all sent at once, as a batch job does."""
     sizes = [_Size("batch", num_prompt, num_output)] * count
-    return Workload(name="throughput", seed=seed, turn=turn, asks=_asks("throughput", seed, turn, sizes))
+    return Workload(name="throughput", seed=seed, turn=turn, requests=_requests("throughput", seed, turn, sizes))
 
 
 def mix_workload(seed: int, turn: int, count: int, rate: float = MIX_RATE) -> Workload:
-    """Poisson arrivals of prompts of three classes, 32 to 64 tokens out; all at t=0 where `rate` is 0."""
-    chance = random.Random(f"mix {seed}")
+    """Make Poisson arrivals of prompts of three classes, 32 to 64 tokens out; all at t=0 where `rate` is 0."""
+    rng = random.Random(f"mix {seed}")
     kinds = [kind for kind, number in zip(_MIX, _shares(count), strict=True) for _ in range(number)]
-    chance.shuffle(kinds)
+    rng.shuffle(kinds)
     sizes, due = [], 0.0
     for group, _, low, high in kinds:
-        sizes.append(_Size(group, chance.randint(low, high), chance.randint(32, 64), due))
-        due += chance.expovariate(rate) if rate else 0.0
+        sizes.append(_Size(group, rng.randint(low, high), rng.randint(32, 64), due))
+        due += rng.expovariate(rate) if rate else 0.0
     name = "mix" if rate else "mix-burst"
-    return Workload(name=name, seed=seed, turn=turn, asks=_asks(name, seed, turn, sizes))
+    return Workload(name=name, seed=seed, turn=turn, requests=_requests(name, seed, turn, sizes))
 
 
 def edit_workload(seed: int, turn: int, encode: Encode, count: int, num_output: int = 160) -> Workload:
-    """Edits of real texts, one request at a time: the answer copies long spans of the prompt. What lookup drafts."""
+    """Make edits of real texts, one request at a time.
+
+    The answer copies long spans of the prompt, which drafting by prompt lookup can predict.
+    """
     texts = list(passages())
     random.Random(f"edit {seed}").shuffle(texts)
     number = random.Random(f"edit {seed} {turn}").randrange(10**5)
-    asks = []
+    requests = []
     for index in range(count):
-        # The number comes before all else, so that first blocks differ.
+        # The number is the first word of the prompt, so that first blocks differ.
         prompt = encode(texts[index % len(texts)].prompt(number * 100 + index))
-        asks.append(Ask(name=f"edit-{index}", group="edit", prompt=tuple(prompt), max_tokens=num_output))
-    return Workload(name="edit", seed=seed, turn=turn, asks=tuple(asks), is_sequential=True)
+        requests.append(BenchRequest(name=f"edit-{index}", group="edit", prompt=tuple(prompt), max_tokens=num_output))
+    return Workload(name="edit", seed=seed, turn=turn, requests=tuple(requests), is_sequential=True)
 
 
 def warm_up(seed: int) -> Workload:
-    """Two untimed requests, one of several chunks."""
+    """Make two untimed requests, one of which takes several chunks."""
     sizes = [_Size("warm", 320, 2), _Size("warm", 40, 12)]
-    return Workload(name="warm-up", seed=seed, turn=0, asks=_asks("warm-up", seed, 0, sizes), is_sequential=True)
+    return Workload(
+        name="warm-up", seed=seed, turn=0, requests=_requests("warm-up", seed, 0, sizes), is_sequential=True
+    )
 
 
 class _Size(NamedTuple):
@@ -104,13 +114,13 @@ class _Size(NamedTuple):
     due_s: float = 0.0
 
 
-def _asks(name: str, seed: int, turn: int, sizes: Sequence[_Size]) -> tuple[Ask, ...]:
-    chance = random.Random(f"{name} {seed} {turn} tokens")
+def _requests(name: str, seed: int, turn: int, sizes: Sequence[_Size]) -> tuple[BenchRequest, ...]:
+    rng = random.Random(f"{name} {seed} {turn} tokens")
     return tuple(
-        Ask(
+        BenchRequest(
             name=f"{size.group}-{index}",
             group=size.group,
-            prompt=tuple(chance.randrange(LOWEST_TOKEN, HIGHEST_TOKEN) for _ in range(size.num_prompt)),
+            prompt=tuple(rng.randrange(LOWEST_TOKEN, HIGHEST_TOKEN) for _ in range(size.num_prompt)),
             max_tokens=size.num_output,
             due_s=size.due_s,
         )
@@ -119,7 +129,7 @@ def _asks(name: str, seed: int, turn: int, sizes: Sequence[_Size]) -> tuple[Ask,
 
 
 def _shares(count: int) -> tuple[int, ...]:
-    """`count` divided as `_MIX` is, by largest remainders."""
+    """Divide `count` in the proportions of `_MIX`, by largest remainders."""
     whole = sum(number for _, number, _, _ in _MIX)
     exact = [count * number / whole for _, number, _, _ in _MIX]
     shares = [int(part) for part in exact]
@@ -130,7 +140,7 @@ def _shares(count: int) -> tuple[int, ...]:
 
 
 def workload(name: str, seed: int, turn: int, encode: Encode, scale: float = 1.0) -> Workload:
-    """The workload of that name with `scale` times its usual requests. Raises KeyError."""
+    """Return the named workload with `scale` times its usual number of requests. Raises KeyError."""
 
     def sized(count: int) -> int:
         return max(1, round(count * scale))
@@ -152,4 +162,4 @@ _WORKLOADS: dict[str, Callable[[int, int, _Sized], Workload]] = {
 }
 
 NAMES = (*_WORKLOADS, "edit")
-"""All of them, in the order in which they are run."""
+"""All workloads, in the order in which they are run."""

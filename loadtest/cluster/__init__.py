@@ -1,1 +1,1 @@
-"""What grows with the cluster: placement, routing, prefix index, registry, autoscaling and simulation cost."""
+"""Costs that grow with the cluster: placement, routing, prefix index, registry, autoscaling and simulation."""

@@ -1,10 +1,10 @@
-"""Autoscalers against fixed numbers of workers on recorded traffic, in virtual time; never starts a worker.
+"""Compare autoscalers with fixed numbers of workers on recorded traffic, in virtual time.
 
     TANDEM_TRACES=DIR python -m loadtest autoscale [--load conversation|code] [--processes 2] [--write RESULTS.md]
 
-Each line is one run of a whole day, to its end, with every request in it. The *planner* is `tandem.scaling`, as the
-program `tandem planner` runs it; *queue* is the policy that Ray Serve has by itself, with several numbers of requests
-per worker, because nobody tells which is right; a fixed split is what one gets without either.
+Each row is one run of a whole day, to its end, with every request in it. The *planner* is `tandem.scaling`, as the
+program `tandem planner` runs it; *queue* is the default policy of Ray Serve, with several target numbers of requests
+per worker, because the right one is unknown; *fixed* keeps a constant split.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ def main(argv: Sequence[str]) -> int:
     if not os.environ.get("TANDEM_TRACES") or not (folder / load.trace).is_file():
         sys.stderr.write(f"loadtest autoscale: set TANDEM_TRACES to a folder with {load.trace}\n")
         return 1
-    ways = [AutoscalerConfig.parse(text) for text in args.ways.split(",")] if args.ways else load.ways
+    configs = [AutoscalerConfig.parse(text) for text in args.ways.split(",")] if args.ways else load.configs
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
         outcomes = []
-        for outcome in pool.map(partial(run, load, folder / load.trace), ways):
-            sys.stderr.write(f"{outcome.way}: {outcome.good_share:.2%} good, {outcome.gpu_hours:.1f} GPU hours, ")
+        for outcome in pool.map(partial(run, load, folder / load.trace), configs):
+            sys.stderr.write(f"{outcome.config}: {outcome.good_share:.2%} good, {outcome.gpu_hours:.1f} GPU hours, ")
             sys.stderr.write(f"{outcome.wall_s:.0f} s\n")
             outcomes.append(outcome)
-    text = told(outcomes, load.slo)
+    text = report_text(outcomes, load.slo)
     sys.stdout.write(text)
     if args.write is not None:
         _write(args.write, args.load, text)
     return 0
 
 
-def told(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
-    """Markdown: a line for each way, and what follows from them."""
+def report_text(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
+    """Return Markdown: a row for each autoscaler, and the conclusions."""
     heads = (
         "",
         "workers, mean",
@@ -65,50 +65,55 @@ def told(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
 
 
 def verdict(outcomes: Sequence[AutoscaleOutcome], slo: Slo) -> str:
-    """The planner beside the best fixed split that costs no more, and beside the smallest that keeps the targets."""
-    planner = next((one for one in outcomes if one.way.kind == "planner"), None)
-    fixed = [one for one in outcomes if one.way.kind == "fixed"]
+    """Compare the planner with the best fixed split that costs no more, and with the smallest one that keeps the
+    targets."""
+    planner = next((outcome for outcome in outcomes if outcome.config.kind == "planner"), None)
+    fixed = [outcome for outcome in outcomes if outcome.config.kind == "fixed"]
     lines: list[str] = []
     if planner is None:
         return ""
-    affordable = [one for one in fixed if one.gpu_hours <= planner.gpu_hours]
+    affordable = [outcome for outcome in fixed if outcome.gpu_hours <= planner.gpu_hours]
     if affordable:
-        best = max(affordable, key=lambda one: (one.good_share, -one.gpu_hours))
+        best = max(affordable, key=lambda outcome: (outcome.good_share, -outcome.gpu_hours))
         lines.append(
-            f"The best fixed split for no more GPU hours is {best.way}: {best.good_share:.2%} of the requests are good "
-            f"({slo}), and {planner.good_share:.2%} of the planner's."
+            f"The best fixed split for no more GPU hours is {best.config}: {best.good_share:.2%} of the requests are "
+            f"good ({slo}), and {planner.good_share:.2%} of the planner's."
         )
     for when, worst in (("over the day", False), ("in every tenth of it", True)):
-        enough = [one for one in fixed if (one.worst_share if worst else one.good_share) >= planner.percentile / 100]
+        enough = [
+            outcome
+            for outcome in fixed
+            if (outcome.worst_share if worst else outcome.good_share) >= planner.percentile / 100
+        ]
         if not enough:
             continue
-        peak = min(enough, key=lambda one: (one.gpu_hours, -one.good_share))
+        peak = min(enough, key=lambda outcome: (outcome.gpu_hours, -outcome.good_share))
         saved = 1 - planner.gpu_hours / peak.gpu_hours
         mine = planner.worst_share if worst else planner.good_share
         lines.append(
-            f"The smallest split by which {planner.percentile:g} % are good {when} is {peak.way} with "
+            f"The smallest split by which {planner.percentile:g} % are good {when} is {peak.config} with "
             f"{peak.gpu_hours:.1f} GPU hours: the planner, with {mine:.2%}, takes {saved:.1%} fewer."
         )
     return "\n".join(lines) + "\n"
 
 
-def _row(one: AutoscaleOutcome) -> tuple[str, ...]:
+def _row(outcome: AutoscaleOutcome) -> tuple[str, ...]:
     return (
-        str(one.way),
-        f"{one.mean_prefill:.1f} + {one.mean_decode:.1f}",
-        f"{one.most_prefill} + {one.most_decode}",
-        f"{one.gpu_hours:.1f}",
-        f"{one.good_share:.2%}",
-        f"{one.worst_share:.2%}",
-        f"{one.late_share:.2%}",
-        f"{one.late_gap_share:.2%}",
-        ms(one.ttft_p99_s),
-        ms(one.itl_p99_s),
+        str(outcome.config),
+        f"{outcome.mean_prefill:.1f} + {outcome.mean_decode:.1f}",
+        f"{outcome.most_prefill} + {outcome.most_decode}",
+        f"{outcome.gpu_hours:.1f}",
+        f"{outcome.good_share:.2%}",
+        f"{outcome.worst_share:.2%}",
+        f"{outcome.late_share:.2%}",
+        f"{outcome.late_gap_share:.2%}",
+        ms(outcome.ttft_p99_s),
+        ms(outcome.itl_p99_s),
     )
 
 
 def _write(path: Path, name: str, text: str) -> None:
-    """Between the marks of this load, which a person has put there with what is to be said around them."""
+    """Replace the text between the marks of this load in a document; both marks must exist."""
     begin, end = f"<!-- autoscale {name} -->", f"<!-- end of autoscale {name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     before = path.read_text()

@@ -1,4 +1,4 @@
-"""One run of a day's load with an autoscaler or without one, in virtual time; never compares two."""
+"""Run a day's load with or without an autoscaler, in virtual time."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ BUDGET = 8192
 BLOCK_SIZE = 128
 FOR_EVER_S = 1e6
 NUM_PARTS = 10
-"""Of a day, each with an attainment of its own."""
+"""Number of equal parts of a day; attainment is also computed for each part."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerConfig:
-    """How many workers there are: as many as a `kind` of autoscaler says, or `numbers` of them all the time. Of `queue`
-    the numbers are the requests that it wants at each prefill and decode worker."""
+    """Source of the number of workers: an autoscaler's `kind`, or `numbers` of them all the time.
+
+    For `queue` the numbers are the target requests per prefill and per decode worker.
+    """
 
     kind: Literal["planner", "queue", "fixed"]
     numbers: tuple[int, int] = (0, 0)
 
     @classmethod
     def parse(cls, text: str) -> AutoscalerConfig:
-        """Of `planner`, `queue=2:16` and `fixed=8+3`. Raises ValueError."""
+        """Parse `planner`, `queue=2:16` or `fixed=8+3`. Raises ValueError."""
         kind, _, rest = text.strip().partition("=")
         if kind == "planner" and not rest:
             return cls("planner")
@@ -68,8 +70,11 @@ class AutoscalerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedLoad:
-    """A trace, what serves it and what its clients were promised. `degree`: accelerators of a worker; `begins` with so
-    many workers of each role; `ways` are those of its table."""
+    """A trace, the hardware that serves it and the SLO of its clients.
+
+    `degree` is the number of accelerators of a worker; the run starts with `begins` workers of each role; `configs` are
+    the autoscalers of its table.
+    """
 
     trace: str
     day: Day
@@ -78,16 +83,19 @@ class OfferedLoad:
     slo: Slo
     begins: ReplicaTarget
     policy: ScalingPolicy
-    ways: Sequence[AutoscalerConfig]
+    configs: Sequence[AutoscalerConfig]
 
 
 def _policy(slo: Slo, scale_down_s: float = 300.0) -> ScalingPolicy:
-    """The defaults of `tandem planner`, but that simulated workers keep their roles and, where traffic has no bursts of
-    minutes, end sooner, because the day is 24 times as short."""
+    """Return the defaults of `tandem planner`, adapted to a simulated day.
+
+    Simulated workers keep their roles and, where traffic has no bursts of minutes, end sooner, because the day is 24
+    times as short.
+    """
     return ScalingPolicy(slo=slo, scale_down_s=scale_down_s, change_roles=False)
 
 
-def _ways(*texts: str) -> tuple[AutoscalerConfig, ...]:
+def _configs(*texts: str) -> tuple[AutoscalerConfig, ...]:
     return tuple(map(AutoscalerConfig.parse, texts))
 
 
@@ -102,7 +110,7 @@ LOADS = {
         slo=_CHAT,
         begins=ReplicaTarget(3, 1),
         policy=_policy(_CHAT, scale_down_s=60.0),
-        ways=_ways(
+        configs=_configs(
             "planner", "fixed=11+4", "fixed=12+3", "fixed=9+3", "queue=2:16", "fixed=8+4", "fixed=10+4", "fixed=12+4"
         ),
     ),
@@ -114,17 +122,20 @@ LOADS = {
         slo=_CODE,
         begins=ReplicaTarget(3, 1),
         policy=_policy(_CODE),
-        ways=_ways("planner", "queue=2:16", "fixed=7+1", "fixed=8+1", "fixed=10+1", "fixed=13+1", "fixed=13+2"),
+        configs=_configs("planner", "queue=2:16", "fixed=7+1", "fixed=8+1", "fixed=10+1", "fixed=13+1", "fixed=13+2"),
     ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleOutcome:
-    """`late_share` of the requests got their first token late or none, `late_gap_share` of the gaps were late.
-    `worst_share` of those that came in one part of the day were good, and a larger share in each other."""
+    """Results of one run.
 
-    way: AutoscalerConfig
+    `late_share` of the requests got their first token late or none; `late_gap_share` of the gaps were late.
+    `worst_share` is the smallest share of good requests over the parts of the day.
+    """
+
+    config: AutoscalerConfig
     percentile: float
     num_requests: int
     gpu_hours: float
@@ -142,17 +153,17 @@ class AutoscaleOutcome:
 
 
 class _Fixed:
-    """Leaves everything as it is."""
+    """Scaler that keeps the current numbers of workers."""
 
     def target(self, observed: ClusterState, ongoing: ReplicaTarget) -> ReplicaTarget:
         return ReplicaTarget(observed.prefill.num_kept, observed.decode.num_kept)
 
 
-def run(load: OfferedLoad, trace: Path, way: AutoscalerConfig) -> AutoscaleOutcome:
-    """To its end; raises AssertionError where books do not balance."""
+def run(load: OfferedLoad, trace: Path, config: AutoscalerConfig) -> AutoscaleOutcome:
+    """Run the load to its end. Raises AssertionError where the simulation's accounting does not balance."""
     clock = SystemClock()
     began = clock.now()
-    size = ReplicaTarget(*way.numbers) if way.kind == "fixed" else load.begins
+    size = ReplicaTarget(*config.numbers) if config.kind == "fixed" else load.begins
     spec = cluster(load, size)
     kinds = {kind.pool: kind for kind, _ in spec.workers}
     elastic = ElasticSpec(
@@ -161,31 +172,34 @@ def run(load: OfferedLoad, trace: Path, way: AutoscalerConfig) -> AutoscaleOutco
         interval_s=load.policy.interval_s,
         start_s=load.policy.start_s,
     )
-    asks = requests(load.day, list(entries(trace)))
+    scheduled = requests(load.day, list(entries(trace)))
     parts = [LatencyStats(load.slo) for _ in range(NUM_PARTS)]
 
-    def told(trace: ClientTrace) -> None:
+    def record_part(trace: ClientTrace) -> None:
         parts[min(NUM_PARTS - 1, int(NUM_PARTS * trace.due_s / load.day.lasts_s))].add(trace)
 
     with rare_garbage_collection():
-        done = simulate_elastic(spec, elastic, autoscaler(load, way), asks, load.slo, on_ended=told)
+        done = simulate_elastic(spec, elastic, autoscaler(load, config), scheduled, load.slo, on_ended=record_part)
     shares = [whole.num_good / whole.num_requests for part in parts if (whole := part.all()).num_requests]
-    return _outcome(load, way, done, min(shares), clock.now() - began)
+    return _outcome(load, config, done, min(shares), clock.now() - began)
 
 
-def autoscaler(load: OfferedLoad, way: AutoscalerConfig) -> Autoscaler:
-    match way.kind:
+def autoscaler(load: OfferedLoad, config: AutoscalerConfig) -> Autoscaler:
+    match config.kind:
         case "planner":
             return ScalerAdapter(Scaler(load.policy))
         case "queue":
-            return QueueScaler(QueuePolicy(ongoing_per_worker=(float(way.numbers[0]), float(way.numbers[1]))))
+            return QueueScaler(QueuePolicy(ongoing_per_worker=(float(config.numbers[0]), float(config.numbers[1]))))
         case "fixed":
             return _Fixed()
 
 
 def cluster(load: OfferedLoad, size: ReplicaTarget) -> ClusterSpec:
-    """Requests wait as long as it takes: what is not served in time is late, and what could be lost by waiting would
-    only make a fleet that is too small look better."""
+    """Describe the cluster; requests wait in it without a limit.
+
+    A request that is not served in time counts as late. Dropping waiting requests would make a fleet that is too small
+    look better.
+    """
     config = Config(
         engine=EngineConfig(max_num_batched_tokens=BUDGET, max_num_seqs=256, block_size=BLOCK_SIZE),
         gateway=GatewayConfig(
@@ -198,14 +212,14 @@ def cluster(load: OfferedLoad, size: ReplicaTarget) -> ClusterSpec:
 
 
 def _outcome(
-    load: OfferedLoad, way: AutoscalerConfig, done: ElasticRun, worst_share: float, wall_s: float
+    load: OfferedLoad, config: AutoscalerConfig, done: ElasticRun, worst_share: float, wall_s: float
 ) -> AutoscaleOutcome:
     whole = done.tally.all()
     everyone = done.report.groups[0]
     assert everyone.ttft is not None and everyone.itl is not None, "no request was served"
     moments = done.moments
     return AutoscaleOutcome(
-        way=way,
+        config=config,
         percentile=load.policy.percentile,
         num_requests=whole.num_requests,
         gpu_hours=done.gpu_hours,

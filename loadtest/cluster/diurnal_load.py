@@ -1,8 +1,8 @@
-"""A day's load made of a recorded hour: several copies of a trace at once, thinned by a curve; never opens a file.
+"""Generate a day's load from a recorded hour: several copies of a trace at once, thinned by a daily curve.
 
-One recorded service is too small for a fleet, and its hour knows no day. So copies of it run side by side at its own
-pace, each begun at another place and coming round to its beginning, with prompts of its own; and of their requests so
-many are kept as the curve says, drawn by chance. Bursts and lengths are as recorded, and minutes remain minutes.
+One recorded service is too small for a fleet, and its hour shows no daily cycle. So copies of it run side by side at
+the recorded pace, each started at another offset and wrapping around at the end, with prompts of its own; the requests
+are sampled at the rate that the curve gives. Bursts and lengths stay as recorded, and minutes remain minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tandem.workload.trace_reader import scheduled_request_of
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """`num_copies` of a trace for `lasts_s`, which is `num_days` days. The load falls to the share `low` at night."""
+    """`num_copies` of a trace for `lasts_s`, which represents `num_days` days. The load falls to the share `low` at
+    night."""
 
     num_copies: int
     lasts_s: float
@@ -28,7 +29,7 @@ class Day:
     seed: int = 0
 
     def share(self, at_s: float) -> float:
-        """Of the requests that are kept: it begins and ends at night, and is 1 at noon."""
+        """Return the share of requests that are kept: it begins and ends with night, and is 1 at noon."""
         wave = (1 - math.cos(2 * math.pi * self.num_days * at_s / self.lasts_s)) / 2
         return self.low + (1 - self.low) * wave
 
@@ -41,9 +42,9 @@ class _Due:
 
 
 def requests(day: Day, entries: Sequence[TraceEntry]) -> Iterator[ScheduledRequest]:
-    """In the order of their times; prompts are made one by one."""
+    """Yield requests in the order of their times; each prompt is made when its request is reached."""
     for number, due in enumerate(_schedule(day, entries)):
-        # A copy names blocks by its own salt, so that no copy finds another's prefixes.
+        # Each copy has its own salt in its block names, so that no copy hits another's prefixes.
         yield scheduled_request_of(entries[due.index], number, due.at_s, day.seed, f"copy {due.copy}")
 
 

@@ -1,10 +1,10 @@
-"""`python -m loadtest index`: what the prefix index costs gateways, workers and Redis; runs no model.
+"""`python -m loadtest index`: measure what the prefix index costs gateways, workers and Redis.
 
     python -m loadtest index [--blocks 1000000] [--seconds 10] [--seed 0]
 
 64 workers hold a million blocks. Lookup, memory and hashing are measured in this process; a cold start and the time
-from a fact on a worker to its being visible in a gateway go through a Redis server of its own, with the workers'
-publishers in another process. `--seconds` is how long each of three ways to read is measured.
+from a fact on a worker to its visibility in a gateway go through a Redis server of its own, with the workers'
+publishers in another process. `--seconds` is the duration for each of three read modes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 
 from loadtest.cluster.index_memory import NUM_BLOCKS, NUM_WORKERS, Holdings, forms, hashing, lookups, worker
 from loadtest.cluster.index_publishers import NAMESPACE, PROMPT_BLOCKS
-from loadtest.cluster.index_reads import IndexedWorkers, processor, ways
+from loadtest.cluster.index_reads import IndexedWorkers, processor, read_modes
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes
 from tandem.core.events import BlockStored
@@ -64,7 +64,7 @@ def _rows(num_blocks: int, seconds: float, seed: int) -> Iterator[str]:
         yield from asyncio.run(_cold_start(server.url, num_blocks, seed))
         yield from asyncio.run(_publish_cost(server.url))
         yield ""
-        yield from ways(server.url, seconds)
+        yield from read_modes(server.url, seconds)
 
 
 def _index(url: str) -> PrefixIndexClient:
@@ -72,8 +72,8 @@ def _index(url: str) -> PrefixIndexClient:
 
 
 async def _cold_start(url: str, num_blocks: int, seed: int) -> list[str]:
-    """A gateway that starts beside workers whose snapshots are in Redis."""
-    holdings = Holdings.draw(seed, num_blocks, 4)
+    """Measure a gateway that starts beside workers whose snapshots are in Redis."""
+    holdings = Holdings.sample(seed, num_blocks, 4)
     redis = Redis.from_url(url)
     num_bytes = 0
     for number, words in enumerate(holdings.words):
@@ -99,7 +99,7 @@ async def _cold_start(url: str, num_blocks: int, seed: int) -> list[str]:
 
 
 async def _publish_cost(url: str) -> list[str]:
-    """Of facts that are told 32 at a time, in microseconds of the worker's event loop and of Redis."""
+    """Measure facts that are published 32 at a time, in microseconds of the worker's event loop and of Redis."""
     redis, rng = Redis.from_url(url), random.Random(0)
     writer = IndexWriter(url, "cost", worker(0))
     log = KVEventLog(1, 1 << 20, 1 << 17)

@@ -1,4 +1,4 @@
-"""What the prefix index costs a gateway without Redis: its table, other forms of that, and hashing; starts nothing."""
+"""Measure what the prefix index costs a gateway without Redis: its table, alternatives to the table, and hashing."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ROUNDS = 20
 
 
 class Holdings(NamedTuple):
-    """A prompt and what each worker holds: some leading blocks of it, and blocks of others."""
+    """A prompt and the blocks that each worker holds: some of its leading blocks, and other blocks."""
 
     prompt: list[BlockHash]
     words: list[array[int]]
 
     @classmethod
-    def draw(cls, seed: int, num_blocks: int, num_lengths: int) -> Holdings:
-        """`num_lengths`: how many different parts of the prompt the workers hold."""
+    def sample(cls, seed: int, num_blocks: int, num_lengths: int) -> Holdings:
+        """Sample holdings. `num_lengths` is how many different parts of the prompt the workers hold."""
         rng = random.Random(seed)
         prompt = [BlockHash(rng.randbytes(16)) for _ in range(PROMPT_BLOCKS)]
         each = num_blocks // NUM_WORKERS
@@ -63,14 +63,14 @@ def worker(number: int) -> WorkerRef:
 
 
 def lookups(seed: int, num_blocks: int) -> Iterator[str]:
-    """Markdown rows: what one lookup of a prompt of 8,192 blocks takes of the processor."""
+    """Yield Markdown rows: the processor time of one lookup of a prompt of 8,192 blocks."""
     yield "| parts of the prompt that workers hold | p50 us | p99 us |"
     yield "|---|---:|---:|"
     for what, num_lengths in (("all the same", 1), ("4 different ones", 4), ("each another", NUM_WORKERS)):
-        holdings = Holdings.draw(seed, num_blocks, num_lengths)
+        holdings = Holdings.sample(seed, num_blocks, num_lengths)
         yield _lookup(what, holdings.table(), holdings.prompt)
-    others = Holdings.draw(seed, num_blocks, 1).table()
-    yield _lookup("none", others, Holdings.draw(seed + 1, 0, 1).prompt)
+    others = Holdings.sample(seed, num_blocks, 1).table()
+    yield _lookup("none", others, Holdings.sample(seed + 1, 0, 1).prompt)
 
 
 def _lookup(what: str, table: PrefixTable, prompt: list[BlockHash]) -> str:
@@ -79,8 +79,8 @@ def _lookup(what: str, table: PrefixTable, prompt: list[BlockHash]) -> str:
 
 
 def forms(seed: int, num_blocks: int) -> Iterator[str]:
-    """Markdown rows: the table beside plain Python that does the same for one worker."""
-    words = Holdings.draw(seed, num_blocks, 1).words[0]
+    """Yield Markdown rows: the table beside plain Python that does the same for one worker."""
+    words = Holdings.sample(seed, num_blocks, 1).words[0]
     names = [word - DEVICE for word in words]
     held = CompactBlockSet()
     held.write(words)
@@ -96,7 +96,7 @@ def forms(seed: int, num_blocks: int) -> Iterator[str]:
 
 
 async def hashing(num_tokens: int) -> list[str]:
-    """Markdown rows: what naming a prompt takes, and how long it holds up the event loop."""
+    """Return Markdown rows: the time to name a prompt's blocks, and how long naming blocks the event loop."""
     tokens = tuple(i * 7919 % 32_000 for i in range(num_tokens))
     root = root_hash("model", BLOCK_SIZE, "")
     pool = ThreadPoolExecutor(1)
@@ -117,15 +117,20 @@ async def hashing(num_tokens: int) -> list[str]:
         f"| hashing of {num_tokens:,} tokens | ms, p50 | event loop held up, ms, p50 of the longest |",
         "|---|---:|---:|",
     ]
-    for name, way in (("at once", whole), ("in a thread", in_thread), ("in slices (what the gateway does)", in_slices)):
-        took_s, held_s = await _held_up(way)
+    for name, hash_prompt in (
+        ("at once", whole),
+        ("in a thread", in_thread),
+        ("in slices (what the gateway does)", in_slices),
+    ):
+        took_s, held_s = await _held_up(hash_prompt)
         rows.append(f"| {name} | {took_s * 1e3:.1f} | {held_s * 1e3:.2f} |")
     pool.shutdown()
     return rows
 
 
 async def _held_up(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
-    """Medians of seconds: what `work` takes, and the longest time between two turns of the event loop during it."""
+    """Return medians in seconds: the duration of `work`, and the longest time between two turns of the event loop
+    during it."""
     took, longest = [], []
     for _ in range(ROUNDS):
         gaps: list[float] = []
@@ -151,7 +156,7 @@ async def _tick(gaps: list[float]) -> None:
 
 
 def _times(count: int, call: Callable[[], object]) -> Iterator[float]:
-    """Seconds of the processor, so that what else runs on this machine is not in them."""
+    """Yield processor seconds, which exclude whatever else runs on this machine."""
     for _ in range(count):
         began = time.thread_time()
         call()
@@ -159,7 +164,7 @@ def _times(count: int, call: Callable[[], object]) -> Iterator[float]:
 
 
 def _one(names: Sequence[int], look: Callable[[int], object]) -> float:
-    """Seconds of one look, calls included."""
+    """Return the seconds of one lookup, calls included."""
     began = time.perf_counter()
     for name in names:
         look(name)

@@ -1,4 +1,4 @@
-"""64 workers that tell of stored and evicted blocks in a process of their own, as the real ones do; reads nothing."""
+"""Run 64 workers that publish stored and evicted blocks from a process of their own, as real workers do."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tandem.worker.gateways.kv_event_publisher import KVEventPublisher
 
 NAMESPACE = "measured"
 PROMPT_BLOCKS = 32
-"""Stored at once: a step of 512 tokens."""
+"""Number of blocks stored at once: a step of 512 tokens."""
 STEP_S = 0.1
-"""Between two steps of one worker."""
+"""Seconds between two steps of one worker."""
 FACTS_PER_S = NUM_WORKERS * PROMPT_BLOCKS * 2 / STEP_S
 _KEPT_STEPS = 30
 _SPREAD_S = 1.0
-"""After the last step, for what is on its way."""
+"""Seconds to wait after the last step for facts still in transit."""
 _END_S = 30.0
 
 
 class IndexPublishers:
-    """One run of them, of so many seconds."""
+    """One run of the publishers, of `seconds` length, in a child process."""
 
     def __init__(self, url: str, seconds: float) -> None:
         context = multiprocessing.get_context("spawn")
@@ -43,16 +43,18 @@ class IndexPublishers:
     def has_ended(self) -> bool:
         return self._ours.poll()
 
-    def told(self) -> list[list[float]]:
-        """When each worker told of each of its steps, on the clock of `time.perf_counter`. Raises EOFError when the
-        process has failed."""
-        told: list[list[float]] = self._ours.recv()
+    def published_at(self) -> list[list[float]]:
+        """Return when each worker published each of its steps, on the clock of `time.perf_counter`.
+
+        Raises EOFError when the process has failed.
+        """
+        published_s: list[list[float]] = self._ours.recv()
         self._process.join(_END_S)
-        return told
+        return published_s
 
 
 def first_name(number: int, step: int) -> int:
-    """Of the first block that a worker stores in a step."""
+    """Return the name of the first block that a worker stores in a step."""
     return short_hash(_block(number, step, 0))
 
 
@@ -61,10 +63,10 @@ def _block(number: int, step: int, place: int) -> BlockHash:
 
 
 def _publish(url: str, seconds: float, pipe: Connection) -> None:
-    pipe.send(asyncio.run(_tell_all(url, seconds)))
+    pipe.send(asyncio.run(_publish_all(url, seconds)))
 
 
-async def _tell_all(url: str, seconds: float) -> list[list[float]]:
+async def _publish_all(url: str, seconds: float) -> list[list[float]]:
     clock = SystemClock()
     logs = [KVEventLog(1, 1 << 14, 1 << 17) for _ in range(NUM_WORKERS)]
     publishers = [
@@ -72,25 +74,28 @@ async def _tell_all(url: str, seconds: float) -> list[list[float]]:
         for n, log in enumerate(logs)
     ]
     tasks = [asyncio.create_task(publisher.run()) for publisher in publishers]
-    tellers = [asyncio.create_task(_tell(n, publisher.on_kv_events, seconds)) for n, publisher in enumerate(publishers)]
-    told = await asyncio.gather(*tellers)
+    writers = [
+        asyncio.create_task(_publish_steps(n, publisher.on_kv_events, seconds))
+        for n, publisher in enumerate(publishers)
+    ]
+    published_s = await asyncio.gather(*writers)
     await asyncio.sleep(_SPREAD_S)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return list(told)
+    return list(published_s)
 
 
-async def _tell(number: int, tell: Callable[[Sequence[KVFact]], None], seconds: float) -> list[float]:
-    """Blocks of a step leave `_KEPT_STEPS` later."""
+async def _publish_steps(number: int, publish: Callable[[Sequence[KVFact]], None], seconds: float) -> list[float]:
+    """Publish steps until the time is over. Blocks of a step are evicted `_KEPT_STEPS` steps later."""
     await asyncio.sleep(STEP_S * number / NUM_WORKERS)
-    told: list[float] = []
+    published_s: list[float] = []
     earlier: list[list[BlockHash]] = []
     for step in range(int(seconds / STEP_S)):
         blocks = [_block(number, step, place) for place in range(PROMPT_BLOCKS)]
         gone = earlier[step - _KEPT_STEPS] if step >= _KEPT_STEPS else []
         earlier.append(blocks)
         await asyncio.sleep(STEP_S)
-        told.append(time.perf_counter())
-        tell([*(BlockEvicted(block) for block in gone), *(BlockStored(block, None) for block in blocks)])
-    return told
+        published_s.append(time.perf_counter())
+        publish([*(BlockEvicted(block) for block in gone), *(BlockStored(block, None) for block in blocks)])
+    return published_s

@@ -1,5 +1,4 @@
-"""How late a gateway sees facts and what that costs, by the way in which it reads the shards: as it does, and in two
-others; never says what a fact is worth."""
+"""Measure how late a gateway sees facts and what that costs, for three ways to read the shards."""
 
 from __future__ import annotations
 
@@ -23,17 +22,17 @@ from tandem.stores.index_format import unpack_entry
 from tandem.stores.prefix_index import NUM_SHARDS, READ_ENTRIES, IndexReader
 
 LOOK_S = 0.002
-"""Between two looks whether a fact is visible, which is how finely staleness is measured."""
+"""Seconds between two checks whether a fact is visible, which is the resolution of the staleness."""
 NUM_LOOKED_AT = 8
-"""Workers whose facts are looked for."""
+"""Number of workers whose facts are checked."""
 BLOCK_MS = 1000
 
 Reading = Callable[[str], AbstractAsyncContextManager[PrefixTable]]
-"""A table that is kept true to what is told at a URL."""
+"""Opens a table that is kept up to date with what is published at a Redis URL."""
 
 
 class IndexedWorkers:
-    """Workers that all live."""
+    """Registry view in which all workers are alive."""
 
     def workers(self) -> list[WorkerRef]:
         return [worker(number) for number in range(NUM_WORKERS)]
@@ -42,8 +41,11 @@ class IndexedWorkers:
         return None
 
 
-def ways(url: str, seconds: float) -> Iterator[str]:
-    """Markdown rows. A gateway's share of a core holds the looks at the table, Redis's what the workers tell."""
+def read_modes(url: str, seconds: float) -> Iterator[str]:
+    """Yield Markdown rows, one for each way to read.
+
+    A gateway's share of a core includes the checks of the table, Redis's share includes the workers' writes.
+    """
     yield f"| reading, at {FACTS_PER_S:,.0f} facts/s | staleness p50 ms | p99 ms | facts | XREAD/s | gateway | Redis |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     readings = {
@@ -56,22 +58,26 @@ def ways(url: str, seconds: float) -> Iterator[str]:
 
 
 async def _measured(url: str, seconds: float, reading: Reading) -> str:
-    """From the moment that a fact is told on a worker to that in which a lookup here would see it."""
+    """Measure the time from a fact's publication on a worker to when a lookup here would find it."""
     redis: Any = Redis.from_url(url)
     await redis.flushall()
     seen: list[list[float]] = [[] for _ in range(NUM_LOOKED_AT)]
-    tellers = IndexPublishers(url, seconds)
+    publishers = IndexPublishers(url, seconds)
     async with reading(url) as table:
-        while table.num_blocks == 0 and not tellers.has_ended():  # noqa: ASYNC110 - nobody says so
+        while table.num_blocks == 0 and not publishers.has_ended():  # noqa: ASYNC110 - nobody says so
             await asyncio.sleep(LOOK_S)
         before, redis_s, used, began = await _num_reads(redis), await processor(redis), *_clocks()
-        while not tellers.has_ended():
+        while not publishers.has_ended():
             await asyncio.sleep(LOOK_S)
             _look(table, seen)
         used, took = (now - then for now, then in zip(_clocks(), (used, began), strict=True))
         num_reads, redis_s = await _num_reads(redis) - before, await processor(redis) - redis_s
     await redis.aclose()
-    late = [s - t for saw, told in zip(seen, tellers.told(), strict=False) for s, t in zip(saw, told, strict=False)]
+    late = [
+        s - t
+        for saw, published_s in zip(seen, publishers.published_at(), strict=False)
+        for s, t in zip(saw, published_s, strict=False)
+    ]
     return (
         f"{percentile(late, 0.5) * 1e3:.0f} | {percentile(late, 0.99) * 1e3:.0f} | {len(late):,} | "
         f"{num_reads / took:,.0f} | {used / took:.1%} | {redis_s / took:.1%}"
@@ -83,7 +89,7 @@ def _clocks() -> tuple[float, float]:
 
 
 def _look(table: PrefixTable, seen: list[list[float]]) -> None:
-    """The first block of each step, as it becomes visible."""
+    """Record when the first block of each step becomes visible."""
     for number, saw in enumerate(seen):
         held = table.held(worker(number))
         while held is not None and held.tier(first_name(number, len(saw))):
@@ -91,14 +97,14 @@ def _look(table: PrefixTable, seen: list[list[float]]) -> None:
 
 
 async def processor(redis: Any) -> float:
-    """Seconds that the server has used."""
-    told = await redis.info("cpu")
-    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+    """Return the processor seconds that the server has used."""
+    info = await redis.info("cpu")
+    return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
 async def _num_reads(redis: Any) -> int:
-    told: Mapping[str, Mapping[str, int]] = await redis.info("commandstats")
-    return int(told.get("cmdstat_xread", {}).get("calls", 0))
+    info: Mapping[str, Mapping[str, int]] = await redis.info("commandstats")
+    return int(info.get("cmdstat_xread", {}).get("calls", 0))
 
 
 @asynccontextmanager
@@ -111,7 +117,7 @@ async def polling(url: str) -> AsyncGenerator[PrefixTable, None]:
 
 @asynccontextmanager
 async def blocking_each(url: str) -> AsyncGenerator[PrefixTable, None]:
-    """A connection for each shard, each of which wakes the gateway: what a Redis Cluster would need."""
+    """Read with one connection for each shard, each of which wakes the gateway: what a Redis Cluster would need."""
     mirror = _mirror()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_block(url, mirror, [shard])) for shard in range(NUM_SHARDS)]
@@ -122,7 +128,7 @@ async def blocking_each(url: str) -> AsyncGenerator[PrefixTable, None]:
 
 @asynccontextmanager
 async def blocking_all(url: str) -> AsyncGenerator[PrefixTable, None]:
-    """One connection, one command of all keys: no Redis Cluster takes it."""
+    """Read with one connection and one command over all keys, which a Redis Cluster rejects."""
     mirror = _mirror()
     task = asyncio.create_task(_block(url, mirror, list(range(NUM_SHARDS))))
     yield mirror.table

@@ -1,8 +1,8 @@
-"""Times one placement against the number of workers; never places a real request.
+"""Time one placement against the number of workers.
 
     python -m loadtest placement [--workers 8,64,1024]
 
-Half of the workers prefill and half decode, all are linked and busy to different degrees; every eighth holds a part of
+Half of the workers prefill and half decode; all are linked and busy to different degrees; every eighth holds a part of
 the prompt. Between two placements the view of the chosen worker changes, as in a gateway.
 """
 

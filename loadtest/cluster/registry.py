@@ -1,9 +1,9 @@
-"""What the worker registry costs Redis as a cluster grows: one command of a worker, one of a gateway; starts no worker.
+"""Measure what the worker registry costs Redis as a cluster grows: a worker's command and a gateway's.
 
     python -m loadtest.cluster.registry [--workers 10 100 1000 10000]
 
 Each worker publishes its record every few seconds, each gateway lists all records every second. Redis runs its commands
-one after another, so what they take of one second is what a cluster can have of them.
+one after another, so the time of all commands of one second bounds the size of the cluster.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ REPEATS = 15
 
 
 class Cost(NamedTuple):
-    """Seconds of Redis's processor for one call, medians: of a list where nothing has changed, and of one that sends
-    all `list_bytes` again."""
+    """Median Redis processor seconds of one call.
+
+    `list_s` is a list where nothing has changed, `full_s` one that sends all `list_bytes` again.
+    """
 
     num_workers: int
     publish_s: float
@@ -40,7 +42,7 @@ class Cost(NamedTuple):
     list_bytes: int
 
     def busy(self, num_gateways: int) -> float:
-        """The share of Redis's one thread while no worker comes or goes."""
+        """Return the share of Redis's one thread that is used while no worker joins or leaves."""
         beats = self.num_workers * BEATS_PER_TTL / DEFAULT_TTL_S
         return beats * self.publish_s + num_gateways / DISCOVERY_PERIOD_S * self.list_s
 
@@ -73,7 +75,7 @@ async def _measure(sizes: Sequence[int]) -> list[Cost]:
 
 
 async def _cost(url: str, num_workers: int) -> Cost:
-    """A registry of its own namespace, whose entries outlive the measurement."""
+    """Measure a registry in its own namespace, whose entries outlive the measurement."""
     registry = WorkerRegistry(url, f"size-{num_workers}", ttl_s=600.0)
     redis = Redis.from_url(url)
     records = [_record(number) for number in range(num_workers)]
@@ -100,8 +102,10 @@ def _list_after_change(registry: WorkerRegistry, record: WorkerRecord) -> Callab
 
 
 async def _processor(redis: Redis, repeats: int, call: Callable[[], Awaitable[object]]) -> float:
-    """Redis's own processor seconds for one call, as it counts them: what the network and this client take is not in
-    it. The median of `REPEATS` groups."""
+    """Return Redis's own processor seconds for one call, the median of `REPEATS` groups.
+
+    Redis counts the time itself, so the network and this client are excluded.
+    """
     found = []
     for _ in range(REPEATS):
         before = await _used(redis)
@@ -112,8 +116,8 @@ async def _processor(redis: Redis, repeats: int, call: Callable[[], Awaitable[ob
 
 
 async def _used(redis: Redis) -> float:
-    told = await redis.info("cpu")
-    return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+    info = await redis.info("cpu")
+    return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
 def _record(number: int) -> WorkerRecord:

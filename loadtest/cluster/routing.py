@@ -1,11 +1,11 @@
-"""Compares ways to choose workers on one trace in virtual time, with the real router; never starts a worker.
+"""Compare routing policies on one trace in virtual time, with the real router.
 
     TANDEM_TRACES=DIR python -m loadtest routing [--pools prefill=4,decode=4] [--speedup 3] [--count 12031]
         [--no-remote-prefix]
     python -m loadtest routing --workload agent --rate 6 --speedup 1 --count 400
 
 Every policy gets the same requests, workers and prefix index. Prompts are those of Mooncake's conversation trace (Qin
-et al., FAST 2025), whose blocks of 512 tokens say what they have in common.
+et al., FAST 2025), whose blocks of 512 tokens identify shared prefixes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRACE = "mooncake_conversation.jsonl.gz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingSetting:
-    """What all policies have in common."""
+    """Settings that all policies share."""
 
     workload: str
     pools: str
@@ -57,7 +57,8 @@ class RoutingSetting:
 
 @dataclass(frozen=True, slots=True)
 class RoutingOutcome:
-    """`remote_hit_share`: of prompt tokens, those read from other workers' caches; they count as cached too."""
+    """Results of one policy. `remote_hit_share` is the share of prompt tokens read from other workers' caches; they
+    also count as cached."""
 
     policy: str
     report: SimulationReport
@@ -80,12 +81,12 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     sys.stdout.write(f"{setting}\n")
     outcomes = [_said(compare(setting, policy)) for policy in args.policies.split(",")]
-    sys.stdout.write(told(outcomes))
+    sys.stdout.write(report_text(outcomes))
     return 0
 
 
 def compare(setting: RoutingSetting, policy: RoutingPolicy) -> RoutingOutcome:
-    """One run to its end, which checks that nothing is left."""
+    """Run one policy to its end and check that no state is left."""
     config = Config(
         engine=EngineConfig(max_num_batched_tokens=setting.budget, max_num_seqs=256),
         gateway=GatewayConfig(
@@ -115,8 +116,8 @@ def compare(setting: RoutingSetting, policy: RoutingPolicy) -> RoutingOutcome:
     return RoutingOutcome(policy, report, num_local / report.num_requests, remote_hit_share, clock.now() - began)
 
 
-def told(outcomes: Sequence[RoutingOutcome]) -> str:
-    """Markdown."""
+def report_text(outcomes: Sequence[RoutingOutcome]) -> str:
+    """Return the outcomes as a Markdown table."""
     return table(
         ("policy", "cached", "read from others", "TTFT p50, ms", "p99", "ITL p99, ms", "local", "failed"),
         list(map(_row, outcomes)),

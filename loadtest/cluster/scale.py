@@ -1,8 +1,7 @@
-"""What a simulated request costs against the size of the cluster: time, events and memory; never checks what a run
-says of latency.
+"""Measure what a simulated request costs against the size of the cluster: time, events and memory.
 
-Everything per worker is the same at each size: requests per second, KV blocks, prompt and output lengths. So a curve
-that rises says what grows faster than the cluster. One process simulates one cluster, on one core.
+Everything per worker is the same at each size: requests per second, KV blocks, prompt and output lengths. So a rising
+curve shows a cost that grows faster than the cluster. One process simulates one cluster, on one core.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ PROGRESS_REQUESTS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One point of the curve. `max_run` is how many steps a worker looks at ahead."""
+class ScaleSettings:
+    """Settings of one point of the curve. `max_run` is how many steps a worker simulates ahead."""
 
     workers: int
     requests: int
@@ -52,10 +51,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePoint:
-    """Processor and wall seconds are of the run, without building the cluster; `rss_mb` is the most that the process
-    held. `num_complete` of the requests ended well. `answers` names what every client saw, in any order."""
+    """Results of one point.
 
-    asked: Asked
+    Processor and wall seconds cover the run without building the cluster; `rss_mb` is the process's peak.
+    `num_complete` of the requests ended well. `answers` is a digest of what every client received, independent of
+    order.
+    """
+
+    settings: ScaleSettings
     cpu_s: float
     wall_s: float
     virtual_s: float
@@ -69,47 +72,50 @@ class ScalePoint:
 
     @property
     def cpu_ms(self) -> float:
-        """Of one request."""
-        return 1e3 * self.cpu_s / self.asked.requests
+        """Return the processor milliseconds of one request."""
+        return 1e3 * self.cpu_s / self.settings.requests
 
 
 def main(argv: Sequence[str]) -> int:
-    asked = _parsed(argv)
-    sizes = [int(size) for size in asked.workers.split(",")]
+    args = _parsed(argv)
+    sizes = [int(size) for size in args.workers.split(",")]
     points: list[ScalePoint] = []
     sys.stdout.write(_HEADER)
     for size in sizes:
-        one = Asked(
+        settings = ScaleSettings(
             workers=size,
-            requests=asked.requests,
-            pools=asked.pools,
-            rate=asked.rate,
-            seed=asked.seed,
-            max_run=asked.max_run,
+            requests=args.requests,
+            pools=args.pools,
+            rate=args.rate,
+            seed=args.seed,
+            max_run=args.max_run,
         )
-        # A process each: the most memory that a process held does not go down again.
+        # Each point gets a process, because a process's peak memory does not go down again.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            points.append(pool.apply(measure, (one,)))
+            points.append(pool.apply(measure, (settings,)))
         sys.stdout.write(_row(points[-1]))
         sys.stdout.flush()
-    if asked.json:
-        Path(asked.json).write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
-    return 0 if all(point.num_complete == point.asked.requests for point in points) else 1
+    if args.json:
+        Path(args.json).write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
+    return 0 if all(point.num_complete == point.settings.requests for point in points) else 1
 
 
-def measure(asked: Asked) -> ScalePoint:
-    """Build, run, check the books. Raises AssertionError when a request has no end or a book is off."""
-    cluster = SimCluster(ClusterSpec(workers=workers_of(asked), gateway=GatewayConfig(), seed=asked.seed))
+def measure(settings: ScaleSettings) -> ScalePoint:
+    """Build and run a cluster and check its accounting.
+
+    Raises AssertionError when a request has not ended or the accounting does not balance.
+    """
+    cluster = SimCluster(ClusterSpec(workers=workers_of(settings), gateway=GatewayConfig(), seed=settings.seed))
     tally = _Tally(cluster)
     began, cpu = time.perf_counter(), time.process_time()
     with rare_garbage_collection():
-        cluster.run(poisson([GROUP], asked.seed, asked.requests, asked.rate * asked.workers), tally.add)
+        cluster.run(poisson([GROUP], settings.seed, settings.requests, settings.rate * settings.workers), tally.add)
     cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - began
     rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     cluster.check()
-    assert tally.num_ended == asked.requests, f"{tally.num_ended} of {asked.requests} requests have an end"
+    assert tally.num_ended == settings.requests, f"{tally.num_ended} of {settings.requests} requests have an end"
     return ScalePoint(
-        asked=asked,
+        settings=settings,
         cpu_s=cpu_s,
         wall_s=wall_s,
         virtual_s=cluster.now,
@@ -123,22 +129,22 @@ def measure(asked: Asked) -> ScalePoint:
     )
 
 
-def workers_of(asked: Asked) -> tuple[tuple[WorkerSpec, int], ...]:
-    """Half prefill and half decode, or all mixed."""
+def workers_of(settings: ScaleSettings) -> tuple[tuple[WorkerSpec, int], ...]:
+    """Return the workers: half prefill and half decode, or all mixed."""
     config = Config(engine=EngineConfig(max_num_batched_tokens=2048, max_num_seqs=256))
 
     def kind(pool: Pool) -> WorkerSpec:
         spec = WorkerSpec.of(pool, ROOFLINE, config)
-        return replace(spec, max_run=asked.max_run)
+        return replace(spec, max_run=settings.max_run)
 
-    if asked.pools == "mixed":
-        return ((kind("mixed"), asked.workers),)
-    num_prefill = asked.workers // 2
-    return (kind("prefill"), num_prefill), (kind("decode"), asked.workers - num_prefill)
+    if settings.pools == "mixed":
+        return ((kind("mixed"), settings.workers),)
+    num_prefill = settings.workers // 2
+    return (kind("prefill"), num_prefill), (kind("decode"), settings.workers - num_prefill)
 
 
 class _Tally:
-    """Adds requests up as they end and keeps none."""
+    """Sums requests up as they end and keeps none."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self.num_ended = 0
@@ -155,9 +161,9 @@ class _Tally:
         seen = f"{trace.id} {trace.outcome!r} {trace.path}".encode() + trace.token_times.tobytes()
         self.answers ^= int.from_bytes(hashlib.blake2b(seen, digest_size=16).digest(), "little")
         if self.num_ended % PROGRESS_REQUESTS == 0:
-            self._tell()
+            self._print_progress()
 
-    def _tell(self) -> None:
+    def _print_progress(self) -> None:
         wall_s = time.perf_counter() - self._began
         rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         sys.stderr.write(
@@ -174,9 +180,9 @@ _HEADER = (
 
 
 def _row(point: ScalePoint) -> str:
-    count = point.asked.requests
+    count = point.settings.requests
     return (
-        f"{point.asked.workers:>8,} {count:>9,} {point.cpu_ms:>11.2f} {point.num_events / count:>8.1f} "
+        f"{point.settings.workers:>8,} {count:>9,} {point.cpu_ms:>11.2f} {point.num_events / count:>8.1f} "
         f"{point.num_steps / count:>8.1f} {point.rss_mb:>8,.0f} {point.virtual_s:>10.1f} {point.wall_s:>8.1f} "
         f"{point.wall_s / point.virtual_s:>9.1f}\n"
     )

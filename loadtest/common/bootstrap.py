@@ -1,7 +1,8 @@
-"""How far a ratio of two percentiles may be off by chance: the bootstrap over requests; never says what that means.
+"""Estimate how far a ratio of two percentiles may be off by chance, by a bootstrap over requests.
 
-Requests are drawn with replacement, each with all its values, because the gaps of one request are alike. Requests that
-waited in one queue are alike too, which this does not know: the intervals are rather too narrow than too wide.
+Requests are resampled with replacement, each with all its values, because the gaps of one request are correlated.
+Requests that waited in one queue are correlated too, which the bootstrap does not model: the intervals are too narrow
+rather than too wide.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ class Interval(NamedTuple):
 def ratio_intervals(
     ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], shares: Sequence[float], seed: int
 ) -> list[Interval | None]:
-    """For the percentile at each of `shares`: where ours / theirs lies with `CONFIDENCE`. Values come by request; None
-    where a side has none."""
+    """Return for the percentile at each of `shares` the interval of ours / theirs at confidence `CONFIDENCE`.
+
+    Values are grouped by request. An interval is None where a side has no values.
+    """
     chance = np.random.default_rng(seed)
-    sides = [_drawn_percentiles(side, shares, chance) for side in (ours, theirs)]
+    sides = [_resampled_percentiles(side, shares, chance) for side in (ours, theirs)]
     if sides[0] is None or sides[1] is None:
         return [None] * len(shares)
     return [_middle(ratio) for ratio in (sides[0] / sides[1]).T]
 
 
 def share_ratio_interval(ours: tuple[int, int], theirs: tuple[int, int], seed: int) -> Interval | None:
-    """The same for two shares, each as how many of how many."""
+    """Return the interval of a ratio of two shares, each given as (count, total)."""
     chance = np.random.default_rng(seed)
     if not all(number and of for number, of in (ours, theirs)):
         return None
@@ -46,8 +49,8 @@ def _middle(ratios: Any) -> Interval:
     return Interval(float(low), float(high))
 
 
-def _drawn_percentiles(requests: Sequence[Sequence[float]], shares: Sequence[float], chance: Any) -> Any:
-    """[ROUNDS, len(shares)] seconds."""
+def _resampled_percentiles(requests: Sequence[Sequence[float]], shares: Sequence[float], chance: Any) -> Any:
+    """Return percentiles of resampled requests, an array [ROUNDS, len(shares)] in seconds."""
     counted = [values for values in requests if len(values)]
     if not counted:
         return None
@@ -57,8 +60,8 @@ def _drawn_percentiles(requests: Sequence[Sequence[float]], shares: Sequence[flo
     values, owners = values[order], owners[order]
     found = np.empty((ROUNDS, len(shares)))
     for number in range(ROUNDS):
-        times_drawn = np.bincount(chance.integers(len(counted), size=len(counted)), minlength=len(counted))
-        ranks = np.cumsum(times_drawn[owners])
+        counts = np.bincount(chance.integers(len(counted), size=len(counted)), minlength=len(counted))
+        ranks = np.cumsum(counts[owners])
         places = np.asarray(shares) * (ranks[-1] - 1)
         low, high = (values[np.searchsorted(ranks, side(places), side="right")] for side in (np.floor, np.ceil))
         found[number] = low + (high - low) * (places - np.floor(places))

@@ -1,10 +1,11 @@
-"""How fast one core is, by a small piece of work that is always the same; measures no program.
+"""Track how fast one core is by timing a small piece of work that is always the same.
 
     python -m loadtest.common.core_speed --core N
 
-Does the piece every few milliseconds, beside whatever else runs there, and says what one takes. Machines that are lent
-share cores with strangers, whose work makes ours take half as long again, and twice as long, within seconds. A line of
-stdin is answered with the number of pieces so far and the processor time that they took; it ends with stdin.
+The program does the piece every few milliseconds, beside whatever else runs on the core, and reports how long one
+takes. Machines that are lent share cores with other tenants, whose work makes ours take half as long again, or twice as
+long, within seconds. A line of stdin is answered with the number of pieces so far and the processor time that they
+took; the program ends with stdin.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from random import Random
 
 PAUSE_S = 0.004
 _NUM_OBJECTS = 20_000
-"""Some megabytes, which no core keeps to itself: what a gateway does waits for memory too."""
+"""Number of objects, some megabytes: more than a core's own cache, because a gateway's work also waits for memory."""
 _PIECE = 300
-"""Objects that a piece touches: a quarter of a millisecond, six hundredths of the core."""
+"""Number of objects that a piece touches: a quarter of a millisecond, 6 % of the core."""
 
 
 class Piece:
-    """What an interpreter does all day: calls, attributes, small objects that come and go."""
+    """Piece of work typical of an interpreter: calls, attributes, small short-lived objects."""
 
     def __init__(self) -> None:
         self._objects = [_Object(number, str(number)) for number in range(_NUM_OBJECTS)]
@@ -57,19 +58,19 @@ def main() -> int:
     parser.add_argument("--core", type=int, required=True)
     os.sched_setaffinity(0, {parser.parse_args().core})
     piece, count, seconds = Piece(), 0, 0.0
-    _say(count, seconds)
+    _write(count, seconds)
     while True:
         if select.select([sys.stdin], [], [], PAUSE_S)[0]:
             if not sys.stdin.readline():
                 return 0
-            _say(count, seconds)
+            _write(count, seconds)
         began = time.thread_time()
         piece.do()
         seconds += time.thread_time() - began
         count += 1
 
 
-def _say(count: int, seconds: float) -> None:
+def _write(count: int, seconds: float) -> None:
     sys.stdout.write(json.dumps({"pieces": count, "seconds": seconds}) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""How durations lie, as one frozen value that travels as JSON; never counts any itself."""
+"""Define a distribution of durations as one frozen value that serializes as JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from tandem.core.quantile_sketch import LatencySummary, QuantileSketch
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; `count` values. `buckets`, ascending: what stands for the values of one, and how many it holds; none
-    where nobody kept them."""
+    """Distribution of `count` durations, in seconds.
+
+    `buckets` are ascending pairs of a bucket's representative value and its count; empty where none were kept.
+    """
 
     count: int
     mean: float
@@ -24,7 +26,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def distribution(histogram: QuantileSketch) -> Distribution | None:
-    """None of no values."""
+    """Return the distribution of a sketch; None when it holds no values."""
     found = histogram.spread()
     if found is None:
         return None

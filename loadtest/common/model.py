@@ -1,4 +1,4 @@
-"""Finds the model to be measured and its tokenizer; never loads its weights."""
+"""Find the model to be measured and its tokenizer, without loading weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tandem.runtime.model_store import cache_root, resolve_model
 
 
 def model_directory(model: str) -> Path:
-    """Made where there is none yet. Raises TandemError."""
+    """Return the directory of the model, fetched or converted where it is missing. Raises TandemError."""
     return resolve_model(model, cache_root(""))
 
 
 def encoder(directory: Path) -> Encode:
-    """Text to token ids, without any token that a template would add."""
+    """Return a function from text to token ids, without any token that a template would add."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
 
     def encode(text: str) -> list[int]:

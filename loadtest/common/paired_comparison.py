@@ -1,4 +1,4 @@
-"""What one of two ways costs more than the other, from rounds of both in turn on a noisy machine; measures nothing."""
+"""Estimate how much more one variant costs than another, from alternating rounds on a noisy machine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-DRAWS = 2000
+RESAMPLES = 2000
 CONFIDENCE = 0.95
 _AT_ONCE = 1 << 16
-"""Means of two."""
+"""Number of pairwise means that are computed at once."""
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):
-    """What `on` costs more than `off` over pairs of neighbouring rounds, as a share of `off`, and where that lies with
-    `CONFIDENCE` (the bootstrap over pairs). It is by the median of the means of any two ratios, as logarithms (Hodges
-    and Lehmann, 1963): nearly as deaf to rounds that were held up as the median of all, and surer where noise is as it
-    usually is. `off` and `on` are the medians of each by itself."""
+    """Cost that `on` adds over pairs of neighbouring rounds, as a share of `off`, with its interval.
+
+    `low` and `high` bound the share at confidence `CONFIDENCE` (bootstrap over pairs). The share is the median of the
+    pairwise means of the ratios' logarithms (Hodges and Lehmann, 1963): nearly as robust to delayed rounds as the
+    median of all ratios, and more precise under usual noise. `off` and `on` are the medians of each side by itself.
+    """
 
     num_pairs: int
     off: float
@@ -34,16 +36,20 @@ class Added(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timed(msgspec.Struct, frozen=True, array_like=True):
-    """A cost, and what a piece of work that is always the same took meanwhile. Both above 0."""
+    """Cost of a round, and the time that a constant piece of work took meanwhile. Both are above 0."""
 
     cost: float
     yardstick: float
 
 
 def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, float]], float]:
-    """Costs as they would be were the machine always as fast as it is on average, and the power of the yardstick that
-    they follow: by least squares over all rounds, each side about its own mean (analysis of covariance). The yardstick
-    is to be one that neither side makes longer: what they do to it themselves is taken for speed. See `drift`."""
+    """Return the costs adjusted to the machine's average speed, and the exponent with which costs follow the reference
+    work.
+
+    The exponent is fitted by least squares over all rounds, each side about its own mean (analysis of covariance).
+    Neither side may slow the reference work down: an influence of a side is mistaken for the machine's speed. See
+    `drift`.
+    """
     if not pairs:
         return [], 0.0
     logs = np.log([[(each.cost, each.yardstick) for each in pair] for pair in pairs])
@@ -55,18 +61,19 @@ def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, fl
 
 
 def drift(pairs: Sequence[tuple[Timed, Timed]]) -> Added:
-    """By how much the yardstick is longer beside `on`. Nothing, if only others decide how fast the machine is."""
+    """Return how much longer the reference work takes beside `on`: zero when only other programs decide the machine's
+    speed."""
     return added([(off.yardstick, on.yardstick) for off, on in pairs])
 
 
 def added(pairs: Sequence[tuple[float, float]], seed: int = 1) -> Added:
-    """Of costs (off, on), both above 0. Raises ValueError without any."""
+    """Return the added cost of pairs (off, on), both above 0. Raises ValueError without any pair."""
     if not pairs:
         raise ValueError("no pairs")
     costs = np.asarray(pairs, dtype=float)
     ratios = np.log(costs[:, 1] / costs[:, 0])
-    drawn = np.random.default_rng(seed).integers(len(ratios), size=(DRAWS, len(ratios)))
-    low, high = np.quantile(_middle(ratios[drawn]), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    resampled = np.random.default_rng(seed).integers(len(ratios), size=(RESAMPLES, len(ratios)))
+    low, high = np.quantile(_middle(ratios[resampled]), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     off, on = np.median(costs, axis=0)
     return Added(
         num_pairs=len(pairs),
@@ -79,8 +86,8 @@ def added(pairs: Sequence[tuple[float, float]], seed: int = 1) -> Added:
 
 
 def _middle(values: np.ndarray) -> np.ndarray:
-    """Of each row [rows, N]; each value counts with itself too."""
+    """Return the median of the pairwise means of each row of [rows, N]; each value is also paired with itself."""
     first, second = np.triu_indices(values.shape[1])
-    # Of many pairs some rows at a time, in memory that a cache can hold.
+    # Many pairs are handled some rows at a time, in memory that fits a cache.
     parts = np.array_split(values, -(-values.shape[0] * len(first) // _AT_ONCE))
     return np.concatenate([np.median((part[:, first] + part[:, second]) / 2, axis=1) for part in parts])

@@ -1,4 +1,4 @@
-"""How charts look, and how they become files; knows nothing of what they show."""
+"""Style charts and write them to files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from loadtest.common.distribution import Distribution
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, which colour-blind people tell apart; more curves than these are not readable anyway."""
+"""The palette of Okabe and Ito, which colour-blind readers can tell apart; more curves than these are unreadable
+anyway."""
 GREY = "#777777"
 PANEL_INCHES = (6.4, 3.6)
 _SUFFIXES = (".svg", ".png")
@@ -34,11 +35,11 @@ styled = mpl.rc_context(
         "svg.hashsalt": "tandem",
     }
 )
-"""Decorates what draws, because matplotlib reads its settings all the time."""
+"""Decorator of functions that plot, because matplotlib reads its settings throughout plotting."""
 
 
 def chart_path(text: str) -> Path:
-    """For argparse."""
+    """Parse a chart's file name for argparse."""
     path = Path(text)
     if path.suffix not in _SUFFIXES:
         raise argparse.ArgumentTypeError(f"{text!r} ends with neither of {', '.join(_SUFFIXES)}")
@@ -55,7 +56,7 @@ def panels(rows: int, columns: int, title: str = "") -> tuple[Figure, list[list[
 
 @styled
 def save(figure: Figure, path: Path) -> None:
-    """The same picture gives the same bytes."""
+    """Write the figure; equal figures give equal bytes."""
     figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -64,16 +65,16 @@ def colour(place: int) -> str:
 
 
 def cdf(axes: Axes, found: Distribution, label: str, colour: str, style: str = "-") -> None:
-    """Share of values up to each duration, with dots at p50 and p99, which the label tells too."""
+    """Plot the share of values up to each duration, with dots at p50 and p99, which the label also gives."""
     at = [middle * 1e3 for middle, _ in found.buckets]
     shares = [number / found.count for number in accumulate(count for _, count in found.buckets)]
-    told = f"{label}: {duration(found.p50)} / {duration(found.p99)}"
-    axes.step([at[0], *at], [0.0, *shares], style, where="post", color=colour, label=told, linewidth=1.5)
+    legend = f"{label}: {duration(found.p50)} / {duration(found.p99)}"
+    axes.step([at[0], *at], [0.0, *shares], style, where="post", color=colour, label=legend, linewidth=1.5)
     axes.plot([found.p50 * 1e3, found.p99 * 1e3], [0.5, 0.99], "o", color=colour, markersize=4)
 
 
 def dress_cdf(axes: Axes, title: str, what: str, target_s: float | None = None) -> None:
-    """After its curves are drawn."""
+    """Add title, axes, target and legend after the curves are plotted."""
     axes.set_title(title)
     axes.set_xlabel(f"{what}, log scale")
     axes.set_ylabel("share up to")
@@ -87,7 +88,7 @@ def dress_cdf(axes: Axes, title: str, what: str, target_s: float | None = None) 
 
 
 def log_time(axes: Axes, along: str = "x") -> None:
-    """Of milliseconds."""
+    """Make an axis of milliseconds logarithmic, with readable durations as ticks."""
     getattr(axes, f"set_{along}scale")("log")
     axis = axes.xaxis if along == "x" else axes.yaxis
     low, high = axis.get_view_interval()
@@ -99,7 +100,7 @@ def log_time(axes: Axes, along: str = "x") -> None:
 
 
 def duration(seconds: float) -> str:
-    """Two or three digits with a unit."""
+    """Return the duration with two or three digits and a unit."""
     if seconds >= 1:
         return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
     if seconds >= 1e-3:

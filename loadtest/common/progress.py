@@ -1,4 +1,4 @@
-"""One line in a terminal that says how far a load test is; silent where nobody watches."""
+"""Show the progress of a load test as one line in a terminal; write nothing when the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVERY_S = 1.0
 
 
 async def show(line: Callable[[], str], out: TextIO) -> None:
-    """Until cancelled; leaves the last line standing."""
+    """Update the line until cancelled; the last line stays."""
     if not out.isatty():
         return
     try:

@@ -1,4 +1,4 @@
-"""Sums runs up: percentiles, rates, goodput, ratios of pairs; pure functions of records, never measures."""
+"""Summarise runs: percentiles, rates, goodput and ratios of pairs, as pure functions of records."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tandem.core.slo import Slo
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, or several of one system pooled. Rates are per second of the runs' walls together.
+    """Summary of one run, or of several runs of one system pooled. Rates are per second of the runs' wall times
+    together.
 
     `tpot` is the time per output token after the first, one value per request; `itl` pools the gaps of all requests.
-    `good_rate` is requests per second that met the SLO, `good_share` their share. `late_s` is the most that the client
-    itself was late by.
+    `good_rate` is requests per second that met the SLO, `good_share` their share. `late_s` is the largest delay of the
+    client itself.
     """
 
     num_requests: int
@@ -36,7 +37,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def meets(record: Record, slo: Slo) -> bool:
-    """It met the targets. A failed request meets none."""
+    """Return whether the request met the targets. A failed request meets none."""
     if record.error:
         return False
     gaps = record.gaps_s
@@ -44,7 +45,8 @@ def meets(record: Record, slo: Slo) -> bool:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest ranks, as numpy does. Raises ValueError without values."""
+    """Return the percentile, interpolated linearly between the two nearest ranks as numpy does. Raises ValueError
+    without values."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
@@ -55,12 +57,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def spread(values: Sequence[float]) -> LatencySummary | None:
-    """Exact. None of no values."""
+    """Return the exact summary of the values; None without values."""
     return QuantileSketch(values, exact=len(values)).spread()
 
 
 def summarise(runs: Sequence[Run], slo: Slo) -> Summary | None:
-    """Runs of one workload at one system, pooled. None when no request of them was answered."""
+    """Pool runs of one workload at one system. Return None when none of their requests was answered."""
     records = [record for run in runs for record in run.records]
     whole = [record for record in records if not record.error]
     ttft = spread([record.ttft_s for record in whole])
@@ -96,8 +98,11 @@ def _by_group(records: Iterable[Record]) -> dict[str, LatencySummary]:
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians of the parts of a step in seconds, of steps with at least `at_least` decodes and no prefill; `share` is
-    the median of what is not the model's of each step: one that the machine held up must not hide the others."""
+    """Medians of the parts of a step in seconds, over steps with at least `at_least` decodes and no prefill.
+
+    `share` is the median of each step's share outside the model, so that a step delayed by the machine does not distort
+    it.
+    """
 
     at_least: int
     num_steps: int
@@ -110,7 +115,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overhead(steps: Sequence[Step], at_least: int) -> Overhead | None:
-    """None when there is no such step."""
+    """Return the overhead of the matching steps; None when there is no such step."""
     chosen = [step for step in steps if step.num_decodes >= at_least and not step.num_prefill_tokens]
     if not chosen:
         return None
@@ -130,11 +135,11 @@ def overhead(steps: Sequence[Step], at_least: int) -> Overhead | None:
 
 
 VOID = 0.15
-"""Two runs between whose probes the machine's speed differs by more than this share cannot be compared."""
+"""Two runs whose probes differ in speed by more than this share are not compared."""
 
 
 class StatsPoint(NamedTuple):
-    """One run's value. `speed` is what the probes around it say of the machine; None when there were none."""
+    """Value of one run. `speed` is the machine's speed from the probes around the run; None when there were none."""
 
     at: float
     value: float
@@ -142,7 +147,7 @@ class StatsPoint(NamedTuple):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """Of neighbouring runs of two systems: median, least and greatest of `count` ratios; `num_void` more were void."""
+    """Ratios of neighbouring runs of two systems: median, least and greatest of `count`; `num_void` more were void."""
 
     count: int
     median: float
@@ -152,8 +157,11 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 def pair_ratio(ours: Sequence[StatsPoint], theirs: Sequence[StatsPoint]) -> Ratio | None:
-    """Ratios ours / theirs in alternation A B A B A: each of their runs is paired with our nearest run before it and
-    our nearest after it, so that a machine that slowly drifts favours nobody. None when no pair counts."""
+    """Return ratios ours / theirs of runs in alternation A B A B A; None when no pair counts.
+
+    Each of their runs is paired with our nearest run before it and our nearest after it, so that a slow drift of the
+    machine favours neither.
+    """
     pairs: list[tuple[StatsPoint, StatsPoint]] = []
     for their in theirs:
         before = max((our for our in ours if our.at < their.at), default=None)
@@ -172,8 +180,11 @@ def _is_void(a: StatsPoint, b: StatsPoint) -> bool:
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """Answers of two systems to the same prompts. `first_differences` is by request name: the index of the first token
-    (the first character where a side tells no ids) that differs."""
+    """Agreement of two systems' answers to the same prompts.
+
+    `first_differences` maps a request's name to the index of the first token that differs (the first character where a
+    side reports no ids).
+    """
 
     num_equal: int
     num_compared: int

@@ -1,4 +1,4 @@
-"""Cells and tables of Markdown; knows nothing of what they tell."""
+"""Format cells and tables as Markdown."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column is of names, all others are of numbers."""
+    """Return a table whose first column holds names and whose other columns hold numbers."""
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds, of a long time whole ones."""
+    """Return milliseconds, without decimals from 100 ms on."""
     return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}"

@@ -1,4 +1,4 @@
-"""Writes a random model whose steps take next to nothing, so that what is around them shows; never a reference."""
+"""Write a random model whose steps take almost no time, so that the cost around them shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY = 256
 
 
 def make_tiny(directory: Path) -> Path:
-    """A random Llama of two narrow layers, each of whose tokens is a word."""
+    """Write a random Llama of two narrow layers, each of whose tokens is a word."""
     directory.mkdir(parents=True)
     hidden, inner, layers = 64, 128, 2
     config = {

@@ -1,10 +1,10 @@
-"""Conversations that take turns on our engine inside this process, with and without host memory behind its KV pool:
-time to each turn's first token. Opens no port.
+"""Measure TTFT of alternating conversations on our engine in this process, with and without host memory behind its KV
+pool.
 
     python -m loadtest.engine.chats [--chats 6] [--turns 4] [--rounds 2]
 
-The pool holds a third of what all conversations come to, host memory all of it. Nothing else runs meanwhile, so TTFT is
-what the prompt's computing and the copies take.
+The pool holds a third of the KV of all conversations, host memory all of it. Nothing else runs meanwhile, so TTFT is
+the time of the prompt's computation and the copies.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for _ in range(args.rounds):
         for has_host in (False, True):
-            told = list(_measure(args.chats, args.turns, num_tokens, has_host))
-            ttfts, later = [t for t, _, _ in told], told[args.chats :]
+            turns = list(_measure(args.chats, args.turns, num_tokens, has_host))
+            ttfts, later = [t for t, _, _ in turns], turns[args.chats :]
             share = sum(cached for _, cached, _ in later) / sum(prompt for _, _, prompt in later)
             shown = [ms(percentile(ttfts[args.chats :], p)) for p in (0.5, 0.95)]
             rows.append(["yes" if has_host else "no", *shown, f"{share:.0%}"])
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(num_chats: int, num_turns: int, num_tokens: int, has_host: bool) -> Iterator[tuple[float, int, int]]:
-    """Seconds to the first token, cached tokens and prompt tokens of each turn, one conversation after the other."""
+    """Yield seconds to the first token, cached tokens and prompt tokens of each turn."""
     clock, config = SystemClock(), Config()
     engine_config = EngineConfig(max_num_batched_tokens=512)
     token_bytes = _token_bytes(config, engine_config)
@@ -65,7 +65,7 @@ def _measure(num_chats: int, num_turns: int, num_tokens: int, has_host: bool) ->
     for turn in range(num_turns):
         for i, history in enumerate(histories):
             history += tokens(_PROMPT, _SEED, "chat", i, turn)
-            ttft, cached, answer = _ask(engine, model.executor, clock, f"{i}.{turn}", history)
+            ttft, cached, answer = _run_turn(engine, model.executor, clock, f"{i}.{turn}", history)
             yield ttft, cached, len(history)
             history += answer
 
@@ -74,7 +74,7 @@ def _token_bytes(config: Config, engine: EngineConfig) -> int:
     return load_model(config.model, replace(engine, kv_cache_memory=Bytes(64 << 20))).executor.layout.token_bytes
 
 
-def _ask(
+def _run_turn(
     engine: Engine, executor: Executor, clock: Clock, name: str, prompt: Sequence[int]
 ) -> tuple[float, int, list[int]]:
     sampling = SamplingParams(max_tokens=_OUTPUT, temperature=0.0)

@@ -1,10 +1,9 @@
-"""Measures steps of a whole model without a server: decode steps and prompt chunks beside the least time that they can
-take here; never serves a request.
+"""Measure steps of a whole model without a server: decode steps and prompt chunks beside their roofline time.
 
     python -m loadtest model --device cuda --shape llama-3.1-8b [--batches 1,32,256] [--contexts 1024,8192]
 
-The executor is the one that serves, its plans are made by hand. The machine's limits are measured in the same run, and
-the share is that of the floor which follows from them. On a GPU decode steps run twice, replayed as graphs and eagerly.
+The executor is the serving one, its plans are made by hand. The machine's limits are measured in the same run, and the
+share is relative to the floor that follows from them. On a GPU decode steps run twice, as replayed graphs and eagerly.
 """
 
 from __future__ import annotations
@@ -55,13 +54,16 @@ _GRAPHS = "cuda_graphs"
 """The engine's setting, where it has one."""
 _CHUNK_STEPS = 6
 _SETTLING = 3
-"""Steps before those that count. After them comes one more: with plans launched ahead, the last one's is not like the
-others' time, because nothing is launched during it."""
+"""Steps before those that count.
+
+One more runs after them: with plans launched ahead, the last step's time differs, because nothing is launched during
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Seconds of one case's steps: median, first and ninth decile, and the least that is possible here."""
+    """Seconds of one case's steps: median, first and ninth decile, and the least possible time on this machine."""
 
     case: str
     way: str
@@ -79,7 +81,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelStepsReport:
-    """`rates` as bytes and operations per second."""
+    """All rows of a run. `rates` are bytes and operations per second."""
 
     machine: dict[str, str]
     rates: Rates
@@ -156,7 +158,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def cases_of(args: argparse.Namespace) -> list[StepCase]:
-    """Decodes first. What is not given is by device."""
+    """Return the cases, decodes first. Missing options take defaults of the device."""
     sizes = {name: _sizes(text) for name, text in SIZES[args.device].items()}
     sizes |= {name: vars(args)[name] for name in sizes if vars(args)[name] is not None}
     decodes = [Decode(batch, context) for context in sizes["contexts"] for batch in sizes["batches"]]
@@ -164,7 +166,7 @@ def cases_of(args: argparse.Namespace) -> list[StepCase]:
 
 
 def run(args: argparse.Namespace, command: str, clock: Clock) -> ModelStepsReport:
-    """All cases, on one executor after the other. Raises TandemError."""
+    """Run all cases, on one executor after the other. Raises TandemError."""
     device, cases = torch.device(args.device), cases_of(args)
     model, engine = _settings(args, cases)
     directory = resolve_model(model.id, cache_root(model.cache_dir))
@@ -188,14 +190,14 @@ def run(args: argparse.Namespace, command: str, clock: Clock) -> ModelStepsRepor
 
 
 def _give_back(device: torch.device) -> None:
-    """What torch keeps of a GPU's memory for later would be missing from the next executor's pool."""
+    """Free the GPU memory that torch caches, which the next executor's pool needs."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Of a copy and of the best of a few matrix products."""
+    """Measure the rates of a copy and of the best of a few matrix products."""
     if device.type == "cuda":
         stopwatch: Stopwatch = CudaStopwatch(device, 0.3)
         limits = measure_limits(device, dtype, stopwatch, QUICK)
@@ -223,7 +225,7 @@ def _settings(args: argparse.Namespace, cases: Sequence[StepCase]) -> tuple[Mode
 
 
 def _ways(args: argparse.Namespace, engine: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
-    """With graphs and without, where the engine has that choice."""
+    """Yield the engine settings with graphs and without, where the engine has that choice."""
     if args.device != "cuda" or _GRAPHS not in {field.name for field in fields(engine)}:
         yield "as served", engine
         return
@@ -234,7 +236,8 @@ def _ways(args: argparse.Namespace, engine: EngineConfig) -> Iterator[tuple[str,
 
 
 def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> ModelExecutor:
-    """With random KV in its pool. Raises TandemError, also where the model is on another device than was asked for."""
+    """Load a model with random KV in its pool. Raises TandemError, also where the model is on another device than
+    requested."""
     from tandem.runtime.model_loader import load_executor  # brings what only serving needs
 
     executor = load_executor(directory, config, model, engine)
@@ -249,7 +252,7 @@ def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: En
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What all cases of one executor share. `steps` are those of a decode that count."""
+    """State that all cases of one executor share. `steps` is the number of counted decode steps."""
 
     executor: ModelExecutor
     config: DecoderConfig
@@ -259,7 +262,7 @@ class Measurement:
     clock: Clock
 
     def rows(self, cases: Sequence[StepCase], left_out: dict[str, str]) -> Iterator[StepRow]:
-        """One for each case that fits; `left_out` says why others did not."""
+        """Yield a row for each case that fits; `left_out` collects why others did not."""
         number = 1
         for case in cases:
             count = _SETTLING + (self.steps if isinstance(case, Decode) else _CHUNK_STEPS) + 1
@@ -270,7 +273,7 @@ class Measurement:
             number += count
 
     def _row(self, case: StepCase, number: int, count: int) -> StepRow:
-        """Raises Unfit."""
+        """Measure one case. Raises Unfit."""
         executor, longest = self.executor, max(case.lengths(count))
         if longest > executor.max_model_len:
             raise Unfit(f"{longest} tokens, the executor takes {executor.max_model_len}")

@@ -1,9 +1,9 @@
-"""Runs a workload on our engine inside this process, as a worker composes it, and splits every step; opens no port.
+"""Run a workload on our engine inside this process, composed as in a worker, and split the time of every step.
 
     python -m loadtest offline WORKLOAD... [--seed N] [--json FILE]
 
-What a worker does on two threads happens here on one: after each step the events go through the same outboxes and the
-same encoding as a worker's Watch stream, and that time is the step's `stream_s`.
+A worker's two threads are one here: after each step the events go through the same outboxes and the same encoding as a
+worker's Watch stream, and that time is the step's `stream_s`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loadtest.client.records import Record, Run, Step
-from loadtest.client.workloads import Ask, Workload
+from loadtest.client.workloads import BenchRequest, Workload
 from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.events import Failed, Finished, JobEvent, Token
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 _GATEWAY = GatewayId("loadtest")
 _IDLE_S = 0.0005
-"""How long an idle engine sleeps at most before it looks at the schedule again."""
+"""Maximum sleep of an idle engine, in seconds, before it checks the schedule again."""
 
 
 class TimedModel:
-    """A model that adds up the time inside it. Implements `CausalModel`."""
+    """Model that adds up the time inside it. Implements `CausalModel`."""
 
     def __init__(self, model: CausalModel, clock: Clock) -> None:
         self._model = model
@@ -72,13 +72,13 @@ class TimedModel:
         return logits
 
     def take_s(self) -> float:
-        """The time inside since the last call."""
+        """Return the time inside the model since the last call."""
         inside, self._inside_s = self._inside_s, 0.0
         return inside
 
 
 class OfflineEngine:
-    """A loaded engine; `run` may be called again and again. `sleep` waits for what is due when nothing is running."""
+    """Loaded engine; `run` may be called repeatedly. `sleep` waits for due requests when nothing is running."""
 
     def __init__(
         self, config: Config, model: WorkerModel, clock: Clock, sleep: Callable[[float], None] = time.sleep
@@ -94,7 +94,7 @@ class OfflineEngine:
         self.sleep = sleep
 
     def run(self, workload: Workload, system: str = "tandem-offline") -> Run:
-        """Submit what is due between steps, until all has ended."""
+        """Submit due requests between steps until all have ended."""
         return _Pass(self, workload).run(system)
 
 
@@ -104,8 +104,8 @@ class _Pass:
     def __init__(self, offline: OfflineEngine, workload: Workload) -> None:
         self._offline, self._engine, self._clock = offline, offline.engine, offline.clock
         self._workload = workload
-        self._told: WorkerLoad | None = None
-        self._waiting = sorted(workload.asks, key=lambda ask: 0.0 if workload.is_sequential else ask.due_s)
+        self._last_load: WorkerLoad | None = None
+        self._waiting = sorted(workload.requests, key=lambda request: 0.0 if workload.is_sequential else request.due_s)
         self._began = self._clock.now()
         self._open: dict[str, _Answer] = {}
         self._records: dict[str, Record] = {}
@@ -129,7 +129,7 @@ class _Pass:
             workload=self._workload.name,
             seed=self._workload.seed,
             turn=self._workload.turn,
-            records=tuple(self._records[ask.name] for ask in self._workload.asks),
+            records=tuple(self._records[request.name] for request in self._workload.requests),
             wall_s=self._now(),
             steps=tuple(self._steps),
         )
@@ -138,26 +138,29 @@ class _Pass:
         return self._clock.now() - self._began
 
     def _submit_due(self) -> None:
-        """In a sequence the next request is due when the one before has ended."""
+        """Submit due requests; in a sequence the next request is due when the one before has ended."""
         while self._waiting:
-            ask = self._waiting[0]
+            request = self._waiting[0]
             if self._workload.is_sequential and self._open:
                 return
             now = self._now()
-            due = now if self._workload.is_sequential else ask.due_s
+            due = now if self._workload.is_sequential else request.due_s
             if due > now:
                 return
             self._waiting.pop(0)
-            self._submit(ask, due, now)
+            self._submit(request, due, now)
 
-    def _submit(self, ask: Ask, due: float, now: float) -> None:
-        sampling = SamplingParams(max_tokens=ask.max_tokens, temperature=0.0)
-        name = RequestId(f"{self._workload.name}-{self._workload.seed}-{self._workload.turn}-{self._began}-{ask.name}")
+    def _submit(self, request: BenchRequest, due: float, now: float) -> None:
+        sampling = SamplingParams(max_tokens=request.max_tokens, temperature=0.0)
+        name = RequestId(
+            f"{self._workload.name}-{self._workload.seed}-{self._workload.turn}-{self._began}-{request.name}"
+        )
         job = GenerateJob(
-            request=Request(id=name, model=self._offline.name, prompt_tokens=ask.prompt, sampling=sampling), attempt=1
+            request=Request(id=name, model=self._offline.name, prompt_tokens=request.prompt, sampling=sampling),
+            attempt=1,
         )
         self._gateways.register(_GATEWAY, job.keys, 0, 0.0)
-        self._open[name] = _Answer(ask, due, now)
+        self._open[name] = _Answer(request, due, now)
         self._engine.submit(job, self._clock.now())
 
     def _step(self, plan: StepPlan, effects: list[Effect], began: float, planned: float) -> None:
@@ -170,7 +173,7 @@ class _Pass:
         self._stream(events)
         streamed = self._clock.now()
         inside = self._offline.timed.take_s() if self._offline.timed is not None else 0.0
-        # A slice of one position that draws a token is a decode, or the tail of a prompt: too rare to matter.
+        # A slice of one position that samples a token is a decode, or the tail of a prompt: too rare to matter.
         num_decodes = sum(piece.num_tokens == 1 for piece in plan.slices)
         self._steps.append(
             Step(
@@ -188,11 +191,11 @@ class _Pass:
             self._take_in(event, streamed - self._began)
 
     def _stream(self, events: Sequence[JobEvent]) -> None:
-        """What a worker does to tell its gateway."""
+        """Encode the events as a worker does for its gateway."""
         self._gateways.deliver(events)
         load = self._engine.load()
-        encode_update(self._watch.box.take(0.0), load if load != self._told else None).SerializeToString()
-        self._told = load
+        encode_update(self._watch.box.take(0.0), load if load != self._last_load else None).SerializeToString()
+        self._last_load = load
 
     def _take_in(self, event: JobEvent, now: float) -> None:
         name = event.key.request
@@ -201,7 +204,7 @@ class _Pass:
             answer.stamps_s.append(now)
             answer.tokens.append(event.token.id)
         elif isinstance(event, Finished | Failed):
-            self._records[answer.ask.name] = self._open.pop(name).record(event)
+            self._records[answer.request.name] = self._open.pop(name).record(event)
             self._gateways.discard([event.key])
 
     def _rest(self) -> None:
@@ -210,21 +213,21 @@ class _Pass:
 
 
 class _Answer:
-    def __init__(self, ask: Ask, due_s: float, sent_s: float) -> None:
-        self.ask, self.due_s, self.sent_s = ask, due_s, sent_s
+    def __init__(self, request: BenchRequest, due_s: float, sent_s: float) -> None:
+        self.request, self.due_s, self.sent_s = request, due_s, sent_s
         self.stamps_s: list[float] = []
         self.tokens: list[int] = []
 
     def record(self, end: Finished | Failed) -> Record:
-        asked = self.ask.max_tokens
+        num_requested = self.request.max_tokens
         error = end.message if isinstance(end, Failed) else ""
-        if not error and len(self.tokens) != asked:
-            error = f"{len(self.tokens)} of {asked} tokens"
+        if not error and len(self.tokens) != num_requested:
+            error = f"{len(self.tokens)} of {num_requested} tokens"
         return Record(
-            name=self.ask.name,
-            group=self.ask.group,
-            num_prompt_tokens=len(self.ask.prompt),
-            num_asked_tokens=asked,
+            name=self.request.name,
+            group=self.request.group,
+            num_prompt_tokens=len(self.request.prompt),
+            num_asked_tokens=num_requested,
             due_s=self.due_s,
             sent_s=self.sent_s,
             stamps_s=tuple(self.stamps_s),

@@ -1,4 +1,4 @@
-"""`python -m loadtest offline`: workloads on our engine in this process; decides nothing about how they are run.
+"""`python -m loadtest offline`: run workloads on our engine in this process.
 
 python -m loadtest offline [WORKLOAD ...] [--json FILE] [--flags any flag of `tandem worker`]
 """
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _flags(words: Sequence[str]) -> dict[str, str | bool]:
-    """The layer of settings that these flags of `tandem worker` are."""
+    """Return the settings layer of these flags of `tandem worker`."""
     parser = argparse.ArgumentParser(prog="loadtest offline --flags")
     names = flags_of()
     for leaf in settings():
@@ -72,14 +72,14 @@ def _run(args: argparse.Namespace, config: Config) -> list[Run]:
     engine = OfflineEngine(config, load_worker_model(config), SystemClock())
     settle_process()
     runs = []
-    for number, asked in enumerate(_asked(args, config)):
+    for number, current in enumerate(_workloads(args, config)):
         engine.run(warm_up(number))
-        runs.append(engine.run(asked))
-        sys.stderr.write("" if args.quiet else f"{asked.name:>13} {runs[-1].wall_s:7.2f} s\n")
+        runs.append(engine.run(current))
+        sys.stderr.write("" if args.quiet else f"{current.name:>13} {runs[-1].wall_s:7.2f} s\n")
     return runs
 
 
-def _asked(args: argparse.Namespace, config: Config) -> list[Workload]:
+def _workloads(args: argparse.Namespace, config: Config) -> list[Workload]:
     if args.workload_file:
         return [msgspec.json.decode(args.workload_file.read_bytes(), type=Workload)]
     encode_text = encoder(model_directory(config.model.id))

@@ -1,9 +1,9 @@
-"""Measures `tandem serve` from its first instruction to its first answer; never what an answer costs after that.
+"""Measure `tandem serve` from its first instruction to its first answer.
 
     python -m loadtest.engine.startup [--pairs 3] [--json FILE]
 
-Beside it, in turn, an empty Ray with as many replicas of an empty Serve deployment, set up as `serve` sets its own up:
-what is beyond that is ours. The model must be in the cache: a first start fetches it.
+An empty Ray with as many replicas of an empty Serve deployment, set up as `serve` does, alternates with it: the
+difference is Tandem's own time. The model must be in the cache, because a first start downloads it.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ ray.shutdown()
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds from the start of the process. `stages` are the moments at which each began, `answer_s` the end."""
+    """Seconds from the start of the process. `stages` are the times at which each began, `answer_s` is the end."""
 
     answer_s: float
     stages: dict[str, float] = field(default_factory=dict)
 
 
 class StartError(Exception):
-    """A start that was to be measured failed; says what it wrote."""
+    """Raised when a measured start failed; the message holds its output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,8 +121,8 @@ def _start_served(args: argparse.Namespace, clock: Clock) -> Start:
     pools = ("--prefill", str(args.prefill), "--decode", str(args.decode))
     process = subprocess.Popen((*command, *pools), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        said, stages = _read_until_ready(process)
-        _ask(*said)
+        ready_info, stages = _read_until_ready(process)
+        _request_first_token(*ready_info)
         answered = clock.now() - began
     finally:
         process.send_signal(signal.SIGINT)
@@ -131,7 +131,8 @@ def _start_served(args: argparse.Namespace, clock: Clock) -> Start:
 
 
 def _read_until_ready(process: subprocess.Popen[str]) -> tuple[tuple[str, str], dict[str, float]]:
-    """The model's name and the address; the clock of the stages begins a moment after the process."""
+    """Return the model's name, the address, and the times of the stages, which count from just after the process
+    started."""
     assert process.stdout is not None
     stages: dict[str, float] = {}
     lines: list[str] = []
@@ -144,7 +145,7 @@ def _read_until_ready(process: subprocess.Popen[str]) -> tuple[tuple[str, str], 
     raise StartError(f"tandem serve did not start:\n{''.join(lines)[-2000:]}")
 
 
-def _ask(model: str, url: str) -> None:
+def _request_first_token(model: str, url: str) -> None:
     body = {"model": model, "temperature": 0, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)

@@ -1,4 +1,4 @@
-"""The least time that a step of a model can take, from limits measured on the same machine; never a measurement.
+"""Compute the least time that a step of a model can take, from limits measured on the same machine.
 
 Products take the larger of the time to read their weights and the time to multiply; attention likewise, on top. Left
 out: activations, norms, sampling.
@@ -13,7 +13,7 @@ from tandem.runtime.model_config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second: bytes of a copy, read and written, and operations of matrix products."""
+    """Rates per second: bytes of a copy, read and written, and operations of matrix products."""
 
     memory: float
     matrix: float
@@ -21,8 +21,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes: `rows` of the model, logits of `drawn` of them, KV read of `context` tokens, and `pairs` of
-    a token with one that it attends to."""
+    """Work of a step: `rows` of the model, logits of `drawn` of them, KV read of `context` tokens, and `pairs` of a
+    token with one that it attends to."""
 
     rows: int
     drawn: int
@@ -31,17 +31,17 @@ class StepWork:
 
 
 def decode_work(batch: int, context: int) -> StepWork:
-    """`batch` sequences with one row each, itself in its context."""
+    """Return the work of `batch` sequences with one row each; a row's context includes itself."""
     return StepWork(rows=batch, drawn=batch, context=batch * context, pairs=batch * context)
 
 
 def chunk_work(rows: int, cached: int) -> StepWork:
-    """`rows` of one prompt after `cached` tokens; nothing is drawn."""
+    """Return the work of `rows` of one prompt after `cached` tokens; no token is sampled."""
     return StepWork(rows=rows, drawn=0, context=cached + rows, pairs=rows * cached + rows * (rows + 1) // 2)
 
 
 def floor_s(config: DecoderConfig, item_bytes: int, token_bytes: int, rates: Rates, work: StepWork) -> float:
-    """Weights of `item_bytes` each; a token's KV in all layers has `token_bytes`."""
+    """Return the floor in seconds. A weight has `item_bytes`; a token's KV in all layers has `token_bytes`."""
     heads = (config.heads + config.kv_heads) * config.head_dim
     layers = config.layers * config.hidden_size * (2 * heads + 3 * config.intermediate_size)
     head = config.hidden_size * config.vocab_size

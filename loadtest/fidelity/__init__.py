@@ -1,1 +1,1 @@
-"""How far the simulator is from measured runs, and the disaggregation experiment."""
+"""Error of the simulator against measured runs, and the disaggregation experiment."""

@@ -112,8 +112,11 @@ def _real(name: str, runs: Sequence[StoredRun], burst: StoredRun) -> ExperimentO
 
 
 def _fitted(profile: Profile, runs: dict[str, list[StoredRun]], bursts: dict[str, StoredRun]) -> ExperimentPlace:
-    """From one fit on chunked steps. Prompts computed whole lie beyond what was measured; two workers that share
-    cores are not simulated, because each step then takes what the other leaves."""
+    """Simulate the configurations from one fit on chunked steps.
+
+    Prompts computed whole are outside the measured range; two workers that share cores are not simulated, because each
+    step then takes what the other leaves.
+    """
     outcomes = []
     for name in (MONOLITHIC, CHUNKED):
         changed = _with_chunks(profile, name == CHUNKED)

@@ -1,4 +1,4 @@
-"""The experiment's outcomes as a table, as effects beside what was published, and as a chart; never runs anything."""
+"""Render the experiment's outcomes as a table, as effects beside published ones, and as a chart."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from loadtest.fidelity.predictions import Times
 
 MONOLITHIC, CHUNKED, SPLIT = "monolithic", "chunked", "disaggregated"
 _COLOURS = {MONOLITHIC: "#D55E00", CHUNKED: "#0072B2", SPLIT: "#009E73"}
-"""Of Okabe and Ito: told apart by everybody."""
+"""Colours from the palette of Okabe and Ito."""
 BEGIN, END = "<!-- experiment: written by `python -m loadtest experiment --write` -->", "<!-- end of experiment -->"
 LEAST_GAP_MS = 1.0
-"""Where the chart of gaps begins: below are tokens that came together."""
+"""Start of the chart of gaps; shorter gaps are tokens that arrived together."""
 SHORT = "short"
-"""The class of the requests that have reason to complain."""
+"""Class of the requests whose latency suffers from long prompts."""
 
 
 class ExperimentOutcome(NamedTuple):
-    """One way, in one place: runs at the usual rate, which are pooled, and one of requests that all come at once."""
+    """Results of one configuration in one place: pooled runs at the usual rate, and one burst."""
 
     way: str
     runs: list[Times]
@@ -43,7 +43,7 @@ class ExperimentOutcome(NamedTuple):
 
 
 class ExperimentPlace(NamedTuple):
-    """`told`: what ran there."""
+    """One place of the experiment. `told` describes what ran there."""
 
     name: str
     told: str
@@ -59,7 +59,7 @@ def markdown(places: Sequence[ExperimentPlace]) -> str:
 
 
 def insert(document: str, text: str) -> str:
-    """Replace what lies between the marks. Raises ValueError unless the document has both."""
+    """Replace the text between the marks. Raises ValueError unless the document has both."""
     head, has_begin, rest = document.partition(BEGIN)
     _, has_end, tail = rest.partition(END)
     if not (has_begin and has_end):
@@ -90,7 +90,7 @@ def _two(values: Sequence[float]) -> str:
 
 
 class _Effect(NamedTuple):
-    """`value` of two ways, the later first; `holds` when it is as published."""
+    """Effect between two configurations. `value` compares them, the later first; `holds` when it is as published."""
 
     name: str
     published: str
@@ -157,7 +157,10 @@ def _effect_cell(effect: _Effect, place: ExperimentPlace) -> str:
 
 
 def chart(places: Sequence[ExperimentPlace], file: Path) -> None:
-    """A row for each place: TTFT of short requests, and gaps between tokens. Format by the file's suffix."""
+    """Write a chart with a row for each place: TTFT of short requests, and gaps between tokens.
+
+    The file's suffix selects the format.
+    """
     figure = Figure(figsize=(10, 3.1 * len(places)), layout="constrained")
     grid = figure.subplots(len(places), 2, squeeze=False)
     for row, place in zip(grid, places, strict=True):
@@ -174,7 +177,7 @@ def chart(places: Sequence[ExperimentPlace], file: Path) -> None:
 
 
 def _tail(axes: Axes, values: Sequence[float], way: str) -> None:
-    """The share of values above each, on two logarithmic scales: the tail is what matters."""
+    """Plot the share of values above each value on two logarithmic scales, which show the tail."""
     ordered = sorted(values)
     count = len(ordered)
     places = sorted({min(count - 1, int(count * (1 - 10 ** (-4 * i / 120)))) for i in range(121)} | {count - 1})

@@ -1,10 +1,10 @@
-"""How far the simulator is off: fitted on one real run, it predicts others; never mends what it finds.
+"""Measure the error of the simulator: fitted on one real run, it predicts others.
 
     python -m loadtest fidelity --directory DIR [--way mixed|split] [--count 200] [--rate 0.6] [--profile FILE]
 
 Run A, of one seed, is what step times are fitted on. Run B, of another seed, is measured several times and predicted
-from the fit alone; then replayed with its own step times, which leaves out the fit's errors. Needs an idle machine for
-half an hour; what the directory holds already is not measured again.
+from the fit alone; then replayed with its own step times, which excludes the fit's errors. Needs an idle machine for
+half an hour; stored runs in the directory are not measured again.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ WAYS = {
     "split": RunConfig("split", ("--mixed", "0", "--prefill", "1", "--decode", "1", *CHUNK)),
 }
 NUM_DRAWS = 9
-"""Simulations with residuals of their own; the prediction is their median."""
+"""Number of simulations with different residuals; the prediction is their median."""
 ALLOWED = {"TTFT p50": 0.15, "TTFT p99": 0.25, "ITL p50": 0.15, "ITL p99": 0.25}
-"""Relative errors. At p99 the spread of the real runs counts where that is larger."""
+"""Allowed relative errors. At p99 the spread of the real runs counts where that is larger."""
 ALLOWED_REPLAY = 0.05
 
 
 class FidelityRow(NamedTuple):
-    """One figure in seconds: of the real runs, of the simulations, and of each real run's replay. `unlike`: the share
-    of a replay's steps that the run's log had no like of, at most; with many, a replay says little."""
+    """One figure in seconds: of the real runs, of the simulations, and of each real run's replay.
+
+    `unlike` is the largest share of a replay's steps for which the run's log had no similar one; with many, a replay
+    says little.
+    """
 
     name: str
     real: list[float]
@@ -63,7 +66,7 @@ class FidelityRow(NamedTuple):
 
     @property
     def replay_error(self) -> float:
-        """The worst one."""
+        """Return the largest error of the replays."""
         return max((told / real - 1 for told, real in zip(self.replays, self.real, strict=True)), key=abs)
 
     @property
@@ -144,7 +147,7 @@ def markdown(rows: Sequence[FidelityRow], num_runs: int) -> str:
 
 
 def told(rows: Sequence[FidelityRow], num_runs: int) -> str:
-    """One sentence for a profile, which every report prints."""
+    """Return one sentence for a profile, which every report prints."""
     errors = ", ".join(f"{row.name} {row.error:+.0%}" for row in rows)
     return f"predicted {num_runs} real runs of another seed with errors of {errors}"
 

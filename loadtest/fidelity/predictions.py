@@ -1,4 +1,4 @@
-"""What the simulator says of a run that was measured: profiles of it, predictions, replays; measures nothing."""
+"""Compute what the simulator predicts for a measured run: profiles, predictions and replays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHM_BANDWIDTH = 5e9
 
 
 class Seen(NamedTuple):
-    """One request, in seconds from when it was due."""
+    """Times of one request, in seconds from when it was due."""
 
     group: str
     due_s: float
@@ -40,8 +40,10 @@ class Seen(NamedTuple):
 
 
 class Times(NamedTuple):
-    """What the clients of one run saw, by request; the gaps between tokens of all. `unlike`: of a replay, the share of
-    steps for which the log had no like one."""
+    """Times that the clients of one run saw, by request, and the gaps between tokens of all.
+
+    `unlike`: for a replay, the share of steps for which the log had no similar one.
+    """
 
     seen: dict[str, Seen]
     gaps: list[float]
@@ -54,26 +56,26 @@ class Times(NamedTuple):
 
     @property
     def output_rate(self) -> float:
-        """Tokens per second from the first due time to the last token."""
+        """Return tokens per second from the first due time to the last token."""
         first = min(one.due_s for one in self.seen.values())
         return self.num_tokens / (max(one.due_s + one.last_s for one in self.seen.values()) - first)
 
 
 def times_of(records: Sequence[Record]) -> Times:
-    """What the client measured."""
+    """Return the times that the client measured."""
     seen = {r.name: Seen(r.group, r.due_s, r.ttft_s, r.stamps_s[-1] - r.due_s) for r in records}
     return Times(seen, [gap for r in records for gap in r.gaps_s], sum(r.num_output_tokens for r in records))
 
 
 def traced(traces: Sequence[ClientTrace]) -> Times:
-    """What simulated clients saw; tokens that came together are one arrival, as for real ones."""
+    """Return the times of simulated clients; tokens that arrived together are one arrival, as for real ones."""
     seen: dict[str, Seen] = {t.id: Seen(t.group, t.due_s, t.ttft_s, t.ended_at - t.due_s) for t in traces}
     gaps = [gap for trace in traces for gap in trace.gaps_s if gap > 0]
     return Times(seen, gaps, sum(len(trace.token_times) for trace in traces))
 
 
 def profile_from(kept: StoredRun, note: str) -> Profile:
-    """Of the workers of one run, and of the link between them and the client."""
+    """Fit a profile of the workers of one run, and of the link between them and the client."""
     deliveries = _deliveries(kept)
     latency_s = _latency(kept)
     profile = profile_of(kept.logs, fit_all(kept.logs), latency_s, SHM_BANDWIDTH, note)
@@ -83,14 +85,14 @@ def profile_from(kept: StoredRun, note: str) -> Profile:
 
 
 def predicted(profile: Profile, kept: StoredRun, seed: int) -> Times:
-    """The same requests, from nothing but the profile and what each request is."""
+    """Predict the same requests from the profile alone."""
     pools = Counter(log.head.pool for log in kept.logs)
     workers = tuple((profile.worker(pool_named(pool)), number) for pool, number in sorted(pools.items()))
     return _simulated(workers, kept, profile.latency_s, profile.delivery_s, seed)
 
 
 def replayed(kept: StoredRun) -> Times:
-    """The same requests, each step taking the time that it took."""
+    """Replay the same requests, each step taking its recorded time."""
     own = profile_from(kept, "")
     workers, replays = [], []
     for log in kept.logs:
@@ -114,7 +116,7 @@ def _simulated(
 
 
 def simulated(spec: ClusterSpec, asks: Iterable[ScheduledRequest]) -> Times:
-    """Of requests that all end well. Raises AssertionError when one does not, or a book is off."""
+    """Simulate requests that all end well. Raises AssertionError when one does not or the accounting is off."""
     cluster, traces = SimCluster(spec), list[ClientTrace]()
     cluster.run(asks, traces.append)
     cluster.check()
@@ -123,7 +125,7 @@ def simulated(spec: ClusterSpec, asks: Iterable[ScheduledRequest]) -> Times:
 
 
 def _asks(records: Sequence[Record]) -> Iterator[ScheduledRequest]:
-    """Prompts share no block, as those of the mix."""
+    """Yield the recorded requests with prompts that share no block, as those of the mix."""
     for number, record in enumerate(sorted(records, key=lambda record: record.due_s)):
         request = Request(
             id=RequestId(record.name),
@@ -135,7 +137,7 @@ def _asks(records: Sequence[Record]) -> Iterator[ScheduledRequest]:
 
 
 def _latency(kept: StoredRun) -> float:
-    """From a request's sending to the step that begins for it, where no step was running: the median."""
+    """Return the median time from a request's sending to the step that begins for it, where no step was running."""
     began = kept.run.began_unix_s
     steps = sorted((step for log in kept.logs for step in log.steps), key=lambda step: step.at)
     ends = [step.at for step in steps]
@@ -150,7 +152,7 @@ def _latency(kept: StoredRun) -> float:
 
 
 def _deliveries(kept: StoredRun) -> list[float]:
-    """From the end of the step that drew a token to its arrival."""
+    """Return the times from the end of the step that sampled a token to its arrival."""
     ends = sorted(step.at for log in kept.logs for step in log.steps)
     stamps = (kept.run.began_unix_s + stamp for record in kept.run.records for stamp in record.stamps_s)
     places = ((stamp, bisect_right(ends, stamp) - 1) for stamp in stamps)

@@ -1,6 +1,6 @@
-"""Runs of Tandem with the steps that its workers took beside what its client saw, kept as files; never judges one.
+"""Record runs of Tandem, with the steps of its workers and the times of its client, and store them as files.
 
-What a directory holds already is not measured again, so that a campaign of an hour can be taken up where it stopped.
+Stored runs are not measured again, so that a campaign of an hour can be resumed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from loadtest.bench.systems_under_test import Failure, free_port
 from loadtest.client.endpoint import Endpoint
-from loadtest.client.open_loop import ask_endpoint
+from loadtest.client.open_loop import run_workload
 from loadtest.client.records import Record, encode
 from loadtest.client.workloads import mix_workload, warm_up
 from loadtest.processes.systems import ServerCommand, running_server
@@ -29,7 +29,7 @@ NUM_WARM_UPS = 3
 
 
 class RunConfig(NamedTuple):
-    """One way of running Tandem. `flags` are those of `loadtest.processes.tandem_server`."""
+    """Configuration of Tandem. `flags` are those of `loadtest.processes.tandem_server`."""
 
     name: str
     flags: tuple[str, ...]
@@ -37,7 +37,7 @@ class RunConfig(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
-    """`count` requests of the mix at `rate` per second; `turn` tells runs of equal loads apart."""
+    """`count` requests of the mix at `rate` per second; `turn` distinguishes runs of equal loads."""
 
     seed: int
     count: int
@@ -67,8 +67,10 @@ class StoredRun(NamedTuple):
 
 
 async def kept(way: RunConfig, load: RecordedLoad, directory: Path, clock: Clock) -> StoredRun:
-    """From the directory, or measured now. Raises Failure when a request failed, or when the directory's run was made
-    with other flags, NotStarted."""
+    """Return the stored run, or measure it now.
+
+    Raises Failure when a request failed or when the stored run was made with other flags, NotStarted.
+    """
     name = f"{way.name}-seed{load.seed}-{load.count}-rate{load.rate:g}-turn{load.turn}"
     file, steps = directory / f"{name}.json", directory / f"{name}.steps"
     if not file.exists():
@@ -88,9 +90,9 @@ async def _measure(way: RunConfig, load: RecordedLoad, steps: Path, clock: Clock
         async with running_server(_command(way, steps), Path(logs)) as server:
             with server.turn() as endpoint:
                 for number in range(NUM_WARM_UPS):
-                    await ask_endpoint(endpoint, warm_up(number), clock)
+                    await run_workload(endpoint, warm_up(number), clock)
                 began, began_unix_s = clock.now(), wall_ns() / 1e9
-                records = await ask_endpoint(endpoint, workload, clock)
+                records = await run_workload(endpoint, workload, clock)
                 wall_s = clock.now() - began
     failed = [f"{record.name}: {record.error}" for record in records if record.error]
     if failed:
@@ -109,7 +111,7 @@ async def _measure(way: RunConfig, load: RecordedLoad, steps: Path, clock: Clock
 
 
 def _empty(steps: Path) -> None:
-    """What is left of a run that was broken off."""
+    """Delete what an aborted run left."""
     for stale in steps.glob("*.jsonl"):
         stale.unlink()
 
@@ -126,6 +128,6 @@ def _command(way: RunConfig, steps: Path) -> ServerCommand:
 
 
 def _from(began_unix_s: float, log: StepLog) -> StepLog:
-    """Without the steps that began before the run: those of warm-ups."""
+    """Return the log without the steps that began before the run, which are warm-ups."""
     mine = tuple(step for step in log.steps if step.at - step.record.measured_s >= began_unix_s)
     return StepLog(log.head, mine)

@@ -1,1 +1,1 @@
-"""What the gateway costs: its front end with nothing behind it, authentication, and each hop of a request."""
+"""Cost of the gateway: its front end with nothing behind it, authentication, and each hop of a request."""

@@ -1,10 +1,9 @@
-"""What the cluster's secret costs a call to a worker: signing, judging, and whole calls with and without; starts no
-worker.
+"""Measure what peer authentication costs a call to a worker: signing, verifying, and whole calls with and without it.
 
-    python -m loadtest trust [--rounds 20] [--calls 500]
+    python -m loadtest auth [--rounds 20] [--calls 500]
 
-Processor time, all threads. Server and clients share a process here, so a whole call says what both sides pay; rounds
-without a secret, with one, and of a stranger alternate, because machines are noisy.
+Figures are processor time over all threads. Server and clients share a process, so a whole call includes both sides;
+rounds without a secret, with one, and of an unauthenticated peer alternate, because machines are noisy.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _Call = Callable[[], Awaitable[object]]
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="loadtest trust", description="What the cluster's secret costs a call.")
+    parser = argparse.ArgumentParser(prog="loadtest auth", description="What the cluster's secret costs a call.")
     parser.add_argument("--rounds", type=int, default=20, help="of each kind, alternating (default: 20)")
     parser.add_argument("--calls", type=int, default=500, help="in a round (default: 500)")
     args = parser.parse_args(argv)
@@ -52,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parts(path: Path, num_rounds: int, num_calls: int) -> tuple[float, float]:
-    """Seconds of signing a call and of judging it."""
+    """Return the seconds of signing a call and of verifying it."""
     trust, secret, check = PeerAuth("loadtest", SecretFile(path)), SecretFile(path), CallCheck(LIFE)
     signing, judging = [], []
     for _ in range(num_rounds):
@@ -74,7 +73,7 @@ class _Idle(WorkerServicer):
 
 
 async def _calls(path: Path, num_rounds: int, num_calls: int) -> dict[str, float]:
-    """Seconds of one call after the other, by kind."""
+    """Return the seconds of a call, one after the other, for each kind of client."""
     open_to_all, member = PeerAuth("loadtest"), PeerAuth("loadtest", SecretFile(path))
     async with AsyncExitStack() as stack:
         plain, guarded = [await _serve(trust, stack) for trust in (open_to_all, member)]
@@ -96,7 +95,7 @@ async def _calls(path: Path, num_rounds: int, num_calls: int) -> dict[str, float
 
 
 async def _serve(trust: PeerAuth, stack: AsyncExitStack) -> grpc.aio.Channel:
-    """A channel to an idle worker of that trust."""
+    """Start an idle worker with this authentication and return a channel to it."""
     server = trust.server(LIFE)
     add_WorkerServicer_to_server(_Idle(), server)
     port = trust.listen(server, "127.0.0.1:0")

@@ -1,9 +1,9 @@
-"""A worker for the door's benchmark that draws tokens from a list, a message per step; computes and measures nothing.
+"""Run a worker for the front end's benchmark that takes its tokens from a list, one message per step.
 
     python -m loadtest.gateway.fake_worker [--step-ms 0]
 
-With a step of 0 ms the next message is made when the gateway has room for it. Says its id and address on stdout and
-serves until stdin ends.
+With a step of 0 ms the next message is made when the gateway has room for it. The worker prints its id and address on
+stdout and serves until stdin ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BEAT_S = 1.0
 
 
 class FakeWorker(WorkerServicer):
-    """Every running job gets one token a step. For one gateway."""
+    """Worker of one gateway that gives every running job one token a step."""
 
     def __init__(self, step_s: float) -> None:
         self.address = ""

@@ -1,10 +1,10 @@
-"""Measures what the gateway's door costs with nothing behind it, beside servers that do less; tunes nothing.
+"""Measure what the gateway's HTTP front end costs with nothing behind it, beside servers that do less.
 
-    python -m loadtest door [--quick] [--core N] [--fronts tandem,link,bare,fastapi] [--json FILE]
+    python -m loadtest frontend [--quick] [--core N] [--fronts tandem,link,bare,fastapi] [--json FILE]
 
-Each front is a process of its own on one core; the client has the others. A round goes to every front in turn. *Added*
-is the difference to `bare`, an ASGI endpoint that answers at once on the gateway's own server. Processor time is read
-from the kernel's books of the server process, so it holds on a busy machine too.
+Each front end is a process of its own on one core; the client has the others. A round visits every front end in turn.
+*Added* is the difference to `bare`, an ASGI endpoint that answers at once on the gateway's own server. Processor time
+is the kernel's accounting of the server process, so it is valid on a busy machine too.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import uvloop
 from loadtest.common.stats import percentile
 from loadtest.gateway.frontend_report import FrontendFigures, FrontendReport, MemoryUse, RequestRate, text
 from loadtest.gateway.instant_backend import BY_STEP, NEVER
-from loadtest.gateway.raw_client import Connection, ask
+from loadtest.gateway.raw_client import Connection, chat_request
 from loadtest.gateway.server_process import BenchServer
 from tandem.core.clock import SystemClock
 
 CONNECTIONS = (1, 64)
 STREAMS = (1, 32, 64, 256)
 OFFERED_RATE = 300.0
-"""Requests/s over all connections where latency is measured: a tenth of what a core can do."""
+"""Requests/s over all connections where latency is measured: a tenth of a core's capacity."""
 NUM_CHURNS = 5
 NUM_GAPS = 5
 LONG_PROMPT = 1_000_000
 
 
 class FrontendBench:
-    """One round after the other over all fronts."""
+    """Runs one round after the other over all front ends."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._clock = SystemClock()
@@ -47,9 +47,9 @@ class FrontendBench:
         self._num_open = 200 if args.quick else 1000
 
     async def latencies(self, server: BenchServer, num_connections: int) -> list[float]:
-        """Seconds of each request, sent at a steady rate over that many connections."""
+        """Return the seconds of each request, sent at a steady rate over that many connections."""
         connections = await self._connect(server, num_connections)
-        request, seconds = ask(BY_STEP, 1), list[float]()
+        request, seconds = chat_request(BY_STEP, 1), list[float]()
         pause = num_connections / OFFERED_RATE if num_connections > 1 else 0.0
 
         async def use(place: int, connection: Connection) -> None:
@@ -65,9 +65,9 @@ class FrontendBench:
         return seconds
 
     async def requests(self, server: BenchServer, num_connections: int) -> RequestRate:
-        """As many as the core can do: every connection asks again at once."""
+        """Measure the highest request rate of the core: every connection sends its next request at once."""
         connections = await self._connect(server, num_connections)
-        request = ask(BY_STEP, 1)
+        request = chat_request(BY_STEP, 1)
         each = self._num_requests * 2 // num_connections
 
         async def use(connection: Connection) -> None:
@@ -79,16 +79,17 @@ class FrontendBench:
         return rate
 
     async def streams(self, server: BenchServer, num_streams: int) -> RequestRate:
-        """Streamed tokens."""
+        """Measure the rate of streamed tokens."""
         connections = await self._connect(server, num_streams)
         each = max(50, self._num_tokens // num_streams)
-        request = ask(BY_STEP, each, stream=True)
+        request = chat_request(BY_STEP, each, stream=True)
         rate = await self._rate(server, each * num_streams, [c.send(request) for c in connections])
         _close(connections)
         return rate
 
     async def memory(self, server: BenchServer) -> MemoryUse:
-        """Of streams that have begun and wait for more, and of a server that was left by many of them."""
+        """Measure the memory of open streams that wait for more tokens, and of a server after many clients
+        disconnected."""
         before = server.pss_bytes()
         connections = await self._idle(server)
         held = server.pss_bytes()
@@ -104,22 +105,25 @@ class FrontendBench:
     async def _idle(self, server: BenchServer) -> list[Connection]:
         connections = await self._connect(server, self._num_open)
         for connection in connections:
-            connection.begin(ask(NEVER, 1000, stream=True))
+            connection.begin(chat_request(NEVER, 1000, stream=True))
         while not all(connection.num_bytes for connection in connections):  # noqa: ASYNC110 - one look at many
             await asyncio.sleep(0.01)
         return connections
 
     async def longest_gap(self, server: BenchServer, num_chars: int) -> float:
-        """Seconds that one of 16 streams was silent for while a prompt of so many characters was tokenized; 0: none
-        was."""
+        """Return the longest silence of any of 16 streams, in seconds, while a prompt of `num_chars` characters is
+        tokenized.
+
+        Zero means that no stream was silent.
+        """
         connections = await self._connect(server, 17)
         streams, asking = connections[1:], connections[0]
         for stream in streams:
-            stream.begin(ask(BY_STEP, 10_000, stream=True))
+            stream.begin(chat_request(BY_STEP, 10_000, stream=True))
         await asyncio.sleep(0.05)
         if num_chars:
             prompt = ("It was a bright cold day in April. " * (num_chars // 35 + 1))[:num_chars]
-            await asking.send(ask(BY_STEP, 1, content=prompt))
+            await asking.send(chat_request(BY_STEP, 1, content=prompt))
         await asyncio.gather(*(stream.wait_end() for stream in streams))
         gaps = [b - a for s in streams for a, b in zip(s.stamps, s.stamps[1:], strict=False)]
         _close(connections)
@@ -154,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="loadtest door", description="Measure what the gateway's door costs.")
+    parser = argparse.ArgumentParser(prog="loadtest frontend", description="Measure what the gateway's door costs.")
     parser.add_argument(
         "--fronts", type=lambda text: tuple(text.split(",")), default=("tandem", "link", "bare", "fastapi")
     )
@@ -181,11 +185,11 @@ async def _measure(args: argparse.Namespace) -> FrontendReport:
         if "tandem" in servers:
             gaps = figures["tandem"].longest_gap_s
             for what, num_chars in (("none", 0), ("of 1 MB", LONG_PROMPT)):
-                # The least, because a client that stalls itself sees a gap too.
+                # The least value, because a client that stalls itself sees a gap too.
                 gaps[what] = min([await bench.longest_gap(servers["tandem"], num_chars) for _ in range(NUM_GAPS)])
     for front in ("tandem", "fastapi"):
         if front in figures:
-            async with AsyncExitStack() as stack:  # a fresh process, which nothing has made larger
+            async with AsyncExitStack() as stack:  # a fresh process, whose memory nothing has grown
                 figures[front].memory = await bench.memory(await BenchServer.start(front, args.core, stack))
     return FrontendReport(core=args.core, fronts=figures)
 

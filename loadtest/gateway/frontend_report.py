@@ -1,4 +1,4 @@
-"""The figures of the door's benchmark and their tables; measures nothing."""
+"""Define the figures of the front end's benchmark and render their tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.common.tables import table
 
 
 class RequestRate(msgspec.Struct, frozen=True, kw_only=True):
-    """`cpu_s` is what the server used of its core."""
+    """Rate of a measurement. `cpu_s` is the server's processor time."""
 
     count: int
     wall_s: float
@@ -27,8 +27,11 @@ class RequestRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the process: its share before and while the streams were open, `after` each further time that as many
-    were opened and dropped, and the most it ever had resident."""
+    """Memory of the server process in bytes.
+
+    `before` and `held` are its proportional share before and while the streams were open, `after` after each repetition
+    in which as many were opened and dropped, `peak` the highest resident size.
+    """
 
     num_streams: int
     before: int
@@ -42,7 +45,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontendFigures(msgspec.Struct, kw_only=True):
-    """One front: a value per round; by number of connections or streams. Seconds."""
+    """Figures of one front end: a value per round, by number of connections or streams. Times are seconds."""
 
     p50_s: dict[int, list[float]] = {}
     p99_s: dict[int, list[float]] = {}
@@ -50,7 +53,7 @@ class FrontendFigures(msgspec.Struct, kw_only=True):
     streams: dict[int, list[RequestRate]] = {}
     memory: MemoryUse | None = None
     longest_gap_s: dict[str, float] = {}
-    """Of streams, by what came in meanwhile."""
+    """Longest gap of streams, by what arrived meanwhile."""
 
 
 class FrontendReport(msgspec.Struct, kw_only=True):
@@ -59,7 +62,7 @@ class FrontendReport(msgspec.Struct, kw_only=True):
 
 
 def text(report: FrontendReport) -> str:
-    """Medians over rounds."""
+    """Render medians over rounds."""
     rows = [_row(name, figures, report.fronts.get("bare")) for name, figures in report.fronts.items()]
     some = next(iter(report.fronts.values()))
     heads = ["front", *(f"p50 / p99 ms, {n} conn." for n in some.p50_s), *(f"added p50 / p99, {n}" for n in some.p50_s)]

@@ -1,4 +1,4 @@
-"""What stands behind the gateway's door in its benchmark: tokens at once or step by step; measures nothing."""
+"""Provide a backend for the front end's benchmark that yields tokens at once or step by step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import Pool
 
 AT_ONCE, BY_STEP, NEVER = "at-once", "by-step", "never"
-"""The models: all tokens are there when the request is; one for each stream every turn of the loop; only one ever."""
+"""Names of the models: all tokens at once; one per stream and turn of the loop; only one token ever."""
 MAX_MODEL_LEN = 1 << 20
 _PROSE = (
     " The river had risen in the night, and by the morning the lower fields were under water. Nobody in the village"
@@ -34,7 +34,7 @@ _PROSE = (
 
 
 def bundle() -> TokenizerBundle:
-    """The tokenizer of the model that Tandem serves by default, and a template that adds nothing."""
+    """Return the tokenizer of Tandem's default model, with a template that adds nothing."""
     source = (model_directory(ModelConfig().id) / "tokenizer.json").read_bytes()
     return TokenizerBundle(
         tokenizer_json=source,
@@ -45,12 +45,12 @@ def bundle() -> TokenizerBundle:
 
 
 def answer_ids(text: TextModel, count: int) -> list[int]:
-    """Token ids of English prose, over and over."""
+    """Return token ids of English prose, repeated up to `count`."""
     return list(islice(cycle(text.encode_text(_PROSE)), count))
 
 
 class InstantStream:
-    """A TokenStream over what is pushed into it."""
+    """TokenStream over pushed tokens."""
 
     path = "local"
     standing = RateLimitStatus()
@@ -63,7 +63,7 @@ class InstantStream:
         self._events = EventQueue()
 
     def push(self) -> bool:
-        """One token more; False with the last one."""
+        """Push one more token; return False with the last one."""
         index, last = self._next, self._request.sampling.max_tokens - 1
         self._next += 1
         self._events.push(Token(self._key, index, SampledToken(self._ids[index % len(self._ids)])))
@@ -94,8 +94,10 @@ class InstantStream:
 
 
 class InstantDispatch:
-    """A Dispatch without workers. What is to come step by step comes as fast as the loop turns, one token for each
-    stream a turn, as an engine would that takes no time."""
+    """Dispatch without workers.
+
+    Step-by-step models produce one token per stream and turn of the loop, as an engine whose steps take no time would.
+    """
 
     def __init__(self) -> None:
         text = TextModel(bundle())

@@ -1,12 +1,12 @@
-"""Measures what HTTP, gateway, gRPC and worker add to a request of the bare engine; never what the model itself costs.
+"""Measure what HTTP, gateway, gRPC and worker add to a request of the bare engine.
 
     python -m loadtest.gateway.overhead [--model tiny] [--concurrency 1,16] [--rounds 5] [--json FILE]
 
-The same requests go three ways in turn: into an engine inside this process, by gRPC to a worker process, and by HTTP,
-streamed, to a gateway process in front of the same worker. `tiny` is a random model whose steps take next to nothing,
-so that what is left is the way. Processor time per token is read from the kernel's books of each process and of the
-threads that carry tokens; the engine's thread also computes its share of the model, and what this client itself uses
-is told apart as `here`.
+The same requests take three paths in turn: into an engine inside this process, by gRPC to a worker process, and by
+HTTP, streamed, to a gateway process in front of the same worker. `tiny` is a random model whose steps take almost no
+time, so that what is left is the path's cost. Processor time per token is the kernel's accounting of each process and
+of the threads that carry tokens; the engine's thread also computes its share of the model, and the time of this client
+is reported separately as `here`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.gateway.overhead_ways import NAME, EngineWay, GrpcWay, HttpWay, Prompts, Served, Way
+from loadtest.gateway.overhead_paths import NAME, EnginePath, GrpcPath, HttpPath, Prompts, SendPath, Served
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, Config, EngineConfig, ModelConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
@@ -37,15 +37,15 @@ from tandem.worker.main import prepare_process
 
 KV_BYTES = 128 << 20
 TINY_KV_BYTES = 16 << 20
-"""An idle worker re-adds its books, which takes time per block: as few of the tiny ones as will do."""
+"""An idle worker re-checks its accounting, which takes time per block: use as few of the tiny blocks as suffice."""
 WAYS = ("engine", "grpc", "http")
 CARRIERS = ("worker_loop", "worker_engine", "gateway")
-"""What a token passes on its way, by the names of `Processes.cpu_s`."""
+"""Processes and threads that a token passes, by the names of `Processes.cpu_s`."""
 
 
 @dataclass(slots=True)
-class Tally:
-    """All rounds of one way at one concurrency. `cpu_s` by process."""
+class PathTotals:
+    """Totals of all rounds of one path at one concurrency. `cpu_s` is by process."""
 
     served: list[Served] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Tally:
             self.cpu_s[name] = self.cpu_s.get(name, 0.0) + seconds
 
     def summary(self) -> dict[str, float]:
-        """Milliseconds; `cpu_*` are those of processor time per token."""
+        """Return milliseconds; `cpu_*` are processor time per token."""
         firsts = [one.first_s for one in self.served]
         gaps = [gap for one in self.served for gap in one.gaps_s]
         num_tokens = sum(one.num_tokens for one in self.served)
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.disable(logging.INFO)
     with tempfile.TemporaryDirectory(prefix="tandem-overhead-") as directory:
         tallies = asyncio.run(_measure(args, Path(directory)))
-    summaries = {f"{way} {count}": tally.summary() for (way, count), tally in tallies.items()}
+    summaries = {f"{path} {count}": tally.summary() for (path, count), tally in tallies.items()}
     sys.stdout.write(_table(summaries, args.concurrency) + "\n")
     if args.json:
         facts = {"model": args.model, "threads": args.threads, "rounds": args.rounds}
@@ -106,7 +106,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str, int], Tally]:
+async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str, int], PathTotals]:
     # Imports torch, which must find the process prepared.
     from loadtest.common.tiny_model import make_tiny
 
@@ -122,21 +122,23 @@ async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str,
         stack.callback(processes.end)
         worker, url = await asyncio.to_thread(processes.start)
         clock = SystemClock()
-        ways: dict[str, Way] = {
-            "engine": EngineWay(config, clock),
-            "grpc": await stack.enter_async_context(GrpcWay(worker, clock)),
-            "http": HttpWay(url, clock),
+        paths: dict[str, SendPath] = {
+            "engine": EnginePath(config, clock),
+            "grpc": await stack.enter_async_context(GrpcPath(worker, clock)),
+            "http": HttpPath(url, clock),
         }
         await asyncio.to_thread(processes.wait_serving, url)
         if args.wait:
             sys.stderr.write(f"{processes.ids()}\n")
             await asyncio.to_thread(sys.stdin.readline)
-        tallies: dict[tuple[str, int], Tally] = {(way, n): Tally() for way in args.ways for n in args.concurrency}
+        tallies: dict[tuple[str, int], PathTotals] = {
+            (path, n): PathTotals() for path in args.ways for n in args.concurrency
+        }
         prompts = Prompts(args.input, args.output)
         for number in range(args.rounds + 1):  # the first one warms up
-            for (way, count), tally in tallies.items():
+            for (path, count), tally in tallies.items():
                 before = processes.cpu_s()
-                served = [await ways[way](prompts.take(count)) for _ in range(args.repeats)]
+                served = [await paths[path](prompts.take(count)) for _ in range(args.repeats)]
                 used = {name: seconds - before[name] for name, seconds in processes.cpu_s().items()}
                 if number:
                     tally.add((one for wave in served for one in wave), used)
@@ -147,7 +149,7 @@ async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str,
 
 
 class Processes:
-    """Redis, one worker and one gateway, and what they have used of the processors."""
+    """Redis, one worker and one gateway, and their processor time."""
 
     def __init__(self, config: Config, directory: Path) -> None:
         self._config = config
@@ -167,8 +169,8 @@ class Processes:
             log = (self._directory / f"{name}.log").open("w")
             command = (sys.executable, "-m", "tandem.cli", name, *more, *flags)
             self._started[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        said, url = self._first_words("worker"), self._first_words("gateway")["url"]
-        return WorkerRef(WorkerId(said["worker"]), Incarnation(said["incarnation"]), said["address"]), url
+        hello, url = self._first_words("worker"), self._first_words("gateway")["url"]
+        return WorkerRef(WorkerId(hello["worker"]), Incarnation(hello["incarnation"]), hello["address"]), url
 
     def wait_serving(self, url: str) -> None:
         import httpx
@@ -184,7 +186,7 @@ class Processes:
         return {name: process.pid for name, process in self._started.items()}
 
     def cpu_s(self) -> dict[str, float]:
-        """Of this process (`here`), of the others, and of the threads among theirs that carry tokens."""
+        """Return the processor time of this process (`here`), of the others, and of their threads that carry tokens."""
         times = os.times()
         figures = {"here": times.user + times.system}
         for name, pid in self.ids().items():
@@ -195,7 +197,7 @@ class Processes:
         return figures
 
     def _engine_s(self) -> float:
-        """The step thread's; the worker gives its threads their names before it says that it is ready."""
+        """Return the time of the step thread; the worker names its threads before it reports that it is ready."""
         tasks = Path(f"/proc/{self._started['worker'].pid}/task").iterdir()
         return sum(_scheduled_s(task) for task in tasks if (task / "comm").read_text().strip() == ENGINE_THREAD)
 
@@ -213,8 +215,8 @@ class Processes:
         line = stdout.readline()
         if not line:
             raise RuntimeError(f"the {name} did not start:\n{(self._directory / f'{name}.log').read_text()[-1500:]}")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        hello: dict[str, Any] = json.loads(line)
+        return hello
 
 
 def _scheduled_s(task: Path) -> float:
@@ -234,13 +236,13 @@ def _table(summaries: dict[str, dict[str, float]], concurrency: Sequence[int]) -
     for name, summary in summaries.items():
         lines.append(f"| {name} | " + " | ".join(f"{summary.get(column, 0.0):.3f}" for column in columns) + " |")
     for count in concurrency:
-        for way in ("grpc", "http"):
-            if {f"{way} {count}", f"engine {count}"} <= summaries.keys():
-                bare, gone = summaries[f"engine {count}"], summaries[f"{way} {count}"]
+        for path in ("grpc", "http"):
+            if {f"{path} {count}", f"engine {count}"} <= summaries.keys():
+                bare, gone = summaries[f"engine {count}"], summaries[f"{path} {count}"]
                 added = [f"{name} {gone[name] - bare[name]:+.2f}" for name in columns if name[:3] != "cpu"]
-                lines.append(f"\n{way}, {count} clients, added: {', '.join(added)}")
+                lines.append(f"\n{path}, {count} clients, added: {', '.join(added)}")
                 used = [f"{name} {gone[f'cpu_{name}_ms']:.3f}" for name in CARRIERS]
-                lines.append(f"{way}, {count} clients, processor ms per token: {', '.join(used)}")
+                lines.append(f"{path}, {count} clients, processor ms per token: {', '.join(used)}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""A client for the door's benchmark that costs little: keep-alive connections and streams; never sums up."""
+"""Provide a cheap HTTP client for the front end's benchmark: keep-alive connections and streams."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _END = b"\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-class DoorFailure(Exception):
-    """An answer that is not the one that was asked for."""
+class UnexpectedAnswer(Exception):
+    """Raised on an answer other than the requested one."""
 
 
-def ask(model: str, num_tokens: int, *, stream: bool = False, content: str = "Hello") -> bytes:
-    """A whole chat request."""
+def chat_request(model: str, num_tokens: int, *, stream: bool = False, content: str = "Hello") -> bytes:
+    """Return a whole chat request in bytes."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": num_tokens,
@@ -34,7 +34,7 @@ def ask(model: str, num_tokens: int, *, stream: bool = False, content: str = "He
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `stamps` are when something came of the last answer."""
+    """One connection. `stamps` are the times at which data of the last answer arrived."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -57,11 +57,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._ended.done():
-            self._ended.set_exception(DoorFailure("the connection was closed"))
+            self._ended.set_exception(UnexpectedAnswer("the connection was closed"))
             self._ended.exception()
 
     async def send(self, request: bytes) -> None:
-        """Send one request and wait for its whole answer. Raises DoorFailure."""
+        """Send one request and wait for its whole answer. Raises UnexpectedAnswer."""
         self.begin(request)
         await self._ended
 
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
     def _take_head(self, head: bytes) -> None:
         self._in_head = False
         if not head.startswith(b"HTTP/1.1 200") and not self._ended.done():
-            self._ended.set_exception(DoorFailure(head.decode("latin-1")))
+            self._ended.set_exception(UnexpectedAnswer(head.decode("latin-1")))
         length = head.lower().partition(b"content-length: ")[2]
         self._is_stream = not length
         self._num_missing = int(length.split(b"\r\n")[0]) if length else 0

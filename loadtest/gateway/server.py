@@ -1,10 +1,10 @@
-"""One server of the door's benchmark in a process of its own, on one core: the gateway's, or one to compare with.
+"""Run one server of the front end's benchmark in a process of its own, on one core.
 
     python -m loadtest.gateway.server FRONT [--core N]
 
-`tandem` is the gateway's app and server over an instant backend, `link` the same over the whole way from a worker,
-`bare` an ASGI endpoint that answers at once on the same server, `fastapi` an empty FastAPI endpoint on uvicorn. Says
-its URL on stdout and serves until stdin ends. Measures nothing.
+`tandem` is the gateway's app and server over an instant backend, `link` the same over the whole path from a worker,
+`bare` an ASGI endpoint that answers at once on the same server, `fastapi` an empty FastAPI endpoint on uvicorn. The
+program prints its URL on stdout and serves until stdin ends.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _serve(args: argparse.Namespace) -> None:
 
 
 async def _start(args: argparse.Namespace, stack: AsyncExitStack) -> int:
-    """The port of a server that ends with the stack."""
+    """Start a server that ends with the stack and return its port."""
     if args.front == "fastapi":
         return await _start_fastapi(stack)
     if args.front == "bare":
@@ -103,7 +103,8 @@ async def _linked(worker: str, config: GatewayConfig, stack: AsyncExitStack) -> 
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """Reads what is asked and answers as many chunks as the body's `max_tokens`, one a turn of the loop; 1: JSON."""
+    """Read the request and answer as many chunks as the body's `max_tokens`, one a turn of the loop; for 1, answer
+    JSON."""
     if scope["type"] == "lifespan":
         while True:
             kind = (await receive())["type"]
@@ -141,7 +142,7 @@ async def _start_fastapi(stack: AsyncExitStack) -> int:
             return Response(_BODY, media_type="application/json")
         return StreamingResponse(_with_end(body), media_type="text/event-stream")
 
-    # The annotations are local names, which FastAPI would look for among the module's.
+    # The annotations are local names, which FastAPI would resolve among the module's.
     answer.__annotations__ = {"request": Request, "return": Response}
     app.post("/v1/chat/completions", response_model=None)(answer)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, http="httptools", access_log=False, log_level="warning")

@@ -1,4 +1,4 @@
-"""Starts and ends the servers of the door's benchmark and reads what the kernel says of them; asks them nothing."""
+"""Start and end the servers of the front end's benchmark and read the kernel's accounting of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class BenchServer:
-    """One front in a process of its own."""
+    """One front end in a process of its own."""
 
     def __init__(self, pid: int, url: str) -> None:
         self.url = url
@@ -18,16 +18,16 @@ class BenchServer:
 
     @classmethod
     async def start(cls, front: str, core: int | None, stack: AsyncExitStack) -> BenchServer:
-        """It ends with the stack, and so does what it needs."""
+        """Start the front end; it and its dependencies end with the stack."""
         options = [] if core is None else ["--core", str(core)]
         if front == "link":
-            _, said = await _spawn(stack, "loadtest.gateway.fake_worker")
-            options += ["--worker", said["worker"]]
-        pid, said = await _spawn(stack, "loadtest.gateway.server", front, *options)
-        return cls(pid, said["url"])
+            _, hello = await _spawn(stack, "loadtest.gateway.fake_worker")
+            options += ["--worker", hello["worker"]]
+        pid, hello = await _spawn(stack, "loadtest.gateway.server", front, *options)
+        return cls(pid, hello["url"])
 
     def cpu_s(self) -> float:
-        """Of all its threads; one that ended takes its part along."""
+        """Return the processor seconds of all its threads, except those of threads that have ended."""
         times = [(task / "schedstat").read_text().split()[0] for task in (self._proc / "task").iterdir()]
         return sum(map(int, times)) / 1e9
 
@@ -35,7 +35,7 @@ class BenchServer:
         return self._field("smaps_rollup", "Pss:")
 
     def peak_bytes(self) -> int:
-        """The most that was resident since it began."""
+        """Return the highest resident size since the process began."""
         return self._field("status", "VmHWM:")
 
     def _field(self, file: str, name: str) -> int:
@@ -57,5 +57,5 @@ async def _spawn(stack: AsyncExitStack, module: str, *arguments: str) -> tuple[i
     line = await process.stdout.readline()
     if not line:
         raise RuntimeError(f"{module} {' '.join(arguments)} did not start")
-    said: dict[str, str] = json.loads(line)
-    return process.pid, said
+    hello: dict[str, str] = json.loads(line)
+    return process.pid, hello

@@ -1,1 +1,1 @@
-"""What moving KV costs: hand-offs, remote prefixes, drains and bare transfers."""
+"""Cost of moving KV: hand-offs, remote prefixes, drains and raw transfers."""

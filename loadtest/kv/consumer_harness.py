@@ -1,5 +1,4 @@
-"""One end of a hand-off without a server or a model: what a worker does between an announcement and `KVReceived`; never
-measures anything but that."""
+"""Run one end of a hand-off without a server or a model, from a block announcement to `KVReceived`."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
 
 LEASE_S = 3600.0
 GUARD_S = 120.0
-"""Only ends a measurement that hangs."""
+"""Limit in seconds that only ends a measurement that hangs."""
 
 
 class _Instant:
-    """An executor whose steps take no time."""
+    """Executor whose steps take no time."""
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout = layout
@@ -50,7 +49,7 @@ class _Instant:
 
 
 class ConsumerHarness:
-    """A worker without a server: its engine, driver, read desk and mover. The engine's sink, too."""
+    """Worker without a server: its engine, driver, read desk and mover. The harness is also the engine's sink."""
 
     def __init__(self, cache: KVCache, transport: Transport) -> None:
         self._clock = SystemClock()
@@ -84,12 +83,12 @@ class ConsumerHarness:
 
     @property
     def copies(self) -> tuple[BlockCopy, ...]:
-        """What the last pull copied."""
+        """Return the copies of the last pull."""
         assert self._read is not None, "nothing was pulled"
         return tuple(map(BlockCopy, (o.block for o in self._read.offered), self._read.local))
 
     def pull(self, offered: tuple[BlockDigest, ...]) -> tuple[float, KVReceived]:
-        """Seconds from the announcement of all these blocks to their arrival."""
+        """Return the seconds from the announcement of these blocks to their arrival, and the arrival event."""
         assert self._source is not None, "not started"
         number = next(self._numbers)
         prompt = tuple((number + i) % 30_000 for i in range(len(offered) * self._cache.layout.block_size))
@@ -130,7 +129,7 @@ class ConsumerHarness:
                     """Nobody is there to be told."""
 
     def on_kv_events(self, facts: Sequence[KVFact]) -> None:
-        """Its engine records none."""
+        """Ignore the facts, because the engine records none."""
 
     def ended(self, error: str | None) -> None:
         if error is not None:

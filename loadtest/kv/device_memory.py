@@ -1,7 +1,8 @@
-"""Memory of the host and of a GPU behind one face: allocated here, shared with another process, copied from it piece by
-piece with nothing but the system's own calls; never knows what is stored there.
+"""Provide memory of the host and of a GPU behind one interface: allocate it, share it with another process, copy from
+it.
 
-On a GPU these are the driver's calls, without a runtime: cuMemcpyDtoDAsync is what cudaMemcpyAsync comes to.
+Copies use the system's own calls, piece by piece. On a GPU these are the driver's calls, without a runtime:
+cuMemcpyDtoDAsync is what cudaMemcpyAsync calls.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _HOST = struct.Struct("<qQ")
 
 
 class DeviceMemory(Protocol):
-    """Addresses are this process's own. `device` is as a `MemoryPool` says it."""
+    """Memory of one device. Addresses are this process's own; `device` is named as in `MemoryPool`."""
 
     @property
     def device(self) -> str: ...
 
     def allocate(self, num_bytes: int) -> int:
-        """Until the process ends."""
+        """Allocate memory until the process ends."""
         ...
 
     def write(self, address: int, content: bytes) -> None: ...
@@ -36,15 +37,15 @@ class DeviceMemory(Protocol):
     def read(self, address: int, num_bytes: int) -> bytes: ...
 
     def share(self, address: int) -> bytes:
-        """What another process needs to `open` what `allocate` returned."""
+        """Return what another process needs to `open` an allocation."""
         ...
 
     def open(self, shared: bytes) -> int:
-        """The address at which `copy` finds it."""
+        """Open another process's allocation and return the address that `copy` takes."""
         ...
 
     def copy(self, spans: Sequence[CopySpan]) -> None:
-        """From what was opened last to memory of ours, each span by a call of its own; waits for all."""
+        """Copy each span with a call of its own from the allocation opened last to our memory, and wait for all."""
         ...
 
 
@@ -86,8 +87,10 @@ class _IpcHandle(ctypes.Structure):
 
 
 class CudaMemory:
-    """Memory of one GPU, opened by others over CUDA's handles between processes. Raises RuntimeError with the driver's
-    name for what went wrong; OSError where there is no driver."""
+    """Memory of one GPU, opened by others over CUDA's interprocess handles.
+
+    Raises RuntimeError with the driver's name for the error; OSError where there is no driver.
+    """
 
     def __init__(self, ordinal: int = 0, library: str = "libcuda.so.1") -> None:
         self._cuda: Any = ctypes.CDLL(library)
@@ -95,7 +98,7 @@ class CudaMemory:
         device, context, self._stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuInit", ctypes.c_uint(0))
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
-        # The context that torch would use, too: whoever else runs in this process meets it.
+        # The primary context, which torch uses too, so that all users in this process share it.
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxSetCurrent", context)
         self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
@@ -143,5 +146,5 @@ class CudaMemory:
 
 
 def open_memory(device: str) -> DeviceMemory:
-    """Of `cpu` or `cuda`."""
+    """Return the memory of `cpu` or `cuda`."""
     return BenchHostMemory() if device == "cpu" else CudaMemory()

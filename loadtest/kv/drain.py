@@ -1,10 +1,10 @@
-"""Measures the drain of a worker with running sequences into one with room; never goes through a gateway.
+"""Measure the drain of a worker with running sequences into another worker.
 
     python -m loadtest drain [--sequences 32] [--tokens 256] [--outputs 400] [--transport nixl|local]
 
-It stands in for the gateway: each offer is answered with a `ResumeJob` at the other worker, and a client has each token
-from whoever tells it first. The bump is the longest time between two neighbouring tokens of a request from the drain
-on, against the median one before it.
+The program stands in for the gateway: it answers each offer with a `ResumeJob` at the other worker, and counts a token
+when the first of both workers reports it. The bump is the longest time between two neighbouring tokens of a request
+from the drain on, against the median one before it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ from tandem.core.request import GenerateJob, Request, ResumeJob, SamplingParams
 VOCABULARY = 32_000
 """Every served model has at least as many tokens."""
 WARM_TOKENS = 20
-"""Of each output before the drain begins."""
+"""Tokens of each output before the drain begins."""
 DRAIN_S = 300.0
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Seconds. `before_s`: the median time between two tokens before the drain; `worst_s`: of each request the longest
-    one after it. `moved_bytes` of all."""
+    """Results of a drain in seconds.
+
+    `before_s` is the median time between two tokens before the drain; `worst_s` holds for each request the longest one
+    after it. `moved_bytes` is the total.
+    """
 
     num_moved: int
     num_given_back: int
@@ -106,7 +109,7 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> Drain:
         gaps = [_gaps(producer, consumer, job, move) for job, move in zip(jobs, moves, strict=True)]
         before = [gap for request in gaps for at, gap in request if at < began]
         worst = tuple(max(gap for at, gap in request if at >= began) for request in gaps)
-        pulled = [event for move in moves for _, event in consumer.told(move.key) if isinstance(event, KVReceived)]
+        pulled = [event for move in moves for _, event in consumer.events_of(move.key) if isinstance(event, KVReceived)]
     num_bytes = sum(event.num_bytes for event in pulled)
     return Drain(
         reply.num_moved, reply.num_given_back, reply.num_left, drain_s, num_bytes, statistics.median(before), worst
@@ -121,10 +124,10 @@ def _job(model: str, number: int, args: argparse.Namespace) -> GenerateJob:
 
 
 async def _move(producer: WorkerClient, consumer: WorkerClient, job: GenerateJob) -> ResumeJob:
-    """Answer a job's offer with what its client has."""
+    """Answer a job's offer with the tokens that its client has."""
     _, event = await producer.first(job.key, lambda e: isinstance(e, MigrationOffered))
     assert isinstance(event, MigrationOffered)
-    known = tuple(e.token.id for _, e in producer.told(job.key) if isinstance(e, Token))
+    known = tuple(e.token.id for _, e in producer.events_of(job.key) if isinstance(e, Token))
     resume = ResumeJob(
         request=job.request,
         attempt=2,
@@ -140,14 +143,19 @@ async def _move(producer: WorkerClient, consumer: WorkerClient, job: GenerateJob
 def _gaps(
     producer: WorkerClient, consumer: WorkerClient, job: GenerateJob, move: ResumeJob
 ) -> list[tuple[float, float]]:
-    """(when, how long) between neighbouring tokens as the client gets them; MeasurementError when one is lost."""
-    came: dict[int, float] = {}
-    for at, event in sorted([*producer.told(job.key), *consumer.told(move.key)], key=lambda stamped: stamped[0]):
+    """Return (when, how long) between neighbouring tokens as the client receives them.
+
+    Raises MeasurementError when a token is lost.
+    """
+    arrivals: dict[int, float] = {}
+    for at, event in sorted(
+        [*producer.events_of(job.key), *consumer.events_of(move.key)], key=lambda stamped: stamped[0]
+    ):
         if isinstance(event, Token):
-            came.setdefault(event.index, at)
-    if sorted(came) != list(range(job.request.sampling.max_tokens)):
+            arrivals.setdefault(event.index, at)
+    if sorted(arrivals) != list(range(job.request.sampling.max_tokens)):
         raise MeasurementError(f"{job.key} lost a token")
-    times = [came[index] for index in sorted(came)]
+    times = [arrivals[index] for index in sorted(arrivals)]
     return [(later, later - earlier) for earlier, later in pairwise(times)]
 
 

@@ -1,4 +1,4 @@
-"""Measures the pause between a request's first two tokens, handed over and not; never goes through a gateway.
+"""Measure the pause between a request's first two tokens, with and without a hand-off.
 
     python -m loadtest.kv.first_decode_gap [--transport nixl|local] [--tokens 128,512] [--rounds 7] [--json FILE]
 
@@ -39,8 +39,11 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class GapRow:
-    """Medians, seconds. `exposed_s`: from the last announcement at the consumer to the last checked block; `steps` is
-    what a remote request waits longer than a local one, in decode steps."""
+    """Medians in seconds.
+
+    `exposed_s` is the time from the last announcement at the consumer to the last checked block; `steps` is the extra
+    wait of a remote request over a local one, in decode steps.
+    """
 
     prompt_tokens: int
     local_s: float
@@ -114,7 +117,7 @@ async def _row(producer: WorkerClient, consumer: WorkerClient, count: int, round
 
 
 async def _local(worker: WorkerClient, count: int) -> list[float]:
-    """When each token came."""
+    """Return the arrival time of each token."""
     request = _request(worker.model, count)
     job = GenerateJob(request=request, attempt=1)
     await worker.submit(job)
@@ -122,8 +125,7 @@ async def _local(worker: WorkerClient, count: int) -> list[float]:
 
 
 async def _remote(producer: WorkerClient, consumer: WorkerClient, count: int) -> tuple[float, float]:
-    """Seconds from the first token, which the producer sends, to the second; and those that the transfer was
-    exposed."""
+    """Return the seconds from the producer's first token to the second one, and the exposed seconds of the transfer."""
     request = _request(producer.model, count)
     handoff = HandoffId(f"handoff-{request.id}")
     resume = ResumeJob(request=request, attempt=1, handoff=handoff, source=producer.worker)
@@ -144,7 +146,7 @@ async def _token(worker: WorkerClient, key: JobKey, index: int) -> float:
 
 
 def _request(model: str, count: int) -> Request:
-    """A prompt of `count` tokens that begins like no other one."""
+    """Return a request with a unique prompt of `count` tokens, which shares no prefix with another."""
     number = next(_numbers)
     prompt = tuple(1 + (number * 7919 + i * i * 31 + i) % VOCABULARY for i in range(count))
     sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
@@ -152,7 +154,7 @@ def _request(model: str, count: int) -> Request:
 
 
 def _table(rows: Sequence[GapRow]) -> str:
-    """Markdown."""
+    """Return the rows as a Markdown table."""
     heads = ("prompt tokens", "local gap", "remote gap", "more", "decode step", "more, in steps", "KV exposed")
     lines = ["| " + " | ".join(heads) + " |", "|" + "---:|" * len(heads)]
     for row in rows:

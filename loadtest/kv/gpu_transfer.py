@@ -1,5 +1,5 @@
-"""Measures NIXL reads between two processes on one device against a loop of plain copies of the same blocks; never runs
-a model or an engine.
+"""Measure NIXL reads between two processes on one device against a loop of plain copies of the same blocks,
+without a model or an engine.
 
     python -m loadtest gpu-transfer [--kib 64,2048,8192] [--mib 64,256,1024] [--mps] [--busy] [--json FILE]
 
@@ -44,17 +44,18 @@ KIB, MIB = 1 << 10, 1 << 20
 PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "127.0.0.1:1")
 _BLOCK_TOKENS, _HEAD_DIM = 16, 128
 _LAYER_KIB = 2 * _BLOCK_TOKENS * _HEAD_DIM * 2 // KIB
-"""Of one layer and head, keys and values in bf16."""
+"""KiB of one layer and head, keys and values in bf16."""
 _POLL_S = 0.0005
-"""As often as a worker polls while a read is open."""
+"""Poll interval of a worker while a read is open, in seconds."""
 _GUARD_S = 120.0
 _CONTACTS = 50
-"""Small reads before the first measured one: a connection finds its fastest way only while both ends poll."""
+"""Number of small reads before the first measured one: a connection finds its fastest path only while both ends poll.
+"""
 _SEED = 5
 
 
 class Broken(Exception):
-    """What arrived is not what was there, or a read failed."""
+    """Raised when data arrived wrong or a read failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class GpuTransferCase:
 
 @dataclass(frozen=True, slots=True)
 class GpuOffer:
-    """What the producer tells the consumer: its transport, and its memory for plain copies."""
+    """What the producer sends to the consumer: its transport, and its memory for plain copies."""
 
     peer: TransportPeer
     shared: bytes
@@ -89,7 +90,7 @@ class GpuOffer:
 
 @dataclass(frozen=True, slots=True)
 class GpuTransferRow:
-    """Medians in seconds, and the least."""
+    """Medians and least times in seconds."""
 
     block_kib: int
     num_blocks: int
@@ -103,12 +104,12 @@ class GpuTransferRow:
 
     @property
     def ratio(self) -> float:
-        """The bandwidth of NIXL's read as a share of the loop's."""
+        """Return the bandwidth of NIXL's read as a share of the loop's."""
         return self.loop_s / self.nixl_s
 
 
 def content_of(block: int, num_bytes: int) -> bytes:
-    """Of the producer's block; no two words of one block are equal, and no two blocks."""
+    """Return the content of the producer's block; no two words of one block are equal, and no two blocks."""
     words = np.arange(block << 32, (block << 32) + num_bytes // 8, dtype=np.uint64)
     return (words * np.uint64(0x9E3779B97F4A7C15)).tobytes()
 
@@ -117,7 +118,7 @@ def content_of(block: int, num_bytes: int) -> bytes:
 
 
 def give(case: GpuTransferCase, pipe: Connection) -> None:
-    """Offer a pool with known content and answer its readers until the other end says something."""
+    """Offer a pool with known content and answer its readers until the other end sends a message."""
     memory = open_memory(case.device)
     pool = _open_pool(case, memory)
     for block in range(case.num_blocks):
@@ -131,7 +132,7 @@ def give(case: GpuTransferCase, pipe: Connection) -> None:
 
 @contextmanager
 def _computing(device: str) -> Iterator[None]:
-    """Matrix products without a pause on a thread of their own."""
+    """Run matrix products without a pause on a thread of their own."""
     ended = threading.Event()
     thread = threading.Thread(target=_multiply, args=(device, ended), daemon=True)
     thread.start()
@@ -162,7 +163,7 @@ def _open_pool(case: GpuTransferCase, memory: DeviceMemory) -> MemoryPool:
 
 
 class Consumer:
-    """Reads the producer's blocks in both ways."""
+    """Reads the producer's blocks with NIXL and with the copy loop."""
 
     def __init__(self, case: GpuTransferCase, offer: GpuOffer) -> None:
         self._memory = open_memory(case.device)
@@ -174,7 +175,7 @@ class Consumer:
         self._clock = SystemClock()
 
     def nixl(self, copies: Sequence[BlockCopy]) -> float:
-        """Seconds from the call to the report that it is done. Raises Broken."""
+        """Return the seconds of a NIXL read, from the call to its completion. Raises Broken."""
         began = self._clock.now()
         handle = self._transport.post_read(self._peer, copies)
         while (state := self._transport.poll(handle)) is ReadState.PENDING:
@@ -185,7 +186,7 @@ class Consumer:
         return self._clock.now() - began
 
     def loop(self, copies: Sequence[BlockCopy]) -> float:
-        """Seconds of the same by plain copies."""
+        """Return the seconds of the same by plain copies."""
         size = self._pool.block_bytes
         spans = [CopySpan(self._remote + c.remote * size, self._pool.block_address(c.local), size) for c in copies]
         began = self._clock.now()
@@ -193,12 +194,12 @@ class Consumer:
         return self._clock.now() - began
 
     def spoil(self, copies: Sequence[BlockCopy]) -> None:
-        """Make sure that what is found afterwards has arrived afterwards."""
+        """Overwrite the target blocks, so that a later check sees only data that arrived afterwards."""
         for copy in copies:
             self._memory.write(self._pool.block_address(copy.local), bytes(self._pool.block_bytes))
 
     def check(self, copies: Sequence[BlockCopy]) -> None:
-        """Raises Broken."""
+        """Check the content of the target blocks. Raises Broken."""
         size = self._pool.block_bytes
         for copy in copies:
             if self._memory.read(self._pool.block_address(copy.local), size) != content_of(copy.remote, size):
@@ -206,7 +207,7 @@ class Consumer:
 
 
 def take(case: GpuTransferCase, result: Connection, producer: Connection) -> None:
-    """Measure against a producer that runs already; rows go into `result`, or what went wrong as text."""
+    """Measure against a running producer; send rows, or the error as text, through `result`."""
     try:
         consumer = Consumer(case, producer.recv())
         one = copies_of(case, 1)
@@ -220,14 +221,14 @@ def take(case: GpuTransferCase, result: Connection, producer: Connection) -> Non
 
 
 def copies_of(case: GpuTransferCase, count: int) -> list[BlockCopy]:
-    """Blocks in random order on both sides."""
+    """Return copies of blocks in random order on both sides."""
     source = random.Random(_SEED)
     theirs, ours = (source.sample(range(case.num_blocks), count) for _ in range(2))
     return [BlockCopy(BlockId(a), BlockId(b)) for a, b in zip(theirs, ours, strict=True)]
 
 
 def measure(case: GpuTransferCase, size: int, consumer: Consumer) -> GpuTransferRow:
-    """Both ways in turn; what arrives is checked once for each, before the rounds that count. Raises Broken."""
+    """Measure both methods in turn; the data is checked once for each, before the rounds that count. Raises Broken."""
     copies = copies_of(case, case.blocks_of(size))
     sampled = copies[:: max(1, len(copies) // 3)]
     for way in (consumer.nixl, consumer.loop):
@@ -297,7 +298,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def run(case: GpuTransferCase) -> list[GpuTransferRow]:
-    """In two fresh processes. Raises Broken when one of them fails."""
+    """Run a case in two fresh processes. Raises Broken when one of them fails."""
     context = get_context("spawn")
     producer_end, consumer_end = context.Pipe()
     result, sender = context.Pipe(duplex=False)

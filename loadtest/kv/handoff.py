@@ -1,10 +1,9 @@
-"""Measures the hand-off of real prompts between two real workers and prints a table; never goes through a gateway.
+"""Measure the hand-off of real prompts between two real workers and print a table.
 
     python -m loadtest.kv.handoff [--transport nixl|local] [--tokens 128,512] [--repeats 3] [--json FILE]
 
-Each prompt is sent as the design orders it: `ResumeJob` to the decode worker, then `PrefillJob` to the prefill worker.
-The clock starts before the first of them. No prompt shares a block with another one, so that nothing is found in a
-cache.
+Each prompt is sent in the order of the design: `ResumeJob` to the decode worker, then `PrefillJob` to the prefill
+worker. The clock starts before the first of them. No prompt shares a block with another one, so that no cache hits.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class HandoffTimes:
-    """One hand-off, or the medians of several; seconds and bytes.
+    """Times of one hand-off, or medians of several; seconds and bytes.
 
-    `prefill_s` ends when the first token is here, sent by the prefill worker; `second_s` when the decode worker's first
-    own token is. `busy_s` is the time in which at least one read was under way, `exposed_s` that from the announcement
-    of the last chunk to the last checked block. `left_bytes` were still to move at that announcement.
+    `prefill_s` ends when the prefill worker's first token arrives; `second_s` when the decode worker's first own token
+    does. `busy_s` is the time in which at least one read was in flight, `exposed_s` the time from the announcement of
+    the last chunk to the last checked block. `left_bytes` were still to move at that announcement.
     """
 
     prompt_tokens: int
@@ -58,7 +57,7 @@ class HandoffTimes:
 
     @property
     def hidden(self) -> float:
-        """The share of the transfer that passed while the prompt was still being computed."""
+        """Return the share of the transfer that overlapped with the prompt's computation."""
         return max(0.0, 1.0 - self.exposed_s / self.busy_s)
 
 
@@ -141,7 +140,7 @@ class _Meter:
     budget: int
 
     async def hand_over(self, count: int) -> HandoffTimes:
-        """One prompt of `count` tokens, until both of its jobs have ended."""
+        """Hand one prompt of `count` tokens over and wait until both of its jobs have ended."""
         request = _request(self.producer.model, count)
         handoff = HandoffId(f"handoff-{request.id}")
         resume = ResumeJob(request=request, attempt=1, handoff=handoff, source=self.producer.worker)
@@ -168,7 +167,7 @@ class _Meter:
         )
 
     def _limit_blocks(self, count: int) -> int:
-        """The last chunk and one block; the whole of a short prompt."""
+        """Return the blocks of the last chunk and one more, at most those of the prompt."""
         last_chunk = (count - 1) % self.budget + 1
         return min(-(-last_chunk // BLOCK_SIZE) + 1, -(-count // BLOCK_SIZE))
 
@@ -177,7 +176,7 @@ _numbers = itertools.count(1)
 
 
 def _request(model: str, count: int) -> Request:
-    """A prompt of `count` tokens that begins like no other one."""
+    """Return a request with a unique prompt of `count` tokens, which shares no prefix with another."""
     number = next(_numbers)
     prompt = tuple(1 + (number * 7919 + i * i * 31 + i) % VOCABULARY for i in range(count))
     sampling = SamplingParams(max_tokens=2, temperature=0.0)
@@ -185,7 +184,7 @@ def _request(model: str, count: int) -> Request:
 
 
 def _table(rows: Sequence[HandoffTimes]) -> str:
-    """Markdown."""
+    """Return the rows as a Markdown table."""
     heads = (
         "prompt tokens",
         "first token (prefill)",

@@ -1,5 +1,4 @@
-"""Reads of KV blocks by nothing but the library's or the kernel's own calls, as what pulls are measured against; never
-checks what arrived."""
+"""Read KV blocks with bare library or kernel calls, as the baseline of pulls. Content is not checked."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from tandem.transfer.nixl_transport import memory_type
 from tandem.transfer.process_memory import MAX_SPANS, CopySpan, ProcessMemory
 
 Bare = Callable[[Sequence[BlockCopy]], float]
-"""`bare(copies)`: seconds that the copies took."""
+"""Function from block copies to the seconds that they took."""
 
 
 def bare_local(pool: MemoryPool, peer: TransportPeer, pid: int) -> Bare:
-    """One process_vm_readv for each 1,024 runs of neighbours."""
+    """Return a reader that makes one process_vm_readv for each 1,024 runs of neighbours."""
     memory, clock = ProcessMemory(), SystemClock()
     region = peer.ranks[0].region
 
@@ -39,7 +38,7 @@ def bare_local(pool: MemoryPool, peer: TransportPeer, pid: int) -> Bare:
 
 
 def _runs(copies: Sequence[BlockCopy]) -> list[list[BlockCopy]]:
-    """Neighbours on both sides, together."""
+    """Group copies that are neighbours on both sides."""
     runs: list[list[BlockCopy]] = []
     for copy in sorted(copies, key=lambda copy: copy.remote):
         last = runs[-1][-1] if runs else None
@@ -51,7 +50,8 @@ def _runs(copies: Sequence[BlockCopy]) -> list[list[BlockCopy]]:
 
 
 def bare_nixl(pool: MemoryPool, peer: TransportPeer) -> Bare:
-    """One READ by an agent of its own; prepared before the clock starts and polled without a pause."""
+    """Return a reader that makes one READ by an agent of its own, prepared before the clock starts and polled
+    continuously."""
     clock = SystemClock()
     api: Any = open_agent("bare-consumer.1").api
     memory, number = memory_type(pool.device)

@@ -1,10 +1,9 @@
-"""Measures the first token of prompts that a worker computes against those that it reads from another worker's cache;
-never goes through a gateway.
+"""Measure the first token of prompts that a worker computes against those that it reads from another worker's cache.
 
-    python -m loadtest loan [--transport nixl|local] [--tokens 256,1024,4096] [--repeats 5]
+    python -m loadtest remote-prefix [--transport nixl|local] [--tokens 256,1024,4096] [--repeats 5]
 
-Two real workers. Each prompt is computed by one of them and then read by the other, whose turn it is to compute the
-next one, so that both ways alternate. The clock starts before a job is submitted.
+Two real workers. Each prompt is computed by one of them and then read by the other, which computes the next one, so
+that both modes alternate. The clock starts before a job is submitted.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class PrefixFetchTimes:
-    """Of one prompt; seconds until its first token, computed and read, and bytes per second of the reads."""
+    """Seconds until one prompt's first token, computed and read, and the bandwidth of the reads in bytes per second."""
 
     computed_s: float
     read_s: float
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_measure(args, SystemClock()))
     except (MeasurementError, TandemError, TimeoutError) as error:
-        sys.stderr.write(f"\nloadtest loan: {error}\n")
+        sys.stderr.write(f"\nloadtest remote-prefix: {error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -58,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="loadtest loan", description="Prompts computed against prompts read.")
+    parser = argparse.ArgumentParser(
+        prog="loadtest remote-prefix", description="Prompts computed against prompts read."
+    )
     parser.add_argument("--model", default=ModelConfig().id, help="as for tandem serve (default: %(default)s)")
     parser.add_argument("--transport", choices=("nixl", "local"), default="nixl")
     parser.add_argument("--tokens", type=_counts, default=(256, 1024, 4096), metavar="N,N,...")
@@ -80,32 +81,32 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> None:
             worker = await stack.enter_async_context(running_worker("mixed", flags, logs / name))
             clients.append(await stack.enter_async_context(WorkerClient(worker, clock)))
         for each in (clients, clients[::-1]):  # connects the two
-            await _lend(each[0], each[1], BLOCK_SIZE * 4, clock)
+            await _measure_prompt(each[0], each[1], BLOCK_SIZE * 4, clock)
         sys.stdout.write("| prompt tokens | computed | read | GB/s of the reads |\n|---:|---:|---:|---:|\n")
         for count in args.tokens:
             rows = []
             for number in range(args.repeats):
                 source, consumer = clients if number % 2 else clients[::-1]
-                rows.append(await _lend(source, consumer, count, clock))
+                rows.append(await _measure_prompt(source, consumer, count, clock))
             sys.stdout.write(_line(count, rows))
             sys.stdout.flush()
 
 
-async def _lend(source: WorkerClient, consumer: WorkerClient, count: int, clock: Clock) -> PrefixFetchTimes:
-    """One prompt of `count` tokens, computed at its source and read by the consumer."""
+async def _measure_prompt(source: WorkerClient, consumer: WorkerClient, count: int, clock: Clock) -> PrefixFetchTimes:
+    """Compute one prompt of `count` tokens at its source, read it at the consumer, and return both times."""
     request = _request(source.model, count)
     computed_s = await _first_token(source, GenerateJob(request=request, attempt=1), clock)
     prefix = RemotePrefix(handoff=HandoffId(f"loan-{request.id}"), source=source.worker, num_blocks=count // BLOCK_SIZE)
     job = GenerateJob(request=replace(request, id=RequestId(f"{request.id}-read")), attempt=1, prefix=prefix)
     read_s = await _first_token(consumer, job, clock)
-    pulled = next((event for _, event in consumer.told(job.key) if isinstance(event, KVReceived)), None)
+    pulled = next((event for _, event in consumer.events_of(job.key) if isinstance(event, KVReceived)), None)
     if pulled is None or pulled.num_blocks != (count - 1) // BLOCK_SIZE:
         raise MeasurementError(f"{consumer.worker} has read {pulled}, not a prompt of {count} tokens")
     return PrefixFetchTimes(computed_s, read_s, pulled.num_bytes / pulled.busy_s)
 
 
 async def _first_token(client: WorkerClient, job: GenerateJob, clock: Clock) -> float:
-    """Seconds."""
+    """Return the seconds until the job's first token."""
     began = clock.now()
     await client.submit(job)
     at, _ = await client.first(job.key, lambda event: isinstance(event, Token))
@@ -114,7 +115,7 @@ async def _first_token(client: WorkerClient, job: GenerateJob, clock: Clock) -> 
 
 
 def _request(model: str, count: int) -> Request:
-    """A prompt of `count` tokens that begins like no other one."""
+    """Return a request with a unique prompt of `count` tokens, which shares no prefix with another."""
     number = next(_numbers)
     prompt = tuple(1 + (number * 7919 + i * i * 31 + i) % VOCABULARY for i in range(count))
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
@@ -122,7 +123,7 @@ def _request(model: str, count: int) -> Request:
 
 
 def _line(count: int, rows: Sequence[PrefixFetchTimes]) -> str:
-    """Medians, and in brackets from the least to the most."""
+    """Return one table row: medians, and in brackets the least and the greatest value."""
     computed, read = ([getattr(row, name) * 1e3 for row in rows] for name in ("computed_s", "read_s"))
     cells = [f"{statistics.median(ms):,.0f} ms ({min(ms):,.0f}-{max(ms):,.0f})" for ms in (computed, read)]
     bandwidth = statistics.median(row.bandwidth for row in rows) / 1e9

@@ -1,4 +1,4 @@
-"""Measures pulls of KV between two processes against a bare read of the same blocks; never runs a model.
+"""Measure pulls of KV between two processes against a bare read of the same blocks, without a model.
 
     python -m loadtest.kv.transfer [--wires shm,tcp,local] [--mib 1,16,64,256] [--ranks 1] [--rounds 7] [--json FILE]
 
@@ -59,7 +59,8 @@ WORD = np.uint64(0x9E3779B97F4A7C15)
 COLD_BYTES = 64 * MIB
 """Written before each read: more than the caches hold, so that neither kind finds what the other one left."""
 NUM_CONTACTS = 200
-"""Small reads before the first measured one: a connection finds its fastest way only while both ends poll."""
+"""Number of small reads before the first measured one: a connection finds its fastest path only while both ends poll.
+"""
 PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "127.0.0.1:1")
 
 
@@ -102,7 +103,7 @@ class TransferRow:
 
 
 def _open_cache(case: TransferCase, rank: int = 0, num_ranks: int = 1) -> tuple[KVCache, MemoryPool]:
-    """A rank's pool, of which every page exists."""
+    """Return a rank's cache and pool, with every page touched."""
     from tandem.runtime.kv_cache import KVCache
     from tandem_kernels import reference
     from tandem_kernels.native import library
@@ -127,8 +128,7 @@ def _open_transport(case: TransferCase, pool: MemoryPool, agent: str) -> Transpo
 
 @dataclass(frozen=True, slots=True)
 class TransferOffer:
-    """What the producer tells the consumer: its transports, for pulls and for bare reads, and its blocks in prompt
-    order."""
+    """What the producer sends to the consumer: transports for pulls and bare reads, and its blocks in prompt order."""
 
     peer: TransportPeer
     bare: TransportPeer
@@ -140,7 +140,7 @@ class TransferOffer:
 
 
 def give(case: TransferCase, pipe: Connection) -> None:
-    """Offer random KV; then per message, `True`: poll bare reads without a pause, `False`: do so no more."""
+    """Offer random KV; then per message, `True` starts and `False` stops polling bare reads without a pause."""
     prepare_process()
     cache, pool = _open_cache(case)
     np.multiply(
@@ -164,7 +164,7 @@ def give(case: TransferCase, pipe: Connection) -> None:
 def _give_rank(
     case: TransferCase, whole: KVCache, whole_pool: MemoryPool, rank: int
 ) -> tuple[TransportPeer, TransferThread]:
-    """What is said of one rank, and what polls for its readers. One of several has a copy of its heads."""
+    """Return one rank's peer and the thread that polls for its readers. One of several has a copy of its heads."""
     cache, pool = whole, whole_pool
     if case.ranks > 1:
         cache, pool = _open_cache(case, rank, case.ranks)
@@ -188,7 +188,7 @@ def _poll_until_told(bare: Transport, pipe: Connection, *, is_bare: bool) -> boo
 
 
 def take(case: TransferCase, pipe: Connection, producer: Connection) -> None:
-    """Measure against a producer that runs already; the rows go into `pipe`."""
+    """Measure against a running producer; send the rows through `pipe`."""
     prepare_process()
     offer: TransferOffer = producer.recv()
     cache, pool = _open_cache(case)
@@ -234,7 +234,7 @@ def _measure(
 
 @contextmanager
 def _polling(producer: Connection) -> Iterator[None]:
-    """The producer polls bare reads without a pause meanwhile."""
+    """Make the producer poll bare reads without a pause inside the context."""
     producer.send(True)
     producer.recv()
     yield
@@ -274,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(case: TransferCase) -> list[TransferRow]:
-    """In two fresh processes, because UCX reads its settings once."""
+    """Run a case in two fresh processes, because UCX reads its settings once."""
     if case.wire == "tcp":
         os.environ["UCX_TLS"] = "tcp"
     else:
@@ -297,7 +297,7 @@ def _run(case: TransferCase) -> list[TransferRow]:
 
 
 def _table(rows: Sequence[TransferRow]) -> str:
-    """Markdown."""
+    """Return the rows as a Markdown table."""
     heads = (
         "wire",
         "ranks",

@@ -1,9 +1,9 @@
-"""What one client process can send and stamp: a load test of a server that computes nothing, at rising rates.
+"""Measure what one client process can send and stamp: a load test of a server that computes nothing, at rising rates.
 
     taskset -c 2,3 python -m loadtest.load.capacity [--rates 100,200,400] [--tokens 64] [--seconds 10]
 
-The server is a process of its own. It answers each request with a token every `--gap-ms`, so what is late is the
-client's own doing: how late it sent, and how much later than `--gap-ms` it saw the tokens.
+The server is a process of its own. It answers each request with a token every `--gap-ms`, so any delay is the client's:
+how late it sent, and how much later than `--gap-ms` it received the tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _END = b"data: [DONE]\n\n"
 
 
 class _Answering(asyncio.Protocol):
-    """One connection: whatever is asked, so many tokens."""
+    """Protocol of one connection that answers every request with a fixed number of tokens."""
 
     def __init__(self, num_tokens: int, gap_s: float) -> None:
         self._num_left, self._gap_s, self._num_missing, self._head = num_tokens, gap_s, -1, b""
@@ -111,11 +111,11 @@ async def _load(args: argparse.Namespace, rate: float, url: str) -> list[str]:
     endpoint, clock, tally = Endpoint(url=url, model="none", extra=ANSWER_TOKENS), SystemClock(), StatsCollector(Slo())
     caller = Caller(endpoint, {})
     groups = [RequestClass("same", 1.0, (args.prompt, args.prompt), (args.tokens, args.tokens))]
-    asks = poisson(groups, 0, round(rate * args.seconds), rate)
+    requests = poisson(groups, 0, round(rate * args.seconds), rate)
     before = resource.getrusage(resource.RUSAGE_SELF)
     async with open_session() as session:
         loop = OpenLoop(Client(endpoint, session, clock), clock, asyncio.sleep, MAX_OPEN, tally.ended, tally.sent)
-        await loop.run(map(caller.call, asks))
+        await loop.run(map(caller.call, requests))
     after = resource.getrusage(resource.RUSAGE_SELF)
     busy_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     itl = tally.scopes(tally.last_end_s)[0].times["itl"]

@@ -1,4 +1,4 @@
-"""`python -m loadtest compare A.json B.json`: two load tests side by side, either of them simulated; measures nothing.
+"""Compare two load tests, measured or simulated, side by side.
 
 python -m loadtest compare A.json B.json [--chart FILE.svg]
 """
@@ -85,7 +85,7 @@ def _cells(row: ComparisonRow) -> list[str]:
 
 @styled
 def draw(first: LoadReport, second: LoadReport) -> Figure:
-    """TTFT left, ITL right; a row for all requests and for each class."""
+    """Plot TTFT on the left and ITL on the right; one row for all requests and one for each class."""
     found = pairs(first, second)
     figure, rows = panels(max(len(found), 1), 2, f"A {first.name} against B {second.name}")
     for sides, (left, right) in zip(found, rows, strict=False):

@@ -1,4 +1,4 @@
-"""Two load tests side by side, row by row, with what chance alone may do; never prints or draws."""
+"""Compare two load tests row by row, with intervals of random variation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.common.distribution import Distribution
 from loadtest.load.load_report import LoadReport, Sampled, Scope
 
 LEAST_FOR_P99 = 100
-"""Of fewer requests the p99 is about their worst one, and nothing can be said of it."""
+"""With fewer requests the p99 is close to the maximum, so it is not compared."""
 SEED = 0
 
 _VALUES: dict[str, Callable[[Sampled], Sequence[float]]] = {
@@ -27,8 +27,11 @@ _PERCENTILES: dict[str, tuple[float, Callable[[Distribution], float]]] = {
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantity of `scope` in both tests. `ratio` is second / first; `interval` where it lies by chance alone, None
-    where that is not known; `is_time`: seconds, of which less is better."""
+    """One quantity of `scope` in both tests.
+
+    `ratio` is second / first; `interval` is its range by chance alone, None where unknown; `is_time` marks seconds,
+    where less is better.
+    """
 
     scope: str
     name: str
@@ -54,7 +57,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: LoadReport, second: LoadReport) -> list[ComparisonRow]:
-    """All requests, then each class that both have."""
+    """Return rows for all requests, then for each class that both tests have."""
     rows: list[ComparisonRow] = []
     for a, b in pairs(first, second):
         sides = [_members(report.sample, a) for report in (first, second)]
@@ -68,11 +71,11 @@ def pairs(first: LoadReport, second: LoadReport) -> list[tuple[Scope, Scope]]:
     theirs = {(scope.kind, scope.name): scope for scope in second.scopes}
     ours = [scope for scope in first.scopes if scope.kind != "tenant" and (scope.kind, scope.name) in theirs]
     found = [(scope, theirs[scope.kind, scope.name]) for scope in ours]
-    return found if len(found) != 2 else found[:1]  # a single class is all requests once more
+    return found if len(found) != 2 else found[:1]  # a single class repeats the rows of all requests
 
 
 def differing_facts(first: LoadReport, second: LoadReport) -> list[str]:
-    """Of what makes two tests comparable."""
+    """Return the differing facts among those that make two tests comparable."""
     names = ("workload", "seed", "count", "rate", "speedup")
     told = [(name, first.facts.get(name, "-"), second.facts.get(name, "-")) for name in names]
     return [f"{name} {a} and {b}" for name, a, b in told if a != b]

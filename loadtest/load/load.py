@@ -1,4 +1,4 @@
-"""`python -m loadtest load URL`: sends a workload to an endpoint that runs already and reports; starts no server.
+"""Send a workload to a running endpoint and report the results.
 
 python -m loadtest load http://127.0.0.1:8000 --workload mix [--count 200 --rate 0.5] [--json FILE --chart FILE.png]
 """
@@ -40,31 +40,31 @@ from tandem.workload.source import open_workload
 
 STOPPED = 130
 STEPS_WRITTEN_S = 1.0
-"""Workers write their steps twice a second."""
+"""Seconds to wait for step logs; workers write them twice a second."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status is 1 when a request failed or something could not be read or written, 130 after Ctrl-C."""
+    """Run the command. Return 1 when a request failed or a file could not be read or written, 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
     try:
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(args.record.open("wb")) if args.record else None
-            asks = _asks(args)
-            first = list(itertools.islice(asks, 1))  # what cannot be read is found before anything is sent
+            requests = _requests(args)
+            first = list(itertools.islice(requests, 1))  # what cannot be read is found before anything is sent
             test = LoadTest(args, SystemClock(), out)
-            status = _run(test, itertools.chain(first, asks))
-        return max(status, _tell(test.report(is_whole=not status), args))
+            status = _run(test, itertools.chain(first, requests))
+        return max(status, _write_report(test.report(is_whole=not status), args))
     except (NoEndpoint, TandemError, OSError) as error:
         sys.stderr.write(f"loadtest load: {error}\n")
         return 1
 
 
-def _asks(args: argparse.Namespace) -> Iterator[ScheduledRequest]:
-    """Raises TandemError."""
-    asks = open_workload(
+def _requests(args: argparse.Namespace) -> Iterator[ScheduledRequest]:
+    """Return the requests of the workload. Raises TandemError."""
+    requests = open_workload(
         args.workload, seed=args.seed, count=args.count, rate=args.rate, speedup=args.speedup, salt=args.salt
     )
-    return itertools.takewhile(lambda ask: ask.due_s < args.duration_s, asks)
+    return itertools.takewhile(lambda request: request.due_s < args.duration_s, requests)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,11 +107,14 @@ def _key(text: str) -> tuple[str, str]:
     return tenant, key
 
 
-def _run(test: LoadTest, asks: Iterable[ScheduledRequest]) -> int:
-    """A bad line of a trace or a full disk ends a test as Ctrl-C does: what was measured until then is told."""
+def _run(test: LoadTest, requests: Iterable[ScheduledRequest]) -> int:
+    """Run the test and return its exit status.
+
+    A bad line of a trace or a full disk ends a test as Ctrl-C does: the measurements so far are reported.
+    """
     status = 0
     try:
-        asyncio.run(test.run(asks))
+        asyncio.run(test.run(requests))
     except* (TandemError, OSError) as group:
         sys.stderr.write(f"loadtest load: {group.exceptions[0]}\n")
         status = 1
@@ -121,7 +124,7 @@ def _run(test: LoadTest, asks: Iterable[ScheduledRequest]) -> int:
 
 
 class LoadTest:
-    """One run. `out` gets a line for each request."""
+    """One load test. `out` receives a line for each request."""
 
     def __init__(self, args: argparse.Namespace, clock: Clock, out: BinaryIO | None) -> None:
         self._args, self._clock, self._out = args, clock, out
@@ -131,8 +134,8 @@ class LoadTest:
         self._facts: dict[str, str] = {}
         self._began = wall_ns() / 1e9
 
-    async def run(self, asks: Iterable[ScheduledRequest]) -> None:
-        """Raises NoEndpoint, and a group of the workload's TandemErrors."""
+    async def run(self, requests: Iterable[ScheduledRequest]) -> None:
+        """Send all requests. Raises NoEndpoint, or an exception group of the workload's TandemErrors."""
         args, keys = self._args, dict(self._args.key)
         url = base_url(args.url)
         model = args.model or await first_model(url, next(iter(keys.values()), None))
@@ -145,12 +148,12 @@ class LoadTest:
             watching = asyncio.create_task(show(self._line, sys.stderr))
             self._began = wall_ns() / 1e9
             try:
-                await self._loop.run(map(caller.call, asks))
+                await self._loop.run(map(caller.call, requests))
             finally:
                 watching.cancel()
 
     def report(self, *, is_whole: bool) -> LoadReport:
-        """Raises NoEndpoint when nothing was measured."""
+        """Return the report. Raises NoEndpoint when nothing was measured."""
         loop = self._loop
         if loop is None or not self._tally.num_ended:
             raise NoEndpoint("no request has ended, so there is nothing to report")
@@ -204,7 +207,7 @@ def _facts(args: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
     return {"url": endpoint.url, "model": endpoint.model, **named}
 
 
-def _tell(report: LoadReport, args: argparse.Namespace) -> int:
+def _write_report(report: LoadReport, args: argparse.Namespace) -> int:
     sys.stdout.write(markdown(report))
     if args.json:
         args.json.write_bytes(msgspec.json.encode(report))

@@ -1,4 +1,4 @@
-"""Draws a load test: latencies of each class, what happened when, and the workers' steps; computes nothing."""
+"""Plot a load test: latencies of each class, the timeline, and the workers' steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadtest.load.steps import RecordedSteps, per_interval
 
 @styled
 def draw(report: LoadReport, logs: Sequence[RecordedSteps] = ()) -> Figure:
-    """A row of latencies, one of time, and one for each two workers whose steps are known."""
+    """Return a figure: a row of latencies, a row of time, and a row for each two workers with step logs."""
     told = ", ".join(f"{name} {value}" for name, value in report.facts.items() if name != "url")
     figure, rows = panels(2 + (len(logs) + 1) // 2, 2, f"{report.name}: {told}")
     (ttft, itl), (flow, stall), *more = rows
@@ -35,7 +35,7 @@ def draw(report: LoadReport, logs: Sequence[RecordedSteps] = ()) -> Figure:
 
 
 def classes(scopes: Sequence[Scope]) -> list[Scope]:
-    """One curve each; of a single class all requests say the same."""
+    """Return the scopes to plot, one curve each; a single class is replaced by all requests."""
     found = [scope for scope in scopes if scope.kind == "class"]
     return found if len(found) < 2 else [scopes[0], *found]
 
@@ -49,7 +49,7 @@ def draw_cdfs(axes: Axes, scopes: Sequence[Scope], metric: str) -> None:
 
 
 def _draw_flow(axes: Axes, report: LoadReport) -> None:
-    """Throughput, and on the right-hand scale how many requests were open."""
+    """Plot throughput, and on the right-hand scale the number of open requests."""
     edges, windows = [*(window.start_s for window in report.windows), report.wall_s], report.windows
     axes.stairs([w.output_rate for w in windows], edges, color=colour(0), fill=True, alpha=0.35)
     axes.set(title="Throughput and open requests, windows of 10 s", xlabel="seconds of the run")
@@ -85,7 +85,7 @@ def _draw_stalls(axes: Axes, report: LoadReport) -> None:
 
 
 def _draw_steps(axes: Axes, log: RecordedSteps, wall_s: float) -> None:
-    """Mean tokens of an iteration in each interval, prompts above decodes."""
+    """Plot the mean tokens of an iteration in each interval, prompts above decodes."""
     edges, prefill, decode = per_interval(log)
     both = [p + d for p, d in zip(prefill, decode, strict=True)]
     axes.stairs(decode, edges, fill=True, color=colour(2), label="decode")

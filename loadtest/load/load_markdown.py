@@ -1,4 +1,4 @@
-"""A load test's report as Markdown; computes nothing that the report does not hold."""
+"""Render a load test's report as Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.core.slo import TOLERATED, Slo
 
 MOST_WINDOWS = 30
 LATE_S = 0.05
-"""A client that sends later than this is named in the report's second line."""
+"""The report's second line names a client that sends later than this many seconds."""
 _QUANTILES = "p50 / p95 / p99 / p99.9"
 
 
@@ -86,7 +86,7 @@ def _target(slo: Slo) -> str:
 
 
 def _phases(scopes: Sequence[Scope]) -> str:
-    """A phase that takes longer in one class than in others shows where that class waits."""
+    """Render the phases of each class: a phase that takes longer in one class shows where that class waits."""
     heads = ["p50 / p99 ms", "queue and prefill (TTFT)", "token 1 to 2 (hand-off)", "token 2 to the last"]
     rows = []
     for scope in scopes:

@@ -1,4 +1,4 @@
-"""What one load test amounts to, as one frozen value that travels as JSON; never adds anything up.
+"""Define the report of one load test as a frozen value that serializes as JSON.
 
 The top level of the JSON is `LoadReport`; seconds everywhere.
 """
@@ -11,13 +11,19 @@ from loadtest.common.distribution import Distribution
 from tandem.core.slo import Slo
 
 METRICS = ("ttft", "itl", "tpot", "e2e", "first_gap", "rest")
-"""Of one request: due to first token; gaps between arrivals (all requests' pooled); time per token after the first;
-due to last token; first to second arrival, which a hand-off is in; the gaps after that together."""
+"""Latency metrics of one request.
+
+In order: due to first token; gaps between arrivals (pooled over requests); time per token after the first; due to last
+token; first to second arrival, which includes a hand-off; the gaps after that together.
+"""
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of one class or tenant, or all: which is `kind`. `times` are of requests that ended well, by `METRICS`;
-    rates are per second of the whole run and count whole answers only. `num_good` met the SLO."""
+    """Figures of all requests, or of one class or tenant, as `kind` says.
+
+    `times` are of requests that ended well, by `METRICS`; rates are per second of the whole run and count whole answers
+    only. `num_good` met the SLO.
+    """
 
     kind: str
     name: str
@@ -33,8 +39,8 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """Ten seconds of a run; the last one may be shorter. `output_rate`: tokens per second that arrived, those of failed
-    answers included."""
+    """Ten seconds of a run; the last window may be shorter. `output_rate` is tokens received per second, those of
+    failed answers included."""
 
     start_s: float
     num_sent: int
@@ -46,7 +52,7 @@ class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that ended well."""
+    """One sampled request that ended well."""
 
     group: str
     ttft_s: float
@@ -58,7 +64,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's own faults: how late it sent, and how many requests `max_open` held back for how long together."""
+    """Delays of the client itself: how late it sent, and how many requests `max_open` delayed and for how long in
+    total."""
 
     late_p99_s: float
     late_max_s: float
@@ -68,9 +75,12 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`began` is seconds since the epoch; all other times count from it. The first of `scopes` is all requests.
-    `examples`: one message for each kind of error. `is_whole`: nobody stopped it before its end. `is_simulated`: it is
-    what a simulated run would have told; that has no windows, client, examples and sample."""
+    """Report of one load test.
+
+    `began` is seconds since the epoch; all other times count from it. The first of `scopes` is all requests.
+    `examples`: one message for each kind of error. `is_whole`: the run was not stopped before its end. `is_simulated`:
+    the report was made from a simulated run, and has no windows, client, examples and sample.
+    """
 
     name: str
     facts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Reads the report of a load test from a file, or that of a simulated run in the same shape; never writes one."""
+"""Read the report of a load test, or of a simulated run in the same shape, from a file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tandem.cli.simulate import FORMAT
 
 
 class NoReport(Exception):
-    """A file is no report of a load test; names it and the field."""
+    """Raised when a file holds no report of a load test; the message names the file and the field."""
 
 
 class _Kind(msgspec.Struct):
-    """A load test's has no format."""
+    """Format field of a file; a load test's report has none."""
 
     format: str = ""
 
 
 def read_report(path: Path) -> LoadReport:
-    """Of `loadtest load --json` or `tandem simulate --json`. Raises NoReport."""
+    """Read what `loadtest load --json` or `tandem simulate --json` wrote. Raises NoReport."""
     try:
         raw = path.read_bytes()
         if msgspec.json.decode(raw, type=_Kind).format == FORMAT:

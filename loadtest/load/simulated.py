@@ -1,8 +1,8 @@
-"""What `tandem simulate --json` wrote in the shape of a load test's report; never simulates.
+"""Convert the output of `tandem simulate --json` to the shape of a load test's report.
 
-Where both have a quantity, it means the same. What a simulated run does not have stays empty: tenants, the phases after
-the first token, windows, and requests one by one. Its gaps lie between tokens, a client's between arrivals; its tokens
-are counted of failed answers too.
+Quantities that both have mean the same. What a simulated run lacks stays empty: tenants, the phases after the first
+token, windows, and single requests. Its gaps lie between tokens, a client's between arrivals; it also counts tokens of
+failed answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Deployment(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """The first of `groups` is all requests."""
+    """Totals of a simulated run. The first of `groups` is all requests."""
 
     wall_s: float
     groups: tuple[GroupReport, ...]
@@ -47,7 +47,7 @@ class _Document(msgspec.Struct):
 
 
 def decoded(raw: bytes) -> LoadReport:
-    """Raises msgspec.MsgspecError that names the field."""
+    """Decode a simulated run. Raises msgspec.MsgspecError that names the field."""
     document = msgspec.json.decode(raw, type=_Document)
     wall_s = document.report.wall_s
     kinds = ["all"] + ["class"] * (len(document.report.groups) - 1)
@@ -65,15 +65,15 @@ def decoded(raw: bytes) -> LoadReport:
 
 
 def _facts(workload: _Workload) -> dict[str, str]:
-    """As a load test tells them."""
-    told = {
+    """Return the workload's facts in the form of a load test's."""
+    facts = {
         "workload": Path(workload.workload).name,
         "seed": workload.seed,
         "count": workload.count,
         "rate": workload.rate,
         "speedup": workload.speedup if workload.speedup != 1 else None,
     }
-    return {name: str(value) for name, value in told.items() if value is not None}
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def _scope(kind: str, group: GroupReport, buckets: dict[str, tuple[tuple[float, int], ...]], wall_s: float) -> Scope:

@@ -1,7 +1,6 @@
-"""Adds records up as they come: distributions, errors, goodput, a timeline and a sample; never keeps a whole run.
+"""Aggregate records as they arrive: distributions, errors, goodput, a timeline and a sample.
 
-What it holds grows with classes, tenants and windows, not with requests: the records of a long run are gone as soon as
-they are counted.
+Memory grows with classes, tenants and windows, not with requests: a record is dropped once it is counted.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from tandem.core.slo import Slo
 
 WINDOW_S = 10.0
 SAMPLE = 10_000
-"""Requests that a report keeps one by one, for comparisons; a larger run is drawn from evenly."""
+"""Number of single requests that a report keeps for comparisons; a larger run is sampled uniformly."""
 _EXACT = 256
-"""A window's gaps; there are many windows in a long run."""
+"""Number of a window's gaps that are kept exactly; a long run has many windows."""
 
 
 class _Cell:
-    """Of one class and tenant. Latencies are of requests that ended well."""
+    """Figures of one class and tenant. Latencies are of requests that ended well."""
 
     def __init__(self) -> None:
         self.num_requests = self.num_good = self.num_prompt_tokens = self.num_output_tokens = 0
@@ -71,7 +70,7 @@ class _Cell:
 
 
 def timed(record: Record) -> dict[str, Iterable[float]]:
-    """The values of each of `METRICS` of a whole answer. Its phases add up: TTFT, the first gap, the gaps after it."""
+    """Return the values of each of `METRICS` of a whole answer. TTFT, the first gap and the rest add up."""
     gaps = record.gaps_s
     found: dict[str, Iterable[float]] = {"ttft": [record.ttft_s], "itl": gaps, "e2e": [record.e2e_s]}
     found["first_gap"] = gaps[:1]
@@ -98,7 +97,7 @@ class _Window:
 
 
 class StatsCollector:
-    """`seed` draws the sample."""
+    """Collects the statistics of one run. `seed` drives the sampling."""
 
     def __init__(self, slo: Slo, seed: int = 0) -> None:
         self.num_ended = self.num_failed = self.num_tokens = 0
@@ -112,13 +111,13 @@ class StatsCollector:
         self._chance = random.Random(f"sample {seed}")
 
     def sent(self, at_s: float, num_open: int) -> None:
-        """A request has left, and so many are open now."""
+        """Record that a request was sent, with the number of requests now open."""
         window = self._at(at_s)
         window.num_sent += 1
         window.most_open = max(window.most_open, num_open)
 
     def ended(self, record: Record, num_open: int) -> None:
-        """A request has ended, with so many still open."""
+        """Record that a request has ended, with the number of requests still open."""
         is_good = meets(record, self._slo)
         self.num_ended += 1
         self.num_tokens += record.num_output_tokens
@@ -133,7 +132,7 @@ class StatsCollector:
         self._place_in_time(record, num_open)
 
     def scopes(self, wall_s: float) -> tuple[Scope, ...]:
-        """All requests, then each class, then each tenant where there are any."""
+        """Return all requests, then each class, then each tenant where there are any."""
         whole, groups, tenants = _Cell(), dict[str, _Cell](), dict[str, _Cell]()
         for (group, tenant), cell in sorted(self._cells.items()):
             for one in (whole, groups.setdefault(group, _Cell()), tenants.setdefault(tenant, _Cell())):
@@ -144,7 +143,7 @@ class StatsCollector:
         return tuple(told)
 
     def windows(self, wall_s: float) -> tuple[LoadWindow, ...]:
-        """From the beginning to `wall_s` without a hole; a quiet one has no tokens, the last one may be short."""
+        """Return the windows from the beginning to `wall_s` without gaps; the last one may be short."""
         starts = [i * WINDOW_S for i in range(max(math.ceil(wall_s / WINDOW_S), 1))]
         return tuple(self._at(start).told(start, min(WINDOW_S, wall_s - start)) for start in starts)
 
@@ -152,7 +151,7 @@ class StatsCollector:
         return tuple(self._sample)
 
     def _keep(self, record: Record, is_good: bool) -> None:
-        """Each request that ended well is kept with the same chance (Vitter's algorithm R)."""
+        """Sample requests that ended well uniformly (Vitter's algorithm R)."""
         place = self.num_ended - self.num_failed - 1
         if place >= SAMPLE:
             place = self._chance.randrange(place + 1)

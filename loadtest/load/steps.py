@@ -1,4 +1,4 @@
-"""Workers' step logs beside a load test: what each iteration computed; never asks a worker.
+"""Read the workers' step logs of a load test: what each iteration computed.
 
 A log is what `worker.step_log` makes a worker write, see `tandem.engine.step_log`.
 """
@@ -17,11 +17,11 @@ from tandem.engine.step_log import decode_log
 from tandem.sched.state.schedule_result import StepRecord
 
 INTERVALS = 120
-"""At most so many in a chart."""
+"""Maximum number of intervals in a chart."""
 
 
 class TimedStep(msgspec.Struct, frozen=True):
-    """`ended_s` counts from the beginning of the load test."""
+    """A step. `ended_s` counts from the beginning of the load test."""
 
     ended_s: float
     step: StepRecord
@@ -34,7 +34,7 @@ class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Tokens of one iteration."""
+    """Distribution of the tokens of one iteration."""
 
     p50: float
     p99: float
@@ -42,9 +42,12 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are of iterations that computed any such tokens. `mixed_share`: of all iterations, those with both prompts
-    and decodes. `budget_use`: prompts' tokens over what the budget had for them, of iterations that computed
-    prompts. `over_target`: of the iterations with a latency target, those that took longer; None without any."""
+    """Summary of one worker's iterations.
+
+    Counts are of iterations that computed any such tokens. `mixed_share`: the share of all iterations with both prompts
+    and decodes. `budget_use`: prompts' tokens over what the budget had for them, of iterations that computed prompts.
+    `over_target`: the share of iterations with a latency target that exceeded it; None without any.
+    """
 
     worker: str
     pool: str
@@ -60,7 +63,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_steps(path: Path) -> RecordedSteps:
-    """Times are seconds since the epoch. Raises TandemError that names the line, or OSError."""
+    """Read a step log, with times in seconds since the epoch. Raises TandemError that names the line, or OSError."""
     with path.open(encoding="utf-8") as lines:
         log = decode_log(lines, str(path))
     steps = tuple(TimedStep(step.at, step.record) for step in log.steps)
@@ -68,13 +71,13 @@ def read_steps(path: Path) -> RecordedSteps:
 
 
 def within(log: RecordedSteps, began: float, wall_s: float) -> RecordedSteps:
-    """The steps that ended during a test, in its time. `began`: seconds since the epoch."""
+    """Return the steps that ended during a test, in its time. `began` is seconds since the epoch."""
     moved = (TimedStep(step.ended_s - began, step.step) for step in log.steps)
     return RecordedSteps(worker=log.worker, pool=log.pool, steps=tuple(s for s in moved if 0 <= s.ended_s <= wall_s))
 
 
 def summarise(log: RecordedSteps) -> StepSummary | None:
-    """None without a step."""
+    """Summarise a log; None without a step."""
     steps = [one.step for one in log.steps]
     seconds = distribution(QuantileSketch(step.measured_s for step in steps))
     if seconds is None:
@@ -102,8 +105,10 @@ def _counts(values: Sequence[int]) -> Counts | None:
 
 
 def per_interval(log: RecordedSteps) -> tuple[list[float], list[float], list[float]]:
-    """Edges of equal intervals in seconds, and the mean prefill and decode tokens of an iteration in each; 0 in those
-    without any."""
+    """Return the edges of equal intervals in seconds, and the mean prefill and decode tokens of an iteration in each.
+
+    Intervals without iterations have 0.
+    """
     if not log.steps:
         return [0.0, 1.0], [0.0], [0.0]
     first, last = log.steps[0].ended_s, max(log.steps[-1].ended_s, log.steps[0].ended_s + 1e-3)

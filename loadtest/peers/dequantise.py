@@ -1,4 +1,4 @@
-"""Writes a GGUF file again with every tensor in float32; never changes what the file says otherwise.
+"""Rewrite a GGUF file with every tensor in float32.
 
     python dequantise.py SOURCE.gguf TARGET.gguf
 

@@ -1,4 +1,4 @@
-"""Makes the virtual environment of a peer, once; never touches the one that this program runs in."""
+"""Create the virtual environment of a peer once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIST_REQUIREMENTS = "import importlib.metadata as m, sys; print(*(m.requires(sy
 
 
 def install(name: str) -> None:
-    """Raises KeyError for an unknown name, CalledProcessError when a step fails."""
+    """Install a peer. Raises KeyError for an unknown name, CalledProcessError when a step fails."""
     peer, place = PEERS[name], home(name)
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -34,9 +34,9 @@ def _install_without(peer: Peer) -> None:
     for requirement in first:
         _pip(peer.name, [requirement])
     _pip(peer.name, ["--no-deps", last])
-    wanted = wanted_requirements(_declared(peer.name, last), peer.without)
-    if wanted:
-        _pip(peer.name, wanted)
+    required = required_requirements(_declared(peer.name, last), peer.without)
+    if required:
+        _pip(peer.name, required)
 
 
 def _declared(name: str, requirement: str) -> list[str]:
@@ -45,14 +45,14 @@ def _declared(name: str, requirement: str) -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")
 
 
-def wanted_requirements(declared: Sequence[str], without: Sequence[str]) -> list[str]:
-    """Those that no extra asks for and whose names are not in `without`."""
-    wanted = []
+def required_requirements(declared: Sequence[str], without: Sequence[str]) -> list[str]:
+    """Return the requirements that belong to no extra and whose names are not in `without`."""
+    required = []
     for line in declared:
         name = re.match(r"[A-Za-z0-9._-]+", line)
         if name and "extra ==" not in line and name.group().lower() not in without:
-            wanted.append(line)
-    return wanted
+            required.append(line)
+    return required
 
 
 def _pip(name: str, requirements: Sequence[str | Path]) -> None:

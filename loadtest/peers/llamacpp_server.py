@@ -1,4 +1,4 @@
-"""Serves one GGUF file with llama.cpp's own HTTP server until it is ended; never measures anything.
+"""Serve one GGUF file with llama.cpp's own HTTP server.
 
     python llamacpp_server.py MODEL.gguf PORT --threads N --slots N --context N --ubatch N
 

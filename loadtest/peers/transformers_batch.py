@@ -1,10 +1,10 @@
-"""Runs one workload with transformers' `generate` and stamps every step; opens no port.
+"""Run one workload with transformers' `generate` and stamp every step.
 
     python transformers_batch.py MODEL WORKLOAD.json RECORDS.json --threads N [--continuous]
 
-Runs in a peer's environment, so it imports nothing of Tandem. Requests one at a time, or, where they are all due at
-once, as one static batch, which must be of one length; `--continuous` takes them through its continuous batching
-instead, which tells no times but the whole.
+Runs in a peer's environment, so it imports nothing of Tandem. Requests run one at a time or, where all are due at once,
+as one static batch, whose prompts must have one length; `--continuous` uses continuous batching instead, which reports
+only the total time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 
 class Stamps(StoppingCriteria):
-    """Called once after each token of a batch; never stops anything."""
+    """Callback after each token of a batch that records the time and stops nothing."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -41,10 +41,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa").eval()
-    asks = json.loads(args.workload.read_text())
-    batches = [[ask] for ask in asks["asks"]] if asks["is_sequential"] else [asks["asks"]]
+    requests = json.loads(args.workload.read_text())
+    batches = [[request] for request in requests["requests"]] if requests["is_sequential"] else [requests["requests"]]
     run = _continuous if args.continuous else _static
-    run(model, [asks["warm_up"]], 0.0)
+    run(model, [requests["warm_up"]], 0.0)
     began = time.monotonic()
     records = [record for batch in batches for record in run(model, batch, began)]
     wall_s = time.monotonic() - began
@@ -52,10 +52,12 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def _static(model: Any, asks: list[dict[str, Any]], began: float) -> list[dict[str, Any]]:
-    prompts = torch.tensor([ask["prompt"] for ask in asks])
+def _static(model: Any, requests: list[dict[str, Any]], began: float) -> list[dict[str, Any]]:
+    prompts = torch.tensor([request["prompt"] for request in requests])
     stamps, sent = Stamps(), time.monotonic() - began
-    config = GenerationConfig(do_sample=False, max_new_tokens=asks[0]["max_tokens"], eos_token_id=None, pad_token_id=0)
+    config = GenerationConfig(
+        do_sample=False, max_new_tokens=requests[0]["max_tokens"], eos_token_id=None, pad_token_id=0
+    )
     rows = model.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
@@ -64,25 +66,30 @@ def _static(model: Any, asks: list[dict[str, Any]], began: float) -> list[dict[s
     )
     times = [at - began for at in stamps.times]
     start = prompts.shape[1]
-    return [_record(ask, sent, times, row[start:].tolist()) for ask, row in zip(asks, rows, strict=True)]
+    return [_record(request, sent, times, row[start:].tolist()) for request, row in zip(requests, rows, strict=True)]
 
 
-def _continuous(model: Any, asks: list[dict[str, Any]], began: float) -> list[dict[str, Any]]:
+def _continuous(model: Any, requests: list[dict[str, Any]], began: float) -> list[dict[str, Any]]:
     sent = time.monotonic() - began
-    config = GenerationConfig(do_sample=False, max_new_tokens=asks[0]["max_tokens"], eos_token_id=-1, pad_token_id=0)
-    outputs = model.generate_batch(inputs=[ask["prompt"] for ask in asks], generation_config=config)
+    config = GenerationConfig(
+        do_sample=False, max_new_tokens=requests[0]["max_tokens"], eos_token_id=-1, pad_token_id=0
+    )
+    outputs = model.generate_batch(inputs=[request["prompt"] for request in requests], generation_config=config)
     end = time.monotonic() - began
     in_order = [outputs[key] for key in sorted(outputs, key=lambda key: int(key.rsplit("_", 1)[-1]))]
-    return [_record(ask, sent, [end], list(out.generated_tokens)) for ask, out in zip(asks, in_order, strict=True)]
+    return [
+        _record(request, sent, [end], list(out.generated_tokens))
+        for request, out in zip(requests, in_order, strict=True)
+    ]
 
 
-def _record(ask: dict[str, Any], sent: float, times: list[float], tokens: list[int]) -> dict[str, Any]:
-    error = "" if len(tokens) == ask["max_tokens"] else f"{len(tokens)} of {ask['max_tokens']} tokens"
+def _record(request: dict[str, Any], sent: float, times: list[float], tokens: list[int]) -> dict[str, Any]:
+    error = "" if len(tokens) == request["max_tokens"] else f"{len(tokens)} of {request['max_tokens']} tokens"
     return {
-        "name": ask["name"],
-        "group": ask["group"],
-        "num_prompt_tokens": len(ask["prompt"]),
-        "num_asked_tokens": ask["max_tokens"],
+        "name": request["name"],
+        "group": request["group"],
+        "num_prompt_tokens": len(request["prompt"]),
+        "num_asked_tokens": request["max_tokens"],
         "due_s": sent,
         "sent_s": sent,
         "stamps_s": times,

@@ -1,7 +1,7 @@
-"""Lets processes of one GPU compute side by side while a measurement runs; changes no setting of the device.
+"""Let processes of one GPU compute concurrently during a measurement, through NVIDIA's multi-process service (MPS).
 
-NVIDIA's multi-process service: without it processes take turns on the GPU, so a read stands still while another one
-computes.
+Without the service processes take turns on the GPU, so a read stands still while another process computes. No setting
+of the device is changed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _TIMEOUT_S = 30.0
 
 
 class MpsUnavailable(Exception):
-    """The service cannot be started; says why."""
+    """Raised when the service cannot be started; the message gives the reason."""
 
 
 @contextmanager
 def multi_process_service() -> Iterator[None]:
-    """Processes started meanwhile are its clients, all others are left alone. Raises MpsUnavailable."""
+    """Run the service; processes started meanwhile are its clients. Raises MpsUnavailable."""
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         before = {name: os.environ.get(name) for name in places}

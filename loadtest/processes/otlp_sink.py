@@ -1,8 +1,8 @@
-"""A receiver of OTLP over gRPC in a process of its own, which takes everything; keeps and decodes nothing.
+"""Receive OTLP over gRPC in a process of its own, accept everything and store nothing.
 
     python -m loadtest.processes.otlp_sink
 
-Says its endpoint on stdout and serves until stdin ends; then it says how many calls and bytes came, by signal.
+Prints its endpoint on stdout and serves until stdin ends; then it prints the number of calls and bytes by signal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIGNALS = {
 
 
 class Sink:
-    """What came of one signal."""
+    """Counters of one signal."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -30,7 +30,7 @@ class Sink:
     def take(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self.num_calls += 1
         self.num_bytes += len(request)
-        return b""  # an empty message: all was taken
+        return b""  # an empty message: everything was accepted
 
     def handler(self, service: str) -> Any:
         taken = grpc.unary_unary_rpc_method_handler(self.take)

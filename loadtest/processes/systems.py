@@ -1,4 +1,4 @@
-"""Servers that a bench starts, pauses while others are measured, and ends; never asks one more than whether it is up.
+"""Start servers for a bench, pause them while others are measured, and end them.
 
 Two servers on two cores would disturb each other, and some take minutes to start. So all are started first and each but
 the one that is measured is stopped by signal (SIGSTOP), which costs no time when its turn comes again.
@@ -48,9 +48,11 @@ server.wait()
 
 
 class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """How to start one server. `environment` adds to this process's own. `can_pause`: it bears to be stopped for
-    minutes, as servers without peers do. An empty `command` means that it runs already, in the process group `group`
-    (0: unknown)."""
+    """How to start one server.
+
+    `environment` adds to this process's own. `can_pause`: the server survives a pause of minutes, as servers without
+    peers do. An empty `command` means a server that already runs, in the process group `group` (0: unknown).
+    """
 
     name: str
     endpoint: Endpoint
@@ -62,12 +64,14 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotStarted(Exception):
-    """A server ended or did not answer in time; says the end of its log."""
+    """Raised when a server ended or did not answer in time; the message holds the end of its log."""
 
 
 class SystemServer:
-    """One running server: its guard and the id of its process group. One that somebody else started has no guard and
-    is left running; it is paused too where its group is known."""
+    """One running server: its guard and the id of its process group.
+
+    A server that the user started has no guard and is left running; it is paused too where its group is known.
+    """
 
     def __init__(self, command: ServerCommand, guard: asyncio.subprocess.Process | None = None, pid: int = 0) -> None:
         self.command = command
@@ -80,7 +84,7 @@ class SystemServer:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[Endpoint]:
-        """Runs only inside."""
+        """Let the server run inside the context, and pause it otherwise."""
         self._signal(signal.SIGCONT)
         try:
             yield self.command.endpoint
@@ -91,7 +95,7 @@ class SystemServer:
         self._signal(signal.SIGSTOP)
 
     async def end(self) -> None:
-        """In order, then by force, with all that it started."""
+        """End the server in order, then by force, with all processes that it started."""
         self._signal(signal.SIGCONT)
         if self._guard is not None:
             assert self._guard.stdin is not None
@@ -110,7 +114,7 @@ class SystemServer:
 
 @contextlib.asynccontextmanager
 async def running_server(command: ServerCommand, directory: Path) -> AsyncIterator[SystemServer]:
-    """A server that has answered its first request, paused. Its log is in `directory`. Raises NotStarted."""
+    """Yield a paused server that has answered its first request. Its log is in `directory`. Raises NotStarted."""
     log = directory / f"{command.name}.log"
     server = await _spawn(command, log) if command.command else SystemServer(command, pid=command.group)
     try:

@@ -1,5 +1,4 @@
-"""The processes of the benchmark of telemetry: what is measured with it and without it, and who it is sent to; decides
-nothing about rounds."""
+"""Define the processes of the telemetry benchmark: the measured sides and the receivers of their telemetry."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Child:
-    """A program of the benchmark that speaks JSON, a line each way. It ends with the stack, when its stdin does."""
+    """A program of the benchmark that exchanges JSON lines over stdin and stdout. It ends with the stack."""
 
     def __init__(self, stack: ExitStack, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._name, pipe = " ".join(command), subprocess.PIPE
@@ -37,13 +36,13 @@ class Child:
         return self._read()
 
     def last_words(self) -> dict[str, Any]:
-        """What it says when it is told to end."""
+        """Close the program's stdin and return its last line."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._read()
 
     def cpu_s(self) -> float:
-        """Of all its threads so far; one that ended takes its part along."""
+        """Return the processor seconds of all its threads so far, except those that have ended."""
         tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -68,7 +67,7 @@ class Child:
 
 
 class CoreSpeed:
-    """Of the core where sides run; of no use where that may be any."""
+    """Speed of the core where the sides run; useless where they may run on any core."""
 
     def __init__(self, place: ProcessPlacement, stack: ExitStack) -> None:
         command = [sys.executable, "-m", "loadtest.common.core_speed", "--core", str(place.core)]
@@ -76,7 +75,7 @@ class CoreSpeed:
         self._pieces, self._seconds = 0, 0.0
 
     def lap(self) -> float:
-        """What its piece of work took on average since the last lap, in seconds."""
+        """Return the mean seconds of the reference work since the last lap."""
         if self._child is None:
             return 1.0
         told = self._child.ask({})
@@ -88,7 +87,7 @@ class CoreSpeed:
 
 
 def get(url: str) -> bytes:
-    """Not through a proxy that the environment names."""
+    """Fetch a URL, bypassing any proxy of the environment."""
     with _DIRECT.open(url, timeout=PATIENCE_S) as response:
         body: bytes = response.read()
         return body
@@ -109,7 +108,7 @@ class ProcessPlacement(NamedTuple):
         return [sys.executable, "-m", f"loadtest.{module}", *arguments, *core]
 
     def environment(self, *, is_off: bool = False) -> dict[str, str]:
-        """Equal in hashes, so that two processes have their dictionaries in one order."""
+        """Return an environment with a fixed hash seed, so that two processes order their dictionaries alike."""
         chosen = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
         chosen["PYTHONHASHSEED"] = "0"
         if is_off and self.before is not None:
@@ -118,12 +117,12 @@ class ProcessPlacement(NamedTuple):
 
 
 def sink(stack: ExitStack) -> Child:
-    """Whoever takes what is pushed."""
+    """Start the receiver of pushed telemetry."""
     return Child(stack, [sys.executable, "-m", "loadtest.processes.otlp_sink"], os.environ)
 
 
 def pushing(endpoint: str, ratio: float = 1.0) -> dict[str, str]:
-    """OpenTelemetry's variables: so large a share of all traces, and metrics as often as by default."""
+    """Return OpenTelemetry's variables: the share of traces that are sampled, and the default metric interval."""
     return {
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_METRICS_EXPORTER": "otlp",

@@ -1,4 +1,4 @@
-"""Worker processes that a measurement starts, talks to and ends; never measures anything itself."""
+"""Start worker processes for a measurement, talk to them and end them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tandem.wire.job_codec import Submission, encode_submission
 from tandem.wire.worker_codec import decode_refusal, decode_update
 
 START_S = 600.0
-"""The first start may fetch and convert the model."""
+"""Seconds that a start may take; the first one may fetch and convert the model."""
 STOP_S = 30.0
 REPLY_S = 30.0
 PROGRESS_S = 300.0
-"""Without an event of a job for this long, a measurement is given up."""
+"""Seconds without an event of a job after which a measurement is abandoned."""
 LOG_TAIL = 1500
 
 _GATEWAY = GatewayId("loadtest")
@@ -36,12 +36,12 @@ Stamped = tuple[float, JobEvent]
 
 
 class MeasurementError(Exception):
-    """What was to be measured did not happen; says why."""
+    """Raised when the measured event did not happen; the message gives the reason."""
 
 
 @contextlib.asynccontextmanager
 async def running_worker(pool: str, flags: Sequence[str], log: Path) -> AsyncIterator[WorkerRef]:
-    """A `tandem worker` process without Redis. What it logs goes to the file `log`."""
+    """Run a `tandem worker` process without Redis, and log to the file `log`."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tandem.cli", "worker", "--pool", pool, *flags),
@@ -60,8 +60,8 @@ async def _first_words(process: asyncio.subprocess.Process, log: Path) -> Worker
         line = await process.stdout.readline()
     if not line:
         raise MeasurementError(f"a worker did not start:\n{_tail(log)}")
-    said = msgspec.json.decode(line)
-    return WorkerRef(WorkerId(said["worker"]), Incarnation(said["incarnation"]), said["address"])
+    hello = msgspec.json.decode(line)
+    return WorkerRef(WorkerId(hello["worker"]), Incarnation(hello["incarnation"]), hello["address"])
 
 
 def _tail(log: Path) -> str:
@@ -80,7 +80,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 class WorkerClient:
-    """One worker as a gateway sees it; every event is kept with the time at which it came."""
+    """One worker as a gateway sees it; every event is kept with its arrival time."""
 
     def __init__(self, worker: WorkerRef, clock: Clock) -> None:
         self.worker = worker
@@ -109,29 +109,29 @@ class WorkerClient:
         await self._channel.close(None)
 
     async def submit(self, job: Job) -> None:
-        """Raises TandemError when the worker refuses."""
+        """Submit a job. Raises TandemError when the worker refuses it."""
         submission = Submission(_GATEWAY, self.worker.incarnation, job)
         reply = await self._stub.Submit(encode_submission(submission), timeout=REPLY_S)
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
     async def first(self, key: JobKey, wanted: Callable[[JobEvent], bool]) -> Stamped:
-        """Wait for the first event of a job that is wanted. Raises MeasurementError when none can come any more."""
+        """Wait for the first matching event of a job. Raises MeasurementError when none can arrive any more."""
         async with asyncio.timeout(PROGRESS_S), self._changed:
             await self._changed.wait_for(lambda: self._find(key, wanted) or self._is_over(key))
         found = self._find(key, wanted)
         if found is None:
-            told = [event for _, event in self._events.get(key, []) if isinstance(event, Failed | Cancelled)]
-            raise MeasurementError(f"{key} ended at {self.worker}: {told or 'the stream broke'}")
+            failures = [event for _, event in self._events.get(key, []) if isinstance(event, Failed | Cancelled)]
+            raise MeasurementError(f"{key} ended at {self.worker}: {failures or 'the stream broke'}")
         return found
 
     async def drain(self, timeout_s: float) -> pb.DrainReply:
-        """Take no new work, until nothing is left or the time is over."""
+        """Drain the worker: it accepts no new job, until none is left or the time is over."""
         request = pb.DrainRequest(timeout_ms=int(timeout_s * 1e3))
         return await self._stub.Drain(request, timeout=timeout_s + REPLY_S)
 
-    def told(self, key: JobKey) -> list[Stamped]:
-        """All that came of a job."""
+    def events_of(self, key: JobKey) -> list[Stamped]:
+        """Return all events of a job."""
         return list(self._events.get(key, []))
 
     def _find(self, key: JobKey, wanted: Callable[[JobEvent], bool]) -> Stamped | None:
@@ -141,7 +141,7 @@ class WorkerClient:
         return self._is_broken or self._find(key, lambda event: isinstance(event, Failed | Cancelled)) is not None
 
     async def _read(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):  # `first` says so to whoever waits
+        with contextlib.suppress(grpc.aio.AioRpcError):  # `first` reports the broken stream to its caller
             async for update in self._stub.Watch(pb.WatchRequest(gateway=_GATEWAY)):
                 await self._take_in(update)
         self._is_broken = True

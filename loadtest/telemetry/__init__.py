@@ -1,1 +1,1 @@
-"""What telemetry costs an engine's step and a streamed token."""
+"""Cost of telemetry per engine step and streamed token."""

@@ -1,4 +1,4 @@
-"""Measures what telemetry adds to an engine's step and to a gateway's streamed token; tunes nothing.
+"""Measure what telemetry adds to an engine's step and to a gateway's streamed token.
 
     python -m loadtest telemetry [--quick] [--launches N] [--rounds N] [--only streams] [--core N] [--before DIRECTORY]
                                  [--json FILE]
@@ -32,16 +32,18 @@ from loadtest.telemetry.telemetry_steps import BATCHES, StepTurn, measure_steps
 from loadtest.telemetry.telemetry_streams import NUM_STREAMS, NUM_TOKENS, STEP_S, StreamTurn, measure_streams
 
 LIMIT = 0.03
-"""The most that telemetry may add."""
+"""The most that telemetry may add, as a share."""
 RATIOS = (1.0, 0.01)
-"""Shares of the requests that are traced: all, and as helm/tandem/values.yaml says."""
+"""Shares of the requests that are traced: all, and the default of helm/tandem/values.yaml."""
 ROUND_S = 1.0
-"""Of each side's steps; the one with telemetry is scraped once for as many."""
+"""Seconds of each side's steps in a round; the side with telemetry is scraped once per round."""
 
 
 class TelemetryReport(msgspec.Struct, kw_only=True):
-    """All rounds, by batch, and of streams by the share of requests that is traced. `step_s`: what the model of a step
-    is taken to take; `stream_step_s`: how often a token comes for each stream."""
+    """All rounds, by batch, and of streams by the share of requests that is traced.
+
+    `step_s` is the assumed time of a step's model; `stream_step_s` the interval between two tokens of a stream.
+    """
 
     step_s: float
     stream_step_s: float

@@ -1,11 +1,11 @@
-"""An engine with its driver and no model, in a process of its own, with those who look at its steps or without.
+"""Run an engine with its driver and no model in a process of its own, with or without observers of its steps.
 
     python -m loadtest.telemetry.telemetry_engine off|on [--core N]
 
-Each line of stdin asks for a round, as `{"batch": 8, "seconds": 0.5, "telemetry": true}`: as many sequences decode
-until the time is over. The answer on stdout says how many steps ran and what they took; that of `{"flush": true}` that
-the spans which waited have been sent. `off` has no telemetry to turn on, and needs nothing that an older commit lacks,
-so that this file can be run with the packages of one. Compares nothing.
+Each line of stdin requests a round, as `{"batch": 8, "seconds": 0.5, "telemetry": true}`: as many sequences decode
+until the time is over. The answer on stdout gives the number of steps and their cost; `{"flush": true}` is answered
+when all pending spans have been sent. `off` has no telemetry to turn on, and needs nothing that an older commit lacks,
+so that this file can run with the packages of one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LAYOUT = KVLayout(16, (KVGroup(1, 1, 16, "float32"),))
 
 
 class CountingPipeline(SerialPipeline):
-    """Knows how many plans were collected."""
+    """Pipeline that counts the collected plans."""
 
     num_steps = 0
 
@@ -53,7 +53,7 @@ class CountingPipeline(SerialPipeline):
 
 
 class Ends:
-    """An `EffectSink` that knows the last snapshot and how many jobs have ended; all effects are `heard`."""
+    """`EffectSink` that keeps the last snapshot and counts ended jobs; all effects are passed to `heard`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -80,13 +80,13 @@ class Ends:
             os._exit(1)
 
     def wait(self, number: int) -> None:
-        """Until so many have ended since the process began."""
+        """Wait until `number` jobs have ended since the process began."""
         with self._changed:
             self._changed.wait_for(lambda: self.num_ended >= number)
 
 
 class Look(NamedTuple):
-    """Who looks at an engine. `request` is what each request says beside its prompt."""
+    """Observers of an engine. `request` holds the fields that each request has beside its prompt."""
 
     observers: Sequence[StepObserver] = ()
     heard: Callable[[Sequence[Effect]], None] | None = None
@@ -94,7 +94,7 @@ class Look(NamedTuple):
 
 
 class TelemetryBench:
-    """One engine; rounds come one after the other."""
+    """One engine; rounds run one after the other."""
 
     def __init__(self, clock: Clock) -> None:
         executor = SimExecutor(LAYOUT, NUM_BLOCKS, lambda _: 0.0)
@@ -109,7 +109,7 @@ class TelemetryBench:
         self.driver.start()
 
     def take(self, look: Look) -> None:
-        """From the next round on; between two no step is made."""
+        """Use these observers from the next round on; no step runs between two rounds."""
         self.driver._observers = (self._always, *look.observers)
         self.sink.heard = look.heard
         self._request = look.request
@@ -141,8 +141,7 @@ class TelemetryBench:
 
 
 class Watched:
-    """A bench with telemetry as a worker composes it, for requests that are all traced. `metrics`: where it answers to
-    who asks for /metrics."""
+    """Bench with telemetry as a worker composes it, for fully traced requests. `metrics` is the address of /metrics."""
 
     def __init__(self, bench: TelemetryBench, clock: Clock) -> None:
         from tandem.engine.effects import JobEnded
@@ -163,7 +162,7 @@ class Watched:
         self._bench.take(self._looks[on])
 
     def flush(self) -> None:
-        """Have the spans sent that wait for more."""
+        """Send the pending spans."""
         sender = self._spans
         if sender is not None:
             sender._is_due.set()

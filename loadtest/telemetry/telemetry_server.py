@@ -1,5 +1,4 @@
-"""A gateway program before the door's worker, in a process of its own, with all telemetry or with none; measures
-nothing.
+"""Run a gateway program before the benchmark's fake worker, in a process of its own, with all telemetry or with none.
 
     python -m loadtest.telemetry.telemetry_server off|on --worker ID@ADDRESS --redis URL [--log FILE] [--core N]
 
@@ -30,12 +29,12 @@ from tandem.gateway import main as program
 from tandem.gateway.main import Gateway
 
 _SENDING_S = 0.1
-"""More than the thread of spans takes to send as many as go at once: it would go on in a turn without telemetry."""
+"""Longer than the span thread takes to send a batch; sending would otherwise go on in a turn without telemetry."""
 _MEASURES = ("responded", "admitted", "refused", "begun", "answered")
 
 
 class DoorGateway(Gateway):
-    """Its only worker is known from the start, and in no registry."""
+    """Gateway whose only worker is known from the start, without a registry."""
 
     worker = WorkerRef(WorkerId(""), Incarnation(1), "")
 
@@ -64,7 +63,7 @@ async def _serve(config: Config, switch: Switch | None) -> None:
 
 
 class Switch:
-    """Of what counts, traces and tells, as far as this commit has it. What a request's ledger and record cost stays."""
+    """Turns metrics, traces and logs on and off, as far as this commit has them; a request's ledger and record stay."""
 
     def __init__(self) -> None:
         try:
@@ -97,7 +96,7 @@ def _nothing(*_: Any) -> None:
 
 
 async def _flush(gateway: Gateway) -> None:
-    """Have the spans sent that wait for more."""
+    """Send the pending spans."""
     sender = gateway._telemetry._spans
     if sender is not None:
         sender._batch_due.set()

@@ -1,4 +1,4 @@
-"""Turns of an engine's steps with telemetry and without, and what each step took; decides nothing."""
+"""Measure turns of an engine's steps with telemetry and without."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loadtest.processes.telemetry_processes import (
 )
 
 BATCHES = (1, 8, 32)
-"""Sequences that decode at once."""
+"""Numbers of sequences that decode at once."""
 
 
 class StepTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +29,11 @@ class StepTurn(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     cpu_s: float
     yardstick_s: float
-    """What a piece of work that is always the same took on that core in that turn."""
+    """Seconds that the constant reference work took on that core in that turn."""
 
     @property
     def step(self) -> Timed:
-        """Processor time, in seconds."""
+        """Return processor seconds of a step."""
         return Timed(self.cpu_s / self.steps, self.yardstick_s)
 
 
@@ -59,7 +59,7 @@ def measure_steps(
 
 
 def _round(sides: list[Child], yardstick: CoreSpeed, batch: int, seconds: float) -> list[tuple[StepTurn, StepTurn]]:
-    """In pairs of neighbours."""
+    """Return turns (without, with) in pairs of neighbours."""
     asked = {"batch": batch, "seconds": seconds / NUM_TURNS}
     turns: tuple[list[StepTurn], list[StepTurn]] = ([], [])
     yardstick.lap()

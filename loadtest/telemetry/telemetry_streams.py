@@ -1,4 +1,4 @@
-"""Rounds of streams through gateways with and without telemetry, and what each token of them took; decides nothing.
+"""Run rounds of streams through gateways with and without telemetry, and measure the cost of each token.
 
 In a turn as many connections as there are streams ask a few times, one a little after the other. The worker makes a
 step every so often, as an engine does, and so its messages carry the tokens of all that run. One that waits for nothing
@@ -28,25 +28,26 @@ import uvloop
 
 from loadtest.common.paired_comparison import Timed
 from loadtest.gateway.instant_backend import BY_STEP
-from loadtest.gateway.raw_client import Connection, ask
+from loadtest.gateway.raw_client import Connection, chat_request
 from loadtest.processes.telemetry_processes import TURNS, Child, CoreSpeed, ProcessPlacement, get, pushing, sink
 from tandem.core.clock import SystemClock
 from tandem.stores.embedded_redis import EmbeddedServer
 
 NUM_TOKENS = 128
-"""Of an answer. What a request costs once is borne by so many."""
+"""Tokens of an answer, which share the cost of one request."""
 NUM_STREAMS = 32
 STEP_S = 0.005
-"""Between two messages of a worker. The gateway is busy for half of it: where tokens wait, several leave at once."""
+"""Seconds between two messages of a worker. The gateway is busy for half of it; several waiting tokens leave at once.
+"""
 IDLE_S = 0.5
 SCRAPE_S = 10.0
-"""As deploy/prometheus/prometheus.yml and the chart have it."""
+"""Scrape interval of deploy/prometheus/prometheus.yml and the chart, in seconds."""
 NUM_ANSWERS = 3
-"""Of a stream in a turn: what answers leave is done among the tokens of others, not only when all have ended."""
+"""Answers of a stream in a turn, so that the work after an answer runs among the tokens of others."""
 _STREAM_TURNS = TURNS[: len(TURNS) // 2]
 """As many answers in a round as a console that looks every few seconds has to be told of."""
 _STAGGER_S = STEP_S * NUM_TOKENS / NUM_STREAMS
-"""Between the beginnings of two streams of a turn, so that answers begin and end all the time."""
+"""Seconds between the starts of two streams of a turn, so that answers begin and end all the time."""
 
 
 class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +58,11 @@ class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     cpu_s: float
     yardstick_s: float
-    """What a piece of work that is always the same took on that core in that turn."""
+    """Seconds that the constant reference work took on that core in that turn."""
 
     @property
     def token(self) -> Timed:
-        """Processor time, in seconds."""
+        """Return processor seconds of a token."""
         return Timed(self.cpu_s / self.num_tokens, self.yardstick_s)
 
 
@@ -91,7 +92,7 @@ class Gateways:
 
 
 class Looker:
-    """A Prometheus and a console."""
+    """Simulates a Prometheus server and a console."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -106,13 +107,13 @@ class Looker:
 
 
 class Streams:
-    """The connections to both, and their rounds."""
+    """The connections to both gateways, and their rounds."""
 
     def __init__(self, sides: Sequence[Child], yardstick: CoreSpeed) -> None:
         self._sides = sides
         self._yardstick = yardstick
         self._clock = SystemClock()
-        self._request = ask(BY_STEP, NUM_TOKENS, stream=True)
+        self._request = chat_request(BY_STEP, NUM_TOKENS, stream=True)
         self._connections: list[list[Connection]] = []
         self._looker = Looker(sides[1].said["url"])
 
@@ -127,7 +128,7 @@ class Streams:
                 connection.close()
 
     async def round(self) -> list[tuple[StreamTurn, StreamTurn]]:
-        """Turns without and with, in pairs of neighbours."""
+        """Return turns without and with telemetry, in pairs of neighbours."""
         idle = [await self._spent(child, asyncio.sleep(IDLE_S)) for child in self._sides]
         turns: tuple[list[StreamTurn], list[StreamTurn]] = ([], [])
         seconds = 0.0
@@ -168,7 +169,7 @@ class _Spent(NamedTuple):
     cpu_s: float
 
     def beyond(self, idle: _Spent) -> float:
-        """Processor time, less what as much time takes in which nothing is asked."""
+        """Return the processor time minus that of an idle period of the same length."""
         return self.cpu_s - self.wall_s * idle.cpu_s / idle.wall_s
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.cluster.autoscale import told, verdict
+from loadtest.cluster.autoscale import report_text, verdict
 from loadtest.cluster.autoscale_run import LOADS, AutoscaleOutcome, AutoscalerConfig, run
 from loadtest.cluster.diurnal_load import Day, requests
 from tandem.core.slo import Slo
@@ -21,11 +21,11 @@ HOUR = [TraceEntry(i * 1_000_000, PromptBlocks(60, (i, i + 1), 50), 5) for i in 
 
 def test_a_day_keeps_as_many_as_its_curve_says_and_all_in_order() -> None:
     day = Day(num_copies=4, lasts_s=1200.0, low=0.25)
-    asks = list(requests(day, HOUR))
-    assert all(one.due_s <= other.due_s for one, other in pairwise(asks))
-    assert [ask.request.id for ask in asks] == [f"r{i}" for i in range(len(asks))]
-    quarters = Counter(int(ask.due_s // 300) for ask in asks)
-    assert asks[-1].due_s < 1200.0 and len(asks) == pytest.approx(4 * 1200 * 0.625, rel=0.05)
+    scheduled = list(requests(day, HOUR))
+    assert all(one.due_s <= other.due_s for one, other in pairwise(scheduled))
+    assert [item.request.id for item in scheduled] == [f"r{i}" for i in range(len(scheduled))]
+    quarters = Counter(int(item.due_s // 300) for item in scheduled)
+    assert scheduled[-1].due_s < 1200.0 and len(scheduled) == pytest.approx(4 * 1200 * 0.625, rel=0.05)
     assert quarters[1] + quarters[2] == pytest.approx(2 * (quarters[0] + quarters[3]), rel=0.35)
     assert [day.share(at) for at in (0.0, 600.0, 1200.0)] == pytest.approx([0.25, 1.0, 0.25])
 
@@ -46,9 +46,10 @@ def test_ways_are_read_and_told() -> None:
             AutoscalerConfig.parse(text)
 
 
-def outcome(way: str, gpu_hours: float, good_share: float) -> AutoscaleOutcome:
+def outcome(config: str, gpu_hours: float, good_share: float) -> AutoscaleOutcome:
     return AutoscaleOutcome(
-        way=AutoscalerConfig.parse(way), percentile=99.0, num_requests=1000, gpu_hours=gpu_hours, good_share=good_share,
+        config=AutoscalerConfig.parse(config), percentile=99.0, num_requests=1000, gpu_hours=gpu_hours,
+        good_share=good_share,
         worst_share=good_share - 0.005,
         late_share=0.0, late_gap_share=0.0, ttft_p99_s=1.0, itl_p99_s=0.02, mean_prefill=1.0, mean_decode=1.0,
         most_prefill=1, most_decode=1, wall_s=1.0,
@@ -64,19 +65,19 @@ def test_the_planner_is_compared_with_what_costs_no_more_and_with_what_is_enough
     assert "no more GPU hours is 4 + 1: 96.00%" in text and "99.20% of the planner's" in text
     assert "good over the day is 5 + 2 with 25.0 GPU hours: the planner, with 99.20%, takes 20.0% fewer" in text
     assert "in every tenth of it is 6 + 2 with 30.0 GPU hours: the planner, with 98.70%, takes 33.3% fewer" in text
-    assert told(outcomes, Slo()).count("\n|") == 7
+    assert report_text(outcomes, Slo()).count("\n|") == 7
     assert verdict(outcomes[1:], Slo()) == ""
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(LOADS))
-@pytest.mark.parametrize("way", ["planner", "queue=2:16", "fixed=2+1"])
-def test_a_minute_of_each_load(name: str, way: str) -> None:
+@pytest.mark.parametrize("config", ["planner", "queue=2:16", "fixed=2+1"])
+def test_a_minute_of_each_load(name: str, config: str) -> None:
     """Every request ends and all books balance, or `run` raises."""
     load = LOADS[name]
     trace = Path(os.environ.get("TANDEM_TRACES", "")) / load.trace
     if not os.environ.get("TANDEM_TRACES") or not trace.is_file():
         pytest.skip(f"no {load.trace} in the folder that TANDEM_TRACES names")
     minute = replace(load, day=Day(num_copies=1, lasts_s=60.0, low=0.5))
-    done = run(minute, trace, AutoscalerConfig.parse(way))
+    done = run(minute, trace, AutoscalerConfig.parse(config))
     assert done.num_requests > 10 and 0 < done.gpu_hours < 2 and done.good_share > 0.5

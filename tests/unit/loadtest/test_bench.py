@@ -15,7 +15,7 @@ from loadtest.bench.report import BenchRun, markdown, report_to
 from loadtest.bench.report_command import pooled
 from loadtest.bench.systems_under_test import is_steady
 from loadtest.client.records import Probe, Record, Run
-from loadtest.peers.install import wanted_requirements
+from loadtest.peers.install import required_requirements
 from tandem.core.slo import Slo
 
 
@@ -127,7 +127,7 @@ def test_pooled_benches_keep_all_runs() -> None:
 
 def test_requirements_that_break_a_peer_and_those_of_extras_are_left_out() -> None:
     declared = ["regex", "torchvision; python_version > '3'", "TorchAudio>=1", "x>=1; extra == 'bench'", "torch==2", ""]
-    assert wanted_requirements(declared, ("torchvision", "torchaudio")) == ["regex", "torch==2"]
+    assert required_requirements(declared, ("torchvision", "torchaudio")) == ["regex", "torch==2"]
 
 
 def test_an_unknown_command_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from loadtest.client.calls import greedy_call
 from loadtest.client.client import MAX_EVENT_BYTES, Answer, Client, Refused, SseParser
 from loadtest.client.endpoint import Endpoint, NoEndpoint, base_url, first_model
 from loadtest.client.records import Record
-from loadtest.client.workloads import Ask
+from loadtest.client.workloads import BenchRequest
 from tests.unit.loadtest.served import WHOLE, FakeTime, answer_whole, chunk, serving, stream
 
 # ---- server-sent events
@@ -89,11 +89,11 @@ def test_an_error_event_refuses() -> None:
 # ---- one call
 
 
-async def asked(endpoint: Endpoint, timeout_s: float = 20.0) -> Record:
-    ask = Ask(name="a", group="g", prompt=(5, 6, 7), max_tokens=2)
+async def send_one(endpoint: Endpoint, timeout_s: float = 20.0) -> Record:
+    request = BenchRequest(name="a", group="g", prompt=(5, 6, 7), max_tokens=2)
     async with aiohttp.ClientSession() as session:
         client = Client(endpoint, session, FakeTime(), timeout_s)
-        return await client.ask(greedy_call(endpoint, ask), 100.0, None)
+        return await client.send(greedy_call(endpoint, request), 100.0, None)
 
 
 async def test_a_body_asks_for_exact_greedy_answers() -> None:
@@ -104,7 +104,7 @@ async def test_a_body_asks_for_exact_greedy_answers() -> None:
         return await stream(request, *WHOLE)
 
     async with serving(respond) as endpoint:
-        record = await asked(endpoint)
+        record = await send_one(endpoint)
     assert (record.error_kind, record.tokens, record.text) == ("", (1, 2), "ab")
     (body,) = seen
     assert body["prompt"] == [5, 6, 7]
@@ -114,11 +114,11 @@ async def test_a_body_asks_for_exact_greedy_answers() -> None:
 
 async def test_a_body_is_dropped_once_it_is_sent() -> None:
     """Of an open request, a long prompt would be most of what is held."""
-    ask = Ask(name="a", group="g", prompt=(5,) * 9_000, max_tokens=2)
+    request = BenchRequest(name="a", group="g", prompt=(5,) * 9_000, max_tokens=2)
     async with serving(answer_whole) as endpoint, aiohttp.ClientSession() as session:
-        call = greedy_call(endpoint, ask)
+        call = greedy_call(endpoint, request)
         assert len(call.body) > 9_000
-        await Client(endpoint, session, FakeTime()).ask(call, 100.0, None)
+        await Client(endpoint, session, FakeTime()).send(call, 100.0, None)
     assert call.body == b""
 
 
@@ -142,7 +142,7 @@ async def test_a_broken_answer_is_an_error_in_its_record(events: tuple[bytes, ..
         return await stream(request, *events)
 
     async with serving(respond) as endpoint:
-        record = await asked(endpoint)
+        record = await send_one(endpoint)
     assert record.error_kind == kind
     assert message in record.error
 
@@ -153,7 +153,7 @@ async def test_a_refusal_is_an_error_in_its_record(status: int) -> None:
         return web.Response(status=status, body=b"slow down \xff")
 
     async with serving(respond) as endpoint:
-        record = await asked(endpoint)
+        record = await send_one(endpoint)
     assert (record.error_kind, record.stamps_s) == (f"http {status}", ())
     assert f"Refused: {status}: slow down" in record.error
 
@@ -168,30 +168,30 @@ async def test_a_server_that_closes_half_way_is_an_error_in_its_record() -> None
         return response
 
     async with serving(respond) as endpoint:
-        record = await asked(endpoint)
+        record = await send_one(endpoint)
     assert record.error_kind in ("cut off", "connection lost")
     assert record.tokens == (1,)  # what came until then is known
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("response_bytes", "kind"),
     [(b"", "connection lost"), (b"this is no HTTP at all\r\n\r\n", "connection lost")],
 )
-async def test_a_server_that_speaks_no_http_is_an_error_in_its_record(said: bytes, kind: str) -> None:
+async def test_a_server_that_speaks_no_http_is_an_error_in_its_record(response_bytes: bytes, kind: str) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
-        writer.write(said)
+        writer.write(response_bytes)
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        record = await asked(Endpoint(url=f"http://127.0.0.1:{port}", model="m"))
+        record = await send_one(Endpoint(url=f"http://127.0.0.1:{port}", model="m"))
     assert record.error_kind == kind
 
 
 async def test_a_server_that_is_not_there_is_an_error_in_its_record() -> None:
-    record = await asked(Endpoint(url="http://127.0.0.1:9", model="m"))
+    record = await send_one(Endpoint(url="http://127.0.0.1:9", model="m"))
     assert record.error_kind == "no connection"
 
 
@@ -203,7 +203,7 @@ async def test_an_answer_that_never_comes_is_an_error_in_its_record() -> None:
         return await stream(request, *WHOLE)
 
     async with serving(respond) as endpoint:
-        record = await asked(endpoint, timeout_s=0.05)
+        record = await send_one(endpoint, timeout_s=0.05)
         never.set()
     assert record.error_kind == "timeout"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.client.workloads import Ask, Workload
+from loadtest.client.workloads import BenchRequest, Workload
 from loadtest.engine.offline import OfflineEngine
 from tandem.core.config import Config, EngineConfig
 from tandem.sched.state.step_plan import StepPlan
@@ -32,21 +32,21 @@ def engine(num_blocks: int = 64, budget: int = 16) -> tuple[OfflineEngine, FakeE
     return OfflineEngine(Config(engine=settings), model, time, time.pass_by), executor, time
 
 
-def ask(name: str, length: int, max_tokens: int, due_s: float = 0.0) -> Ask:
+def bench_request(name: str, length: int, max_tokens: int, due_s: float = 0.0) -> BenchRequest:
     prompt = tuple((len(name) * 31 + ord(name[-1]) * 7 + i) % 997 for i in range(length))
-    return Ask(name=name, group="g", prompt=prompt, max_tokens=max_tokens, due_s=due_s)
+    return BenchRequest(name=name, group="g", prompt=prompt, max_tokens=max_tokens, due_s=due_s)
 
 
-def workload(*asks: Ask, is_sequential: bool = False) -> Workload:
-    return Workload(name="w", seed=0, turn=0, asks=asks, is_sequential=is_sequential)
+def workload(*requests: BenchRequest, is_sequential: bool = False) -> Workload:
+    return Workload(name="w", seed=0, turn=0, requests=requests, is_sequential=is_sequential)
 
 
 def test_every_answer_is_the_models_own() -> None:
     offline, _, _ = engine()
-    asks = [ask("a", 5, 7), ask("b", 33, 3), ask("c", 12, 9)]
-    run = offline.run(workload(*asks))
+    requests = [bench_request("a", 5, 7), bench_request("b", 33, 3), bench_request("c", 12, 9)]
+    run = offline.run(workload(*requests))
     assert [record.name for record in run.records] == ["a", "b", "c"]
-    for one, record in zip(asks, run.records, strict=True):
+    for one, record in zip(requests, run.records, strict=True):
         assert list(record.tokens or ()) == continuation(one.prompt, one.max_tokens)
         assert (record.error, len(record.stamps_s)) == ("", one.max_tokens)
     assert run.failures == []
@@ -56,7 +56,7 @@ def test_every_answer_is_the_models_own() -> None:
 
 def test_steps_tell_their_tokens_and_add_up() -> None:
     offline, _, _ = engine(budget=16)
-    run = offline.run(workload(ask("a", 40, 5)))
+    run = offline.run(workload(bench_request("a", 40, 5)))
     assert [step.num_prefill_tokens for step in run.steps[:3]] == [16, 16, 8]
     assert [step.num_decodes for step in run.steps[3:]] == [1, 1, 1, 1]
     assert sum(step.total_s for step in run.steps) == pytest.approx(len(run.steps) * STEP_S)
@@ -73,7 +73,7 @@ def test_requests_enter_when_they_are_due_and_not_before() -> None:
         time.pass_by(STEP_S)
 
     executor.before_step = step
-    run = offline.run(workload(ask("late", 4, 2, due_s=3.0), ask("now", 4, 2)))
+    run = offline.run(workload(bench_request("late", 4, 2, due_s=3.0), bench_request("now", 4, 2)))
     by_name = {record.name: record for record in run.records}
     assert sorted(first.values()) == [pytest.approx(0.0), pytest.approx(3.0, abs=0.001)]
     assert by_name["late"].ttft_s == pytest.approx(STEP_S, abs=0.001)
@@ -82,7 +82,7 @@ def test_requests_enter_when_they_are_due_and_not_before() -> None:
 def test_what_comes_during_a_step_waits_for_its_end_and_its_ttft_says_so() -> None:
     offline, executor, time = engine()
     executor.before_step = lambda plan: time.pass_by(1.0)
-    run = offline.run(workload(ask("first", 4, 1), ask("second", 4, 1, due_s=0.25)))
+    run = offline.run(workload(bench_request("first", 4, 1), bench_request("second", 4, 1, due_s=0.25)))
     second = run.records[1]
     assert second.lateness_s == pytest.approx(0.75)
     assert second.ttft_s == pytest.approx(1.75)
@@ -98,7 +98,7 @@ def test_a_sequence_runs_one_at_a_time() -> None:
         time.pass_by(STEP_S)
 
     executor.before_step = step
-    run = offline.run(workload(ask("a", 4, 3), ask("b", 4, 3), is_sequential=True))
+    run = offline.run(workload(bench_request("a", 4, 3), bench_request("b", 4, 3), is_sequential=True))
     assert most == 1
     assert [record.ttft_s for record in run.records] == [pytest.approx(STEP_S)] * 2
 
@@ -110,12 +110,12 @@ def test_a_step_that_fails_fails_the_run() -> None:
         executor.pool[:, 1] = 999
 
     executor.before_step = broken
-    run = offline.run(workload(ask("a", 20, 4)))
+    run = offline.run(workload(bench_request("a", 20, 4)))
     assert run.failures == ["a: the KV of another position"]
 
 
 def test_the_same_workload_twice_gives_the_same_answers() -> None:
     offline, _, _ = engine()
-    asks = workload(ask("a", 20, 4), ask("b", 9, 6))
-    first, second = offline.run(asks), offline.run(asks)
+    requests = workload(bench_request("a", 20, 4), bench_request("b", 9, 6))
+    first, second = offline.run(requests), offline.run(requests)
     assert [record.tokens for record in first.records] == [record.tokens for record in second.records]

@@ -14,13 +14,12 @@ from aiohttp import web
 from loadtest.client.calls import Caller, TimedCall
 from loadtest.client.client import Client
 from loadtest.client.endpoint import Endpoint
-from loadtest.client.open_loop import MAX_OPEN, OpenLoop, ask_endpoint, ask_in_turn
+from loadtest.client.open_loop import MAX_OPEN, OpenLoop, run_workload, send_sequentially
 from loadtest.client.records import Record
-from loadtest.client.workloads import Ask, Workload
+from loadtest.client.workloads import BenchRequest, Workload
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.workload import ask as workload_ask
-from tandem.workload.ask import Follow
+from tandem.workload.ask import Follow, ScheduledRequest
 from tests.unit.loadtest.served import WHOLE, FakeTime, Respond, answer_whole, chunk, serving, stream
 
 
@@ -171,21 +170,21 @@ async def test_of_a_long_workload_only_what_is_open_is_held() -> None:
 # ---- conversations
 
 
-def ask(
+def scheduled_call(
     name: str, prompt: tuple[int, ...], due_s: float, follow: Follow | None = None, **extra: object
-) -> workload_ask.ScheduledRequest:
+) -> ScheduledRequest:
     sampling = SamplingParams(max_tokens=2, seed=7)
     request = Request(id=RequestId(name), model="x", prompt_tokens=prompt, sampling=sampling, **extra)  # type: ignore[arg-type]
-    return workload_ask.ScheduledRequest(request, "chat", due_s, "acme", follow)
+    return ScheduledRequest(request, "chat", due_s, "acme", follow)
 
 
-def conversation(tokens: tuple[int, ...] = (5, 6)) -> workload_ask.ScheduledRequest:
+def conversation(tokens: tuple[int, ...] = (5, 6)) -> ScheduledRequest:
     """Two turns; the second is due 3 s after the first one's end."""
 
-    def follow(answer: object, ended_s: float) -> workload_ask.ScheduledRequest:
-        return ask("r.2", (*tokens, *answer, 9), ended_s + 3.0)  # type: ignore[misc]
+    def follow(answer: object, ended_s: float) -> ScheduledRequest:
+        return scheduled_call("r.2", (*tokens, *answer, 9), ended_s + 3.0)  # type: ignore[misc]
 
-    return ask("r.1", tokens, 0.0, follow)
+    return scheduled_call("r.1", tokens, 0.0, follow)
 
 
 async def test_a_conversation_goes_on_with_what_was_answered() -> None:
@@ -229,8 +228,10 @@ async def test_a_conversation_ends_with_its_first_failure() -> None:
     assert [record.error_kind for record in ended.records.values()] == ["cut off"]
 
 
-@pytest.mark.parametrize(("with_priority", "told"), [(False, None), (True, 2)])
-async def test_tenants_have_keys_and_priorities_are_told_where_asked_for(with_priority: bool, told: int | None) -> None:
+@pytest.mark.parametrize(("with_priority", "priority"), [(False, None), (True, 2)])
+async def test_tenants_have_keys_and_priorities_are_sent_where_enabled(
+    with_priority: bool, priority: int | None
+) -> None:
     seen = []
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -239,24 +240,24 @@ async def test_tenants_have_keys_and_priorities_are_told_where_asked_for(with_pr
 
     async with looping(respond, FakeTime(), Ended()) as (loop, endpoint):
         caller = Caller(endpoint, {"acme": "secret"}, with_priority=with_priority)
-        await loop.run([caller.call(ask("a", (5,), 0.0, priority=2))])
+        await loop.run([caller.call(scheduled_call("a", (5,), 0.0, priority=2))])
     ((key, body),) = seen
     assert key == "Bearer secret"
-    assert body.get("priority") == told
+    assert body.get("priority") == priority
     assert (body["seed"], body["temperature"], body["ignore_eos"]) == (7, 1.0, True)
 
 
 # ---- workloads of a bench
 
 
-def bench_ask(name: str, due_s: float = 0.0) -> Ask:
-    return Ask(name=name, group="g", prompt=(5, 6, 7), max_tokens=2, due_s=due_s)
+def bench_request(name: str, due_s: float = 0.0) -> BenchRequest:
+    return BenchRequest(name=name, group="g", prompt=(5, 6, 7), max_tokens=2, due_s=due_s)
 
 
-async def test_a_bench_gets_its_records_in_the_order_of_its_asks() -> None:
-    asks = (bench_ask("a", 0.0), bench_ask("c", 0.002), bench_ask("b", 0.001))
+async def test_a_bench_gets_its_records_in_the_order_of_its_requests() -> None:
+    requests = (bench_request("a", 0.0), bench_request("c", 0.002), bench_request("b", 0.001))
     async with serving(answer_whole) as endpoint:
-        records = await ask_endpoint(endpoint, Workload(name="w", seed=0, turn=0, asks=asks), FakeTime())
+        records = await run_workload(endpoint, Workload(name="w", seed=0, turn=0, requests=requests), FakeTime())
     assert [record.name for record in records] == ["a", "c", "b"]
     assert [record.due_s for record in records] == [0.0, 0.002, 0.001]
     assert [record.tokens for record in records] == [(1, 2)] * 3
@@ -275,7 +276,7 @@ async def test_a_sequence_waits_for_each_answer() -> None:
         return response
 
     async with serving(respond) as endpoint, aiohttp.ClientSession() as session:
-        await ask_in_turn(Client(endpoint, session, time), time, [call("a"), call("b"), call("c")], ended)
+        await send_sequentially(Client(endpoint, session, time), time, [call("a"), call("b"), call("c")], ended)
     assert most_open == 1
     assert [record.due_s for record in ended.records.values()] == [0.0, 1.0, 2.0]
     assert all(record.lateness_s == 0.0 for record in ended.records.values())

@@ -27,7 +27,7 @@ def by_letters(text: str) -> list[int]:
 
 
 def first_blocks(*workloads: Workload) -> list[tuple[int, ...]]:
-    return [ask.prompt[:BLOCK] for one in workloads for ask in one.asks]
+    return [request.prompt[:BLOCK] for one in workloads for request in one.requests]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,11 +45,14 @@ def test_no_two_prompts_of_any_seed_or_turn_share_a_first_block(name: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_a_turn_changes_tokens_but_neither_lengths_nor_arrivals(name: str) -> None:
     def shape(turn: int) -> list[tuple[str, str, int, int, float]]:
-        asks = workload(name, 5, turn, by_letters).asks
-        return [(ask.name, ask.group, len(ask.prompt), ask.max_tokens, ask.due_s) for ask in asks]
+        requests = workload(name, 5, turn, by_letters).requests
+        return [
+            (request.name, request.group, len(request.prompt), request.max_tokens, request.due_s)
+            for request in requests
+        ]
 
     assert shape(0) == shape(1)
-    assert workload(name, 5, 0, by_letters).asks[0].prompt != workload(name, 5, 1, by_letters).asks[0].prompt
+    assert workload(name, 5, 0, by_letters).requests[0].prompt != workload(name, 5, 1, by_letters).requests[0].prompt
 
 
 @pytest.mark.parametrize(
@@ -64,26 +67,26 @@ def test_a_turn_changes_tokens_but_neither_lengths_nor_arrivals(name: str) -> No
 )
 def test_fixed_shapes(name: str, count: int, num_prompt: int, num_output: int) -> None:
     one = workload(name, 0, 0, by_letters)
-    assert [(len(ask.prompt), ask.max_tokens) for ask in one.asks] == [(num_prompt, num_output)] * count
+    assert [(len(request.prompt), request.max_tokens) for request in one.requests] == [(num_prompt, num_output)] * count
     assert one.is_sequential == (name != "throughput")
-    assert all(LOWEST_TOKEN <= token < HIGHEST_TOKEN for ask in one.asks for token in ask.prompt)
+    assert all(LOWEST_TOKEN <= token < HIGHEST_TOKEN for request in one.requests for token in request.prompt)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_mix_holds_its_classes(seed: int) -> None:
-    asks = mix_workload(seed, 0, 24).asks
+    requests = mix_workload(seed, 0, 24).requests
     ranges = {"short": (64, 200), "medium": (550, 650), "long": (2400, 2600)}
-    counts = {group: sum(ask.group == group for ask in asks) for group in ranges}
+    counts = {group: sum(request.group == group for request in requests) for group in ranges}
     assert counts == {"short": 16, "medium": 5, "long": 3}
-    assert all(ranges[ask.group][0] <= len(ask.prompt) <= ranges[ask.group][1] for ask in asks)
-    assert all(32 <= ask.max_tokens <= 64 for ask in asks)
+    assert all(ranges[request.group][0] <= len(request.prompt) <= ranges[request.group][1] for request in requests)
+    assert all(32 <= request.max_tokens <= 64 for request in requests)
 
 
 @pytest.mark.slow
 def test_arrivals_of_the_mix_are_poisson_at_its_rate() -> None:
     gaps = []
     for seed in range(60):
-        due = [ask.due_s for ask in mix_workload(seed, 0, 24, rate=0.35).asks]
+        due = [request.due_s for request in mix_workload(seed, 0, 24, rate=0.35).requests]
         assert due == sorted(due) and due[0] == 0.0
         gaps += [after - before for before, after in pairwise(due)]
     mean = sum(gaps) / len(gaps)
@@ -94,14 +97,14 @@ def test_arrivals_of_the_mix_are_poisson_at_its_rate() -> None:
 
 def test_the_burst_is_the_mix_of_the_same_seed_all_at_once() -> None:
     mix, burst = workload("mix", 2, 0, by_letters), workload("mix-burst", 2, 0, by_letters)
-    assert {ask.due_s for ask in burst.asks} == {0.0}
-    assert sorted(ask.group for ask in burst.asks) == sorted(ask.group for ask in mix.asks)
+    assert {request.due_s for request in burst.requests} == {0.0}
+    assert sorted(request.group for request in burst.requests) == sorted(request.group for request in mix.requests)
 
 
 def test_scale_keeps_the_shares_of_the_mix() -> None:
-    groups = [ask.group for ask in workload("mix", 0, 0, by_letters, scale=2.0).asks]
+    groups = [request.group for request in workload("mix", 0, 0, by_letters, scale=2.0).requests]
     assert [groups.count(group) for group in ("short", "medium", "long")] == [32, 10, 6]
-    assert len(workload("mix", 0, 0, by_letters, scale=0.05).asks) == 1
+    assert len(workload("mix", 0, 0, by_letters, scale=0.05).requests) == 1
 
 
 def test_an_unknown_name_is_a_key_error() -> None:
@@ -111,8 +114,8 @@ def test_an_unknown_name_is_a_key_error() -> None:
 
 def test_an_edit_asks_for_a_text_that_is_in_its_prompt() -> None:
     texts = {passage.text.strip() for passage in passages()}
-    for ask in workload("edit", 1, 0, by_letters).asks:
-        prompt = "".join(map(chr, ask.prompt))
+    for request in workload("edit", 1, 0, by_letters).requests:
+        prompt = "".join(map(chr, request.prompt))
         (whole,) = [text for text in texts if text in prompt]
         assert prompt.endswith(whole[:20] + whole[20:60])
 
@@ -120,7 +123,7 @@ def test_an_edit_asks_for_a_text_that_is_in_its_prompt() -> None:
 def test_throughput_is_all_at_once() -> None:
     one = throughput_workload(0, 0, 8)
     assert not one.is_sequential
-    assert {ask.due_s for ask in one.asks} == {0.0}
+    assert {request.due_s for request in one.requests} == {0.0}
 
 
 def test_the_mix_of_a_bench_has_the_lengths_and_the_rate_of_the_mix_of_that_name() -> None:

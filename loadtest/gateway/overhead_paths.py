@@ -1,6 +1,6 @@
-"""The three ways of a request that `loadtest.gateway.overhead` compares, and what came of it; never starts a process.
+"""Define the three request paths that `loadtest.gateway.overhead` compares, and record the times of their tokens.
 
-What a way needs is imported where it is made, because torch must not be imported before the process is prepared.
+Each path imports its needs when it is made, because torch must not be imported before the process is prepared.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.request import GenerateJob, Request, SamplingParams
 
 NAME = "measured"
-"""Of the model, whichever it is."""
+"""Name of the measured model, whichever it is."""
 PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request: seconds from sending it to its first token, and between its tokens."""
+    """Times of one request: seconds from sending it to its first token, and between its tokens."""
 
     first_s: float
     gaps_s: tuple[float, ...]
@@ -34,12 +34,12 @@ class Served:
 
     @property
     def token_s(self) -> float:
-        """The mean time of a token after the first."""
+        """Return the mean time of a token after the first."""
         return sum(self.gaps_s) / (self.num_tokens - 1)
 
 
 class Prompts:
-    """Requests that share no block."""
+    """Generates requests that share no block."""
 
     def __init__(self, num_input: int, num_output: int) -> None:
         self._num_input = num_input
@@ -57,12 +57,12 @@ class Prompts:
         return Request(id=name, model=NAME, prompt_tokens=tokens, sampling=self._sampling)
 
 
-Way = Callable[[list[Request]], Awaitable[list[Served]]]
+SendPath = Callable[[list[Request]], Awaitable[list[Served]]]
 """Sends requests at once and waits for all."""
 
 
 class Log:
-    """When the tokens of some requests came."""
+    """Arrival times of the tokens of some requests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -73,7 +73,7 @@ class Log:
         self._began[request.id] = self._clock.now()
         self._stamps[request.id] = []
 
-    def came(self, request: str) -> None:
+    def on_token(self, request: str) -> None:
         self._stamps[request].append(self._clock.now())
 
     def served(self, request: Request) -> Served:
@@ -85,8 +85,8 @@ class Log:
 # ---- inside this process
 
 
-class EngineWay:
-    """Engine and executor in a loop, as the worker's driver runs them, without anything around."""
+class EnginePath:
+    """Path into an engine and executor in a loop, as the worker's driver runs them, without a server."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
         from tandem.engine.factory import build_engine
@@ -112,15 +112,15 @@ class EngineWay:
             assert plan is not None
             for effect in engine.finish(self._executor.execute(plan), now()):
                 if isinstance(effect, SendEvent) and isinstance(effect.event, Token):
-                    log.came(effect.event.key.request)
+                    log.on_token(effect.event.key.request)
         return [log.served(request) for request in requests]
 
 
 # ---- by gRPC
 
 
-class GrpcWay:
-    """Straight to the worker, as a gateway would."""
+class GrpcPath:
+    """Path straight to the worker, as a gateway takes it."""
 
     def __init__(self, worker: WorkerRef, clock: Clock) -> None:
         from tandem.wire.channels import open_channel
@@ -133,7 +133,7 @@ class GrpcWay:
         self._stub = WorkerStub(self._channel)
         self._reader: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> GrpcWay:
+    async def __aenter__(self) -> GrpcPath:
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -168,7 +168,7 @@ class GrpcWay:
         async for update in self._stub.Watch(pb.WatchRequest(gateway=self._me)):
             for event in decode_update(update):
                 if isinstance(event, Token):
-                    self._log.came(event.key.request)
+                    self._log.on_token(event.key.request)
                 elif isinstance(event, Finished):
                     self._ends.pop(event.key).set_result(None)
 
@@ -176,8 +176,8 @@ class GrpcWay:
 # ---- by HTTP
 
 
-class HttpWay:
-    """Streamed completions over kept connections, read with as little work as can be."""
+class HttpPath:
+    """Path of streamed completions over persistent connections, parsed as cheaply as possible."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -193,14 +193,16 @@ class HttpWay:
         taken = [self._idle.pop() for _ in requests]
         async with asyncio.timeout(PATIENCE_S):
             pairs = zip(taken, requests, strict=True)
-            await asyncio.gather(*(connection.ask(request) for connection, request in pairs))
+            await asyncio.gather(*(connection.send(request) for connection, request in pairs))
         self._idle += taken
         return [self._log.served(request) for request in requests]
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time. Every event of the stream that holds a choice is a token, but the last, which holds
-    the reason of the end."""
+    """Connection that carries one request at a time.
+
+    Every event of the stream that holds a choice is a token, except the last, which holds the finish reason.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -212,14 +214,14 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
-    async def ask(self, request: Request) -> None:
+    async def send(self, request: Request) -> None:
         body = {
             "model": NAME,
             "prompt": request.prompt_tokens,
             "max_tokens": request.sampling.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            # Makes an event of each token, even where it is no text.
+            # Yields an event for each token, even where the token has no text.
             "return_token_ids": True,
             "stream": True,
         }
@@ -235,7 +237,7 @@ class _Connection(asyncio.Protocol):
         *events, self._rest = (self._rest + data).split(b"\n\n")
         for event in events:
             if b'"finish_reason":null' in event:
-                self._log.came(self._request)
+                self._log.on_token(self._request)
             elif b'"error"' in event:
                 self._end.set_exception(RuntimeError(event.decode()))
         if self._rest.endswith(b"0\r\n\r\n"):
