@@ -24,10 +24,11 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.hashing import root_hash
 from tandem.sched.budget.step_sizer import StepSizer
 from tandem.sched.phases.admitter import Admitter
-from tandem.sched.phases.blocked_pulls import BlockedPulls
+from tandem.sched.state.blocked_pulls import BlockedPulls
 from tandem.sched.phases.decode_run import DecodeRun, advance, forecast
 from tandem.sched.phases.fork import failure, fork_sequence, fork_update
-from tandem.sched.phases.job_admission import check_job, pull_need
+from tandem.sched.phases.job_admission import check_job
+from tandem.sched.state.block_needs import pull_need
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.prefill_budget import assign_prefill_budget
 from tandem.sched.phases.rejected_jobs import RejectedJobs

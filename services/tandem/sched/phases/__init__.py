@@ -1,4 +1,4 @@
-"""The phases of one step's plan: admission, decodes, prefills, speculation, forks and blocked pulls.
+"""The phases of one step's plan: admission, decodes, prefills, speculation and forks.
 
 `plan_builder` holds the plan while it is built.
 """

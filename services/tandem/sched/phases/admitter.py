@@ -11,7 +11,8 @@ from itertools import chain, islice
 from tandem.core.ids import BlockHash, JobKey, SeqId
 from tandem.core.request import PrefillJob
 from tandem.kv.block_pool import BlockPool, Holder
-from tandem.sched.phases.job_admission import ReservedCapacity, blocks_for, num_seats
+from tandem.sched.phases.job_admission import ReservedCapacity
+from tandem.sched.state.block_needs import blocks_for, num_seats
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.prefill_budget import admissible
 from tandem.sched.state.limits import SchedulerLimits, may_offer

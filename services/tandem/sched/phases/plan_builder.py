@@ -14,7 +14,7 @@ from tandem.kv.block_pool import BlockPool
 from tandem.sched.budget.prefill_sharing import PendingPrefill, redistribute, split_budget
 from tandem.sched.budget.step_budget import PrefillBudget
 from tandem.sched.phases.fork import shares_tail
-from tandem.sched.phases.job_admission import blocks_for
+from tandem.sched.state.block_needs import blocks_for
 from tandem.sched.state.limits import SchedulerLimits, chunk_size
 from tandem.sched.state.schedule_result import PrefillStarted, PullAllocated, ScheduleResult, SequenceStarted
 from tandem.sched.state.sequence import MigrationState, Sequence, Status

@@ -9,7 +9,7 @@ from tandem.kv.block_pool import BlockPool
 from tandem.sched.budget.prefill_sharing import prompt_of
 from tandem.sched.budget.step_sizer import StepSizer
 from tandem.sched.budget.step_time_model import features
-from tandem.sched.phases.job_admission import blocks_for
+from tandem.sched.state.block_needs import blocks_for
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.state.limits import may_offer
 from tandem.sched.state.sequence import Sequence
