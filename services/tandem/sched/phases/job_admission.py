@@ -12,12 +12,14 @@ sequences and leases, as a preempted sequence does.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Job, PrefillJob, ResumeJob
 from tandem.sched.phases.rejected_jobs import Capacity, RejectedJobs
 from tandem.sched.state.block_needs import blocks_for, num_seats, prefill_need, pull_need
 from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.scheduler_state import SchedulerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +37,26 @@ class ReservedCapacity:
     prefills: tuple[int, ...]
 
 
-def check_job(
-    job: Job, held: ReservedCapacity, limits: SchedulerLimits, block_size: int, rejected: RejectedJobs, now: float
-) -> None:
-    """Check that a worker with the given commitments may accept the job. Raises TandemError otherwise, and remembers a
-    Resume that was rejected for lack of capacity."""
+def reserved_capacity(state: SchedulerState) -> ReservedCapacity:
+    """Return what the accepted jobs hold or have reserved; a new job must fit beside it."""
+    pulls = (seq for seq in state.waiting if seq.is_pull)
+    seated = chain(state.running, state.pulling.values(), pulls)
+    size = state.pool.block_size
+    return ReservedCapacity(
+        num_blocks=state.pool.num_blocks,
+        num_leased=state.pool.num_leased,
+        num_seqs=sum(num_seats(seq.job, state.limits) for seq in seated),
+        reservations=tuple(state.reserved_blocks.values()),
+        prefills=tuple(blocks_for(len(seq.tokens), size) for seq in state.waiting if isinstance(seq.job, PrefillJob)),
+    )
+
+
+def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: float) -> None:
+    """Check that a worker may accept the job beside those that it has accepted. Raises TandemError otherwise, and
+    remembers a Resume that was rejected for lack of capacity."""
+    held = reserved_capacity(state)
+    limits = state.limits
+    block_size = state.pool.block_size
     check_fits(job, limits, held.num_blocks, block_size)
     if isinstance(job, PrefillJob):
         check_prefill(prefill_need(job, block_size), held)
