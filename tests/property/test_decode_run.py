@@ -74,10 +74,10 @@ class Worker:
         seqs = [
             (seq.key, seq.status, seq.tokens, seq.num_computed, seq.num_in_flight, seq.num_pending, seq.table.ids(),
              seq.table.num_published, seq.hashes(seq.num_computed // BLOCK_SIZE, BLOCK_SIZE), seq.num_cached)
-            for seq in scheduler._by_id.values()
+            for seq in scheduler.state.by_id.values()
         ]  # fmt: skip
         names = {name: pool.copies(name) for name in pool.hashes()}
-        return seqs, pool.free_blocks(), names, list(names), scheduler.occupancy(), scheduler._num_plans
+        return seqs, pool.free_blocks(), names, list(names), scheduler.occupancy(), scheduler.state.num_plans
 
 
 def token(seq: SeqId, index: int) -> int:

@@ -191,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "has_started"):
             return
         for key in self.leases:
-            seq = next((s for k in self.jobs[key].keys if (s := self.scheduler._by_key.get(k)) is not None), None)
+            seq = next((s for k in self.jobs[key].keys if (s := self.scheduler.state.by_key.get(k)) is not None), None)
             assert seq is None or seq.status is Status.RUNNING, f"{seq!r} has a lease, but was preempted"
 
     def teardown(self) -> None:
@@ -239,7 +239,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [w for w in self.witnesses.values() if w.end is None]
 
     def waiting_pulls(self) -> list[JobKey]:
-        return [s.keys[-1] for s in self.scheduler._waiting if isinstance(s.job, ResumeJob) and not s.may_start]
+        return [s.keys[-1] for s in self.scheduler.state.waiting if isinstance(s.job, ResumeJob) and not s.may_start]
 
     def ended_leases(self) -> list[JobKey]:
         return [key for key in self.leases if self.has_ended(self.jobs[key])]
@@ -252,12 +252,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         return all(self.witnesses[key].end is not None for key in job.keys)
 
     def take_plan(self) -> bool:
-        ready = [s for s in self.scheduler._running if s.is_schedulable and s.num_remaining == 1]
+        ready = [s for s in self.scheduler.state.running if s.is_schedulable and s.num_remaining == 1]
         free = self.pool.num_free
-        sizes = {s.id: len(s.table) for s in self.scheduler._running}
-        before = [(s, s.num_open_plans) for s in self.scheduler._running]
-        prompts = [s for s in self.scheduler._running if s.is_schedulable and s.num_remaining > 1]
-        oldest = min((s.order for s in self.scheduler._waiting), default=(9, 0, 0))
+        sizes = {s.id: len(s.table) for s in self.scheduler.state.running}
+        before = [(s, s.num_open_plans) for s in self.scheduler.state.running]
+        prompts = [s for s in self.scheduler.state.running if s.is_schedulable and s.num_remaining > 1]
+        oldest = min((s.order for s in self.scheduler.state.waiting), default=(9, 0, 0))
         owed = [(s, s.num_remaining) for s in prompts[:1] if s.order < oldest]
         planned = self.scheduler.plan(self.now)
         self.check_victims(before)
@@ -294,7 +294,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(plan.slices) + plan.num_host_copies > 0 and len(plan.slices) <= limits.max_num_seqs
         assert len({s.seq for s in plan.slices}) == len(plan.slices)
         for piece in plan.slices:
-            seq = self.scheduler._by_id[piece.seq]
+            seq = self.scheduler.state.by_id[piece.seq]
             assert not (isinstance(seq.job, PrefillJob) and piece.chained), f"{plan}: a prefill decodes"
         over = plan.num_tokens - limits.max_num_batched_tokens
         if limits.enable_chunked_prefill:
@@ -303,7 +303,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         largest = max((s.num_tokens for s in plan.slices), default=0)
         assert over < largest, f"{plan}: more than one prompt exceeds the budget"
         for piece in plan.slices:
-            seq = self.scheduler._by_id[piece.seq]
+            seq = self.scheduler.state.by_id[piece.seq]
             certain = piece.stop - piece.num_drafted
             assert piece.num_certain == 1 or certain == len(seq.tokens), f"{plan} cuts a prompt in pieces"
 
@@ -332,7 +332,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """They take no room that somebody may want next, and none of them is beyond a sequence's last token."""
         rows = 0
         for piece in plan.slices:
-            seq = self.scheduler._by_id[piece.seq]
+            seq = self.scheduler.state.by_id[piece.seq]
             rows += piece.num_tokens if piece.num_certain == 1 else 0
             if not piece.num_drafted:
                 continue
@@ -340,8 +340,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert piece.sampling.index + piece.num_drafted < seq.job.request.sampling.max_tokens
             certain = -(-(piece.stop - piece.num_drafted) // self.block_size)
             if len(seq.table) > max(certain, sizes.get(seq.id, 0)):
-                waiting = sum(-(-len(s.tokens) // self.block_size) + 1 for s in self.scheduler._waiting)
-                assert self.pool.num_free >= len(self.scheduler._running) + waiting, f"{plan} takes others' room"
+                waiting = sum(-(-len(s.tokens) // self.block_size) + 1 for s in self.scheduler.state.waiting)
+                assert self.pool.num_free >= len(self.scheduler.state.running) + waiting, f"{plan} takes others' room"
         if plan.num_drafted:
             assert self.speculation is not None
             assert rows <= self.speculation._max_batch_tokens, f"{plan} guesses in a batch that is large enough"
@@ -366,7 +366,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert set(piece.digest_blocks) <= set(piece.blocks[: self.num_complete(piece)])
 
     def num_complete(self, piece: ScheduledSlice) -> int:
-        seq = self.scheduler._by_id[piece.seq]
+        seq = self.scheduler.state.by_id[piece.seq]
         return len(piece.blocks) if piece.stop == len(seq.tokens) else piece.stop // self.block_size
 
     def record(self, progress: SequenceUpdate) -> None:

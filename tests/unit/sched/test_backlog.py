@@ -23,7 +23,7 @@ LIMITS = SchedulerLimits(max_num_batched_tokens=512, max_num_seqs=64, max_model_
 
 def worker(budget: int = 512) -> SimulatedWorker:
     one = SimulatedWorker(budget=budget)
-    one.scheduler.limits = replace(one.scheduler.limits, queue_horizon_s=0)
+    one.scheduler.state.limits = replace(one.scheduler.state.limits, queue_horizon_s=0)
     return one
 
 

@@ -14,11 +14,9 @@ from tandem.sched.phases.job_admission import (
     check_fits,
     check_prefill,
     check_reservation,
-    num_seats,
-    prefill_need,
-    pull_need,
 )
 from tandem.sched.phases.rejected_jobs import Capacity
+from tandem.sched.state.block_needs import num_seats, prefill_need, pull_need
 from tandem.sched.state.limits import SchedulerLimits
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)

@@ -36,6 +36,6 @@ def test_when_it_has_stopped_a_block_that_is_not_full_is_readable_and_one_that_i
     migrations.finalize(key)
     step(scheduler)
     # As after drafts that were wrong.
-    assert pool.grow(migrations._by_key[key].table, 3)
+    assert pool.grow(scheduler.state.by_key[key].table, 3)
     progress = migrations.progress(key, 1, ())
     assert (progress.has_stopped, progress.num_computed, len(progress.fresh)) == (True, 6, 1)

@@ -145,7 +145,7 @@ def test_next_to_nothing_goes_to_the_oldest(num_tokens: int) -> None:
 def test_a_prompt_whose_client_has_a_token_already_is_late() -> None:
     s = scheduler()
     add(s, generate("a", 3, 5))
-    (seq,) = s._by_key.values()
+    (seq,) = s.state.by_key.values()
     assert not prompt_of(seq, 0, LatencyTargets(), 0.0).is_late
     step(s)
     assert seq.num_output == 1 and prompt_of(seq, 0, LatencyTargets(), 0.0).is_late

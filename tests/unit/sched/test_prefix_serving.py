@@ -6,6 +6,8 @@ from tandem.core.ids import BlockHash, HandoffId
 from tandem.core.ids import HandoffKey as Key
 from tandem.kv.block_pool import BlockPool, BlockTable
 from tandem.kv.handoff import RemotePrefixRequest
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.transfer.prefix_serving import PrefixServer
 
 NAMES = tuple(BlockHash(bytes([number]) * 16) for number in range(1, 4))
@@ -17,7 +19,9 @@ def server_of_three_blocks() -> PrefixServer:
     table = BlockTable()
     assert pool.grow(table, len(NAMES))
     pool.publish(table, NAMES)
-    return PrefixServer(pool, (), {})
+    return PrefixServer(
+        SchedulerState(pool, SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64))
+    )
 
 
 def test_a_prefix_fetch_that_has_ended_is_digested_no_more() -> None:

@@ -50,7 +50,7 @@ def resume(name: str, prompt: int, max_tokens: int = 2) -> ResumeJob:
 
 
 def names(s: Scheduler, step: StepPlan | None) -> list[str]:
-    return [str(s._by_id[piece.seq].key.request) for piece in step.slices] if step is not None else []
+    return [str(s.state.by_id[piece.seq].key.request) for piece in step.slices] if step is not None else []
 
 
 def finish(s: Scheduler, step: StepPlan | None, *tokens: int) -> list[SequenceUpdate]:
@@ -144,8 +144,8 @@ def test_the_youngest_is_preempted_and_returns_to_its_place() -> None:
     add(s, generate("c", 7, 2))
     who, planned = step(s)
     assert (who, planned.num_preempted) == (["a"], 1)
-    assert [x.key.request for x in s._waiting] == ["b", "c"]
-    assert [len(x.tokens) for x in s._waiting] == [5, 7], "what b has drawn is kept"
+    assert [x.key.request for x in s.state.waiting] == ["b", "c"]
+    assert [len(x.tokens) for x in s.state.waiting] == [5, 7], "what b has drawn is kept"
 
 
 def test_lower_priority_is_preempted_first() -> None:
@@ -153,7 +153,7 @@ def test_lower_priority_is_preempted_first() -> None:
     add(s, generate("low", 3, 5, priority=1), generate("high", 3, 7))
     step(s)
     assert [step(s)[0] for _ in range(2)][-1] == ["high"]
-    assert [x.key.request for x in s._waiting] == ["low"]
+    assert [x.key.request for x in s.state.waiting] == ["low"]
 
 
 def test_an_offered_prefill_is_never_preempted() -> None:

@@ -94,7 +94,7 @@ def test_wrong_guesses_change_nothing_but_the_length() -> None:
 def test_only_blocks_of_right_guesses_are_found_by_others() -> None:
     s = started(scheduler(), generate("a"))
     commit(s, plan(s), 7, 60)
-    seq = next(iter(s._running))
+    seq = next(iter(s.state.running))
     assert seq.table.num_published == 1 and len(seq.table) == 2
     assert s.pool.count_hits(seq.hashes(1, 4)) == 1
 

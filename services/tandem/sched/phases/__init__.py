@@ -1,4 +1,5 @@
-"""The phases of one step's plan: admission, decodes, prefills, speculation, forks and blocked pulls.
+"""The phases of one step as functions over `SchedulerState`: decodes, admission, prefills, speculation, preemption, and
+the results of a finished plan.
 
 `plan_builder` holds the plan while it is built.
 """

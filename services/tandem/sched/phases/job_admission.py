@@ -1,4 +1,4 @@
-"""Check whether a worker may accept a job, and compute how many KV blocks the job will need.
+"""Check whether a worker may accept a job.
 
 Two workers that hand over to each other must not deadlock. An accepted job may therefore wait only for work that
 finishes by itself: running sequences, and leases whose consumers hold a reservation that no lease can use up. A prefill
@@ -12,11 +12,14 @@ sequences and leases, as a preempted sequence does.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Job, PrefillJob, ResumeJob
 from tandem.sched.phases.rejected_jobs import Capacity, RejectedJobs
+from tandem.sched.state.block_needs import blocks_for, num_seats, prefill_need, pull_need
 from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.scheduler_state import SchedulerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,45 +37,26 @@ class ReservedCapacity:
     prefills: tuple[int, ...]
 
 
-def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Return the number of blocks that `num_tokens` tokens fill, rounded up."""
-    return -(-num_tokens // block_size)
+def reserved_capacity(state: SchedulerState) -> ReservedCapacity:
+    """Return what the accepted jobs hold or have reserved; a new job must fit beside it."""
+    pulls = (seq for seq in state.waiting if seq.is_pull)
+    seated = chain(state.running, state.pulling.values(), pulls)
+    size = state.pool.block_size
+    return ReservedCapacity(
+        num_blocks=state.pool.num_blocks,
+        num_leased=state.pool.num_leased,
+        num_seqs=sum(num_seats(seq.job, state.limits) for seq in seated),
+        reservations=tuple(state.reserved_blocks.values()),
+        prefills=tuple(blocks_for(len(seq.tokens), size) for seq in state.waiting if isinstance(seq.job, PrefillJob)),
+    )
 
 
-def prefill_need(job: Job, block_size: int) -> int:
-    """Count the blocks that a prefill takes, all of them when it starts."""
-    return blocks_for(job.num_known_tokens, block_size)
-
-
-def num_seats(job: Job, limits: SchedulerLimits) -> int:
-    """Count the sequences (seats of `max_num_seqs`) that a job needs at once. Choices beyond half of a worker's seats
-    may wait, since otherwise the job would wait for an idle worker."""
-    return min(job.num_choices, max(1, limits.max_num_seqs // 2))
-
-
-GROWTH_BLOCKS = 2
-"""Blocks that a migrating sequence may fill during its migration; reserved with the pull."""
-
-
-def pull_need(job: Job, limits: SchedulerLimits, num_blocks: int, block_size: int) -> int:
-    """Count the blocks that a pull reserves, at most `num_blocks`.
-
-    These are the blocks of the known tokens and one more per choice with a seat, so that decoding can begin. KV of
-    another attempt may come from a sequence that is still running, so `GROWTH_BLOCKS` are added.
-    """
-    num_choices, known = num_seats(job, limits), job.num_known_tokens
-    limit = blocks_for(len(job.request.prompt_tokens) + job.request.sampling.max_tokens, block_size)
-    shared = known // block_size
-    spare = GROWTH_BLOCKS if isinstance(job, ResumeJob) and job.offer_attempt else 0
-    need = blocks_for(known, block_size) + num_choices + spare
-    return min(need, shared + num_choices * (limit - shared), num_blocks)
-
-
-def check_job(
-    job: Job, held: ReservedCapacity, limits: SchedulerLimits, block_size: int, rejected: RejectedJobs, now: float
-) -> None:
-    """Check that a worker with the given commitments may accept the job. Raises TandemError otherwise, and remembers a
-    Resume that was rejected for lack of capacity."""
+def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: float) -> None:
+    """Check that a worker may accept the job beside those that it has accepted. Raises TandemError otherwise, and
+    remembers a Resume that was rejected for lack of capacity."""
+    held = reserved_capacity(state)
+    limits = state.limits
+    block_size = state.pool.block_size
     check_fits(job, limits, held.num_blocks, block_size)
     if isinstance(job, PrefillJob):
         check_prefill(prefill_need(job, block_size), held)

@@ -7,15 +7,16 @@ instead, which is exact in distribution only.) Speculation is optional work, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from tandem.core.request import PrefillJob
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.phases.job_admission import blocks_for
 from tandem.sched.phases.plan_builder import PlanBuilder
+from tandem.sched.state.block_needs import blocks_for
 from tandem.sched.state.draft_length import AdaptiveDraft
 from tandem.sched.state.ngram_proposer import Proposer
+from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import MigrationState, Sequence
 
 
@@ -36,21 +37,22 @@ class Speculation:
         self._num_tokens = num_tokens
         self._max_batch_tokens = max_batch_tokens
 
-    def extend(self, builder: PlanBuilder, pool: BlockPool, running: Iterable[Sequence], num_spare: int) -> None:
+    def extend(self, state: SchedulerState, builder: PlanBuilder) -> None:
         """Append guesses to the decodes of an otherwise complete plan, oldest sequence first, in about equal parts.
 
-        The guesses are stored in the sequences' own blocks and in up to `num_spare` free ones.
+        The guesses are stored in the sequences' own blocks and in free ones that no other sequence needs.
         """
+        num_spare = _num_spare_blocks(state)
         num_decodes = sum(1 for piece in builder.slices.values() if piece.num_tokens == 1)
         room = min(builder.budget, self._max_batch_tokens - num_decodes)
-        able = [seq for seq in running if _may_draft(seq, builder)] if room > 0 else []
+        able = [seq for seq in state.running if _may_draft(seq, builder)] if room > 0 else []
         for place, seq in enumerate(able):
             share = -(-room // (len(able) - place))
-            num_slots = (len(seq.table) + max(0, num_spare)) * pool.block_size - builder.slices[seq.id].stop
+            num_slots = (len(seq.table) + max(0, num_spare)) * state.pool.block_size - builder.slices[seq.id].stop
             guesses = self._drafter(seq).draft(seq.tokens, min(share, num_slots, _num_left(seq)))
             if guesses:
                 room -= len(guesses)
-                num_spare -= _append(builder, pool, seq, guesses)
+                num_spare -= _append(builder, state.pool, seq, guesses)
 
     def learn(self, seq: Sequence, num_drafted: int, num_sampled: int) -> None:
         """Record that a slice with `num_drafted` guesses yielded `num_sampled` tokens: one more than were right."""
@@ -69,11 +71,11 @@ class Speculation:
         return f"<speculation {self.num_accepted} of {self.num_drafted} guesses right>"
 
 
-def num_spare_blocks(pool: BlockPool, running: Collection[Sequence], waiting: Iterable[Sequence]) -> int:
+def _num_spare_blocks(state: SchedulerState) -> int:
     """Count the free blocks that neither running sequences need for their next block nor waiting sequences for their
     start."""
-    beginning = sum(blocks_for(len(seq.tokens), pool.block_size) + 1 for seq in waiting)
-    return pool.num_free - len(running) - beginning
+    beginning = sum(blocks_for(len(seq.tokens), state.pool.block_size) + 1 for seq in state.waiting)
+    return state.pool.num_free - len(state.running) - beginning
 
 
 def _may_draft(seq: Sequence, builder: PlanBuilder) -> bool:

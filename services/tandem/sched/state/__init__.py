@@ -1,4 +1,4 @@
-"""What the scheduler works on: sequences, queues, limits, plans and results.
+"""What the scheduler works on: sequences, queues, limits, plans and results; `scheduler_state` owns the sequences.
 
-Read `sequence` and `step_plan` first.
+Read `sequence`, `step_plan` and `scheduler_state` first.
 """

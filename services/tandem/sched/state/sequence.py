@@ -1,6 +1,6 @@
 """Represent one choice of a request inside the engine, or several choices until their first tokens are sampled.
 
-Only the `Scheduler` and the helpers to which it passes its queues change a sequence.
+Only the scheduler, its phases and the trackers of its transfers change a sequence.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ take room from this worker's own requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sequence
 
-from tandem.core.ids import BlockId, HandoffKey, SeqId
-from tandem.kv.block_pool import BlockPool
+from tandem.core.ids import BlockId, HandoffKey
 from tandem.kv.handoff import BlockDigest, RemotePrefixRequest
 from tandem.sched.state.limits import may_offer
+from tandem.sched.state.scheduler_state import SchedulerState
 
 Digest = tuple[BlockId, int]
 """A block and its index in the prompt."""
@@ -29,10 +29,9 @@ class PrefixServer:
     expires.
     """
 
-    def __init__(self, pool: BlockPool, running: Sized, reserved_blocks: Mapping[SeqId, int]) -> None:
-        self._pool = pool
-        self._running = running
-        self._reserved_blocks = reserved_blocks
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._pool = state.pool
         self._waiting: dict[HandoffKey, deque[Digest]] = {}
         self._open: dict[int, list[tuple[HandoffKey, int]]] = {}
         self._done: list[tuple[HandoffKey, tuple[BlockDigest, ...]]] = []
@@ -97,8 +96,8 @@ class PrefixServer:
 
     def _within_room(self, blocks: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
         """Return the leading blocks that can be held without taking room from reserved pulls or running sequences."""
-        largest = max(self._reserved_blocks.values(), default=0)
-        num_spare = self._pool.num_free - len(self._running)
+        largest = self._state.largest_reservation
+        num_spare = self._pool.num_free - len(self._state.running)
         num_leased = num_taken = 0
         for i, block in enumerate(blocks):
             holders = self._pool.holders(block)

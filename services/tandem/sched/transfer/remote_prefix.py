@@ -8,13 +8,14 @@ last to be evicted; if they are evicted all the same, the job computes the prefi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tandem.core.ids import BlockHash, BlockId, JobKey, SeqId
+from tandem.core.ids import BlockHash, BlockId, JobKey
 from tandem.core.request import RemotePrefix, ResumeJob
-from tandem.kv.block_pool import BlockPool, BlockTable
+from tandem.kv.block_pool import BlockTable
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, RemotePrefixRequest
+from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence
 
 
@@ -38,14 +39,10 @@ class RemotePrefixFetches:
     already cached there, and both ends have deadlines.
     """
 
-    def __init__(
-        self, pool: BlockPool, running: Sized, reserved_blocks: Mapping[SeqId, int], by_key: Mapping[JobKey, Sequence]
-    ) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self.num_tokens = 0
-        self._pool = pool
-        self._running = running
-        self._reserved_blocks = reserved_blocks
-        self._by_key = by_key
+        self._state = state
+        self._pool = state.pool
         self._open: dict[JobKey, _Fetch] = {}
 
     def await_prefix(self, seq: Sequence) -> None:
@@ -53,19 +50,20 @@ class RemotePrefixFetches:
         and until then its prefix counts as cached."""
         hashes = self._hashes(seq)
         if self._pool.count_hits(hashes) < len(hashes):
-            seq.may_start, seq.num_remote_prefix_blocks = False, len(hashes)
+            seq.may_start = False
+            seq.num_remote_prefix_blocks = len(hashes)
 
     def begin(self, key: JobKey) -> RemotePrefixRequest | None:
         """Allocate the blocks of a fetch and return the request to send. Returns None, and lets the job start, when the
         whole prefix is cached here or there is no room."""
-        seq = self._by_key[key]
+        seq = self._state.by_key[key]
         if seq.may_start:
             return None
         hashes = self._hashes(seq)
         # Blocks that are only in host memory are fetched as well: bringing them back would need a plan.
         num_hits = len(self._pool.cached(hashes))
         num_taken = self._pool.num_free_needed(hashes[:num_hits], len(hashes))
-        if num_taken + len(self._running) + sum(self._reserved_blocks.values()) > self._pool.num_free:
+        if num_taken + len(self._state.running) + self._state.num_reserved > self._pool.num_free:
             self.skip(key)
             return None
         fetch = _Fetch(seq, BlockTable(), RemotePrefixRequest(num_hits, tuple(hashes)))
@@ -77,7 +75,7 @@ class RemotePrefixFetches:
 
     def skip(self, key: JobKey) -> None:
         """Let the job start without its remote prefix; it computes what is not cached here."""
-        _let_start(self._by_key[key])
+        _let_start(self._state.by_key[key])
 
     def blocks(self, key: JobKey) -> tuple[BlockId, ...] | None:
         """Return the blocks of an open fetch; None while one that is to be read into is still being copied to host
@@ -115,4 +113,5 @@ class RemotePrefixFetches:
 
 
 def _let_start(seq: Sequence) -> None:
-    seq.may_start, seq.num_remote_prefix_blocks = True, 0
+    seq.may_start = True
+    seq.num_remote_prefix_blocks = 0

@@ -1,0 +1,119 @@
+"""Start waiting sequences: give them seats and their first blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from tandem.core.ids import BlockHash
+from tandem.core.request import PrefillJob
+from tandem.kv.block_pool import Holder
+from tandem.sched.phases.plan_builder import PlanBuilder
+from tandem.sched.phases.slices import plan_slice
+from tandem.sched.state.block_needs import blocks_for
+from tandem.sched.state.limits import may_offer
+from tandem.sched.state.schedule_result import PrefillStarted, PullAllocated, SequenceStarted
+from tandem.sched.state.scheduler_state import SchedulerState
+from tandem.sched.state.sequence import Sequence
+
+
+def startable(state: SchedulerState) -> Iterator[Sequence]:
+    """Yield the waiting sequences that may get a part of the step's prefill budget: no more than there are free
+    seats."""
+    return islice(_admissible(state), state.num_free_seats)
+
+
+def admit_waiting(state: SchedulerState, builder: PlanBuilder) -> None:
+    """Start waiting sequences that have a prefill budget, in order. The first one without room ends admission, so that
+    no sequence is overtaken for ever. Sequences that wait for another worker do not hold back others.
+
+    Leases end only when their consumers get room, so a sequence that waits for leases must not hold back a pull: a
+    prefill that may not lease its blocks yet holds back other prefills, and any other sequence that is too large holds
+    back all but pulls.
+    """
+    may_compute = True
+    may_prefill = True
+    for seq in list(state.waiting):
+        if not state.num_free_seats:
+            return
+        if not seq.may_start:
+            continue
+        if seq.is_pull:
+            if not _grant_pull(state, builder, seq):
+                return
+        elif not (may_compute and builder.has_prefill_budget(seq)) or (
+            isinstance(seq.job, PrefillJob) and not may_prefill
+        ):
+            continue
+        elif isinstance(seq.job, PrefillJob) and not _may_offer(state, seq, state.largest_reservation):
+            may_prefill = False
+        elif not _start(state, builder, seq):
+            if _num_blocks(state, seq) <= state.pool.num_blocks - state.pool.num_leased:
+                return
+            may_compute = False
+
+
+def _admissible(state: SchedulerState) -> Iterator[Sequence]:
+    """Yield the waiting sequences that could start to compute now.
+
+    Sequences that wait for another worker, and prefills that wait for leases to end, are left out, so that they take no
+    part of the budget.
+    """
+    largest = state.largest_reservation
+    may_prefill = True
+    for seq in (seq for seq in state.waiting if seq.may_start):
+        if isinstance(seq.job, PrefillJob):
+            may_prefill = may_prefill and _may_offer(state, seq, largest)
+        if not seq.is_pull and (may_prefill or not isinstance(seq.job, PrefillJob)):
+            yield seq
+
+
+def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
+    """Start a sequence that is computed here, and plan its first slice. Returns False, without a change, where budget
+    or blocks are missing."""
+    pool = state.pool
+    hashes = seq.reusable(pool.block_size)
+    cached = pool.count_hits(hashes) * pool.block_size
+    if builder.chunk_of(seq, len(seq.tokens) - cached) == 0:
+        return False
+    if not _take_blocks(state, seq, hashes, _num_blocks(state, seq), spare=len(state.running)):
+        return False
+    if not seq.was_started:
+        seq.num_cached = cached
+    state.start(seq, cached)
+    builder.starts.append(SequenceStarted(seq.key, seq.num_cached))
+    if isinstance(seq.job, PrefillJob):
+        pool.retain(seq.table.ids(), Holder.LEASE)
+        builder.offers.append(PrefillStarted(seq.key, seq.table.ids()))
+    plan_slice(state, builder, seq)
+    return True
+
+
+def _grant_pull(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
+    """Give a pull its reserved blocks. Returns False, without a change, where too few are free."""
+    hashes = seq.reusable(state.pool.block_size)
+    num_hits = state.pool.count_hits(hashes)
+    if not _take_blocks(state, seq, hashes, state.reserved_blocks[seq.id], spare=0):
+        return False
+    state.park_for_pull(seq)
+    builder.pulls.append(PullAllocated(seq.key, seq.table.ids(), num_hits, _num_blocks(state, seq)))
+    return True
+
+
+def _take_blocks(state: SchedulerState, seq: Sequence, hashes: list[BlockHash], num_blocks: int, spare: int) -> bool:
+    """Fill the empty table of a sequence, leaving `spare` free blocks into which running sequences can grow. Returns
+    False, without a change, when there are too few."""
+    if state.pool.num_free_needed(hashes, num_blocks) + spare > state.pool.num_free:
+        return False
+    state.pool.share(seq.table, hashes)
+    grown = state.pool.grow(seq.table, num_blocks)
+    assert grown, "room was counted"
+    return True
+
+
+def _may_offer(state: SchedulerState, seq: Sequence, largest_reservation: int) -> bool:
+    return may_offer(_num_blocks(state, seq), state.pool.num_leased, state.pool.num_blocks, largest_reservation)
+
+
+def _num_blocks(state: SchedulerState, seq: Sequence) -> int:
+    return blocks_for(len(seq.tokens), state.pool.block_size)

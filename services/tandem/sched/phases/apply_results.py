@@ -1,0 +1,101 @@
+"""Apply what a finished plan computed to its sequences: tokens, scores, published blocks, forks and ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tandem.core.events import FinishReason, SampledToken
+from tandem.core.request import PrefillJob
+from tandem.kv.handoff import BlockDigest
+from tandem.sched.phases.fork import failure, fork_sequence, fork_update
+from tandem.sched.phases.spec_decode import Speculation
+from tandem.sched.state.schedule_result import SequenceUpdate
+from tandem.sched.state.scheduler_state import SchedulerState
+from tandem.sched.state.sequence import Sequence
+from tandem.sched.state.step_plan import ScheduledSlice, SliceResult
+
+
+def apply_slice(
+    state: SchedulerState,
+    speculation: Speculation | None,
+    seq: Sequence,
+    piece: ScheduledSlice,
+    outcome: SliceResult,
+) -> SequenceUpdate:
+    """Apply the result of one slice to its sequence, which ends where the slice failed."""
+    seq.num_in_flight -= piece.num_certain
+    seq.num_drafted -= piece.num_drafted
+    seq.num_pending -= piece.sampling is not None
+    if outcome.error is not None:
+        state.finish(seq)
+        return failure(seq, outcome.error, outcome.error_kind)
+    seq.num_computed += piece.num_certain
+    seq.num_scored = max(seq.num_scored, piece.start + len(piece.scored))
+    if speculation is not None:
+        speculation.learn(seq, piece.num_drafted, len(outcome.tokens) + outcome.is_complete)
+    progress = append_sampled(state, seq, outcome.tokens, outcome.digests, outcome.is_complete)
+    return replace(progress, first_scored=piece.start + 1, scores=outcome.scores) if outcome.scores else progress
+
+
+def append_sampled(
+    state: SchedulerState,
+    seq: Sequence,
+    tokens: tuple[SampledToken, ...],
+    digests: tuple[BlockDigest, ...] = (),
+    is_complete: bool = False,
+) -> SequenceUpdate:
+    """Append sampled tokens up to the end of the sequence, publish its full blocks, and end or fork it where it is due.
+    `is_complete`: the grammar allows no further token."""
+    # With max_tokens=0 nothing is sampled after the prompt.
+    is_last = seq.job.request.sampling.max_tokens == 0 and seq.num_computed == len(seq.tokens)
+    if seq.is_unforked and (tokens or is_last or is_complete):
+        return _fork(state, seq, tokens, digests)
+    first_index = seq.num_output
+    finish = seq.finish_reason() if is_last else None
+    kept: list[SampledToken] = []
+    for token in tokens:
+        seq.append(token)
+        kept.append(token)
+        finish = seq.finish_reason()
+        if finish is not None:
+            break
+    if finish is None and is_complete:
+        finish = FinishReason.STOP
+    # Every kept token but the last one confirmed a guess, so the KV computed for that guess is valid.
+    seq.num_computed += max(0, len(kept) - 1)
+    _publish(state, seq)
+    handed_over = bool(kept) and isinstance(seq.job, PrefillJob) and finish is None
+    if finish is not None or handed_over:
+        state.finish(seq)
+    sampled = tuple(kept)
+    return SequenceUpdate(
+        seq.job,
+        seq.num_computed,
+        seq.num_cached,
+        first_index,
+        sampled,
+        digests,
+        finish,
+        handed_over,
+        first_tokens=sampled if handed_over else (),
+    )
+
+
+def _fork(
+    state: SchedulerState, seq: Sequence, tokens: tuple[SampledToken, ...], digests: tuple[BlockDigest, ...]
+) -> SequenceUpdate:
+    """Fork a job of several choices after its first tokens: each choice that goes on becomes a sequence of its own."""
+    _publish(state, seq)
+    progress, going_on = fork_update(seq, tokens, digests)
+    if not going_on:
+        state.finish(seq)
+        return progress
+    fork_sequence(seq, going_on, state.pool, state.num_free_seats)
+    state.replace_by_branches(seq, [part.key for part in progress.branches], going_on[1:])
+    return progress
+
+
+def _publish(state: SchedulerState, seq: Sequence) -> None:
+    num_full = seq.num_computed // state.pool.block_size
+    if state.pool.is_caching and num_full > seq.table.num_published:
+        state.pool.publish(seq.table, seq.hashes(num_full, state.pool.block_size))

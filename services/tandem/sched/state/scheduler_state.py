@@ -1,0 +1,208 @@
+"""Own the sequences of one worker: their queues, their keys, the blocks reserved for pulls, and the open plans.
+
+The phases of a step are functions over this state. They read its queues freely, and change them only by its verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tandem.core.ids import JobKey, SeqId
+from tandem.core.request import Job
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.state.block_needs import pull_need
+from tandem.sched.state.blocked_pulls import BlockedPulls
+from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.sequence import Sequence, Status
+from tandem.sched.state.sequence_queue import OrderedQueue
+from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
+
+
+class SchedulerState:
+    """Own where each sequence is: exactly one of `waiting`, `running`, `pulling` and `closing`, as `Sequence.status`
+    says.
+
+    - `by_id`: every sequence; `by_key`: the sequence of each choice that has not ended.
+    - `reserved_blocks`: number of blocks reserved for each pull that has none yet.
+    - `open_plans`: plans without a result, by number, oldest first; the next plan gets the number `num_plans`.
+    """
+
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.waiting = OrderedQueue()
+        self.running = OrderedQueue()
+        self.pulling: dict[JobKey, Sequence] = {}
+        self.closing: dict[SeqId, Sequence] = {}
+        self.by_key: dict[JobKey, Sequence] = {}
+        self.by_id: dict[SeqId, Sequence] = {}
+        self.reserved_blocks: dict[SeqId, int] = {}
+        self.blocked_pulls = BlockedPulls()
+        self.open_plans: dict[int, StepPlan] = {}
+        self.num_plans = 0
+
+    @property
+    def num_seated(self) -> int:
+        """Count the taken seats of `max_num_seqs`: a sequence has one while it runs or its KV is pulled."""
+        return len(self.running) + len(self.pulling)
+
+    @property
+    def num_free_seats(self) -> int:
+        return self.limits.max_num_seqs - len(self.running) - len(self.pulling)
+
+    @property
+    def num_reserved(self) -> int:
+        """Count the blocks reserved for all pulls that have none yet."""
+        return sum(self.reserved_blocks.values())
+
+    @property
+    def largest_reservation(self) -> int:
+        """Return the number of blocks of the largest reservation; 0: there is none."""
+        return max(self.reserved_blocks.values(), default=0)
+
+    # ---- sequences
+
+    def enqueue(self, seq: Sequence) -> None:
+        """Add a new sequence, and reserve the blocks of a pull."""
+        self.by_id[seq.id] = seq
+        self.by_key.update(dict.fromkeys(seq.keys, seq))
+        if seq.is_pull:
+            self.reserved_blocks[seq.id] = self._pull_need(seq.job)
+        self.waiting.add(seq)
+
+    def start(self, seq: Sequence, num_computed: int) -> None:
+        """Move a waiting sequence, whose table holds blocks with `num_computed` tokens by now, to the running ones."""
+        self.waiting.remove(seq)
+        seq.num_computed = num_computed
+        seq.was_started = True
+        seq.status = Status.RUNNING
+        self.running.add(seq)
+
+    def park_for_pull(self, seq: Sequence) -> None:
+        """Move a waiting pull, whose table holds its reserved blocks by now, to the pulls."""
+        self.waiting.remove(seq)
+        del self.reserved_blocks[seq.id]
+        seq.was_started = True
+        seq.status = Status.PULLING
+        self.pulling[seq.key] = seq
+
+    def start_pulled(self, key: JobKey) -> Sequence:
+        """Move a sequence whose KV has arrived to the running ones; `key` names its first choice."""
+        seq = self.pulling.pop(key)
+        seq.status = Status.RUNNING
+        self.running.add(seq)
+        return seq
+
+    def preempt(self, seq: Sequence) -> None:
+        """Release the blocks of a running sequence and let it wait to be computed again."""
+        self.running.remove(seq)
+        self.pool.release(seq.table)
+        seq.num_computed = 0
+        seq.status = Status.WAITING
+        self.waiting.add(seq)
+
+    def replace_by_branches(self, seq: Sequence, ended: Iterable[JobKey], others: Iterable[Sequence]) -> None:
+        """Book the fork of a running sequence, which is by now the branch of one choice. The keys `ended` were those
+        of the job's open choices; `others` are the further branches, each RUNNING or WAITING."""
+        for key in ended:
+            del self.by_key[key]
+        self.by_key[seq.key] = seq
+        for other in others:
+            self.by_id[other.id] = other
+            self.by_key[other.key] = other
+            (self.running if other.status is Status.RUNNING else self.waiting).add(other)
+
+    def finish_choice(self, seq: Sequence, key: JobKey) -> None:
+        """End one choice of a sequence, and the sequence with its last choice."""
+        if len(seq.choices) > 1:
+            seq.choices.remove(key.choice)
+            del self.by_key[key]
+        else:
+            self.finish(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        """End a sequence. Its blocks are released at once, or by `release_finished` once no open plan names it."""
+        for key in seq.keys:
+            del self.by_key[key]
+        self.reserved_blocks.pop(seq.id, None)
+        if seq.status is Status.WAITING:
+            self.waiting.remove(seq)
+        elif seq.status is Status.PULLING:
+            del self.pulling[seq.key]
+        else:
+            self.running.remove(seq)
+        if seq.num_open_plans:
+            seq.status = Status.CLOSING
+            self.closing[seq.id] = seq
+        else:
+            self._forget(seq)
+
+    def release_finished(self) -> None:
+        """Release the blocks of sequences that have ended and that no open plan names any more."""
+        for seq in [seq for seq in self.closing.values() if seq.num_open_plans == 0]:
+            del self.closing[seq.id]
+            self._forget(seq)
+
+    # ---- plans
+
+    def open_plan(self, plan: StepPlan) -> None:
+        """Record the plan with the number `num_plans`."""
+        self.open_plans[plan.number] = plan
+        self.num_plans += 1
+
+    def close_plan(self, number: int) -> StepPlan:
+        """Remove and return the oldest open plan. Raises ValueError if it has another number."""
+        oldest = next(iter(self.open_plans), None)
+        if number != oldest:
+            raise ValueError(f"result of plan {number}, but the oldest open plan is {oldest}")
+        return self.open_plans.pop(number)
+
+    def skip_plans(self, num_plans: int) -> None:
+        """Use up the numbers of plans that were committed as a run, without being opened."""
+        self.num_plans += num_plans
+
+    # ---- invariants
+
+    def check(self) -> None:
+        """Recompute the counters of sequences and queues from the open plans. Raises AssertionError naming the first
+        mismatch."""
+        queued = [*self.waiting, *self.running, *self.pulling.values(), *self.closing.values()]
+        assert sorted(s.id for s in queued) == sorted(self.by_id), "a sequence is in no queue or in two"
+        keys = {key for s in queued if s.status is not Status.CLOSING for key in s.keys}
+        assert keys == set(self.by_key), "keys and queues differ"
+        needed = {s.id: self._pull_need(s.job) for s in queued if s.is_pull and s.status is Status.WAITING}
+        assert self.reserved_blocks == needed, f"reserved {self.reserved_blocks}, needed {needed}"
+        for seq in queued:
+            slices = [s for p in self.open_plans.values() for s in p.slices if s.seq == seq.id]
+            _check_sequence(seq, slices, self.blocked_pulls.num_plans(seq), self.pool)
+            assert (seq.status is Status.WAITING) == (seq in self.waiting), f"{seq!r}: status"
+        assert self.num_seated <= self.limits.max_num_seqs, "more than max_num_seqs run"
+
+    def __str__(self) -> str:
+        queues = f"{len(self.running)} running, {len(self.waiting)} waiting, {len(self.pulling)} pulling"
+        return f"{queues}, {len(self.closing)} closing, {len(self.open_plans)} plans open"
+
+    def _forget(self, seq: Sequence) -> None:
+        self.pool.release(seq.table)
+        del self.by_id[seq.id]
+
+    def _pull_need(self, job: Job) -> int:
+        return pull_need(job, self.limits, self.pool.num_blocks, self.pool.block_size)
+
+
+def _check_sequence(seq: Sequence, named: list[ScheduledSlice], num_held: int, pool: BlockPool) -> None:
+    """Compare a sequence with the slices of open plans that name it, and with the `num_held` plans that its pull waits
+    for."""
+    assert seq.num_open_plans == len(named) + num_held, f"{seq!r}: open plans"
+    if seq.status is Status.CLOSING:
+        assert seq.num_open_plans, f"{seq!r} is closing without an open plan"
+        return
+    assert seq.num_in_flight == sum(s.num_certain for s in named), f"{seq!r}: tokens in flight"
+    assert seq.num_drafted == sum(s.num_drafted for s in named), f"{seq!r}: guesses in flight"
+    assert not any(s.num_drafted for s in named[:-1]), f"{seq!r} is planned beyond its guesses"
+    assert seq.num_pending == sum(1 for s in named if s.sampling), f"{seq!r}: pending tokens"
+    assert seq.num_computed <= len(seq.tokens), f"{seq!r}: computed more than is known"
+    planned = seq.num_planned + seq.num_drafted
+    assert planned <= len(seq.table) * pool.block_size, f"{seq!r}: planned beyond its blocks"
+    if seq.status is Status.WAITING:
+        assert not len(seq.table) and not planned, f"{seq!r} waits but holds something"
