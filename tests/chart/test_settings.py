@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.cli.auth_check import require_auth_if_public
+from tandem.cli.gateway_checks import require_auth_if_public
 from tandem.core.config import Bytes, value_of
 from tandem.core.ray_worker_groups import WorkerGroup, read_groups
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, resolve, settings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk import environment_variables
 
-from tandem.cli.auth_check import require_auth_if_public
+from tandem.cli.gateway_checks import require_auth_if_public
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, Resolved, from_environment, resolve, settings
 from tandem.obs.otel_settings import read_otel

@@ -66,7 +66,7 @@ def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:
 
 def _require_gateway_auth(resolved: Resolved) -> None:
     """Check the gateway's authentication settings. Imported on use: a worker's image lacks the gateway's packages."""
-    import_module("tandem.cli.auth_check").require_auth_if_public(resolved)
+    import_module("tandem.cli.gateway_checks").require_auth_if_public(resolved)
 
 
 def _require_worker_auth(resolved: Resolved) -> None:

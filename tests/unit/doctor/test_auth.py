@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tandem.cli.auth_check import require_auth_if_public
+from tandem.cli.gateway_checks import require_auth_if_public
 from tandem.core.settings import Resolved, resolve
 from tandem.doctor.auth import judge_guard, judge_tenants, read_auth_problem
 from tandem.worker.bind_check import require_worker_auth
