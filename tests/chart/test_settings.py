@@ -16,7 +16,7 @@ from tandem.core.config import Bytes, value_of
 from tandem.core.ray_worker_groups import WorkerGroup, read_groups
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, resolve, settings
 from tandem.gateway.tenants.tenants_watch import read_tenants
-from tandem.worker.bind_check import require_worker_auth
+from tandem.worker.addresses import require_worker_auth
 from tests.chart.release import CI, ROOT, SCHEMA, Rendered, ci, refusal, render
 
 EACH = pytest.mark.parametrize("name", CI)

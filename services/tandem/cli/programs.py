@@ -21,7 +21,7 @@ def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def run_worker(resolved: Resolved, _args: argparse.Namespace) -> int:
-    import_module("tandem.worker.bind_check").require_worker_auth(resolved.config)  # before a model is loaded
+    import_module("tandem.worker.addresses").require_worker_auth(resolved.config)  # before a model is loaded
     set_up_logging(resolved.config.telemetry, "tandem-worker", resolved.config.worker.id)
     return int(import_module("tandem.worker.main").run(resolved.config))
 

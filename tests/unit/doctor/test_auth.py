@@ -8,7 +8,7 @@ from typing import Any
 from tandem.cli.gateway_checks import require_auth_if_public
 from tandem.core.settings import Resolved, resolve
 from tandem.doctor.auth import judge_guard, judge_tenants, read_auth_problem
-from tandem.worker.bind_check import require_worker_auth
+from tandem.worker.addresses import require_worker_auth
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs/tenants.yaml"

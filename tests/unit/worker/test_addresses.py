@@ -1,4 +1,4 @@
-"""Which address others are told, by settings and surroundings; and that a worker has such a one."""
+"""Test which address a worker advertises, by settings and environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.core.addresses import is_wildcard
 from tandem.core.config import ClusterConfig, WorkerConfig
 from tandem.core.errors import TandemError
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.worker.advertise_address import advertised_address, default_route_address
+from tandem.worker.addresses import advertised_address, default_route_address
 from tests.unit.worker.conftest import Nodes
 
 OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}
