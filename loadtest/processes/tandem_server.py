@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from loadtest.processes.workers import MeasurementError, running_worker
-from tandem.cli.thread_assignment import threads_by_pool
+from tandem.cli.resource_assignment import threads_by_pool
 from tandem.stores.embedded_redis import EmbeddedServer
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.cli.auth_check import require_auth_if_public
+from tandem.cli.gateway_checks import require_auth_if_public
 from tandem.core.config import Bytes, value_of
 from tandem.core.ray_worker_groups import WorkerGroup, read_groups
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, resolve, settings
 from tandem.gateway.tenants.tenants_watch import read_tenants
-from tandem.worker.bind_check import require_worker_auth
+from tandem.worker.addresses import require_worker_auth
 from tests.chart.release import CI, ROOT, SCHEMA, Rendered, ci, refusal, render
 
 EACH = pytest.mark.parametrize("name", CI)

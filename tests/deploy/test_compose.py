@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from opentelemetry.sdk import environment_variables
 
-from tandem.cli.auth_check import require_auth_if_public
+from tandem.cli.gateway_checks import require_auth_if_public
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, Resolved, from_environment, resolve, settings
 from tandem.obs.otel_settings import read_otel
-from tandem.worker.bind_check import require_worker_auth
+from tandem.worker.addresses import require_worker_auth
 from tests.deploy.dockerfile import read_stages
 from tests.deploy.files import DASHBOARDS, DEPLOY, PROMETHEUS, ROOT, read_yaml
 

@@ -1,13 +1,11 @@
 """Reference kernels in plain torch: they define the results of `tandem_kernels.contract` and serve as a CPU path."""
 
 from tandem_kernels.reference.attention import paged_attention
-from tandem_kernels.reference.blocks import pack_blocks, unpack_blocks
+from tandem_kernels.reference.blocks import block_digest, pack_blocks, unpack_blocks
 from tandem_kernels.reference.cache import cache_write
-from tandem_kernels.reference.digest import block_digest
-from tandem_kernels.reference.norm import add_rms_norm, rms_norm
+from tandem_kernels.reference.norm import add_rms_norm, rms_norm, silu_mul
 from tandem_kernels.reference.rope import rope, rope_cache_write, rope_tables
 from tandem_kernels.reference.sample import sample
-from tandem_kernels.reference.silu_mul import silu_mul
 
 __all__ = [
     "add_rms_norm",

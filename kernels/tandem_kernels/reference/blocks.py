@@ -1,8 +1,12 @@
-"""Copy ranges of heads of KV blocks to contiguous memory and back."""
+"""Copy ranges of heads of KV blocks to contiguous memory and back, and compute digests of KV blocks."""
 
 from __future__ import annotations
 
 import torch
+
+from tandem_kernels.contract import DIGEST_BLOCK, DIGEST_HEAD, DIGEST_MULTIPLIER, DIGEST_WORD
+
+_WORD_BYTES = 8
 
 
 def pack_blocks(pool: torch.Tensor, block_ids: torch.Tensor, head_start: int, head_stop: int) -> torch.Tensor:
@@ -13,3 +17,28 @@ def pack_blocks(pool: torch.Tensor, block_ids: torch.Tensor, head_start: int, he
 def unpack_blocks(packed: torch.Tensor, pool: torch.Tensor, block_ids: torch.Tensor, head_start: int) -> None:
     """See `tandem_kernels.contract`."""
     pool[:, head_start : head_start + packed.shape[1]].index_copy_(0, block_ids, packed)
+
+
+def block_digest(
+    pool: torch.Tensor, block_ids: torch.Tensor, block_indices: torch.Tensor, *, head_start: int = 0
+) -> torch.Tensor:
+    """See `tandem_kernels.contract`. `head_start` is the model's index of the pool's first head."""
+    slab_bytes = pool[0, 0].numel() * pool.element_size()
+    if slab_bytes % _WORD_BYTES:
+        raise ValueError(f"a head's part of a block has {slab_bytes} bytes, which is no multiple of {_WORD_BYTES}")
+    heads = pool.shape[1]
+    salts = torch.arange(slab_bytes // _WORD_BYTES) * DIGEST_WORD
+    sums = torch.empty((len(block_ids), heads), dtype=torch.int64)
+    # One block at a time, so that it and the intermediate words stay in the cache of a core.
+    for row, block in enumerate(block_ids.tolist()):
+        sums[row] = _slab_sums(pool[block].view(heads, -1).view(torch.int64), salts)
+    head_salts = (torch.arange(head_start, head_start + heads) + 1) * DIGEST_HEAD
+    return sums + head_salts + ((block_indices + 1) * DIGEST_BLOCK)[:, None]
+
+
+def _slab_sums(words: torch.Tensor, salts: torch.Tensor) -> torch.Tensor:
+    """Sum the mixed words of each head: `words` int64 `[heads, W]`, `salts` int64 `[W]` -> int64 `[heads]`."""
+    mixed = torch.bitwise_xor(words, salts)
+    mixed.mul_(DIGEST_MULTIPLIER)
+    mixed.bitwise_xor_(mixed >> 32)
+    return mixed.sum(-1)

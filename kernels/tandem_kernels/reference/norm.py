@@ -1,8 +1,9 @@
-"""Compute root-mean-square normalisation."""
+"""Compute root-mean-square normalisation and the gating product of a gated MLP."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -18,3 +19,9 @@ def add_rms_norm(
     """See `tandem_kernels.contract`."""
     total = residual + x
     return rms_norm(total, weight, eps), total
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `tandem_kernels.contract`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up

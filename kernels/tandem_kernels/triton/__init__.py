@@ -15,10 +15,9 @@ from tandem_kernels.triton.attention import paged_attention, row_attention
 from tandem_kernels.triton.blocks import pack_blocks, unpack_blocks
 from tandem_kernels.triton.digest import block_digest
 from tandem_kernels.triton.linear import linear
-from tandem_kernels.triton.norm import add_rms_norm, rms_norm
+from tandem_kernels.triton.norm import add_rms_norm, rms_norm, silu_mul
 from tandem_kernels.triton.rope import rope_cache_write
 from tandem_kernels.triton.sample import sample
-from tandem_kernels.triton.silu_mul import silu_mul
 
 KERNELS = Kernels(
     name="triton",

@@ -21,8 +21,7 @@ from tandem.doctor.runner import Check, Examined, run_checks
 from tandem.doctor.system import System
 from tandem.doctor.versions import installed_parts
 from tandem.obs.logs.logging_setup import set_up_logging
-from tandem.worker.advertise_address import advertised_address, default_route_address
-from tandem.worker.bind_check import require_worker_auth
+from tandem.worker.addresses import advertised_address, default_route_address, require_worker_auth
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
@@ -66,7 +65,7 @@ def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:
 
 def _require_gateway_auth(resolved: Resolved) -> None:
     """Check the gateway's authentication settings. Imported on use: a worker's image lacks the gateway's packages."""
-    import_module("tandem.cli.auth_check").require_auth_if_public(resolved)
+    import_module("tandem.cli.gateway_checks").require_auth_if_public(resolved)
 
 
 def _require_worker_auth(resolved: Resolved) -> None:

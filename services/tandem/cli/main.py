@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from tandem.cli import doctor_flags, member_flags, planner, simulate_flags
+from tandem.cli import simulate_flags
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved, Setting, flags_of, from_environment, resolve, settings
+from tandem.routing.worker_view import Pool
 from tandem.stores.settings_file import read_settings
 
 
@@ -37,6 +38,34 @@ class _Subcommand(NamedTuple):
 def _add_chat_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", help="where the gateway listens (default: --host and --port)")
     command.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: 512)")
+
+
+def add_doctor_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    command.add_argument("--url", default="", help="URL of a running gateway to check as well")
+    command.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
+    pairs = command.add_mutually_exclusive_group()
+    pairs.add_argument("--pairs", action="store_true", help="measure the links of a few pairs of workers")
+    pairs.add_argument("--all-pairs", action="store_true", help="measure every pair of workers in both directions")
+
+
+def _add_role_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("worker", nargs="?", help="id of the worker; without one all workers are listed")
+    command.add_argument("role", nargs="?", choices=get_args(Pool), help="role by which routers use it from now on")
+
+
+def _add_drain_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("worker", nargs="?", help="id of the worker")
+    command.add_argument("--local", action="store_true", help="drain every worker on this machine, found in --run-dir")
+    command.add_argument(
+        "--timeout", type=float, metavar="S", help="seconds to wait for its jobs (default: --worker-drain-s)"
+    )
+
+
+def _add_planner_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--once", action="store_true", help="make one decision, print its reasons, and exit")
+    command.add_argument("--json", action="store_true", help="write each decision as a line of JSON")
 
 
 # Targets are imported on use: the gateway must start without torch, and `tandem config` without optional packages.
@@ -78,27 +107,27 @@ _PROGRAMS = {
         "tandem.cli.role:run",
         "gateway",
         ("redis", "cluster"),
-        add_flags=member_flags.add_role_flags,
+        add_flags=_add_role_flags,
     ),
     "drain": _Subcommand(
         "stop a worker from accepting jobs, and wait for the jobs it has",
         "tandem.cli.drain:run",
         "gateway",
         ("redis", "cluster", "worker"),
-        add_flags=member_flags.add_drain_flags,
+        add_flags=_add_drain_flags,
     ),
     "planner": _Subcommand(
         "autoscale the workers to meet the latency targets",
-        "tandem.cli.planner:run",
+        "tandem.cli.programs:run_planner",
         "gateway,kubernetes",
         ("planner", "slo", "redis", "cluster", "telemetry"),
-        add_flags=planner.add_flags,
+        add_flags=_add_planner_flags,
     ),
     "doctor": _Subcommand(
         "check this machine and a cluster, and print remedies",
         "tandem.cli.doctor:run",
         "gateway",
-        add_flags=doctor_flags.add_doctor_flags,
+        add_flags=add_doctor_flags,
     ),
     "key": _Subcommand("generate an API key, and its hash for the tenants file", "tandem.cli.key:run", "", ()),
     "config": _Subcommand("print the resolved settings and their origins", "tandem.cli.config:run", ""),

@@ -1,12 +1,11 @@
-"""Implement `tandem gateway` and `tandem worker`: check the settings and run one program in this process."""
+"""Implement `tandem gateway`, `tandem worker` and `tandem planner`: check the settings and run one program here."""
 
 from __future__ import annotations
 
 import argparse
 from importlib import import_module
 
-from tandem.cli.auth_check import require_auth_if_public
-from tandem.cli.free_port import require_free_port
+from tandem.cli.gateway_checks import require_auth_if_public, require_free_port
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 from tandem.obs.logs.logging_setup import set_up_logging
@@ -22,6 +21,27 @@ def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def run_worker(resolved: Resolved, _args: argparse.Namespace) -> int:
-    import_module("tandem.worker.bind_check").require_worker_auth(resolved.config)  # before a model is loaded
+    import_module("tandem.worker.addresses").require_worker_auth(resolved.config)  # before a model is loaded
     set_up_logging(resolved.config.telemetry, "tandem-worker", resolved.config.worker.id)
     return int(import_module("tandem.worker.main").run(resolved.config))
+
+
+def run_planner(resolved: Resolved, args: argparse.Namespace) -> int:
+    """Run the planner; returns 0, or 1 if the single decision of `--once` failed. Raises TandemError for settings."""
+    config = resolved.config
+    if not config.redis.url:
+        message = "a planner finds gateways and workers in Redis: say where with --redis-url"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
+    if config.planner.actuator == "raycluster":
+        _require_cluster(resolved)
+    return int(import_module("tandem.planner.main").run(config, is_single=args.once, as_json=args.json))
+
+
+def _require_cluster(resolved: Resolved) -> None:
+    planner = resolved.config.planner
+    if bool(planner.rayservice) == bool(planner.raycluster):
+        message = "say which with --planner-rayservice, or with --planner-raycluster where no RayService owns it"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="planner.rayservice")
+    if not planner.groups:
+        message = "say which worker groups have which role: --planner-groups prefill=GROUP,decode=GROUP"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="planner.groups")

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
+import queue
+import secrets
+import signal
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 
-from tandem.cli.auth_check import require_auth_if_public
-from tandem.cli.free_port import require_free_port
+from tandem.cli.gateway_checks import require_auth_if_public, require_free_port
 from tandem.cli.gateway_process import GatewayProcess
-from tandem.cli.gpu_assignment import gpu_share
 from tandem.cli.process_session import enter_own_session
-from tandem.cli.run_secret import run_secret
-from tandem.cli.signals import StopSignals
-from tandem.cli.startup_progress import Progress
-from tandem.cli.thread_assignment import threads_by_pool
-from tandem.core.clock import SystemClock
+from tandem.cli.resource_assignment import gpu_share, threads_by_pool
+from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
@@ -27,6 +28,8 @@ from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.stores.embedded_redis import EmbeddedServer, EmbeddedServerError
 
 READY_TIMEOUT_S = 180.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SECRET_BYTES = 32
 
 
 def run(resolved: Resolved, _args: argparse.Namespace) -> int:
@@ -146,3 +149,81 @@ and over gRPC at {gateway.grpc_target}
   tandem chat --url {url}        Ctrl-C drains and stops
 {console}  logs of the workers: {logs}
 """
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has interrupted the start.
+
+    This is a subclass because of `python -m`: if KeyboardInterrupt itself passes through code that a C extension runs,
+    as in the import of torch, the interpreter exits by SIGINT even though the exception was caught.
+    """
+
+
+class StopSignals:
+    """Record the first signal, and interrupt a start with `Stopped`.
+
+    A start must be interrupted because it mostly waits inside libraries that know nothing of the signal. `has_received`
+    is true from the first signal on.
+    """
+
+    def __init__(self) -> None:
+        self.has_received = False
+        # A handler may interrupt the main thread anywhere, even in another call of the handler. SimpleQueue.put is
+        # reentrant; an Event is not: the interrupted code may hold its lock.
+        self._received: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._is_starting = False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a signal for at most `timeout_s`; returns whether one has been received."""
+        if not self.has_received:
+            with suppress(queue.Empty):
+                self._received.get(timeout=timeout_s)
+        return self.has_received
+
+    def listen(self) -> None:
+        """Install the signal handlers. Call this again after starting libraries that install their own."""
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Install the handlers and raise Stopped in the block at the first signal."""
+        self._is_starting = True
+        self.listen()
+        try:
+            yield
+        finally:
+            self._is_starting = False
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.has_received = True
+        self._received.put(number)
+        if self._is_starting:
+            self._is_starting = False  # do not interrupt the cleanup by a second signal
+            raise Stopped
+
+
+class Progress:
+    """Print one whole line for each stage of a start to standard error, so that log lines do not break into it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock.now()
+
+    def step(self, stage: str, doing: str) -> None:
+        elapsed = self._clock.now() - self._began
+        print(f"  {elapsed:5.1f} s  {stage:<8} {doing}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
+
+
+@contextmanager
+def run_secret() -> Iterator[Path]:
+    """Create the cluster secret of one run in a file that only its owner can read, and remove the file at the end.
+
+    The secret is not passed as an argument or environment variable, where other users could see it.
+    """
+    with tempfile.TemporaryDirectory(prefix="tandem-serve-") as directory:
+        path = Path(directory) / "secret"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(SECRET_BYTES) + "\n")
+        yield path

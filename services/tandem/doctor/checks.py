@@ -21,6 +21,7 @@ from tandem.doctor import (
     cpu,
     gateway,
     gpu,
+    host_limits,
     listen_ports,
     model,
     pairs,
@@ -28,12 +29,9 @@ from tandem.doctor import (
     rbac,
     rdma,
     redis_server,
-    secret,
     settings_lint,
-    shared_memory,
     tls,
     ucx,
-    ulimits,
     versions,
     workers,
 )
@@ -174,13 +172,15 @@ class CheckSuite:
     async def _examine_memlock(self) -> Sequence[Finding]:
         uses_rdma = (await self._rdma()).is_usable
         pool_bytes = self._config.engine.kv_cache_memory + self._config.engine.host_cache_memory
-        return (ulimits.judge_memlock(ulimits.read_limits(self._system), pool_bytes, uses_rdma),)
+        return (host_limits.judge_memlock(host_limits.read_limits(self._system), pool_bytes, uses_rdma),)
 
     def _open_files(self) -> Sequence[Finding]:
-        return (ulimits.judge_open_files(ulimits.read_limits(self._system), self._config.gateway.max_connections),)
+        return (
+            host_limits.judge_open_files(host_limits.read_limits(self._system), self._config.gateway.max_connections),
+        )
 
     def _shared_memory(self) -> Sequence[Finding]:
-        return (shared_memory.judge_shared_memory(shared_memory.read_shared_memory(self._system)),)
+        return (host_limits.judge_shared_memory(host_limits.read_shared_memory(self._system)),)
 
     def _ucx(self) -> Sequence[Finding]:
         handoff, ucx_tls = self._config.handoff, self._system.environ.get("UCX_TLS", "")
@@ -210,7 +210,7 @@ class CheckSuite:
         )
 
     def _secret(self) -> Sequence[Finding]:
-        return (secret.judge_secret(secret.read_secret(self._config.cluster.secret_file), self._config),)
+        return (auth.judge_secret(auth.read_secret(self._config.cluster.secret_file), self._config),)
 
     def _tls(self) -> Sequence[Finding]:
         return (tls.judge_tls(tls.read_tls(self._config.cluster), wall_ns() / 1e9),)

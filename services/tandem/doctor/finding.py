@@ -1,10 +1,14 @@
-"""Define the finding of a check and its severity."""
+"""Define the finding of a check and its severity, and format sizes in findings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+
+from tandem.core.config import Bytes
+
+_GIB = 1 << 30
 
 
 class Severity(Enum):
@@ -57,3 +61,10 @@ def skip(check: str, reason: str) -> Finding:
 def wrong(check: str, found: str, fix: str, *, is_fatal: bool) -> Finding:
     """Return a failure if it is fatal, else a warning."""
     return Finding(check, Severity.FAIL if is_fatal else Severity.WARN, found, fix)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Format a size exactly if a unit divides it, else rounded to 0.1 GiB above 1 GiB, or down to whole MiB below."""
+    if num_bytes % _GIB and num_bytes > _GIB:
+        return f"{num_bytes / _GIB:.1f}GiB"
+    return str(Bytes(num_bytes if num_bytes < 1 << 20 else num_bytes >> 20 << 20))

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.config import Config
-from tandem.doctor import size
-from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
+from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn, wrong
 from tandem.doctor.system import NOT_FOUND, Ran, System
 
 QUERY_S, TORCH_S = 10.0, 30.0
@@ -139,7 +138,7 @@ def _nixl(torch: Torch, major: int) -> Finding:
 
 
 def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Sequence[Finding]:
-    summary = f"{index} {gpu.name}, driver {driver}, {size.format_bytes(gpu.num_bytes)}"
+    summary = f"{index} {gpu.name}, driver {driver}, {format_bytes(gpu.num_bytes)}"
     found: list[Finding] = []
     if gpu.compute_mode == "Prohibited":
         found.append(

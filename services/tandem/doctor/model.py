@@ -12,8 +12,7 @@ from pathlib import Path
 
 from tandem.core.config import ModelConfig
 from tandem.core.errors import TandemError
-from tandem.doctor import size
-from tandem.doctor.finding import Finding, fail, ok, skip, warn
+from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn
 
 NEEDED_BYTES = 4 << 30
 """Space that must be free in the cache before a model is fetched. The smallest served model takes 1.2 GB including its
@@ -80,11 +79,11 @@ def _model(facts: ModelFacts) -> Finding:
     if not facts.directory:
         fix = "the first worker fetches it; if it cannot, fetch it elsewhere and mount it (`cache` of the chart)"
         return warn("model", f"{facts.model} is not on this machine yet", fix)
-    return ok("model", f"{facts.model} in {facts.directory}, {size.format_bytes(facts.num_bytes)} of weights")
+    return ok("model", f"{facts.model} in {facts.directory}, {format_bytes(facts.num_bytes)} of weights")
 
 
 def _cache(cache: Cache, *, is_needed: bool) -> Finding:
-    summary = f"{size.format_bytes(cache.num_free_bytes)} are free in {cache.path}"
+    summary = f"{format_bytes(cache.num_free_bytes)} are free in {cache.path}"
     if cache.problem and is_needed:
         fix = "--model-cache-dir DIRECTORY that can be written, in a pod the volume of `cache`"
         return fail("cache", f"{cache.path}: {cache.problem}", fix)

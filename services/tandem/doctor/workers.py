@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import grpc.aio
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
-from tandem.core.groups import group_by
 from tandem.core.ids import WorkerRef
 from tandem.doctor.clock_skew import Skew
 from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
@@ -169,7 +169,9 @@ def _by_model(workers: Sequence[WorkerFacts]) -> Iterator[tuple[str, list[Worker
 
 
 def _fingerprint_finding(model: str, workers: Sequence[WorkerFacts]) -> Finding:
-    groups = group_by(workers, lambda worker: worker.kind)
+    groups: defaultdict[tuple[str, str, str], list[WorkerFacts]] = defaultdict(list)
+    for worker in workers:
+        groups[worker.kind].append(worker)
     if len(groups) == 1:
         layout = ", ".join(sorted({worker.layout or "unknown" for worker in workers}))
         return ok("fingerprints", f"{model}: {_kind(workers[0])} of all {len(workers)}, blocks of {layout}")

@@ -28,7 +28,6 @@ from tandem.gateway.http.openai_schema import (
 )
 from tandem.gateway.http.openapi import OpenApiDocs
 from tandem.gateway.http.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
-from tandem.gateway.http.unsupported_routes import unsupported_feature
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.serving.completions import CompletionService
@@ -44,6 +43,34 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 _NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)
+_UNSERVED = {
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "the Responses API",
+    "/v1/conversations": "the Responses API",
+    "/v1/batches": "the Batch API (the lane `batch` of a completion is for work that can wait)",
+    "/v1/files": "files",
+    "/v1/uploads": "files",
+    "/v1/vector_stores": "vector stores",
+    "/v1/fine_tuning": "fine-tuning",
+    "/v1/audio": "audio",
+    "/v1/realtime": "realtime sessions",
+    "/v1/images": "images",
+    "/v1/videos": "videos",
+    "/v1/moderations": "moderations",
+    "/v1/assistants": "assistants",
+    "/v1/threads": "assistants",
+    "/v1/evals": "evaluations",
+    "/v1/containers": "containers",
+    "/v1/messages": "Anthropic's Messages API",
+    "/v1/load_lora_adapter": "LoRA adapters",
+    "/v1/unload_lora_adapter": "LoRA adapters",
+    "/v1/rerank": "reranking",
+    "/rerank": "reranking",
+    "/v1/score": "scoring of pairs",
+    "/score": "scoring of pairs",
+    "/pooling": "pooling",
+    "/classify": "classification",
+}
 
 
 class GatewayApp:
@@ -263,3 +290,11 @@ def _operator_routes(health: HealthRoutes) -> list[Route]:
             is_list=True,
         ),
     ]
+
+
+def unsupported_feature(path: str) -> str | None:
+    """Return a sentence saying that the feature behind a path is not served; None for an unknown path."""
+    for prefix, feature in _UNSERVED.items():
+        if path == prefix or path.startswith(prefix + "/"):
+            return f"Tandem does not serve {feature}"
+    return None

@@ -12,16 +12,18 @@ import secrets
 import signal
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 import uvloop
 
-from tandem.core.clock import Clock, SystemClock
+from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.config import Config, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.console.routes import Console
 from tandem.gateway.console.snapshot import SnapshotSource
+from tandem.gateway.context.interfaces import AllowAll, Authenticator, Quotas
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
@@ -31,15 +33,20 @@ from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.gateway.telemetry.gauges import watch_links, watch_prefixes, watch_quotas, watch_redis
 from tandem.gateway.telemetry.request_log import RequestLog
+from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.fairness_sync import FairnessSync
-from tandem.gateway.tenants.tenancy import Tenancy
+from tandem.gateway.tenants.quota_reservation import NoQuotas
+from tandem.gateway.tenants.quotas import TenantQuotas
+from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
 from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.obs.logs.logging_setup import set_up_logging
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore
+from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.prefix_index import IndexReader
+from tandem.stores.quota_store import RedisQuotas
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.service_counters import ServiceCounters
 from tandem.stores.worker_registry import RegistryUnavailable, WorkerRegistry
@@ -53,6 +60,42 @@ FLUSH_S = 2.0
 _MANY_OBJECTS = 10_000
 """Allocation threshold of the youngest garbage collection, about the objects of seventy requests; a collection of so
 many takes some milliseconds."""
+
+
+class Tenancy:
+    """Own the authenticator and the quotas that `gateway.auth` selects.
+
+    `shared_quotas` are the quotas where they are enforced; None without authentication, where nothing runs."""
+
+    def __init__(self, gateway: GatewayId, config: Config, clock: Clock, health: RedisHealth) -> None:
+        """Raise TandemError(INVALID_REQUEST) for a tenants file that cannot be read."""
+        self.authenticator: Authenticator = AllowAll()
+        self.quotas: Quotas = NoQuotas()
+        self.shared_quotas: TenantQuotas | None = None
+        self._running: tuple[TenantsWatch, TenantQuotas] | None = None
+        if config.gateway.auth == "off":
+            return
+        path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
+        authenticator = ApiKeyAuthenticator(read_tenants(path, policy), wall_ns)
+        self.authenticator = authenticator
+        store = RedisQuotas(config.redis.url, config.redis.namespace, health=health)
+        registry = GatewayRegistry(config.redis.url, config.redis.namespace, ttl_s=store.ttl_s, health=health)
+        quotas = TenantQuotas(gateway, store, registry, clock)
+        self.quotas = quotas
+        self.shared_quotas = quotas
+        self._running = TenantsWatch(path, policy, authenticator), quotas
+
+    async def start(self) -> None:
+        if self._running is not None:
+            watch, quotas = self._running
+            watch.start()
+            await quotas.start()
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            watch, quotas = self._running
+            await watch.stop()
+            await quotas.stop()
 
 
 class Gateway:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, replace
 
 from tandem.scaling import burst_replay
@@ -15,13 +16,67 @@ from tandem.scaling.model_correction import Correction
 from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.queueing import ServiceDemand, least_workers
 from tandem.scaling.request_profile import RequestProfile, prompt_work
-from tandem.scaling.role_rebalancing import needed_beside_mixed, role_changes
-from tandem.scaling.scale_down_stabilization import StabilizationWindow
 
 _PAST_WINDOWS = 2
 """Number of policy windows from which bursts are learned."""
 _LEAVE_SHARE = 4
 """A pool loses at most this fraction, 1 / _LEAVE_SHARE, of its workers at once."""
+
+
+def needed_beside_mixed(needed: ReplicaTarget, num_mixed: int) -> ReplicaTarget:
+    """Return the workers needed in addition to mixed workers. A mixed worker does both kinds of work, so it replaces
+    one worker in total, divided in proportion to the needs of the roles."""
+    total = needed.prefill + needed.decode
+    num_replaced = min(num_mixed, total)
+    prefill = round(num_replaced * needed.prefill / total) if total else 0
+    return ReplicaTarget(needed.prefill - prefill, needed.decode - (num_replaced - prefill))
+
+
+def role_changes(current: ReplicaTarget, desired: ReplicaTarget, spare: ReplicaTarget) -> tuple[RoleChange, ...]:
+    """Return the role changes from a role with `spare` serving workers to a role that has fewer than desired."""
+    from_prefill = min(spare.prefill, desired.decode - current.decode)
+    from_decode = min(spare.decode, desired.prefill - current.prefill)
+    if from_prefill > 0:
+        return (RoleChange("prefill", "decode", from_prefill),)
+    if from_decode > 0:
+        return (RoleChange("decode", "prefill", from_decode),)
+    return ()
+
+
+class StabilizationWindow:
+    """The needs of one role over the last `hold_s`. The result grows at once and shrinks to the highest need of the
+    window, and only after observations of that length without a gap; so under an oscillating need it stays at the
+    highest."""
+
+    def __init__(self, hold_s: float, gap_s: float) -> None:
+        self._hold_s = hold_s
+        self._gap_s = gap_s
+        self._since: float | None = None
+        self._last = 0.0
+        self._highest: deque[tuple[float, int]] = deque()
+        """(time, need) with falling needs: each the highest from its time on."""
+
+    def add(self, at: float, number: int) -> None:
+        if self._since is None or at - self._last > self._gap_s:
+            self._since = at
+            self._highest.clear()
+        self._last = at
+        while self._highest and self._highest[-1][1] <= number:
+            self._highest.pop()
+        self._highest.append((at, number))
+        while self._highest[0][0] < at - self._hold_s:
+            self._highest.popleft()
+
+    def settled(self, current: int) -> int:
+        """Return the number of workers to have, after the last `add`, when there are `current` now."""
+        if self._since is None:
+            return current
+        if self._last - self._since < self._hold_s:
+            return max(current, self._highest[-1][1])
+        return self._highest[0][1] if self._highest[0][1] < current else max(current, self._highest[-1][1])
+
+    def __repr__(self) -> str:
+        return f"<steady {self._highest[0][1] if self._highest else 'unknown'} for {self._hold_s:g} s>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.transport import Transport
 from tandem.wire.peer_auth import PeerAuth
-from tandem.worker.advertise_address import advertised_address, default_route_address, format_host
-from tandem.worker.bind_check import require_worker_auth
+from tandem.worker.addresses import advertised_address, default_route_address, format_host, require_worker_auth
 from tandem.worker.model.transport_factory import OpenTransport, open_transport
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.worker import KVEndpoint, Worker

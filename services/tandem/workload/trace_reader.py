@@ -10,21 +10,27 @@ import json
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from tandem.core.ids import OPEN_TENANT, RequestId, TenantId
 from tandem.core.request import Request, SamplingParams
-from tandem.workload import azure, mooncake, seeded_random, tandem_trace
+from tandem.workload import seeded_random, tandem_trace
 from tandem.workload.ask import MODEL, ScheduledRequest
-from tandem.workload.trace_entry import TraceEntry
+from tandem.workload.lengths import MAX_TOKENS
+from tandem.workload.trace_entry import PromptBlocks, TraceEntry
 from tandem.workload.yaml_field import Field, refused
 
 CLASSES = ((1 << 10, "under 1K"), (8 << 10, "1K to 8K"), (32 << 10, "8K to 32K"))
 """(tokens, name): the group of a request whose trace has no groups, by the length of its prompt; longer prompts are
 LONGEST."""
 LONGEST = "over 32K"
+MOONCAKE_BLOCK_SIZE = 512
+MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def replay(
@@ -67,16 +73,16 @@ def _detect_format(path: Path) -> _TraceFormat:
     first = next(_lines(path), None)
     if first is None:
         raise refused(str(path), "is empty")
-    if first.text == azure.HEADER:
-        return _TraceFormat(True, _text, azure.read_entry)
+    if first.text == AZURE_HEADER:
+        return _TraceFormat(True, _text, _azure_entry)
     if first.text.startswith("{"):
         line = _json(*first)
         keys = line.fields().keys()
         if line.value.get("format") == tandem_trace.FORMAT:
             return _TraceFormat(True, _json, tandem_trace.reader(line))
-        if keys >= set(mooncake.KEYS[:2]):
-            return _TraceFormat(False, _json, mooncake.read_entry)
-    known = f"Mooncake's JSON lines, {azure.HEADER}, {tandem_trace.FORMAT}"
+        if keys >= set(MOONCAKE_KEYS[:2]):
+            return _TraceFormat(False, _json, _mooncake_entry)
+    known = f"Mooncake's JSON lines, {AZURE_HEADER}, {tandem_trace.FORMAT}"
     raise refused(str(path), f"is none of the traces that can be read: {known}; mixes are *.yaml")
 
 
@@ -151,3 +157,51 @@ def _scheduled(trace_entries: Iterable[TraceEntry], seed: int, speedup: float, s
 
 def _class_of(num_tokens: int) -> str:
     return next((name for limit, name in CLASSES if num_tokens < limit), LONGEST)
+
+
+def _mooncake_entry(line: Field) -> TraceEntry:
+    """Return the entry of a line of Mooncake's traces (Qin et al., FAST 2025): JSON with the hash ids of a prompt's
+    blocks. Raises TandemError(INVALID_REQUEST). An output of 0 tokens becomes one of 1.
+
+    `timestamp` in milliseconds, `input_length` and `output_length` in tokens, `hash_ids`: one for each 512 tokens; the
+    last block may be shorter. An id identifies its block and all before it, renumbered so that it reveals no content.
+    """
+    found = line.record(MOONCAKE_KEYS)
+    blocks = found["hash_ids"].made(
+        lambda: PromptBlocks(
+            num_tokens=found["input_length"].whole(1, MAX_TOKENS),
+            ids=found["hash_ids"].wholes(0, 2**64 - 1),
+            size=MOONCAKE_BLOCK_SIZE,
+        )
+    )
+    due_us = round(found["timestamp"].number() * 1000)
+    return TraceEntry(due_us, blocks, max(1, found["output_length"].whole(0, MAX_TOKENS)))
+
+
+def _azure_entry(line: Field) -> TraceEntry:
+    """Return the entry of a line of the Azure LLM inference traces of 2023 and 2024 (Patel et al., ISCA 2024; Stojkovic
+    et al., HPCA 2025): CSV of a time and two token counts. Raises TandemError(INVALID_REQUEST).
+
+    Digits below the microsecond are dropped; a time without a zone is UTC. An output of 0 tokens becomes one of 1.
+    """
+    cells = line.text().split(",")
+    if len(cells) != 3:
+        raise line.refused(f"must be {AZURE_HEADER}")
+    prompt, output = (_tokens(line, cell) for cell in cells[1:])
+    if not 1 <= prompt <= MAX_TOKENS or output > MAX_TOKENS:
+        raise line.refused(f"a prompt must be of 1 to {MAX_TOKENS} tokens")
+    return TraceEntry(_microseconds(line, cells[0]), prompt, max(1, output))
+
+
+def _microseconds(line: Field, cell: str) -> int:
+    try:
+        time = datetime.fromisoformat(cell)
+    except ValueError as error:
+        raise refused(line.place, f"{cell!r} is no time such as 2023-11-16 18:17:03.9799600") from error
+    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+
+
+def _tokens(line: Field, cell: str) -> int:
+    if not (cell.isascii() and cell.isdecimal() and len(cell) <= 12):
+        raise refused(line.place, f"{cell!r:.80} is no number of tokens")
+    return int(cell)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tandem.cli import main
-from tandem.cli.free_port import require_free_port
+from tandem.cli.gateway_checks import require_free_port
 from tandem.core.config import Config, GatewayConfig, value_of
 from tandem.core.settings import Setting, build, flags_of, settings
 

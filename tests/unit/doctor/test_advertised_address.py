@@ -8,7 +8,7 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.doctor.advertised_address import AdvertisedAddress, judge_advertised, read_advertised
 from tandem.doctor.finding import Finding
-from tandem.worker.advertise_address import advertised_address
+from tandem.worker.addresses import advertised_address
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_warns
 
 ANYWHERE = "0.0.0.0"

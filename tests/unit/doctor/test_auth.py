@@ -1,17 +1,21 @@
-"""Test the check of authentication settings with the programs' own checks."""
+"""Test the check of authentication settings with the programs' own checks, and of the secret file."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.cli.auth_check import require_auth_if_public
+from tandem.cli.gateway_checks import require_auth_if_public
+from tandem.core.config import ClusterConfig, Config, WorkerConfig
 from tandem.core.settings import Resolved, resolve
-from tandem.doctor.auth import judge_guard, judge_tenants, read_auth_problem
-from tandem.worker.bind_check import require_worker_auth
-from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips
+from tandem.doctor.auth import judge_guard, judge_secret, judge_tenants, read_auth_problem, read_secret
+from tandem.worker.addresses import require_worker_auth
+from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs/tenants.yaml"
+SECRET = "0123456789abcdef" * 4
+WORLD = Config(worker=WorkerConfig(host="0.0.0.0"))
 
 
 def settings(**values: Any) -> Resolved:
@@ -49,3 +53,38 @@ def test_a_worker_that_accepts_unauthenticated_calls() -> None:
 
     assert_fine(guard(settings()), "guard", "only from its own cluster")
     assert_fails(guard(settings(worker__host="0.0.0.0")), "guard", "others can reach", "--secret-file FILE")
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_file_that_is_fine(tmp_path: Path) -> None:
+    finding = judge_secret(read_secret(written(tmp_path / "s", f"{SECRET}\n{SECRET[::-1]}\n")), Config())
+    assert_fine(finding, "secret", "holds 2 secrets, mode 0600")
+    assert SECRET not in finding.found
+
+
+def test_unusable_secret_files(tmp_path: Path) -> None:
+    short = written(tmp_path / "short", "tiny")
+    for path, found in ((short, "less than 32 bytes"), (str(tmp_path / "none"), "cannot read")):
+        finding = judge_secret(read_secret(path), Config())
+        assert_fails(finding, "secret", found, f"`openssl rand -hex 32 > {path}`")
+        assert "`cluster.existingSecret`" in finding.fix and "tiny" not in finding.found
+
+
+def test_a_world_readable_secret_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "s", SECRET, 0o644)
+    assert_warns(judge_secret(read_secret(path), Config()), "secret", "mode 0644", f"`chmod 600 {path}`")
+    assert_fine(judge_secret(read_secret(written(tmp_path / "g", SECRET, 0o440)), Config()), "secret", "mode 0440")
+
+
+def test_no_secret_file() -> None:
+    assert read_secret("") is None
+    assert_skips(judge_secret(None, Config()), "secret", "cluster.secret_file is empty")
+    assert_fails(judge_secret(None, WORLD), "secret", "worker.host is 0.0.0.0", "--secret-file secret")
+    insecure = replace(WORLD, cluster=ClusterConfig(insecure=True))
+    assert_warns(judge_secret(None, insecure), "secret", "anybody who can reach 0.0.0.0", "--secret-file secret")
+    assert_skips(judge_secret(None, replace(WORLD, cluster=ClusterConfig(tls_ca_file="ca"))), "secret", "is empty")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tandem.core.errors import ERROR_TABLE
-from tandem.gateway.http.openapi_ranges import RANGES
+from tandem.gateway.http.openapi import RANGES
 from tandem.gateway.http.routes import OF_COMPLETIONS
 
 Front = Any  # the fixtures' class lives in conftest

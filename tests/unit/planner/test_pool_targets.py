@@ -14,14 +14,13 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.planner.demand_delta import DemandDeltaResult
-from tandem.planner.observe import build_observation
+from tandem.planner.planner_loop import build_observation
 from tandem.planner.policy import most_of, policy_of, targets_of
 from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
-from tandem.scaling.role_rebalancing import role_changes
-from tandem.scaling.scaler import Scaler
+from tandem.scaling.scaler import Scaler, role_changes
 
 NONE: dict[str, int] = {}
 ABLE = WorkerCapacity(

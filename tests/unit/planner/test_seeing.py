@@ -10,7 +10,7 @@ from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.planner.demand_delta import DemandDelta, DemandDeltaResult
-from tandem.planner.observe import build_observation, problem_of
+from tandem.planner.planner_loop import build_observation, problem_of
 from tandem.planner.policy import policy_of, targets_of
 from tandem.planner.pool_targets import chosen_for, pool_targets
 from tandem.planner.worker_state import WorkerState

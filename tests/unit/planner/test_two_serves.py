@@ -19,7 +19,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.planner import serve_policy
 from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.demand_delta import DemandDeltaResult
-from tandem.planner.observe import build_observation
+from tandem.planner.planner_loop import build_observation
 from tandem.planner.policy import most_of, policy_of, targets_of
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.serve_policy import ReplicaPolicy

@@ -12,8 +12,7 @@ from tandem.scaling.decision import ReplicaTarget, RoleChange
 from tandem.scaling.model_correction import MOST, REST_SPANS, STEP, Correction
 from tandem.scaling.policy import Bounds, ScalingPolicy
 from tandem.scaling.request_profile import RequestProfile, prompt_work
-from tandem.scaling.role_rebalancing import needed_beside_mixed, role_changes
-from tandem.scaling.scale_down_stabilization import StabilizationWindow
+from tandem.scaling.scaler import StabilizationWindow, needed_beside_mixed, role_changes
 
 
 def settled_series(steady: StabilizationWindow, needs: list[int], current: int, begin: float = 0.0) -> list[int]:

@@ -25,7 +25,7 @@ from tandem.wire.gen import kv_pb2, worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerServicer, WorkerStub, add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
-from tandem.worker.bind_check import require_worker_auth
+from tandem.worker.addresses import require_worker_auth
 from tests.certificates import Authority
 from tests.e2e.client import Client, hand_over, new_request
 from tests.unit.worker.conftest import Node, Nodes, pace

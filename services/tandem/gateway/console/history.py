@@ -3,14 +3,13 @@ tenant. All of it is bounded; callers pass the time."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from tandem.core.groups import group_by
 from tandem.core.quantile_sketch import QuantileSketch
 from tandem.gateway.telemetry.request_record import RequestRecord
 
@@ -174,7 +173,10 @@ class ConsoleState:
         self.number += len(records)
         current, tenants = self._current(now), self._current_tenants(now)
         current.number = self.number
-        for (lane, tenant), group in group_by(records, _lane_and_tenant).items():
+        groups: defaultdict[tuple[str, str], list[RequestRecord]] = defaultdict(list)
+        for record in records:
+            groups[_lane_and_tenant(record)].append(record)
+        for (lane, tenant), group in groups.items():
             ended = EndedBatch.of(group)
             current.lanes.setdefault(lane, LaneSlice()).add(ended)
             name = tenant if tenant in tenants or len(tenants) < MAX_TENANTS else OTHER

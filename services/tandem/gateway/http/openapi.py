@@ -11,6 +11,7 @@ import msgspec
 
 from tandem.core.errors import ERROR_TABLE
 from tandem.core.lane import Lane
+from tandem.core.request import MAX_CHOICES, MAX_COUNT, MAX_TOP_LOGPROBS
 from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
@@ -22,8 +23,8 @@ from tandem.gateway.context.request_context import (
 )
 from tandem.gateway.http.exchange import Exchange
 from tandem.gateway.http.openai_schema import ErrorReply
-from tandem.gateway.http.openapi_ranges import narrowed
 from tandem.gateway.http.routes import Route
+from tandem.gateway.openai.request_params import MAX_SALT_CHARS
 from tandem.gateway.openai.request_schema import ChatMessage
 
 _REF = "#/components/schemas/{name}"
@@ -34,6 +35,31 @@ code {{ font-size: 14px; }} td, th {{ text-align: left; vertical-align: top; pad
 </style></head><body><h1>Tandem</h1><p>OpenAPI document: <a href="openapi.json">openapi.json</a></p>
 {body}</body></html>
 """
+
+
+_ALTERNATIVES = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
+
+RANGES: Mapping[str, Mapping[str, Any]] = {
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": MAX_COUNT},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 10},
+    "n": {"minimum": 1, "maximum": MAX_CHOICES},
+    "max_tokens": {"minimum": 0},
+    "max_completion_tokens": {"minimum": 1},
+    "min_tokens": {"minimum": 0},
+    "logprobs": _ALTERNATIVES,
+    "top_logprobs": _ALTERNATIVES,
+    "prompt_logprobs": _ALTERNATIVES,
+    "priority": {"minimum": -MAX_COUNT, "maximum": MAX_COUNT},
+    "cache_salt": {"minLength": 1, "maxLength": MAX_SALT_CHARS},
+    "messages": {"minItems": 1},
+}
+"""JSON Schema keywords by field name, for every body that has the field."""
 
 
 class OpenApiDocs:
@@ -203,3 +229,9 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "array":
         return f"[{_kind(schema.get('items', {}))}]"
     return str(schema.get("type", "any"))
+
+
+def narrowed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a body or message with the ranges of its fields added."""
+    fields = {name: {**facts, **RANGES.get(name, {})} for name, facts in schema.get("properties", {}).items()}
+    return {**schema, "properties": fields}

@@ -3,6 +3,7 @@ parser of its output."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,25 @@ from tandem.gateway.output.response_format import StructuredOutput, requested_st
 from tandem.gateway.output.tool_call_parser import ToolCallParser
 from tandem.gateway.output.tool_formats import ToolCallFormat, ToolParser, select_tool_format
 from tandem.gateway.output.tool_grammar import answer_grammar, call_rules
-from tandem.gateway.output.tool_prompt import with_tools
 from tandem.gateway.output.tools import ToolSet, make_tool_set
 from tandem.gateway.text.text_model import TextModel
 
 _GUIDED = ("json", "regex", "choice", "grammar")
 _ID_CHARS = string.ascii_letters + string.digits
+_TOOLS_BEFORE = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+"""
+_TOOLS_AFTER = """
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +184,37 @@ def _call_id() -> str:
 def _mistral_id() -> str:
     """Make a tool call id of nine letters and digits, the only form that Mistral's templates accept."""
     return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+
+
+def with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return `messages` rewritten for a template without tools, in Hermes' notation.
+
+    The notation is that of Nous Research's Hermes models, which Qwen's templates adopted: signatures within `<tools>`,
+    calls within `<tool_call>`, results within `<tool_response>`.
+
+    The tools are described in a system message before the conversation, or at the end of its first system message.
+    Calls become text of the assistant, and results become messages of the user."""
+    conversation = [_without_tool_fields(message) for message in messages]
+    if not tools:
+        return conversation
+    block = _TOOLS_BEFORE + "\n".join(_to_json(tool) for tool in tools) + _TOOLS_AFTER
+    if conversation and conversation[0]["role"] in ("system", "developer"):
+        first = conversation[0]
+        return [{**first, "content": f"{first['content']}\n\n{block}"}, *conversation[1:]]
+    return [{"role": "system", "content": block}, *conversation]
+
+
+def _without_tool_fields(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    call_texts = [f"<tool_call>\n{_to_json(call['function'])}\n</tool_call>" for call in calls]
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": "\n".join([content, *call_texts] if content else call_texts)}
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -63,7 +63,7 @@ def select_tool_format(
     """Return the notation that a model is expected to write calls in; None where `parser` is "none".
 
     `knows` returns whether a text is one token of the vocabulary. Hermes' notation is the default: a model whose
-    template has no place for tools is prompted to write it (see `tool_prompt`)."""
+    template has no place for tools is prompted to write it (see `output_spec.with_tools`)."""
     mistral = MISTRAL_V11 if knows("[ARGS]") else MISTRAL
     if parser != "auto":
         return {"none": None, "hermes": HERMES, "llama3": LLAMA3, "mistral": mistral}[parser]

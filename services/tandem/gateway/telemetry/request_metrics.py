@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ERROR_TABLE, TandemError
-from tandem.core.groups import group_by
 from tandem.core.lane import Lane
 from tandem.core.request_stages import Stage
 from tandem.core.slo import Slo
@@ -90,14 +89,20 @@ class RequestMetrics:
 
     def begun(self, firsts: Sequence[FirstToken]) -> None:
         at = wall_ns() / 1e9
-        for values, group in group_by(firsts, _series_of).items():
+        groups: defaultdict[tuple[str, str, str, Lane], list[FirstToken]] = defaultdict(list)
+        for first in firsts:
+            groups[_series_of(first)].append(first)
+        for values, group in groups.items():
             endpoint, model, tenant, lane = values
             series = self._first_token.of(OPERATIONS[endpoint], model, tenant, lane.label)
             series.record_all([first.after_s for first in group], [first.trace for first in group], at)
 
     def answered(self, records: Sequence[RequestRecord]) -> None:
         at = wall_ns() / 1e9
-        for alike in group_by(records, _alike).values():
+        groups: defaultdict[tuple[object, ...], list[RequestRecord]] = defaultdict(list)
+        for record in records:
+            groups[_alike(record)].append(record)
+        for alike in groups.values():
             self._count(alike, at)
             for record in alike:
                 if record.num_attempts > 1:

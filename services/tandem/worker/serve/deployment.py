@@ -19,7 +19,7 @@ from ray import serve
 from tandem.core.config import Config, TelemetryConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.obs.logs.logging_setup import set_up_logging
-from tandem.worker.advertise_address import advertised_address
+from tandem.worker.addresses import advertised_address
 from tandem.worker.main import prepare_process, settle_process
 from tandem.worker.ranks.ray_rank import SLOT, launch_actors, slot
 from tandem.worker.serve.pool_spec import PoolSpec

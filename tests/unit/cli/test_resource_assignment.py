@@ -1,10 +1,12 @@
-"""Test the assignment of GPUs: all workers fit, and workers on one GPU do not get more than the whole GPU."""
+"""Test the assignment of GPUs and cores to the workers of a machine: all fit, and prefill workers use idle cores."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from tandem.cli.gpu_assignment import gpu_share
+from tandem.cli.resource_assignment import gpu_share, threads_by_pool
 from tandem.core.errors import ErrorKind, TandemError
 
 
@@ -31,3 +33,21 @@ def test_ranks_have_a_gpu_each() -> None:
     with pytest.raises(TandemError, match="GPU for each rank") as refused:
         gpu_share(2, 7, 0.9, num_ranks=4)
     assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "tensor_parallel")
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "pools", "expected"),
+    [
+        (2, {"mixed": 1}, {"mixed": 2}),
+        (2, {"prefill": 1, "decode": 1}, {"prefill": 2, "decode": 1}),
+        (8, {"prefill": 2, "decode": 2}, {"prefill": 4, "decode": 2}),
+        (8, {"prefill": 1, "decode": 2, "mixed": 1}, {"prefill": 8, "decode": 2, "mixed": 2}),
+        (1, {"prefill": 3, "mixed": 3}, {"prefill": 1, "mixed": 1}),
+    ],
+)
+def test_shares(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, pools: dict[str, int], expected: dict[str, int]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    assert threads_by_pool(pools) == expected
+    assert threads_by_pool(pools, num_threads=3) == dict.fromkeys(pools, 3)

@@ -11,7 +11,7 @@ from tandem.core.addresses import is_wildcard
 from tandem.core.config import ClusterConfig, WorkerConfig
 from tandem.core.errors import TandemError
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.worker.advertise_address import advertised_address, default_route_address
+from tandem.worker.addresses import advertised_address, default_route_address
 from tests.unit.worker.conftest import Nodes
 
 OWN = {"0.0.0.0": "10.0.0.9", "::": "fd00::9"}

@@ -1,4 +1,4 @@
-"""Test the effect of signals during and after a start, without a real server."""
+"""Test the signals and the secret of `tandem serve`, without a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.cli.signals import SIGNALS, StopSignals
+from tandem.cli.serve import SIGNALS, StopSignals, run_secret
+from tandem.wire.secret_file import SecretFile
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def test_listen_replaces_the_handlers_of_a_library() -> None:
 
 _PROGRAM = """
 import ctypes
-from tandem.cli.signals import StopSignals
+from tandem.cli.serve import StopSignals
 
 signals = StopSignals()
 with signals.starting():
@@ -70,7 +71,7 @@ def test_a_signal_inside_code_run_by_an_extension_does_not_end_the_process() -> 
 
 _INTERRUPTED = """
 import signal, sys
-from tandem.cli.signals import StopSignals
+from tandem.cli.serve import StopSignals
 
 signals, calls = StopSignals(), 0
 signals.listen()
@@ -94,3 +95,17 @@ def test_a_signal_may_interrupt_another_signal_and_the_wait() -> None:
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, check=False, timeout=30)
     calls, has_received = done.stdout.split()
     assert (done.returncode, has_received) == (0, "True") and int(calls) > 3, done.stderr
+
+
+def test_each_secret_is_new_private_and_removed_afterwards() -> None:
+    with run_secret() as first, run_secret() as second:
+        assert first.stat().st_mode & 0o777 == 0o600 and first.parent.stat().st_mode & 0o777 == 0o700
+        (secret,), (other,) = SecretFile(first).current(0.0), SecretFile(second).current(0.0)
+        assert secret != other and len(secret) == 64
+    assert not first.parent.exists() and not second.parent.exists()
+
+
+def test_the_secret_is_removed_when_the_start_fails_too() -> None:
+    with pytest.raises(KeyboardInterrupt), run_secret() as path:
+        raise KeyboardInterrupt
+    assert not path.parent.exists()

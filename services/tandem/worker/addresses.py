@@ -1,13 +1,14 @@
-"""Compute the address under which other processes reach a worker."""
+"""Compute the address that a worker advertises, and refuse to listen on a reachable one without authentication."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
 
-from tandem.core.addresses import is_wildcard
-from tandem.core.config import WorkerConfig
+from tandem.core.addresses import is_loopback, is_wildcard
+from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.wire.peer_auth import PeerAuth
 
 POD_IP = "POD_IP"
 """Environment variable with the pod's address, set by the chart's pod template (Kubernetes downward API)."""
@@ -53,3 +54,16 @@ def default_route_address(wildcard: str) -> str:
             continue
     message = f"worker.host is {wildcard} and this machine has no address to advertise: set worker.advertise_address"
     raise TandemError(ErrorKind.INVALID_REQUEST, message, param="worker.advertise_address")
+
+
+def require_worker_auth(config: Config, worker_name: str = "") -> PeerAuth:
+    """Return how the worker authenticates other members of its cluster. Raises TandemError(INVALID_REQUEST), naming the
+    remedies, when the address is reachable for others and nothing authenticates them."""
+    trust = PeerAuth.of(worker_name, config.cluster)
+    if trust.is_open and not config.cluster.insecure and not is_loopback(config.worker.host):
+        message = (
+            f"worker.host is {config.worker.host}, which others can reach: name a file with a secret that all gateways "
+            "and workers share with --secret-file, or TLS files, or allow anyone with --cluster-insecure"
+        )
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param="cluster.secret_file")
+    return trust

@@ -1,16 +1,35 @@
-"""Refuse to start a gateway that others could use without API keys by accident.
+"""Check before a gateway is started that its ports are free and that others cannot use it without API keys by accident.
 
 A gateway without keys must listen on loopback only, unless `gateway.auth=off` is set explicitly.
 """
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 from tandem.core.addresses import is_loopback
+from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.gateway.tenants.tenants_watch import read_tenants
+
+
+def require_free_port(config: GatewayConfig) -> None:
+    """Raise TandemError(INVALID_REQUEST) if the gateway's HTTP or gRPC port cannot be bound."""
+    _require(config.host, config.port, "port")
+    _require(config.host, config.own_grpc_port, "grpc_port")
+
+
+def _require(host: str, port: int, name: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --{name.replace('_', '-')}"
+            raise TandemError(ErrorKind.INVALID_REQUEST, message, param=f"gateway.{name}") from error
 
 
 def require_auth_if_public(resolved: Resolved) -> None:

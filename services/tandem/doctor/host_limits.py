@@ -1,17 +1,23 @@
-"""Check the kernel's limits of this process: locked memory and open files."""
+"""Check this machine's limits: locked memory and open files of a process, and the size of shared memory."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
-from tandem.doctor import size
-from tandem.doctor.finding import Finding, fail, ok, skip, warn
+from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn
 from tandem.doctor.system import System
 
 _IPC_LOCK_BIT = 14
 """CAP_IPC_LOCK of capabilities(7): a process with it may lock any amount."""
 OWN_FILES = 1024
 """Open files of a gateway besides client connections: connections to workers and Redis, logs, libraries."""
+SHM_DIRECTORY = "/dev/shm"
+SHM_NEEDED_BYTES = 160 << 20
+"""Shared memory for Ray's object store (100 MiB if `serve` starts it) and about 10 MiB of UCX's queues for each of a
+few workers."""
+SHM_USUAL_BYTES = 1 << 30
+"""Shared memory that is enough for more workers. Docker's default of 64 MiB is less than `SHM_NEEDED_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +97,36 @@ def _has_ipc_lock(system: System) -> bool:
 
 
 def _size(num_bytes: int | None) -> str:
-    return "any amount" if num_bytes is None else size.format_bytes(num_bytes)
+    return "any amount" if num_bytes is None else format_bytes(num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    num_bytes: int
+    num_free_bytes: int
+
+
+def read_shared_memory(system: System) -> SharedMemory | None:
+    """Read the size of shared memory; returns None if there is none."""
+    try:
+        found = os.statvfs(system.path(SHM_DIRECTORY))
+    except OSError:
+        return None
+    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def judge_shared_memory(found: SharedMemory | None) -> Finding:
+    fix = "docker: --shm-size=1g; in a pod `pools.<name>.sharedMemory: 1Gi`; else `mount -o remount,size=1G /dev/shm`"
+    if found is None:
+        return fail("shared-memory", f"there is no {SHM_DIRECTORY}, which Ray and UCX need for shared memory", fix)
+    summary = f"{format_bytes(found.num_free_bytes)} of {format_bytes(found.num_bytes)} are free in {SHM_DIRECTORY}"
+    if found.num_bytes < SHM_NEEDED_BYTES:
+        return fail("shared-memory", f"{summary}, and a Ray with workers needs {format_bytes(SHM_NEEDED_BYTES)}", fix)
+    if found.num_free_bytes < SHM_NEEDED_BYTES:
+        emptied = f"delete files that crashed processes left (`ls -l {SHM_DIRECTORY}`), or make it larger: {fix}"
+        return fail(
+            "shared-memory", f"{summary}, and a Ray with workers needs {format_bytes(SHM_NEEDED_BYTES)}", emptied
+        )
+    if found.num_bytes < SHM_USUAL_BYTES:
+        return warn("shared-memory", f"{summary}, enough for a few small workers only", fix)
+    return ok("shared-memory", summary)
