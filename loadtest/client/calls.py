@@ -13,7 +13,7 @@ from loadtest.client.records import Record
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.workload import seeded_random
-from tandem.workload.ask import Follow, ScheduledRequest
+from tandem.workload.scheduled_request import Follow, ScheduledRequest
 
 
 class TimedCall(msgspec.Struct, kw_only=True):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.workload import seeded_random
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.trace_entry import TraceEntry
 from tandem.workload.trace_reader import scheduled_request_of
 

@@ -23,7 +23,7 @@ from tandem.sim.cost.replay import Replay
 from tandem.sim.cost.residuals import NONE
 from tandem.sim.machines.profile import Profile, pool_named
 from tandem.workload import seeded_random
-from tandem.workload.ask import MODEL, ScheduledRequest
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 NUM_DELIVERIES = 200
 SHM_BANDWIDTH = 5e9

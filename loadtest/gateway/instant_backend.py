@@ -53,7 +53,7 @@ class InstantStream:
     """TokenStream over pushed tokens."""
 
     path = "local"
-    standing = RateLimitStatus()
+    rate_limits = RateLimitStatus()
     reasons: ClassVar[Mapping[str, object]] = {}
     workers: Sequence[str] = ("door",)
 

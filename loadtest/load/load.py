@@ -35,7 +35,7 @@ from loadtest.load.steps_markdown import steps_markdown
 from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import open_workload
 
 STOPPED = 130

@@ -15,7 +15,7 @@ from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
 from tandem.sim.cost.model_shapes import LLAMA_8B, SMOLLM_135M
 from tandem.sim.cost.roofline import Efficiency, Roofline
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import open_workload
 
 LAPTOP = StepCost(20e-3, 1.3e-3, 0.8e-3, 0.9e-6, 0.6e-6)

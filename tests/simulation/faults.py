@@ -18,7 +18,7 @@ from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
 from tandem.sim.cluster.faults import Fault, FaultKind
 from tandem.sim.cost.executor import token_at
-from tandem.workload.ask import MODEL, ScheduledRequest
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.simulation.clusters import slow_spec
 
 POOLS: dict[Pool, int] = {"prefill": 20, "decode": 24, "mixed": 6}

@@ -18,7 +18,7 @@ from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_ela
 from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import simulate
-from tandem.workload.ask import MODEL, ScheduledRequest
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.simulation.clusters import cluster_spec, slow_spec
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)

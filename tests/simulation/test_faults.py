@@ -20,7 +20,7 @@ from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
 from tandem.sim.cluster.faults import Fault, FaultKind
 from tandem.sim.cluster.worker_lifecycle import RECONNECT_S
-from tandem.workload.ask import MODEL, ScheduledRequest
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.effort import effort
 from tests.simulation.clusters import slow_spec
 from tests.simulation.faults import CONFIG, GATEWAY, KINDS, run, scenario

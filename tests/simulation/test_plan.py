@@ -17,8 +17,8 @@ from tandem.sim.planner.deployment_kind import DeploymentKind, recipes
 from tandem.sim.planner.plan_table import break_even, format_plan
 from tandem.sim.planner.slo_check import SloTarget
 from tandem.sim.planner.workload_demand import demand
-from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import RequestClass, poisson
+from tandem.workload.scheduled_request import ScheduledRequest
 from tests.simulation.clusters import LAPTOP, mix, slow_spec
 
 CONFIG = Config(engine=EngineConfig(max_num_batched_tokens=512, max_num_seqs=64))

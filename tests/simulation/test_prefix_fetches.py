@@ -40,7 +40,7 @@ class Ears:
     def streamed(self, worker: object, stretch: StepRun) -> None:
         pass
 
-    def heard(self, worker: object, events: Sequence[JobEvent], load: WorkerLoad | None) -> None:
+    def on_worker_events(self, worker: object, events: Sequence[JobEvent], load: WorkerLoad | None) -> None:
         self.events += [(self.now(), event) for event in events]
 
 

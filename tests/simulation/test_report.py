@@ -15,8 +15,8 @@ from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.report.report import report
 from tandem.sim.report.time_series import MAX_POINTS, Series
 from tandem.sim.simulate import simulate
-from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import RequestClass, poisson
+from tandem.workload.scheduled_request import ScheduledRequest
 from tests.simulation.clusters import cluster, cluster_spec, mix, run, slow_spec, traces_of
 
 TARGETS = Slo(ttft_s=2.0, itl_s=0.08)

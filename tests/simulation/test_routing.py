@@ -21,7 +21,7 @@ from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_view import ClusterView, WorkerView
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
 from tandem.sim.cost.executor import token_at
-from tandem.workload.ask import MODEL, ScheduledRequest
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.simulation.clusters import gpu_spec, run
 
 

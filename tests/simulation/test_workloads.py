@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import Mix, scheduled_requests
 from tandem.workload.request_class import Prefix, RequestClass
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import built_in_names, open_workload
 from tests.simulation.clusters import cluster, gpu_spec, slow_spec
 

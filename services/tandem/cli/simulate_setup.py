@@ -23,7 +23,7 @@ from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.roofline import SERVING, Efficiency, Roofline
 from tandem.sim.machines.machine import Machine, ProfileMachine, RooflineMachine
 from tandem.sim.machines.profile import Profile, decode_profile
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import built_in_names, open_workload
 
 COUNT = 1000

@@ -76,7 +76,11 @@ class Attempts:
     def awaiting_reply(self, worker: WorkerRef, key: JobKey) -> JobGroup | None:
         """Return the job group that waits for this worker's reply to this job; None when there is none."""
         for job_group in self.job_groups:
-            if job_group.asked is not None and job_group.asked.worker == worker and job_group.asked.job.key == key:
+            if (
+                job_group.unanswered is not None
+                and job_group.unanswered.worker == worker
+                and job_group.unanswered.job.key == key
+            ):
                 return job_group
         return None
 
@@ -85,7 +89,7 @@ class Attempts:
     def begin(self, job_group: JobGroup, placement: Placement) -> list[StateCommand]:
         """Submit a queued job group as placed, continuing after the tokens that the client has."""
         job_group.move(JobGroupStep.PLACED)
-        job_group.drawn = LedgerPhase.FIRST
+        job_group.progress = LedgerPhase.FIRST
         first = min(job_group.choices)
         job = GenerateJob(
             request=self._request,
@@ -121,8 +125,8 @@ class Attempts:
 
     def accepted(self, job_group: JobGroup) -> list[StateCommand]:
         """Handle the acceptance of the submitted job: submit the prefill next, or start."""
-        assert job_group.asked is not None
-        job, job_group.asked = job_group.asked.job, None
+        assert job_group.unanswered is not None
+        job, job_group.unanswered = job_group.unanswered.job, None
         if isinstance(job, ResumeJob) and not job.offer_attempt:
             job_group.move(JobGroupStep.BOOKED)
             prefill = PrefillJob(**_facts(job), handoff=job.handoff, prefix=job_group.prefix)
@@ -134,7 +138,11 @@ class Attempts:
     def done(self, job_group: JobGroup, work: WorkerJob, choice: int) -> list[StateCommand]:
         """Record that a job has ended for a choice. The end implies acceptance, even if the reply to its Submit arrives
         later."""
-        out = self.accepted(job_group) if job_group.asked is work and job_group.phase is JobGroupPhase.STARTING else []
+        out = (
+            self.accepted(job_group)
+            if job_group.unanswered is work and job_group.phase is JobGroupPhase.STARTING
+            else []
+        )
         job_group.leave(work, choice)
         return out
 
@@ -162,7 +170,9 @@ class Attempts:
         source = KVOffer(work.worker, offer)
         if work.is_handed_off or job_group.source == source:
             return []
-        if job_group.asked is not None and (job_group.asked is work or job_group.phase is JobGroupPhase.STARTING):
+        if job_group.unanswered is not None and (
+            job_group.unanswered is work or job_group.phase is JobGroupPhase.STARTING
+        ):
             # A worker that offers KV runs its job, so it and its prefill worker accepted, whatever their later replies.
             self.accepted(job_group)
         if len(job_group.choices) > 1:
@@ -190,7 +200,7 @@ class Attempts:
         """Look for another consumer of KV that is still offered. The worker is tried again only if it was full."""
         if why not in CAPACITY_ERRORS or why is ErrorKind.WORKER_LOST:
             job_group.unfit.add(worker)
-        job_group.asked = None
+        job_group.unanswered = None
         job_group.move(JobGroupStep.OFFERED)
         return [_seek(job_group, {worker})]
 
@@ -239,8 +249,8 @@ class Attempts:
 
     def _submit(self, job_group: JobGroup, worker: WorkerRef, job: Job) -> list[StateCommand]:
         """Submit a job. A job covers consecutive choices; those of them that have ended are cancelled at once."""
-        job_group.asked = WorkerJob(worker, job, set(job_group.choices))
-        job_group.works.append(job_group.asked)
+        job_group.unanswered = WorkerJob(worker, job, set(job_group.choices))
+        job_group.works.append(job_group.unanswered)
         ended = tuple(key for key in job.keys if key.choice not in job_group.choices)
         return [SubmitJob(worker, job), *([CancelJob(worker, ended)] if ended else [])]
 

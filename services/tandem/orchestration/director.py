@@ -215,11 +215,11 @@ class RequestDirector:
         admission = self._queue.admit(request, terms)
         out: list[Command] = []
         if admission.leaves is not None and admission.error is not None:
-            leaver = self._open.get(admission.leaves)
-            if leaver is None:  # the newcomer itself
+            displaced = self._open.get(admission.leaves)
+            if displaced is None:  # the newcomer itself
                 self._queue.leave(admission.leaves)
                 raise admission.error
-            self._apply(leaver, partial(leaver.state.failed, admission.error), now, out)
+            self._apply(displaced, partial(displaced.state.failed, admission.error), now, out)
         open_request = self._begin(request, ledger, now, self._config.max_retries)
         open_request.prefill_s = admission.prefill_s
         if terms.timeout_s is not None:
@@ -512,7 +512,7 @@ class RequestDirector:
         """Learn from a job's first token where its time went and how much of the prompt was cached, also where the
         client has the token already."""
         if token.stages is not None and open_request.state.attempts.is_open(worker, token.key.attempt):
-            open_request.ledger.told(token.key.attempt, token.stages)
+            open_request.ledger.add_job_stages(token.key.attempt, token.stages)
         if token.num_cached_tokens is None:
             return
         self._compare(open_request, token.num_cached_tokens, now)

@@ -97,18 +97,27 @@ class KVOffer:
 class JobGroup:
     """Choices that run as one job, and the jobs of their workers.
 
-    - `asked`: the submitted job whose acceptance is not known yet.
+    - `unanswered`: the submitted job whose acceptance is not known yet.
     - `num_fruitless`: attempts that failed since the last progress, which is a token with the index `progress_at` or a
       later one.
     - `num_moves`: retries and migrations so far.
     - `prefix`: the remote prefix of the last placement.
     - `unfit`: workers that failed to take over.
-    - `drawn`: progress of the last placement: FIRST before any token, HANDOVER while only the prefill worker has
+    - `progress`: progress of the last placement: FIRST before any token, HANDOVER while only the prefill worker has
       sampled a token for another worker, DECODE from then on.
     """
 
     __slots__ = (
-        "asked", "choices", "drawn", "num_fruitless", "num_moves", "phase", "prefix", "progress_at", "source", "unfit",
+        "choices",
+        "num_fruitless",
+        "num_moves",
+        "phase",
+        "prefix",
+        "progress",
+        "progress_at",
+        "source",
+        "unanswered",
+        "unfit",
         "works",
     )  # fmt: skip
 
@@ -116,14 +125,14 @@ class JobGroup:
         self.choices = set(choices)
         self.phase = JobGroupPhase.QUEUED
         self.works: list[WorkerJob] = []
-        self.asked: WorkerJob | None = None
+        self.unanswered: WorkerJob | None = None
         self.source: KVOffer | None = None
         self.prefix: RemotePrefix | None = None
         self.unfit: set[WorkerRef] = set()
         self.num_fruitless = num_fruitless
         self.num_moves = num_moves
         self.progress_at = 0
-        self.drawn = LedgerPhase.FIRST
+        self.progress = LedgerPhase.FIRST
 
     @property
     def ledger_phase(self) -> LedgerPhase:
@@ -134,9 +143,9 @@ class JobGroup:
                 return LedgerPhase.DELIVER
             case JobGroupPhase.QUEUED:
                 return LedgerPhase.QUEUE
-            case JobGroupPhase.RESERVING | JobGroupPhase.STARTING if self.drawn is LedgerPhase.FIRST:
+            case JobGroupPhase.RESERVING | JobGroupPhase.STARTING if self.progress is LedgerPhase.FIRST:
                 return LedgerPhase.ROUTE
-        return self.drawn
+        return self.progress
 
     def move(self, step: JobGroupStep) -> None:
         """Take a step of PHASE_TABLE. Raises RuntimeError, and changes nothing, for a step that the table does not
@@ -164,8 +173,8 @@ class JobGroup:
 
     def drop(self, work: WorkerJob) -> None:
         self.works.remove(work)
-        if self.asked is work:
-            self.asked = None
+        if self.unanswered is work:
+            self.unanswered = None
 
     def is_worked_on(self, choice: int) -> bool:
         """Return whether a worker may still report on a choice or offers its KV, or the group is queued."""
@@ -181,7 +190,7 @@ class JobGroup:
 
     def streamed(self, work: WorkerJob, index: int) -> None:
         """Combine `drew` and `note_token` for the most frequent case."""
-        if self.drawn is not LedgerPhase.DECODE:
+        if self.progress is not LedgerPhase.DECODE:
             self.drew(work, index)
         if index >= self.progress_at:
             self.num_fruitless = 0
@@ -190,9 +199,9 @@ class JobGroup:
         """Record a token of a job. The first token of a job that takes over repeats the last one sampled elsewhere."""
         job = work.job
         if isinstance(job, GenerateJob) or (isinstance(job, ResumeJob) and index > len(job.output_tokens)):
-            self.drawn = LedgerPhase.DECODE
-        elif self.drawn is LedgerPhase.FIRST:
-            self.drawn = LedgerPhase.HANDOVER
+            self.progress = LedgerPhase.DECODE
+        elif self.progress is LedgerPhase.FIRST:
+            self.progress = LedgerPhase.HANDOVER
 
     @property
     def is_source_open(self) -> bool:
@@ -203,7 +212,7 @@ class JobGroup:
         """Move a choice to a new job group, with its part of every job."""
         part = JobGroup((choice,), self.num_fruitless, self.num_moves)
         part.phase, part.progress_at = self.phase, self.progress_at
-        part.prefix, part.drawn = self.prefix, self.drawn
+        part.prefix, part.progress = self.prefix, self.progress
         self.choices.discard(choice)
         for work in [work for work in self.works if choice in work.choices]:
             part.works.append(WorkerJob(work.worker, work.job, {choice}, work.is_handed_off))
@@ -248,7 +257,7 @@ class JobGroup:
     def clear(self) -> None:
         """Forget all jobs."""
         self.works.clear()
-        self.asked = self.source = None
+        self.unanswered = self.source = None
         self.unfit.clear()
 
     def __repr__(self) -> str:

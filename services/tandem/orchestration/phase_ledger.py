@@ -63,14 +63,14 @@ class PhaseLedger:
     changes, each with its time; also read-only.
     """
 
-    __slots__ = ("_lost", "_seconds", "_since", "_told", "began_at", "moves", "phase")
+    __slots__ = ("_job_stages", "_lost", "_seconds", "_since", "began_at", "moves", "phase")
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
         self._since = began_at
         self.phase = LedgerPhase.RECEIVE
         self._seconds = [0.0] * len(LedgerPhase)
-        self._told: dict[int, JobStages] = {}
+        self._job_stages: dict[int, JobStages] = {}
         self._lost = [0.0] * len(LedgerPhase)
         self.moves: list[tuple[LedgerPhase, float]] = []
 
@@ -90,13 +90,13 @@ class PhaseLedger:
         if len(self.moves) < MAX_MOVES:
             self.moves.append((phase, self._since))
 
-    def told(self, attempt: int, stages: JobStages) -> None:
+    def add_job_stages(self, attempt: int, stages: JobStages) -> None:
         """Record the stages that a job of an attempt reports with its first sampled token.
 
         Its choices wait in parallel, and each of two jobs reports its own part, so the maximum of each stage counts.
         """
-        known = self._told.get(attempt, JobStages())
-        self._told[attempt] = JobStages(*map(max, known, stages))
+        known = self._job_stages.get(attempt, JobStages())
+        self._job_stages[attempt] = JobStages(*map(max, known, stages))
 
     def seconds(self, now: float) -> StageSeconds:
         """Return the stages up to now; they add up to the time from `began_at` until now or until the end."""
@@ -104,7 +104,7 @@ class PhaseLedger:
         if self.phase is not LedgerPhase.OVER:
             spent[self.phase] += max(0.0, now - self._since)
         receive, queue, route, first, handover, decode, deliver, _ = spent
-        reported = JobStages(*map(sum, zip(*self._told.values(), strict=True))) if self._told else None
+        reported = JobStages(*map(sum, zip(*self._job_stages.values(), strict=True))) if self._job_stages else None
         if reported is not None:
             # A worker begins an accepted job while its acceptance is still on the way.
             begun = min(route, max(0.0, reported.prefill_queue_s + reported.prefill_s - first))

@@ -132,9 +132,9 @@ class RequestState:
         An error that waiting does not cure ends the request.
         """
         job_group = self.attempts.awaiting_reply(worker, key)
-        if job_group is None or job_group.asked is None:
+        if job_group is None or job_group.unanswered is None:
             return []
-        work, out = job_group.asked, list[StateCommand]()
+        work, out = job_group.unanswered, list[StateCommand]()
         # An unreachable worker may have the job all the same, so the job is cancelled there.
         if error.kind is ErrorKind.WORKER_LOST:
             out.append(ReportWorkerFailure(frozenset({worker})))
@@ -146,7 +146,7 @@ class RequestState:
             and job_group.source.worker != worker
             and job_group.phase is JobGroupPhase.RESERVING
         ):
-            if job_group.asked is work:
+            if job_group.unanswered is work:
                 job_group.drop(work)
                 out.append(CancelJob(worker, work.keys))
             return [*out, *self.attempts.retry_consumer(job_group, worker, error.kind)]

@@ -12,7 +12,7 @@ from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
 from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.report.report import SimulationReport, report
 from tandem.sim.report.time_series import Series
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 Look = Callable[[SimCluster, LatencyStats], None]
 """Callback after the end of each request; it may raise an exception to abort the run."""

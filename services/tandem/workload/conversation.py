@@ -9,9 +9,9 @@ from functools import partial
 from tandem.core.ids import OPEN_TENANT, RequestId, TenantId
 from tandem.core.request import Request, SamplingParams
 from tandem.workload import seeded_random
-from tandem.workload.ask import MODEL, ScheduledRequest
 from tandem.workload.lengths import Lengths, length_at
 from tandem.workload.request_class import RequestClass
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from tandem.workload import seeded_random
 from tandem.workload.arrivals import Arrivals, Poisson, due_times
-from tandem.workload.ask import ScheduledRequest
 from tandem.workload.conversation import Conversation
 from tandem.workload.request_class import RequestClass
+from tandem.workload.scheduled_request import ScheduledRequest
 
 EXACT_AMONG = 20
 """Number of consecutive requests within which shares are exact. With independent sampling, 200 requests with 10 % of

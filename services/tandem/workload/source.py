@@ -7,9 +7,9 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from tandem.workload import mix
-from tandem.workload.ask import ScheduledRequest
 from tandem.workload.mix import Mix
 from tandem.workload.mix_file import read_mix
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.trace_reader import replay
 from tandem.workload.yaml_field import refused
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tandem.core.lane import Lane
-from tandem.workload.ask import ScheduledRequest
 from tandem.workload.lengths import MAX_TOKENS
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.trace_entry import Prompt, PromptBlocks, TraceEntry
 from tandem.workload.yaml_field import Field, refused
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from tandem.core.ids import OPEN_TENANT, RequestId, TenantId
 from tandem.core.request import Request, SamplingParams
 from tandem.workload import seeded_random, tandem_trace
-from tandem.workload.ask import MODEL, ScheduledRequest
 from tandem.workload.lengths import MAX_TOKENS
+from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tandem.workload.trace_entry import PromptBlocks, TraceEntry
 from tandem.workload.yaml_field import Field, refused
 

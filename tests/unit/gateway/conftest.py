@@ -106,7 +106,7 @@ class ScriptedStream:
 
     def __init__(self, steps: Sequence[Step], path: str = "remote", rate_limits: RateLimitStatus | None = None) -> None:
         self.path = path
-        self.standing = rate_limits or RateLimitStatus()
+        self.rate_limits = rate_limits or RateLimitStatus()
         self.finished_choices: list[int] = []
         self.num_closes = 0
         self.closed = threading.Event()

@@ -47,7 +47,7 @@ class SlowToClose:
     num_attempts = 1
     workers = ("p1", "d1")
     reasons: ClassVar[dict[str, object]] = {}
-    standing = RateLimitStatus()
+    rate_limits = RateLimitStatus()
 
     def __init__(self, request: Request) -> None:
         self.is_closed = False

@@ -117,7 +117,7 @@ class SlowStream:
     """Never yield; take a while to close, and record whether the close finished."""
 
     path = "local"
-    standing = RateLimitStatus()
+    rate_limits = RateLimitStatus()
     has_more = False
 
     def finish(self, choice: int) -> None:

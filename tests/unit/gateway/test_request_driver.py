@@ -241,7 +241,7 @@ async def test_a_client_may_end_one_choice_while_others_continue(rig: Rig) -> No
 class _Entry:
     """Count how often the entry is closed."""
 
-    standing = RateLimitStatus()
+    rate_limits = RateLimitStatus()
     num_closes = 0
 
     def watch(self, meter: Meter) -> None:

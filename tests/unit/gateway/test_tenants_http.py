@@ -159,7 +159,7 @@ async def test_keys_are_never_logged(gateway: TenantGateway) -> None:
 
 
 class Entry:
-    standing = RateLimitStatus(limit_requests=7)
+    rate_limits = RateLimitStatus(limit_requests=7)
 
     def __init__(self) -> None:
         self.closes: list[TokenUsage | None] = []
@@ -210,7 +210,7 @@ async def rig(make_rig: Callable[..., Rig], quotas: ScriptedQuotas) -> Rig:
 async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas: ScriptedQuotas) -> None:
     prefill, decode = await rig.pair()
     request = await rig.running()
-    assert request.standing.limit_requests == 7
+    assert request.rate_limits.limit_requests == 7
     key = request.state.key
     prefill.publish(token(key, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))

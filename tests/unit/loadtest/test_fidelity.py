@@ -21,7 +21,7 @@ from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cost.residuals import always
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 from tests.simulation.clusters import LAPTOP, cluster, mix, slow_spec, traces_of
 
 BEGAN_UNIX_S = 1.8e9

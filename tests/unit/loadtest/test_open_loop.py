@@ -19,7 +19,7 @@ from loadtest.client.records import Record
 from loadtest.client.workloads import BenchRequest, Workload
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.workload.ask import Follow, ScheduledRequest
+from tandem.workload.scheduled_request import Follow, ScheduledRequest
 from tests.unit.loadtest.served import WHOLE, FakeTime, Respond, answer_whole, chunk, serving, stream
 
 

@@ -15,11 +15,11 @@ def job(*choices: int) -> Any:
 def test_the_end_of_one_job_leaves_the_other_submitted() -> None:
     job_group, submitted, other = JobGroup([0]), job(0), job(0)
     job_group.works += [submitted, other]
-    job_group.asked = submitted
+    job_group.unanswered = submitted
     job_group.leave(other, 0)
-    assert job_group.works == [submitted] and job_group.asked is submitted
+    assert job_group.works == [submitted] and job_group.unanswered is submitted
     job_group.leave(submitted, 0)
-    assert job_group.works == [] and job_group.asked is None
+    assert job_group.works == [] and job_group.unanswered is None
 
 
 def test_a_choice_is_worked_on_while_a_job_has_it_or_it_is_queued() -> None:

@@ -12,7 +12,7 @@ from tandem.orchestration.phase_ledger import LedgerPhase
 
 def decoding() -> JobGroup:
     job_group = JobGroup((0, 1))
-    job_group.phase, job_group.drawn = JobGroupPhase.RUNNING, LedgerPhase.DECODE
+    job_group.phase, job_group.progress = JobGroupPhase.RUNNING, LedgerPhase.DECODE
     return job_group
 
 

@@ -32,8 +32,8 @@ SPLIT = (
 
 def test_a_split_request() -> None:
     ledger = walked(*SPLIT)
-    ledger.told(1, JobStages(prefill_queue_s=1.5, prefill_s=3.0))
-    ledger.told(1, JobStages(transfer_s=0.75, decode_queue_s=0.25, decode_s=0.25))
+    ledger.add_job_stages(1, JobStages(prefill_queue_s=1.5, prefill_s=3.0))
+    ledger.add_job_stages(1, JobStages(transfer_s=0.75, decode_queue_s=0.25, decode_s=0.25))
     assert ledger.seconds(1e9) == StageSeconds(
         receive=1.0,
         queue=2.0,
@@ -60,13 +60,13 @@ def test_the_order_of_reports_changes_nothing() -> None:
 def test_choices_wait_in_parallel() -> None:
     ledger = walked(*SPLIT)
     for seconds in (3.0, 2.0, 3.5):
-        ledger.told(1, JobStages(prefill_s=seconds))
+        ledger.add_job_stages(1, JobStages(prefill_s=seconds))
     assert ledger.seconds(0.0).prefill == 3.5
 
 
 def test_a_first_token_may_arrive_before_the_acceptance_of_its_job() -> None:
     ledger = walked((P.QUEUE, 0.0), (P.ROUTE, 1.0), (P.DECODE, 4.0), (P.OVER, 9.0))
-    ledger.told(1, JobStages(prefill_queue_s=0.5, prefill_s=2.0))
+    ledger.add_job_stages(1, JobStages(prefill_queue_s=0.5, prefill_s=2.0))
     assert ledger.seconds(0.0) == StageSeconds(queue=1.0, route=0.5, prefill_queue=0.5, prefill=2.0, decode=5.0)
 
 
@@ -79,7 +79,7 @@ def test_without_any_report() -> None:
 
 def test_reports_are_limited_to_the_measured_time() -> None:
     ledger = walked(*SPLIT)
-    ledger.told(1, JobStages(prefill_queue_s=2.0, prefill_s=100.0, transfer_s=100.0, decode_s=1.0))
+    ledger.add_job_stages(1, JobStages(prefill_queue_s=2.0, prefill_s=100.0, transfer_s=100.0, decode_s=1.0))
     stages = ledger.seconds(0.0)
     assert (stages.route, stages.prefill_queue, stages.prefill, stages.transfer) == (0.0, 2.0, 3.5, 1.5)
     assert stages.total == 15.0
@@ -89,7 +89,7 @@ def test_the_time_of_a_lost_attempt_is_not_divided_by_later_reports() -> None:
     ledger = walked(
         (P.QUEUE, 0.0), (P.ROUTE, 0.0), (P.FIRST, 0.0), (P.QUEUE, 7.0), (P.ROUTE, 8.0), (P.FIRST, 8.0), (P.DECODE, 10.0)
     )
-    ledger.told(2, JobStages(prefill_queue_s=0.5, prefill_s=1.0))
+    ledger.add_job_stages(2, JobStages(prefill_queue_s=0.5, prefill_s=1.0))
     stages = ledger.seconds(110.0)
     assert (stages.queue, stages.prefill_queue, stages.prefill, stages.deliver) == (1.0, 0.5, 1.0 + 7.0, 0.5)
     ledger.move(P.QUEUE, 111.0)  # while it decodes nothing is lost: the client has the tokens
@@ -98,8 +98,8 @@ def test_the_time_of_a_lost_attempt_is_not_divided_by_later_reports() -> None:
 
 def test_a_failed_kv_transfer_counts_its_time() -> None:
     ledger = walked((P.FIRST, 0.0), (P.HANDOVER, 1.0), (P.QUEUE, 4.0), (P.FIRST, 4.0), (P.DECODE, 5.0), (P.OVER, 5.0))
-    ledger.told(1, JobStages(prefill_s=1.0))
-    ledger.told(2, JobStages(prefill_s=1.0))
+    ledger.add_job_stages(1, JobStages(prefill_s=1.0))
+    ledger.add_job_stages(2, JobStages(prefill_s=1.0))
     assert (ledger.seconds(0.0).transfer, ledger.seconds(0.0).prefill) == (3.0, 2.0)
 
 
@@ -131,7 +131,7 @@ def test_the_stages_always_add_up(
         now += step
         ledger.move(phase, now)
     for attempt, report in words:
-        ledger.told(attempt, report)
+        ledger.add_job_stages(attempt, report)
     for is_over in (False, True):
         if is_over:
             ledger.move(P.OVER, now + rest)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.workload.arrivals import Batches, Bursts, Constant
-from tandem.workload.ask import ScheduledRequest
 from tandem.workload.lengths import LogNormal
 from tandem.workload.mix import EXACT_AMONG, Mix, poisson, scheduled_requests
 from tandem.workload.request_class import Prefix, RequestClass
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.seeded_random import HIGHEST_TOKEN, LOWEST_TOKEN
 
 GROUPS = (

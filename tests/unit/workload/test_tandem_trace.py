@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.lane import Lane
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import open_workload
 from tandem.workload.tandem_trace import block_ids, entry_of, reader, trace_lines
 from tandem.workload.trace_entry import PromptBlocks, TraceEntry

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import open_workload
 
 MOONCAKE = """\

@@ -73,7 +73,7 @@ class TokenStream(Protocol):
         ...
 
     @property
-    def standing(self) -> RateLimitStatus: ...
+    def rate_limits(self) -> RateLimitStatus: ...
 
     @property
     def has_more(self) -> bool:
@@ -147,7 +147,7 @@ class QuotaEntry(Protocol):
     """Reservation of one admitted request in its tenant's quotas. It must be closed, however the request ends."""
 
     @property
-    def standing(self) -> RateLimitStatus: ...
+    def rate_limits(self) -> RateLimitStatus: ...
 
     def watch(self, meter: Meter) -> None:
         """Set the function that counts the request's tokens from now on; before this call the count is None."""

@@ -23,11 +23,12 @@ class RateLimitStatus:
 
 
 class RateLimitedError(TandemError):
-    """Refusal by a rate limit; `standing` is the tenant's status at that moment, by which clients pace themselves."""
+    """Refusal by a rate limit; `rate_limits` is the tenant's status at that moment, by which clients pace
+    themselves."""
 
     def __init__(self, error: TandemError, status: RateLimitStatus) -> None:
         super().__init__(error.kind, error.message, retry_after_s=error.retry_after_s, reason=error.reason)
-        self.standing = status
+        self.rate_limits = status
 
 
 def rate_limit_headers(status: RateLimitStatus) -> list[tuple[bytes, bytes]]:
@@ -48,7 +49,7 @@ def rate_limit_headers(status: RateLimitStatus) -> list[tuple[bytes, bytes]]:
 
 def refusal_headers(error: TandemError) -> list[tuple[bytes, bytes]]:
     """Return the `x-ratelimit-*` headers of a refusal by a rate limit, and none for any other error."""
-    return rate_limit_headers(error.standing) if isinstance(error, RateLimitedError) else []
+    return rate_limit_headers(error.rate_limits) if isinstance(error, RateLimitedError) else []
 
 
 def duration(seconds: float) -> str:

@@ -98,7 +98,7 @@ class GrpcCall:
             return
         self._opened = True
         path = header_value(answer.path).decode()
-        limits = [(name.decode(), value.decode()) for name, value in rate_limit_headers(answer.standing)]
+        limits = [(name.decode(), value.decode()) for name, value in rate_limit_headers(answer.rate_limits)]
         reasons = () if answer.reasons is None else (("x-tandem-reasons", json.dumps(answer.reasons)),)
         metadata = (("x-request-id", self.request_id), ("x-tandem-path", path), *reasons, *limits)
         await self._context.send_initial_metadata(metadata)

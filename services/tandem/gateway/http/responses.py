@@ -45,7 +45,7 @@ async def _stream(
     sse = EventStream(exchange)
     part = await _first(sse, answer, parts, heartbeat_s)
     if not exchange.started:
-        await sse.open([*rate_limit_headers(answer.standing), _path_header(answer)])
+        await sse.open([*rate_limit_headers(answer.rate_limits), _path_header(answer)])
     opened: set[int] = set()
     num_open = answer.num_choices
     while True:
@@ -73,7 +73,7 @@ async def _first(
     first_part = asyncio.ensure_future(anext(parts))
     try:
         while not (await asyncio.wait({first_part}, timeout=heartbeat_s))[0]:
-            await sse.heartbeat(rate_limit_headers(answer.standing))
+            await sse.heartbeat(rate_limit_headers(answer.rate_limits))
     finally:
         # A generator cannot be closed while it runs.
         if not first_part.done():
@@ -86,7 +86,7 @@ async def _collect(
     exchange: Exchange, formatter: ResponseFormatter, answer: CompletionStream, parts: AsyncGenerator[Part, None]
 ) -> None:
     gathered = [part async for part in parts]
-    headers = [*rate_limit_headers(answer.standing), _path_header(answer)]
+    headers = [*rate_limit_headers(answer.rate_limits), _path_header(answer)]
     timing = answer.timing
     if timing is not None:
         headers.append((TIMING_HEADER.encode(), server_timing(timing)))

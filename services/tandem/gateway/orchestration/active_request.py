@@ -64,8 +64,8 @@ class ActiveRequest:
         return any(map(self._is_due, self._events))
 
     @property
-    def standing(self) -> RateLimitStatus:
-        return RateLimitStatus() if self.quota is None else self.quota.standing
+    def rate_limits(self) -> RateLimitStatus:
+        return RateLimitStatus() if self.quota is None else self.quota.rate_limits
 
     def spent(self) -> TokenUsage | None:
         """Return the tokens that count against its quota by now."""

@@ -105,8 +105,8 @@ class ChoiceTextStream:
         return self._stream.reasons
 
     @property
-    def standing(self) -> RateLimitStatus:
-        return self._stream.standing
+    def rate_limits(self) -> RateLimitStatus:
+        return self._stream.rate_limits
 
     @property
     def has_more(self) -> bool:

@@ -160,9 +160,9 @@ class CompletionStream:
         return len(self._completions) == 1 and self._completions[0].has_more
 
     @property
-    def standing(self) -> RateLimitStatus:
+    def rate_limits(self) -> RateLimitStatus:
         """Return the tenant's rate limits after the last job was admitted."""
-        return self._completions[-1].standing
+        return self._completions[-1].rate_limits
 
     async def __aenter__(self) -> CompletionStream:
         return self

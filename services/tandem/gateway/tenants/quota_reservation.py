@@ -15,7 +15,7 @@ from tandem.gateway.context.rate_limit_status import RateLimitStatus
 class UnlimitedReservation:
     """Reservation of a tenant without limits."""
 
-    standing = RateLimitStatus()
+    rate_limits = RateLimitStatus()
 
     def watch(self, meter: Meter) -> None:
         pass
@@ -28,20 +28,20 @@ class QuotaReservation:
     """Quota that one request holds until it ends.
 
     `reservation` is what was reserved: in Redis if `is_shared`, else in this gateway's local quota. `num_reported`
-    counts the used tokens that Redis knows of. `standing` are the tenant's rate limits after the reservation."""
+    counts the used tokens that Redis knows of. `rate_limits` are the tenant's rate limits after the reservation."""
 
-    __slots__ = ("_base", "_is_open", "_meter", "_on_close", "is_shared", "num_reported", "reservation", "standing")
+    __slots__ = ("_base", "_is_open", "_meter", "_on_close", "is_shared", "num_reported", "rate_limits", "reservation")
 
     def __init__(
         self,
         reservation: Reservation,
-        standing: RateLimitStatus,
+        rate_limits: RateLimitStatus,
         on_close: Callable[[QuotaReservation, TokenUsage | None], None],
         *,
         is_shared: bool,
     ) -> None:
         self.reservation = reservation
-        self.standing = standing
+        self.rate_limits = rate_limits
         self.is_shared = is_shared
         self.num_reported = 0
         self._base = 0

@@ -8,7 +8,7 @@ from itertools import accumulate, islice, pairwise
 
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class ClientTrace:
@@ -54,11 +54,6 @@ class ClientTrace:
             raise RuntimeError(f"{self.id} ended twice: {self.outcome}, then {outcome}")
         self.outcome = outcome
         self.ended_at = max(now, self.token_times[-1]) if self.token_times else now
-
-    @property
-    def told_at(self) -> float:
-        """When the last token came; 0 before the first."""
-        return self.token_times[-1] if self.token_times else 0.0
 
     @property
     def is_complete(self) -> bool:

@@ -11,7 +11,7 @@ from tandem.sim.cluster.client_streams import Ended
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.gateway import SimGateway
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class Clients:

@@ -24,7 +24,7 @@ from tandem.sim.cluster.worker_lifecycle import SimClusterState, WorkerLifecycle
 from tandem.sim.kernel.event_digest import EventDigest, combined
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tandem.workload import seeded_random
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from tandem.core.events import Finished
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import Demand
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 _COUNTS = (
     "num_requests", "num_input_tokens", "num_served", "num_cached_tokens", "num_output_tokens", "num_prefill_pairs",

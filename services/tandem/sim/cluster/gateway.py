@@ -34,7 +34,7 @@ from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cluster.worker_pool import SimWorkerPool
 from tandem.sim.cluster.worker_rpc import Calls
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 
 class SimGateway:
@@ -102,7 +102,7 @@ class SimGateway:
         if link is not None:
             link.coming.append(steps)
 
-    def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: WorkerLoad | None) -> None:
+    def on_worker_events(self, worker: WorkerRef, events: Sequence[JobEvent], load: WorkerLoad | None) -> None:
         link = self._workers.find(worker)
         if link is None or not link.is_live:
             return

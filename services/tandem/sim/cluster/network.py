@@ -37,15 +37,15 @@ from tandem.sim.kernel.event_queue import Action, Actor, SimEventQueue
 class Listener(Protocol):
     """Receiver of workers' reports: a gateway.
 
-    `heard` receives events and loads when they arrive. `streamed` is called ahead of time: the report of a step arrives
-    at the end of the step plus the latency."""
+    `on_worker_events` receives events and loads when they arrive. `streamed` is called ahead of time: the report of a
+    step arrives at the end of the step plus the latency."""
 
     @property
     def party(self) -> Actor: ...
 
     def streamed(self, worker: WorkerRef, steps: StepRun) -> None: ...
 
-    def heard(self, worker: WorkerRef, events: Sequence[JobEvent], load: WorkerLoad | None) -> None: ...
+    def on_worker_events(self, worker: WorkerRef, events: Sequence[JobEvent], load: WorkerLoad | None) -> None: ...
 
 
 Link = frozenset[int]
@@ -119,7 +119,7 @@ class Network:
         assert self._listeners, "nobody listens"
         events = tuple(effect.event for effect in effects if isinstance(effect, SendEvent))
         for listener in self._listeners:
-            self.send("", partial(listener.heard, worker.ref, events, load), worker.party, listener.party)
+            self.send("", partial(listener.on_worker_events, worker.ref, events, load), worker.party, listener.party)
         for effect in effects:
             self._carry(worker, effect)
 

@@ -13,7 +13,7 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.worker import FINGERPRINT, SimWorker
-from tandem.workload.ask import MODEL
+from tandem.workload.scheduled_request import MODEL
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from tandem.sim.planner.capacity_planner import CapacityPlanner, Found
 from tandem.sim.planner.deployment_kind import DeploymentKind, Kind
 from tandem.sim.planner.slo_check import SloTarget
 from tandem.sim.planner.workload_demand import demand
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 AXES = ("prompt", "load", "link")
 FACTORS = (0.25, 1.0, 4.0)

@@ -13,7 +13,7 @@ from tandem.sim.machines.deployment import Deployment
 from tandem.sim.report.latency_stats import GroupTally, LatencyStats
 from tandem.sim.report.report import SimulationReport
 from tandem.sim.simulate import simulate
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)

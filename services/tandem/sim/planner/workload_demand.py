@@ -10,7 +10,7 @@ from tandem.core.slo import Slo
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.hashing import chain_hashes, root_hash
 from tandem.sim.cluster.worker import WorkerSpec
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)

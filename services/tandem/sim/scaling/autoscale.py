@@ -15,7 +15,7 @@ from tandem.sim.cluster.demand_counter import Meter
 from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.report.report import SimulationReport, report
 from tandem.sim.scaling.autoscaled_cluster import AutoscaledCluster, Autoscaler, ElasticSpec, Moment
-from tandem.workload.ask import ScheduledRequest
+from tandem.workload.scheduled_request import ScheduledRequest
 
 
 @dataclass(eq=False, slots=True)
