@@ -51,9 +51,9 @@ def test_the_order_of_reports_changes_nothing() -> None:
     words = [JobStages(prefill_queue_s=1.5, prefill_s=3.0), JobStages(0.0, 0.0, 0.75, 0.25, 0.25)]
     ledgers = [walked(*SPLIT), walked(*SPLIT)]
     for report in words:
-        ledgers[0].told(1, report)
+        ledgers[0].add_job_stages(1, report)
     for report in reversed(words):
-        ledgers[1].told(1, report)
+        ledgers[1].add_job_stages(1, report)
     assert ledgers[0].seconds(0.0) == ledgers[1].seconds(0.0)
 
 
