@@ -51,6 +51,7 @@ class SlowToClose:
 
     def __init__(self, request: Request) -> None:
         self.is_closed = False
+        self.num_closes = 0
         self._events = instant_events(request, [5])
 
     async def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]:
@@ -61,6 +62,7 @@ class SlowToClose:
         raise AssertionError(choice)
 
     async def aclose(self) -> None:
+        self.num_closes += 1
         for _ in range(5):
             await asyncio.sleep(0)
         self.is_closed = True
@@ -124,13 +126,14 @@ def served(make_text: Callable[..., TextModel]) -> ServedModel:
     return ServedModel(name="tiny", max_model_len=100, text=make_text(), created=0)
 
 
-def several() -> CompletionBody:
-    return msgspec.convert({"model": "tiny", "prompt": ["a", "b", "c"]}, CompletionBody)
+def several(num_prompts: int = 3) -> CompletionBody:
+    return msgspec.convert({"model": "tiny", "prompt": ["a", "b", "c"][:num_prompts]}, CompletionBody)
 
 
+@pytest.mark.parametrize("num_prompts", [1, 3])
 @pytest.mark.parametrize("num_cancels", [1, 2])
 async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled(
-    served: ServedModel, num_cancels: int
+    served: ServedModel, num_cancels: int, num_prompts: int
 ) -> None:
     dispatch, records = SlowDispatch(served), Records()
     with ThreadPoolExecutor(1) as executor:
@@ -139,7 +142,7 @@ async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled
         seen = asyncio.Event()
 
         async def read() -> None:
-            async with await answers.complete(several(), CALLER) as answer:
+            async with await answers.complete(several(num_prompts), CALLER) as answer:
                 async for _ in answer.parts():
                     seen.set()
 
@@ -150,7 +153,7 @@ async def test_all_prompts_are_closed_to_the_end_though_the_closing_is_cancelled
             await asyncio.sleep(0)
         await asyncio.wait({task})
     assert task.cancelled()
-    assert [stream.is_closed for stream in dispatch.opened] == [True] * 3
+    assert [(stream.is_closed, stream.num_closes) for stream in dispatch.opened] == [(True, 1)] * num_prompts
     assert recorder.num_open == 0
     assert [(record.endpoint, record.outcome) for record in records.taken] == [("completion", "cancelled")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,16 +14,13 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway.app import create_app
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.http.exchange import Exchange, header_value
 from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.openai.output_spec import OutputSpecFactory
-from tandem.gateway.output.text_stream import ChoiceTextStream
 from tandem.gateway.serving import completions
 from tandem.gateway.serving.completions import CompletionService
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
@@ -111,52 +108,6 @@ def test_an_error_of_the_handler_propagates() -> None:
 
     with pytest.raises(TandemError, match="full"):
         asyncio.run(scenario())
-
-
-class SlowStream:
-    """Never yield; take a while to close, and record whether the close finished."""
-
-    path = "local"
-    rate_limits = RateLimitStatus()
-    has_more = False
-
-    def finish(self, choice: int) -> None:
-        raise AssertionError(choice)
-
-    def __init__(self) -> None:
-        self.closing = asyncio.Event()
-        self.num_closes = 0
-        self.num_closed = 0
-
-    async def __aiter__(self) -> AsyncIterator[Token | Finished]:
-        await asyncio.Event().wait()
-        yield  # type: ignore[misc]
-
-    async def aclose(self) -> None:
-        self.num_closes += 1
-        self.closing.set()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        self.num_closed += 1
-
-
-def test_a_started_close_finishes_despite_cancellation(make_text: Callable[..., TextModel]) -> None:
-    async def scenario() -> SlowStream:
-        stream = SlowStream()
-
-        async def hold() -> None:
-            async with ChoiceTextStream(REQUEST, stream, make_text().detokenizer):
-                pass
-
-        task = asyncio.create_task(hold())
-        await stream.closing.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return stream
-
-    stream = asyncio.run(scenario())
-    assert (stream.num_closes, stream.num_closed) == (1, 1)
 
 
 class RecordingExecutor(ThreadPoolExecutor):

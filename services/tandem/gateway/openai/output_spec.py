@@ -1,5 +1,5 @@
 """Collect what a body requests beyond plain text: tools, structured output and reasoning; derive the grammar and the
-parser of its output."""
+transforms of its output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
 from tandem.core.request import Request
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, SharedBody
-from tandem.gateway.output.output_parser import OutputParser
 from tandem.gateway.output.reasoning_parser import CLOSING, OPENING, ReasoningParser, ReasoningParserName
 from tandem.gateway.output.response_format import StructuredOutput, requested_structured_output, schema_source
+from tandem.gateway.output.text_stream import DeltaTransform
 from tandem.gateway.output.tool_call_parser import ToolCallParser
 from tandem.gateway.output.tool_formats import ToolCallFormat, ToolParser, select_tool_format
 from tandem.gateway.output.tool_grammar import answer_grammar, call_rules
@@ -62,7 +62,7 @@ class OutputSpec:
 
     @property
     def shown(self) -> frozenset[int]:
-        """Return the special tokens whose text the output parser needs."""
+        """Return the special tokens whose text the transforms need."""
         marks: tuple[str, ...] = (OPENING, CLOSING) if self.may_think else ()
         if self._reads_calls and self.family is not None:
             marks += self.family.marks
@@ -101,14 +101,14 @@ class OutputSpec:
             parts.append(StructuredOutput(grammar, "tools" if calls is not None else parts[-1].param))
         return grammar, parts
 
-    def parser(self, prompt: Sequence[int]) -> OutputParser | None:
-        """Make the parser of one choice's output; None where all output is plain text."""
-        if not self.may_think and not self._reads_calls:
-            return None
-        return OutputParser(
-            ReasoningParser(is_open=self._is_thinking(prompt)) if self.may_think else None,
-            self._calls() if self._reads_calls else None,
-        )
+    def transforms(self, prompt: Sequence[int]) -> list[DeltaTransform]:
+        """Make the transforms of one choice's output; none where all output is plain text."""
+        transforms: list[DeltaTransform] = []
+        if self.may_think:
+            transforms.append(ReasoningParser(is_open=self._is_thinking(prompt)).split)
+        if self._reads_calls:
+            transforms.append(self._calls().split)
+        return transforms
 
     @property
     def _reads_calls(self) -> bool:

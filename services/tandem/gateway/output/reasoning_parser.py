@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tandem.gateway.output.text_stream import Delta
+
 OPENING, CLOSING = "<think>", "</think>"
 ReasoningParserName = Literal["auto", "think", "none"]
 _BLANKS = " \t\r\n"
@@ -23,6 +25,17 @@ class ReasoningParser:
             "reasoning start" if is_open else "start"
         )
         self._held = ""
+
+    def split(self, delta: Delta, is_last: bool) -> Delta:
+        """Return the delta with its text split into reasoning and answer, as a `DeltaTransform`."""
+        reasoning, text = self.push(delta.text)
+        if is_last:
+            last_reasoning, last_text = self.finish()
+            reasoning += last_reasoning
+            text += last_text
+        if text == delta.text and not reasoning:
+            return delta
+        return delta._replace(text=text, reasoning=reasoning)
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text and return the parts of the text that are settled now: (reasoning, answer)."""

@@ -1,18 +1,13 @@
-"""Turn the sampled tokens of one request into text deltas for its client, independent of the API protocol."""
+"""Turn the sampled tokens of one choice into text deltas for its client, independent of the API protocol."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
-from tandem.core.request import Request
-from tandem.gateway.context.interfaces import TokenStream
-from tandem.gateway.context.rate_limit_status import RateLimitStatus
+from tandem.core.events import Finished, FinishReason, SampledToken
 from tandem.gateway.text.detokenizer import Detokenizer
 
 
@@ -34,7 +29,7 @@ class Delta(NamedTuple):
 
     `offset` is where the token's own text begins in the whole text of the choice, in characters. `token` is None for
     text that was held back until the end, and for tokens without text (end of sequence), whose id is `hidden`.
-    `reasoning` and `tool_calls` are what an OutputParser found in the text; `text` does not contain them."""
+    `reasoning` and `tool_calls` are what the transforms found in the text; `text` does not contain them."""
 
     text: str
     offset: int
@@ -61,128 +56,86 @@ class ChoiceEnd:
     choice: int = 0
 
 
-Part = Delta | PromptLogprobs | ChoiceEnd
+DeltaTransform = Callable[[Delta, bool], Delta]
+"""Returns the delta of the same token with its text split into reasoning, content and tool calls. A transform may hold
+text back; the bool says that the delta is the choice's last, whose text includes all that was held back."""
 
 
-class ChoiceTextStream:
-    """Own one open token stream and detokenize each of its choices; an async context that closes the stream exactly
-    once.
+class ChoiceText:
+    """Own the text of one choice on its way to the client: its detokenizer, and the transforms of its deltas.
 
-    Cancellation of the caller does not interrupt the closing. `detokenizer` is called once per choice."""
+    `choice` is its index in the response; `num_echoed` characters of echoed prompt precede its text. Tokens whose ids
+    are in `hidden` have no text. `is_open`: it has not ended."""
 
-    __slots__ = ("_closed", "_detokenizers", "_hidden", "_num_cached", "_num_tokens", "_open", "_stream")
+    __slots__ = (
+        "_choice",
+        "_detokenizer",
+        "_has_calls",
+        "_hidden",
+        "_num_echoed",
+        "_num_tokens",
+        "_transforms",
+        "is_open",
+    )
 
     def __init__(
         self,
-        request: Request,
-        stream: TokenStream,
-        detokenizer: Callable[[], Detokenizer],
-        *,
-        show_stop_tokens: bool = False,
+        choice: int,
+        detokenizer: Detokenizer,
+        transforms: Sequence[DeltaTransform] = (),
+        hidden: Set[int] = frozenset(),
+        num_echoed: int = 0,
     ) -> None:
-        self._stream = stream
-        self._detokenizers = [detokenizer() for _ in range(request.num_choices)]
-        self._num_tokens = [0] * request.num_choices
-        self._num_cached: int | None = None
-        self._open = set(range(request.num_choices))
-        self._hidden = frozenset() if show_stop_tokens else request.sampling.stop_token_ids
-        self._closed = False
+        self._choice = choice
+        self._detokenizer = detokenizer
+        self._transforms = transforms
+        self._hidden = hidden
+        self._num_echoed = num_echoed
+        self._num_tokens = 0
+        self._has_calls = False
+        self.is_open = True
 
     @property
-    def path(self) -> str:
-        return self._stream.path
+    def is_stopped(self) -> bool:
+        """Return whether a stop string is complete: the worker need not generate more of the choice."""
+        return self._detokenizer.stopped
 
-    @property
-    def num_attempts(self) -> int:
-        return self._stream.num_attempts
-
-    @property
-    def workers(self) -> Sequence[str]:
-        return self._stream.workers
-
-    @property
-    def reasons(self) -> Mapping[str, object]:
-        return self._stream.reasons
-
-    @property
-    def rate_limits(self) -> RateLimitStatus:
-        return self._stream.rate_limits
-
-    @property
-    def has_more(self) -> bool:
-        return self._stream.has_more
-
-    async def __aenter__(self) -> ChoiceTextStream:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            await _uninterrupted(self._stream)
-
-    async def events(self) -> AsyncIterator[Part]:
-        """Yield one Delta per token as soon as the token arrives, and one ChoiceEnd per choice. Raises what the stream
-        raises."""
-        async for event in self._stream:
-            match event:
-                case Token():
-                    choice = event.key.choice
-                    if choice not in self._open:
-                        continue
-                    self._num_tokens[choice] += 1
-                    if self._num_cached is None:
-                        self._num_cached = event.num_cached_tokens
-                    yield self._delta(choice, event.token)
-                    if self._detokenizers[choice].stopped:
-                        await self._stop(choice)
-                        yield ChoiceEnd(FinishReason.STOP, self._num_tokens[choice], self._num_cached, choice)
-                case PromptLogprobs():
-                    yield event
-                case Finished():
-                    choice = event.key.choice
-                    if choice not in self._open:
-                        continue
-                    self._open.discard(choice)
-                    detokenizer = self._detokenizers[choice]
-                    offset = detokenizer.num_chars
-                    yield Delta(detokenizer.finish(), offset, choice=choice)
-                    yield self._choice_end(event)
-            if not self._open:
-                return
-        raise TandemError(ErrorKind.INTERNAL, "the token stream ended before the choices did")
-
-    async def _stop(self, choice: int) -> None:
-        """End a choice whose stop string is complete: its worker need not generate more of it."""
-        self._open.discard(choice)
-        if self._open:
-            self._stream.finish(choice)
-        else:
-            await self.close()
-
-    def _delta(self, choice: int, token: SampledToken) -> Delta:
-        detokenizer = self._detokenizers[choice]
-        offset = detokenizer.num_chars
+    def push(self, token: SampledToken) -> Delta:
+        """Return the delta of the next token."""
+        self._num_tokens += 1
+        detokenizer = self._detokenizer
+        offset = self._num_echoed + detokenizer.num_chars
         if token.id in self._hidden:
-            return Delta("", offset, choice=choice, hidden=token.id)
-        return Delta(detokenizer.push(token.id), offset, token, choice)
+            delta = Delta("", offset, None, self._choice, hidden=token.id)
+        else:
+            delta = Delta(detokenizer.push(token.id), offset, token, self._choice)
+        return self._transform(delta, is_last=False) if self._transforms else delta
 
-    def _choice_end(self, finished: Finished) -> ChoiceEnd:
+    def stop(self, num_cached_tokens: int | None) -> list[Delta | ChoiceEnd]:
+        """End the choice at its stop string; return the same as `finish`."""
+        return self._end(FinishReason.STOP, self._num_tokens, num_cached_tokens)
+
+    def finish(self, finished: Finished) -> list[Delta | ChoiceEnd]:
+        """End the choice; return a Delta with the text that was held back, if any, and the ChoiceEnd. Raises INTERNAL
+        where the event has no reason."""
         if finished.reason is None:
             raise TandemError(ErrorKind.INTERNAL, "the request ended without a reason")
-        choice = finished.key.choice
-        reason = FinishReason.STOP if self._detokenizers[choice].stopped else finished.reason
-        return ChoiceEnd(reason, finished.num_output_tokens, finished.num_cached_tokens, choice)
+        return self._end(finished.reason, finished.num_output_tokens, finished.num_cached_tokens)
 
+    def _end(self, reason: FinishReason, num_tokens: int, num_cached_tokens: int | None) -> list[Delta | ChoiceEnd]:
+        self.is_open = False
+        offset = self._num_echoed + self._detokenizer.num_chars
+        rest = self._transform(Delta(self._detokenizer.finish(), offset, None, self._choice), is_last=True)
+        if self.is_stopped:
+            reason = FinishReason.STOP
+        if self._has_calls and reason is FinishReason.STOP:
+            reason = FinishReason.TOOL_CALLS
+        ending = ChoiceEnd(reason, num_tokens, num_cached_tokens, self._choice)
+        return [rest, ending] if rest.text or rest.reasoning or rest.tool_calls else [ending]
 
-async def _uninterrupted(stream: TokenStream) -> None:
-    closing = asyncio.ensure_future(stream.aclose())
-    try:
-        await asyncio.shield(closing)
-    except asyncio.CancelledError:
-        await asyncio.wait({closing})
-        raise
+    def _transform(self, delta: Delta, *, is_last: bool) -> Delta:
+        for transform in self._transforms:
+            delta = transform(delta, is_last)
+        if delta.tool_calls:
+            self._has_calls = True
+        return delta

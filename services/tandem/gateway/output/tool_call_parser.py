@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.gateway.output.partial_json import JsonMember, PartialJsonObject
-from tandem.gateway.output.text_stream import ToolCallDelta
+from tandem.gateway.output.text_stream import Delta, ToolCallDelta
 from tandem.gateway.output.tool_formats import ToolCallFormat
 
 _BLANKS = " \t\r\n"
@@ -36,12 +36,12 @@ class ToolCallParser:
         "_name",
         "_names",
         "_new_id",
+        "_num_calls",
         "_num_emitted",
         "_pieces",
         "_raw",
         "_state",
         "_text",
-        "num_calls",
     )
 
     def __init__(
@@ -53,7 +53,7 @@ class ToolCallParser:
         is_eager: bool,
         max_calls: int | None = None,
     ) -> None:
-        self.num_calls = 0
+        self._num_calls = 0
         self._format = call_format
         self._names = names
         self._new_id = new_id
@@ -67,6 +67,16 @@ class ToolCallParser:
         self._call: PartialJsonObject | None = None
         self._name = ""
         self._num_emitted = -1  # characters of the arguments that were emitted; -1: not even the name was
+
+    def split(self, delta: Delta, is_last: bool) -> Delta:
+        """Return the delta with the tool calls in its text taken out, as a `DeltaTransform`."""
+        text = self.push(delta.text)
+        if is_last:
+            text += self.finish()
+        calls = self.take()
+        if text == delta.text and not calls:
+            return delta
+        return delta._replace(text=text, tool_calls=calls)
 
     def push(self, text: str) -> str:
         """Add text and return the plain text that is settled now."""
@@ -88,7 +98,7 @@ class ToolCallParser:
         self._emit_arguments()
         if self._num_emitted >= 0:
             self._close_call()
-        elif self._state == self._after_call or (self.num_calls and not self._raw.strip(_BLANKS)):
+        elif self._state == self._after_call or (self._num_calls and not self._raw.strip(_BLANKS)):
             self._raw = ""
         self._return_as_text()
         return self._settled()
@@ -235,10 +245,10 @@ class ToolCallParser:
         member = next(member for member in self._call.members if member.key in _ARGUMENTS)
         added = "".join(member.written[self._num_emitted :]).rstrip(_BLANKS)
         self._num_emitted += len(added)
-        self._add_piece(ToolCallDelta(self.num_calls, added))
+        self._add_piece(ToolCallDelta(self._num_calls, added))
 
     def _emit_call(self, name: str, arguments: str) -> None:
-        self._add_piece(ToolCallDelta(self.num_calls, arguments, self._new_id(), name))
+        self._add_piece(ToolCallDelta(self._num_calls, arguments, self._new_id(), name))
 
     def _add_piece(self, piece: ToolCallDelta) -> None:
         is_over = self._max_calls is not None and piece.index >= self._max_calls
@@ -250,7 +260,7 @@ class ToolCallParser:
         self._pieces.append(piece)
 
     def _close_call(self) -> None:
-        self.num_calls += 1
+        self._num_calls += 1
         self._call = None
         self._name = ""
         self._num_emitted = -1

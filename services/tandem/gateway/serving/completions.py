@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 from tandem.admission.tenant import Tenant
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import PromptLogprobs
+from tandem.core.events import Finished, PromptLogprobs
 from tandem.core.request import Request
-from tandem.gateway.context.interfaces import RequestDispatcher, ServedModel
+from tandem.gateway.context.interfaces import RequestDispatcher, ServedModel, TokenStream
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.output_spec import OutputSpec, OutputSpecFactory, with_grammar
@@ -32,16 +31,13 @@ from tandem.gateway.openai.request_params import (
     request,
 )
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tandem.gateway.output.output_parser import parse_stream
 from tandem.gateway.output.response_format import GrammarCheck
-from tandem.gateway.output.text_stream import ChoiceEnd, ChoiceTextStream, Delta
+from tandem.gateway.output.text_stream import ChoiceEnd, ChoiceText, Delta
 from tandem.gateway.output.tools import make_tool_set
 from tandem.gateway.serving.echo import Echo, PromptScores, ScoredPrompt, echo_deltas
 from tandem.gateway.serving.merge import merge_streams
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder, RequestRecording, RequestTiming
-from tandem.gateway.telemetry.token_timing import GATHERED
 from tandem.gateway.telemetry.usage import Usage, UsageCounter
-from tandem.gateway.text.detokenizer import Detokenizer
 
 T = TypeVar("T")
 Part = ScoredPrompt | Echo | Delta | ChoiceEnd
@@ -64,10 +60,11 @@ class CompletionStream:
     `jobs` has one request per prompt. The i-th choice of the p-th prompt is choice p * params.num_choices + i."""
 
     __slots__ = (
-        "_completions",
         "_output_spec",
         "_prompts",
         "_recording",
+        "_streams",
+        "_unclosed",
         "_usage_counter",
         "_wants_explanation",
         "jobs",
@@ -88,7 +85,8 @@ class CompletionStream:
         self.jobs: list[Request] = []
         self._output_spec = output_spec
         self._prompts = prompts
-        self._completions: list[ChoiceTextStream] = []
+        self._streams: list[TokenStream] = []
+        self._unclosed: list[TokenStream] = []
         self._recording = recording
         self._wants_explanation = False
         self._usage_counter = UsageCounter(params.num_choices, recording.pace)
@@ -105,9 +103,8 @@ class CompletionStream:
                 stream = await dispatch.open(job, caller, recording.ledger(job.sampling.max_tokens))
                 recording.admitted(job, stream)
                 self.jobs.append(job)
-                self._completions.append(
-                    ChoiceTextStream(job, stream, self._detokenizer, show_stop_tokens=self.params.include_stop)
-                )
+                self._streams.append(stream)
+                self._unclosed.append(stream)
                 self._usage_counter.admitted(len(job.prompt_tokens))
         except BaseException as error:
             if isinstance(error, TandemError):
@@ -135,18 +132,18 @@ class CompletionStream:
     @property
     def path(self) -> str:
         """Return `TokenStream.path`; the known paths of several prompts are joined by commas."""
-        return ", ".join(dict.fromkeys(completion.path for completion in self._completions if completion.path))
+        return ", ".join(dict.fromkeys(stream.path for stream in self._streams if stream.path))
 
     @property
     def num_attempts(self) -> int:
         """Return the attempts of the request; with several prompts, of the one with the most."""
-        return max(completion.num_attempts for completion in self._completions)
+        return max(stream.num_attempts for stream in self._streams)
 
     @property
     def reasons(self) -> list[dict[str, object]] | None:
         """Return per prompt, as JSON values, why it was placed where it was; final once `path` is. None where not
         requested."""
-        return [dict(each.reasons) for each in self._completions] if self._wants_explanation else None
+        return [dict(stream.reasons) for stream in self._streams] if self._wants_explanation else None
 
     @property
     def timing(self) -> RequestTiming | None:
@@ -157,12 +154,12 @@ class CompletionStream:
     def has_more(self) -> bool:
         """Return whether another part can probably be read without waiting; False with several prompts, where it is
         unknown."""
-        return len(self._completions) == 1 and self._completions[0].has_more
+        return len(self._streams) == 1 and self._streams[0].has_more
 
     @property
     def rate_limits(self) -> RateLimitStatus:
         """Return the tenant's rate limits after the last job was admitted."""
-        return self._completions[-1].rate_limits
+        return self._streams[-1].rate_limits
 
     async def __aenter__(self) -> CompletionStream:
         return self
@@ -173,46 +170,92 @@ class CompletionStream:
         self._recording.end(
             error, self._usage_counter, is_complete=len(self._usage_counter.reasons) == self.num_choices
         )
-        if len(self._completions) == 1:
-            await self._completions[0].close()
-        else:
-            # A cancelled gather still waits for all of these, because `close` cannot be interrupted.
-            await asyncio.gather(*(completion.close() for completion in self._completions))
+        await self._close(self._streams)
+
+    async def _close(self, streams: Sequence[TokenStream]) -> None:
+        """Close those of the streams that are open; a cancellation of the caller is raised once they are closed."""
+        closings = [asyncio.ensure_future(stream.aclose()) for stream in streams if stream in self._unclosed]
+        self._unclosed = [stream for stream in self._unclosed if stream not in streams]
+        if not closings:
+            return
+        try:
+            await asyncio.shield(asyncio.gather(*closings))
+        except asyncio.CancelledError:
+            await asyncio.wait(closings)
+            raise
 
     def parts(self) -> AsyncGenerator[Part, None]:
         """Yield the parts of the response. The caller closes the generator with `aclose`."""
-        sources = [self._parts_of(index) for index in range(len(self._completions))]
+        sources = [self._parts_of(index) for index in range(len(self._streams))]
         return sources[0] if len(sources) == 1 else merge_streams(sources)
 
     async def _parts_of(self, prompt: int) -> AsyncGenerator[Part, None]:
-        job, choices = self.jobs[prompt], prompt * self.params.num_choices
-        scores = PromptScores(job.prompt_tokens)
-        num_echoed: int | None = None
-        pace, ended = self._recording.pace, self._usage_counter.ended
-        on_token_sent, now, times, last = pace.on_token_sent, pace.now, None, 0
-        # `events` is declared as AsyncIterator, which has no aclose; the asynchronous generator behind it has.
-        events = cast(AsyncGenerator[Delta | PromptLogprobs | ChoiceEnd, None], self._completions[prompt].events())
-        parsers = [self._output_spec.parser(job.prompt_tokens) for _ in range(self.params.num_choices)]
-        events = parse_stream(events, [parser for parser in parsers if parser is not None]) if parsers[0] else events
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, PromptLogprobs):
-                    scores.take(event)
+        """Yield the parts of one prompt: one Delta per token as soon as the token arrives, and one ChoiceEnd per
+        choice. Raises what the stream raises."""
+        stream = self._streams[prompt]
+        scores = PromptScores(self.jobs[prompt].prompt_tokens)
+        num_cached: int | None = None
+        choices: list[ChoiceText] = []
+        async for event in stream:
+            if isinstance(event, PromptLogprobs):
+                scores.take(event)
+                continue
+            if not choices:
+                prompt_parts = list(self._prompt_parts(prompt, scores))
+                for prompt_part in prompt_parts:
+                    yield prompt_part
+                choices = self._choice_texts(prompt, prompt_parts)
+            choice = choices[event.key.choice]
+            if not choice.is_open:
+                continue
+            if isinstance(event, Finished):
+                last_parts = choice.finish(event)
+            else:
+                num_cached = event.num_cached_tokens if num_cached is None else num_cached
+                yield self._sent(choice.push(event.token))
+                if not choice.is_stopped:
                     continue
-                if num_echoed is None:
-                    num_echoed = 0
-                    for prompt_part in self._prompt_parts(prompt, scores):
-                        num_echoed = prompt_part.num_chars if isinstance(prompt_part, Echo) else 0
-                        yield prompt_part
-                part = _with_choice_offset(event, choices, num_echoed) if choices or num_echoed else event
-                if isinstance(part, ChoiceEnd):
-                    ended(part)
-                elif part.token is not None:
-                    if times is None or part.choice != last or len(times) >= GATHERED:
-                        last, times = part.choice, on_token_sent(part.choice)
-                    else:
-                        times.append(now())
-                yield part
+                last_parts = choice.stop(num_cached)
+                await self._stop(stream, event.key.choice, choices)
+            for part in last_parts:
+                yield self._sent(part)
+            if not any(choice.is_open for choice in choices):
+                return
+        raise TandemError(ErrorKind.INTERNAL, "the token stream ended before the choices did")
+
+    def _sent(self, part: Delta | ChoiceEnd) -> Delta | ChoiceEnd:
+        """Record that a part is sent now, and return it."""
+        if isinstance(part, ChoiceEnd):
+            self._usage_counter.ended(part)
+        elif part.token is not None:
+            self._recording.pace.on_token_sent(part.choice)
+        return part
+
+    async def _stop(self, stream: TokenStream, index: int, choices: Sequence[ChoiceText]) -> None:
+        """End a choice at its stop string: the workers need not generate more of it."""
+        if any(choice.is_open for choice in choices):
+            stream.finish(index)
+        else:
+            await self._close([stream])
+
+    def _choice_texts(self, prompt: int, prompt_parts: Sequence[ScoredPrompt | Echo]) -> list[ChoiceText]:
+        params, job = self.params, self.jobs[prompt]
+        return [
+            ChoiceText(
+                prompt * params.num_choices + index,
+                self.served.text.detokenizer(
+                    params.stops,
+                    skip_special_tokens=params.skip_special_tokens,
+                    include_stop=params.include_stop,
+                    min_tokens=params.body.min_tokens or 0,
+                    shown=self._output_spec.shown,
+                ),
+                self._output_spec.transforms(job.prompt_tokens),
+                hidden=frozenset() if params.include_stop else job.sampling.stop_token_ids,
+                num_echoed=next((part.num_chars for part in prompt_parts if isinstance(part, Echo)), 0),
+            )
+            for index in range(params.num_choices)
+        ]
 
     def _prompt_parts(self, prompt: int, scores: PromptScores) -> Iterator[ScoredPrompt | Echo]:
         params = self.params
@@ -231,16 +274,6 @@ class CompletionStream:
             first = prompt * params.num_choices
             yield from (Echo(deltas, choice) for choice in range(first, first + params.num_choices))
 
-    def _detokenizer(self) -> Detokenizer:
-        params = self.params
-        return self.served.text.detokenizer(
-            params.stops,
-            skip_special_tokens=params.skip_special_tokens,
-            include_stop=params.include_stop,
-            min_tokens=params.body.min_tokens or 0,
-            shown=self._output_spec.shown,
-        )
-
 
 def _num_chars(message: Mapping[str, Any]) -> int:
     """Estimate the characters of the prompt that a chat template makes of a message."""
@@ -251,13 +284,6 @@ def _num_chars(message: Mapping[str, Any]) -> int:
 def _num_json_bytes(value: Any) -> int:
     """Return the size of a value as JSON, in bytes."""
     return len(msgspec.json.encode(value)) if value else 0
-
-
-def _with_choice_offset(part: Delta | ChoiceEnd, choices: int, num_chars: int) -> Delta | ChoiceEnd:
-    choice = part.choice + choices
-    if isinstance(part, ChoiceEnd):
-        return replace(part, choice=choice)
-    return part._replace(choice=choice, offset=part.offset + num_chars)
 
 
 class CompletionService:
