@@ -60,9 +60,9 @@ def test_slices_of_time_have_percentiles_by_lane() -> None:
     state.add([record(token_s=None, first_token_s=None, outcome="quota_exceeded")], NOW + SLICE_S)
     first, second = state.slices(0, NOW + SLICE_S)
     assert second.index == first.index + 1
-    assert percentiles(first.lanes["batch"].first_s) == pytest.approx((0.0505, 0.09901))
-    assert percentiles(second.lanes["interactive"].first_s) is None
-    assert [lane.num_failed for each in (first, second) for lane in each.lanes.values()] == [0, 1]
+    assert percentiles(first.figures["batch"].first_s) == pytest.approx((0.0505, 0.09901))
+    assert percentiles(second.figures["interactive"].first_s) is None
+    assert [lane.num_failed for each in (first, second) for lane in each.figures.values()] == [0, 1]
     recent = state.recent(2, NOW + SLICE_S)
     assert (recent.num_answers, recent.num_failed, recent.first_s.histogram().count, recent.num_prompt) == (
         101,

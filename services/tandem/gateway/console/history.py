@@ -8,9 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from tandem.core.quantile_sketch import QuantileSketch
+from tandem.gateway.console.schema import RequestCounts
 from tandem.gateway.telemetry.request_record import RequestRecord
 
 NUM_RECORDS = 200
@@ -57,94 +60,14 @@ class BatchedHistogram:
         return self._known
 
 
-class EndedBatch(NamedTuple):
-    """Sums over requests that ended together.
+class Tally(RequestCounts):
+    """Sums over ended requests. `first_sum_s`: total seconds to the first token of those `num_first` requests that had
+    one."""
 
-    `num_answers`: the requests. `num_prompt`, `num_cached`, `num_output`: their tokens. `first_s`: seconds to the first
-    token, for each request that had one. `token_s`: mean seconds between two tokens, for each request that had two."""
-
-    num_answers: int
-    num_failed: int
-    num_prompt: int
-    num_cached: int
-    num_output: int
-    longest_gap_s: float
-    first_s: Sequence[float]
-    token_s: Sequence[float]
-
-    @staticmethod
-    def of(records: Sequence[RequestRecord]) -> EndedBatch:
-        """Add up the records, of which there must be at least one."""
-        usages = [record.usage for record in records]
-        return EndedBatch(
-            len(records),
-            sum(map(has_failed, records)),
-            sum(usage.num_prompt for usage in usages),
-            sum(usage.num_cached or 0 for usage in usages),
-            sum(usage.num_output for usage in usages),
-            max(record.longest_gap_s for record in records),
-            [record.first_token_s for record in records if record.first_token_s is not None],
-            [record.token_s for record in records if record.token_s is not None],
-        )
-
-
-@dataclass(slots=True)
-class LaneSlice:
-    """Sums over the requests of one lane that ended within one slice of time; fields as in EndedBatch."""
-
-    num_answers: int = 0
-    num_failed: int = 0
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_output: int = 0
-    longest_gap_s: float = 0.0
-    first_s: BatchedHistogram = field(default_factory=BatchedHistogram)
-    token_s: BatchedHistogram = field(default_factory=BatchedHistogram)
-
-    def add(self, ended: EndedBatch) -> None:
-        self.num_answers += ended.num_answers
-        self.num_failed += ended.num_failed
-        self.num_prompt += ended.num_prompt
-        self.num_cached += ended.num_cached
-        self.num_output += ended.num_output
-        self.longest_gap_s = max(self.longest_gap_s, ended.longest_gap_s)
-        self.first_s.extend(ended.first_s)
-        self.token_s.extend(ended.token_s)
-
-
-@dataclass(slots=True)
-class Slice:
-    """Sums by lane over the slice of time `[index * SLICE_S, (index + 1) * SLICE_S)` of the gateway's clock. `number`:
-    of the last request that ended in the slice."""
-
-    index: int
-    number: int = 0
-    lanes: dict[str, LaneSlice] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class TenantFigures:
-    """Sums over one tenant's requests that ended within some time. `first_sum_s`: total seconds to the first token of
-    those `num_first` requests that had one."""
-
-    num_answers: int = 0
-    num_failed: int = 0
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_output: int = 0
     first_sum_s: float = 0.0
     num_first: int = 0
 
-    def add(self, ended: EndedBatch) -> None:
-        self.num_answers += ended.num_answers
-        self.num_failed += ended.num_failed
-        self.num_prompt += ended.num_prompt
-        self.num_cached += ended.num_cached
-        self.num_output += ended.num_output
-        self.first_sum_s += sum(ended.first_s)
-        self.num_first += len(ended.first_s)
-
-    def take(self, other: TenantFigures) -> None:
+    def count(self, other: Tally) -> None:
         self.num_answers += other.num_answers
         self.num_failed += other.num_failed
         self.num_prompt += other.num_prompt
@@ -152,6 +75,67 @@ class TenantFigures:
         self.num_output += other.num_output
         self.first_sum_s += other.first_sum_s
         self.num_first += other.num_first
+
+
+class EndedBatch(Tally, kw_only=True):
+    """Sums over requests that ended together, of which there is at least one.
+
+    `first_s`: seconds to the first token, for each request that had one. `token_s`: mean seconds between two tokens,
+    for each request that had two."""
+
+    longest_gap_s: float
+    first_s: Sequence[float]
+    token_s: Sequence[float]
+
+    @classmethod
+    def of(cls, records: Sequence[RequestRecord]) -> EndedBatch:
+        usages = [record.usage for record in records]
+        first_s = [record.first_token_s for record in records if record.first_token_s is not None]
+        return cls(
+            num_answers=len(records),
+            num_failed=sum(map(has_failed, records)),
+            num_prompt=sum(usage.num_prompt for usage in usages),
+            num_cached=sum(usage.num_cached or 0 for usage in usages),
+            num_output=sum(usage.num_output for usage in usages),
+            first_sum_s=sum(first_s),
+            num_first=len(first_s),
+            longest_gap_s=max(record.longest_gap_s for record in records),
+            first_s=first_s,
+            token_s=[record.token_s for record in records if record.token_s is not None],
+        )
+
+
+class LaneFigures(Tally):
+    """Sums and distributions over requests; fields as in EndedBatch."""
+
+    longest_gap_s: float = 0.0
+    first_s: BatchedHistogram = msgspec.field(default_factory=BatchedHistogram)
+    token_s: BatchedHistogram = msgspec.field(default_factory=BatchedHistogram)
+
+    def add(self, ended: EndedBatch) -> None:
+        self.count(ended)
+        self.longest_gap_s = max(self.longest_gap_s, ended.longest_gap_s)
+        self.first_s.extend(ended.first_s)
+        self.token_s.extend(ended.token_s)
+
+    def merge(self, other: LaneFigures) -> None:
+        self.count(other)
+        self.longest_gap_s = max(self.longest_gap_s, other.longest_gap_s)
+        self.first_s.histogram().merge(other.first_s.histogram())
+        self.token_s.histogram().merge(other.token_s.histogram())
+
+
+Figures = TypeVar("Figures", bound=Tally)
+
+
+@dataclass(slots=True)
+class Slice(Generic[Figures]):
+    """Figures by lane or by tenant over the slice of time `[index * width, (index + 1) * width)` of the gateway's
+    clock. `number`: of the last request that ended in the slice."""
+
+    index: int
+    number: int = 0
+    figures: dict[str, Figures] = field(default_factory=dict)
 
 
 class ConsoleState:
@@ -163,24 +147,24 @@ class ConsoleState:
     def __init__(self) -> None:
         self.number = 0
         self._records: deque[Numbered] = deque(maxlen=NUM_RECORDS)
-        self._slices: deque[Slice] = deque(maxlen=NUM_SLICES)
-        self._tenants: deque[tuple[int, dict[str, TenantFigures]]] = deque(maxlen=NUM_TENANT_SLICES)
-        self._recent: tuple[tuple[int, int], LaneSlice] | None = None
+        self._slices: deque[Slice[LaneFigures]] = deque(maxlen=NUM_SLICES)
+        self._tenants: deque[Slice[Tally]] = deque(maxlen=NUM_TENANT_SLICES)
+        self._recent: tuple[tuple[int, int], LaneFigures] | None = None
 
     def add(self, records: Sequence[RequestRecord], now: float) -> None:
         """Add requests that have ended."""
         self._records.extend(map(Numbered, count(self.number + 1), records))
         self.number += len(records)
-        current, tenants = self._current(now), self._current_tenants(now)
-        current.number = self.number
+        lanes = self._current(self._slices, int(now // SLICE_S))
+        tenants = self._current(self._tenants, int(now // TENANT_SLICE_S))
         groups: defaultdict[tuple[str, str], list[RequestRecord]] = defaultdict(list)
         for record in records:
             groups[_lane_and_tenant(record)].append(record)
         for (lane, tenant), group in groups.items():
             ended = EndedBatch.of(group)
-            current.lanes.setdefault(lane, LaneSlice()).add(ended)
+            lanes.setdefault(lane, LaneFigures()).add(ended)
             name = tenant if tenant in tenants or len(tenants) < MAX_TENANTS else OTHER
-            tenants.setdefault(name, TenantFigures()).add(ended)
+            tenants.setdefault(name, Tally()).count(ended)
 
     def records(self, since: int, tenant: str | None) -> list[Numbered]:
         """Return the kept records after number `since`, the newest first; of one tenant, or with None of all."""
@@ -188,29 +172,28 @@ class ConsoleState:
         found = islice(reversed(self._records), num_new)
         return [each for each in found if tenant is None or each.record.tenant == tenant]
 
-    def slices(self, since: int, now: float) -> Iterator[Slice]:
+    def slices(self, since: int, now: float) -> Iterator[Slice[LaneFigures]]:
         """Iterate over the kept slices in which a request after number `since` ended, the oldest first."""
         first = int(now // SLICE_S) - NUM_SLICES + 1
         return (each for each in self._slices if each.index >= first and each.number > since)
 
-    def recent(self, num_slices: int, now: float) -> LaneSlice:
+    def recent(self, num_slices: int, now: float) -> LaneFigures:
         """Return the sums of all lanes over the last `num_slices`; they are cached for up to a second."""
         first = int(now // SLICE_S) - num_slices + 1
         key = (int(now), first)
         if self._recent is None or self._recent[0] != key:
-            total = LaneSlice(first_s=BatchedHistogram(_NUM_MERGED), token_s=BatchedHistogram(_NUM_MERGED))
-            for each in (lane for part in self._slices if part.index >= first for lane in part.lanes.values()):
-                _take(total, each)
+            total = LaneFigures(first_s=BatchedHistogram(_NUM_MERGED), token_s=BatchedHistogram(_NUM_MERGED))
+            for each in (lane for part in self._slices if part.index >= first for lane in part.figures.values()):
+                total.merge(each)
             self._recent = key, total
         return self._recent[1]
 
-    def tenants(self, now: float) -> dict[str, TenantFigures]:
+    def tenants(self, now: float) -> dict[str, Tally]:
         """Return the sums of each tenant whose requests ended in the last NUM_TENANT_SLICES, by name."""
         first = int(now // TENANT_SLICE_S) - NUM_TENANT_SLICES + 1
-        found: dict[str, TenantFigures] = {}
-        for index, slice_ in self._tenants:
-            for name, figures in slice_.items() if index >= first else ():
-                found.setdefault(name, TenantFigures()).take(figures)
+        found: dict[str, Tally] = {}
+        for name, tally in (item for part in self._tenants if part.index >= first for item in part.figures.items()):
+            found.setdefault(name, Tally()).count(tally)
         return found
 
     def __repr__(self) -> str:
@@ -218,17 +201,12 @@ class ConsoleState:
 
     # ---- inside
 
-    def _current(self, now: float) -> Slice:
-        index = int(now // SLICE_S)
-        if not self._slices or self._slices[-1].index < index:
-            self._slices.append(Slice(index))
-        return self._slices[-1]
-
-    def _current_tenants(self, now: float) -> dict[str, TenantFigures]:
-        index = int(now // TENANT_SLICE_S)
-        if not self._tenants or self._tenants[-1][0] < index:
-            self._tenants.append((index, {}))
-        return self._tenants[-1][1]
+    def _current(self, slices: deque[Slice[Figures]], index: int) -> dict[str, Figures]:
+        """Return the figures of the slice `index`, in which the request `number` has ended."""
+        if not slices or slices[-1].index < index:
+            slices.append(Slice(index))
+        slices[-1].number = self.number
+        return slices[-1].figures
 
 
 def percentiles(values: BatchedHistogram) -> tuple[float, float] | None:
@@ -243,14 +221,3 @@ def percentiles(values: BatchedHistogram) -> tuple[float, float] | None:
 def has_failed(record: RequestRecord) -> bool:
     """Return whether a request was refused, or ended for another reason than its client's disconnect."""
     return record.outcome not in ("finished", "cancelled")
-
-
-def _take(total: LaneSlice, other: LaneSlice) -> None:
-    total.num_answers += other.num_answers
-    total.num_failed += other.num_failed
-    total.num_prompt += other.num_prompt
-    total.num_cached += other.num_cached
-    total.num_output += other.num_output
-    total.longest_gap_s = max(total.longest_gap_s, other.longest_gap_s)
-    total.first_s.histogram().merge(other.first_s.histogram())
-    total.token_s.histogram().merge(other.token_s.histogram())

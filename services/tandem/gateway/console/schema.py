@@ -69,14 +69,19 @@ class Percentiles(msgspec.Struct, array_like=True):
     p99: float
 
 
-class ConsoleFigures(msgspec.Struct, kw_only=True):
+class RequestCounts(msgspec.Struct, kw_only=True):
+    """Numbers of requests that ended within some time, and of their tokens."""
+
+    num_answers: int = 0
+    num_failed: int = 0
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_output: int = 0
+
+
+class ConsoleFigures(RequestCounts, kw_only=True):
     """Figures of the requests that ended within some time. `gap`: the longest time between two tokens."""
 
-    num_answers: int
-    num_failed: int
-    num_prompt: int
-    num_cached: int
-    num_output: int
     gap: float
     ttft: Percentiles | None
     itl: Percentiles | None
@@ -89,56 +94,24 @@ class SliceRow(msgspec.Struct, kw_only=True):
     lanes: dict[str, ConsoleFigures]
 
 
-class TenantRow(msgspec.Struct, kw_only=True):
+class TenantRow(RequestCounts, kw_only=True):
     """Figures of one tenant. `num_running`, `num_waiting`: at this moment. The other fields: over the last minutes,
     `ttft` as the mean."""
 
     name: str
-    num_running: int = 0
-    num_waiting: int = 0
-    num_answers: int = 0
-    num_failed: int = 0
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_output: int = 0
-    ttft: float | None = None
-
-
-class AnswerRow(msgspec.Struct):
-    """One ended request. `stages`: in the order of `StateReply.stages`. `at`: its arrival, in seconds since the
-    epoch."""
-
-    number: int
-    id: str
-    label: str
-    trace: str
-    endpoint: str
-    model: str
-    tenant: str
-    lane: str
-    outcome: str
-    error: str
-    path: str
-    reason: str
-    num_attempts: int
-    workers: tuple[str, ...]
-    is_streamed: bool
-    num_prompt: int
-    num_cached: int | None
-    num_output: int
-    at: float
-    total: float
+    num_running: int
+    num_waiting: int
     ttft: float | None
-    itl: float | None
-    gap: float
-    stages: tuple[float, ...]
 
 
 class StateReply(msgspec.Struct, kw_only=True):
     """The whole state.
 
     `number`: of the last ended request, to be sent as `since` with the next query. `slices`, `answers`: those after the
-    `since` of this query. `recent`: over the last minute and all lanes. `num_workers`: may be more than are listed."""
+    `since` of this query. `recent`: over the last minute and all lanes. `num_workers`: may be more than are listed.
+
+    An answer is one ended request: the fields of a RequestRecord by name, its `number`, and `at`, its arrival in
+    seconds since the epoch; `total`, `ttft`, `itl`, `gap`, and `stages` in the order of `StateReply.stages`."""
 
     number: int
     gateway: GatewayRow
@@ -155,4 +128,4 @@ class StateReply(msgspec.Struct, kw_only=True):
     slices: list[SliceRow]
     tenants: list[TenantRow]
     tenants_s: float
-    answers: list[AnswerRow]
+    answers: list[dict[str, object]]

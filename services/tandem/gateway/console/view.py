@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from tandem.admission.tenant import Tenant
 from tandem.core.ids import OPEN_TENANT, TenantId, WorkerId, WorkerRef
@@ -19,9 +20,9 @@ from tandem.gateway.console.history import (
     SLICE_S,
     TENANT_SLICE_S,
     ConsoleState,
-    LaneSlice,
+    LaneFigures,
     Numbered,
-    TenantFigures,
+    Tally,
     percentiles,
 )
 from tandem.gateway.context.interfaces import ServedModel
@@ -34,7 +35,13 @@ MAX_ERROR_CHARS = 300
 _RECENT_SLICES = 12
 """Number of slices in `recent`: a minute."""
 _STAGES = tuple(stage.value for stage in Stage)
-_NO_FIGURES = TenantFigures()
+_NO_FIGURES = Tally()
+_RECORD_FIELDS = (
+    "id", "label", "trace", "endpoint", "model", "lane", "outcome", "path", "reason", "num_attempts", "workers",
+    "is_streamed",
+)  # fmt: skip
+"""Fields of a RequestRecord that an answer contains as they are."""
+_record_values = attrgetter(*_RECORD_FIELDS)
 _BREAKERS = {BreakerState.TRIAL: "trial", BreakerState.OPEN: "resting"}
 
 
@@ -80,7 +87,7 @@ def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: 
         slice_now=int(snapshot.now // SLICE_S),
         num_slices=NUM_SLICES,
         slices=[
-            reply.SliceRow(index=each.index, lanes={lane: _figures(figures) for lane, figures in each.lanes.items()})
+            reply.SliceRow(index=each.index, lanes={lane: _figures(figures) for lane, figures in each.figures.items()})
             for each in state.slices(since, snapshot.now)
         ],
         tenants=_tenants(snapshot, state, own),
@@ -139,14 +146,14 @@ def _worker(worker: WorkerView, breaker: BreakerState | None, model: str) -> rep
     )
 
 
-def _figures(lane: LaneSlice) -> reply.ConsoleFigures:
+def _counts(tally: Tally) -> dict[str, int]:
+    return {name: getattr(tally, name) for name in reply.RequestCounts.__struct_fields__}
+
+
+def _figures(lane: LaneFigures) -> reply.ConsoleFigures:
     first, token = percentiles(lane.first_s), percentiles(lane.token_s)
     return reply.ConsoleFigures(
-        num_answers=lane.num_answers,
-        num_failed=lane.num_failed,
-        num_prompt=lane.num_prompt,
-        num_cached=lane.num_cached,
-        num_output=lane.num_output,
+        **_counts(lane),
         gap=_ms(lane.longest_gap_s),
         ttft=None if first is None else reply.Percentiles(*map(_ms, first)),
         itl=None if token is None else reply.Percentiles(*map(_ms, token)),
@@ -160,50 +167,32 @@ def _tenants(snapshot: GatewaySnapshot, state: ConsoleState, own: str | None) ->
     return [_tenant(name, figures.get(name, _NO_FIGURES), snapshot) for name in sorted(names)]
 
 
-def _tenant(name: str, figures: TenantFigures, snapshot: GatewaySnapshot) -> reply.TenantRow:
+def _tenant(name: str, figures: Tally, snapshot: GatewaySnapshot) -> reply.TenantRow:
     return reply.TenantRow(
         name=name,
         num_running=snapshot.num_open.get((TenantId(name), False), 0),
         num_waiting=snapshot.num_open.get((TenantId(name), True), 0),
-        num_answers=figures.num_answers,
-        num_failed=figures.num_failed,
-        num_prompt=figures.num_prompt,
-        num_cached=figures.num_cached,
-        num_output=figures.num_output,
+        **_counts(figures),
         ttft=_ms(figures.first_sum_s / figures.num_first) if figures.num_first else None,
     )
 
 
-def _answer(numbered: Numbered) -> reply.AnswerRow:
-    """Build the row of a request; by position, as keyword arguments take longer than everything else here."""
+def _answer(numbered: Numbered) -> dict[str, object]:
     number, record = numbered
-    usage = record.usage
-    return reply.AnswerRow(
-        number,
-        record.id,
-        record.label,
-        record.trace,
-        record.endpoint,
-        record.model,
-        "" if record.tenant == OPEN_TENANT else record.tenant,
-        record.lane,
-        record.outcome,
-        record.error[:MAX_ERROR_CHARS],
-        record.path,
-        record.reason,
-        record.num_attempts,
-        record.workers,
-        record.is_streamed,
-        usage.num_prompt,
-        usage.num_cached,
-        usage.num_output,
-        round(record.received_at, 3),
-        _ms(record.total_s),
-        None if record.first_token_s is None else _ms(record.first_token_s),
-        None if record.token_s is None else _ms(record.token_s),
-        _ms(record.longest_gap_s),
-        tuple(map(_ms, record.stages)),
-    )
+    return dict(zip(_RECORD_FIELDS, _record_values(record), strict=True)) | {
+        "number": number,
+        "tenant": "" if record.tenant == OPEN_TENANT else record.tenant,
+        "error": record.error[:MAX_ERROR_CHARS],
+        "num_prompt": record.usage.num_prompt,
+        "num_cached": record.usage.num_cached,
+        "num_output": record.usage.num_output,
+        "at": round(record.received_at, 3),
+        "total": _ms(record.total_s),
+        "ttft": None if record.first_token_s is None else _ms(record.first_token_s),
+        "itl": None if record.token_s is None else _ms(record.token_s),
+        "gap": _ms(record.longest_gap_s),
+        "stages": tuple(map(_ms, record.stages)),
+    }
 
 
 def _ms(seconds: float) -> float:
