@@ -18,11 +18,12 @@ from tandem.routing.placement import Placement
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.router import place
 from tandem.routing.routing_request import RoutingRequest
-from tandem.routing.worker_view import ClusterView, WorkerView
+from tandem.routing.worker_view import WorkerView
 from tandem.sim.cluster.cluster import ClusterSpec, SimCluster
 from tandem.sim.cost.executor import token_at
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 from tests.simulation.clusters import gpu_spec, run
+from tests.unit.routing.rankings import ranking_of
 
 
 def talks(num_talks: int, num_turns: int, unit: int) -> list[ScheduledRequest]:
@@ -157,12 +158,12 @@ class Gateways:
 
     def ask(self, number: int, num_tokens: int) -> None:
         own = self.own[number % len(self.own)]
-        views = tuple(
+        views = [
             WorkerView(ref, "mixed", "m", "f", WorkerLoad(num_queued_tokens=num), tuple(own[ref]), GPU)
             for ref, num in self.reported.items()
-        )
+        ]
         placed = place(
-            ClusterView(views), RoutingRequest("m", num_tokens, num_prompt=num_tokens, hits={}, key=f"r{number}"), "off"
+            ranking_of(views), RoutingRequest("m", num_tokens, num_prompt=num_tokens, hits={}, key=f"r{number}"), "off"
         )
         assert isinstance(placed, Placement)
         own[placed.prefill].append(num_tokens)

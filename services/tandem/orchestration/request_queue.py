@@ -20,7 +20,7 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.request import Request
 from tandem.orchestration.commands import FindConsumer, Requeue
-from tandem.routing.candidates import Candidates, ExcludingCandidates
+from tandem.routing.candidates import pick_migration_target
 from tandem.routing.circuit_breaker import CircuitBreakers
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_accuracy import Prediction, predict
@@ -28,7 +28,6 @@ from tandem.routing.prefix_fetch_backoff import PrefixFetchBackoff
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Disaggregation, Routing, place, place_undivided
 from tandem.routing.routing_request import EXPECTED_OUTPUT, RoutingRequest
-from tandem.routing.takeover import pick_migration_target
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
@@ -182,9 +181,10 @@ class PlacementQueue:
         """Return a worker that continues from an offer, without queueing; None when there is none now."""
         self.refused(search.excluded, now)
         unfit, failing = search.unfit | self._full(now), self.breaker.excluded(now)
-        consumer = pick_migration_target(self._roster, model, search.source, unfit | failing)
+        consumer = pick_migration_target(self._roster.without(unfit | failing), model, search.source)
         if consumer is None and failing:
-            consumer = pick_migration_target(self._roster, model, search.source, unfit | self.breaker.resting(now))
+            resting = self.breaker.resting(now)
+            consumer = pick_migration_target(self._roster.without(unfit | resting), model, search.source)
         if consumer is not None:
             self.breaker.on_attempt((consumer,), now)
         return consumer
@@ -284,7 +284,7 @@ class PlacementQueue:
         """Place a request. Failing workers count as absent, unless no others exist: then they are tried now and
         then."""
         full, failing, avoided = self._full(now), self.breaker.excluded(now), self._avoided.get(request)
-        candidates = ExcludingCandidates(self._roster, failing) if failing else self._roster
+        candidates = self._roster.without(failing)
         choose = partial(self._choose, request, routing_request, mode)
         if avoided:
             outcome = choose(candidates, full | avoided)
@@ -301,7 +301,7 @@ class PlacementQueue:
         request: RequestId,
         routing_request: RoutingRequest,
         mode: Disaggregation,
-        candidates: Candidates,
+        candidates: WorkerRanking,
         excluded: Set[WorkerRef],
     ) -> Placement | NoPlacement:
         if request in self._undivided and mode != "strict":

@@ -6,94 +6,21 @@ All pairs would grow with the square of the number of workers.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from contextlib import closing
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 from tandem.routing.remote_prefix import NUM_SOURCES, can_serve_prefix
 from tandem.routing.routing_request import RoutingRequest
-from tandem.routing.worker_view import Pair, Pool, Ranking, WorkerView
+from tandem.routing.worker_ranking import WorkerRanking
+from tandem.routing.worker_view import WorkerView
 
 NUM_BY_LOAD = 4
 """Least loaded workers that are compared for each role."""
 NUM_BY_HITS = 8
 """Workers with the longest cached prefixes that are compared, for all roles together."""
-
-
-class Candidates(Protocol):
-    """The workers that serve a model and take new work, in rankings by rising load, of which callers usually read only
-    the first few.
-
-    While a ranking is open, nothing may change and the same ranking must not be opened again.
-    """
-
-    @property
-    def linked(self) -> Set[Pair]: ...
-
-    @property
-    def unlinked(self) -> Set[Pair]: ...
-
-    @property
-    def refused(self) -> Set[Pair]:
-        """Unlinked pairs whose link misses its requirements."""
-        ...
-
-    def pools(self, model: str) -> Counter[Pool]:
-        """Return the number of workers with each pool label."""
-        ...
-
-    def find(self, model: str, ref: WorkerRef) -> WorkerView | None: ...
-
-    def prefill_workers(self, model: str) -> Ranking:
-        """Return the workers that prefill, by rising load."""
-        ...
-
-    def decode_workers(self, model: str) -> Ranking:
-        """Return the workers that decode, by rising load."""
-        ...
-
-    def mixed_workers(self, model: str) -> Ranking:
-        """Return all workers by rising load, to prefill and decode in one place; workers that decode come first."""
-        ...
-
-
-class ExcludingCandidates:
-    """Candidates without the `absent` workers."""
-
-    def __init__(self, candidates: Candidates, absent: Set[WorkerRef]) -> None:
-        self._candidates = candidates
-        self._absent = absent
-
-    @property
-    def linked(self) -> Set[Pair]:
-        return self._candidates.linked
-
-    @property
-    def unlinked(self) -> Set[Pair]:
-        return self._candidates.unlinked
-
-    @property
-    def refused(self) -> Set[Pair]:
-        return self._candidates.refused
-
-    def pools(self, model: str) -> Counter[Pool]:
-        found = (self._candidates.find(model, ref) for ref in self._absent)
-        return self._candidates.pools(model) - Counter(view.pool for view in found if view is not None)
-
-    def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
-        return None if ref in self._absent else self._candidates.find(model, ref)
-
-    def prefill_workers(self, model: str) -> Ranking:
-        return _without(self._candidates.prefill_workers(model), self._absent)
-
-    def decode_workers(self, model: str) -> Ranking:
-        return _without(self._candidates.decode_workers(model), self._absent)
-
-    def mixed_workers(self, model: str) -> Ranking:
-        return _without(self._candidates.mixed_workers(model), self._absent)
 
 
 class PrefillSite(NamedTuple):
@@ -115,15 +42,13 @@ class Shortlist:
 
     def __init__(
         self,
-        candidates: Candidates,
+        candidates: WorkerRanking,
         request: RoutingRequest,
-        excluded: Set[WorkerRef],
         *,
         may_fetch_prefix: bool = True,
     ) -> None:
         self._candidates = candidates
         self._request = request
-        self._excluded = excluded
         self._holders = self._find_holders()
         producers = self._holders if may_fetch_prefix else []
         self._prefix_sources = [(view, request.held(view).num_device_tokens) for view in producers]
@@ -137,7 +62,7 @@ class Shortlist:
         few = self._few_consumers()
         found: dict[WorkerRef, PrefillCandidate] = {}
         num_ready = 0
-        with closing(self._without(self._candidates.prefill_workers(self._request.model))) as producers:
+        with closing(self._candidates.prefill_workers(self._request.model)) as producers:
             for worker in producers:
                 producer = self._producer(worker, few)
                 is_ready = self._accepts_now(producer.site)
@@ -157,7 +82,7 @@ class Shortlist:
         found: dict[WorkerRef, PrefillSite] = {}
         num_ready = 0
         has_decoder = False
-        with closing(self._without(self._candidates.mixed_workers(self._request.model))) as workers:
+        with closing(self._candidates.mixed_workers(self._request.model)) as workers:
             for worker in workers:
                 if has_decoder and not worker.decodes:
                     break
@@ -182,11 +107,11 @@ class Shortlist:
         if not hits:
             return []
         best = heapq.nsmallest(NUM_BY_HITS, hits.items(), key=lambda item: (-item[1].num_blocks, item[0].id))
-        views = (self._candidates.find(request.model, ref) for ref, _ in best if ref not in self._excluded)
+        views = (self._candidates.find(request.model, ref) for ref, _ in best)
         return [view for view in views if view is not None]
 
     def _few_consumers(self) -> list[WorkerView]:
-        with closing(self._without(self._candidates.decode_workers(self._request.model))) as consumers:
+        with closing(self._candidates.decode_workers(self._request.model)) as consumers:
             found = {view.ref: view for view in islice(consumers, NUM_BY_LOAD)}
         found.update({view.ref: view for view in self._holders if view.decodes})
         return list(found.values())
@@ -230,21 +155,17 @@ class Shortlist:
         linked = [consumer for consumer in few if self._is_pair(producer, consumer)]
         if linked:
             return linked
-        with closing(self._without(self._candidates.decode_workers(self._request.model))) as consumers:
+        with closing(self._candidates.decode_workers(self._request.model)) as consumers:
             return list(islice((consumer for consumer in consumers if self._is_pair(producer, consumer)), NUM_BY_LOAD))
 
     def _is_pair(self, producer: WorkerView, consumer: WorkerView) -> bool:
         return (producer.ref, consumer.ref) in self._candidates.linked and _may_pair(producer, consumer)
 
-    def _without(self, workers: Ranking) -> Ranking:
-        return _without(workers, self._excluded)
 
-
-def why_no_pair(candidates: Candidates, model: str, excluded: Set[WorkerRef]) -> tuple[str, bool]:
+def why_no_pair(candidates: WorkerRanking, model: str) -> tuple[str, bool]:
     """Return why no prefill worker can be paired with a decode worker, and whether that may change soon."""
-    producers = [worker for worker in candidates.prefill_workers(model) if worker.ref not in excluded]
-    consumers = [worker for worker in candidates.decode_workers(model) if worker.ref not in excluded]
-    pairs = [(p.ref, d.ref) for p in producers for d in consumers if _may_pair(p, d)]
+    consumers = list(candidates.decode_workers(model))
+    pairs = [(p.ref, d.ref) for p in candidates.prefill_workers(model) for d in consumers if _may_pair(p, d)]
     if not pairs:
         return "no worker of the same model build", False
     if all(pair in candidates.refused for pair in pairs):
@@ -252,11 +173,17 @@ def why_no_pair(candidates: Candidates, model: str, excluded: Set[WorkerRef]) ->
     return "no link between the workers", any(pair not in candidates.unlinked for pair in pairs)
 
 
-def _without(workers: Ranking, absent: Set[WorkerRef]) -> Ranking:
-    with closing(workers):
-        for worker in workers:
-            if worker.ref not in absent:
-                yield worker
+def pick_migration_target(candidates: WorkerRanking, model: str, source: WorkerRef) -> WorkerRef | None:
+    """Return the least loaded decode worker whose link from `source` is not known to have failed; None when there is
+    none.
+
+    `source` itself may take no new work. Whether the target has capacity is left to its own admission.
+    """
+    with closing(candidates.decode_workers(model)) as consumers:
+        for consumer in consumers:
+            if consumer.ref != source and (source, consumer.ref) not in candidates.unlinked:
+                return consumer.ref
+    return None
 
 
 def _may_pair(producer: WorkerView, consumer: WorkerView) -> bool:

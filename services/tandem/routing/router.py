@@ -5,13 +5,12 @@ A worker that would refuse the prompt now is compared too: where it is worth wai
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tandem.core.ids import WorkerRef
-from tandem.routing.candidates import Candidates, PrefillCandidate, PrefillSite, Shortlist, why_no_pair
+from tandem.routing.candidates import PrefillCandidate, PrefillSite, Shortlist, why_no_pair
 from tandem.routing.cost import PairCost
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.picker import PickResult, margin_s, pick
@@ -19,6 +18,7 @@ from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
 from tandem.routing.policies import RoutingPolicy, ordered
 from tandem.routing.pricing import CostModel, PricedPlacements
 from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Cost, WorkerView, decode_cost, local_cost, prefill_cost
 
 Disaggregation = Literal["off", "auto", "prefer", "strict"]
@@ -41,7 +41,7 @@ BY_COST = Routing()
 
 
 def place(
-    candidates: Candidates,
+    candidates: WorkerRanking,
     request: RoutingRequest,
     mode: Disaggregation,
     excluded: Set[WorkerRef] = frozenset(),
@@ -51,7 +51,7 @@ def place(
     able = candidates.pools(request.model)
     if not able.total():
         return NoPlacement("no live worker serves the model", may_pass=False)
-    search = _PlacementSearch(candidates, request, excluded, routing)
+    search = _PlacementSearch(candidates.without(excluded), request, routing)
     if mode == "off" or (mode != "strict" and able["mixed"] == able.total()):
         return search.local()
     if mode == "auto" and routing.policy == "cost":
@@ -68,7 +68,7 @@ def place(
 
 
 def place_undivided(
-    candidates: Candidates,
+    candidates: WorkerRanking,
     request: RoutingRequest,
     reason: str,
     excluded: Set[WorkerRef] = frozenset(),
@@ -77,22 +77,18 @@ def place_undivided(
     """Pick one worker for all of a request that would be split but for `reason`."""
     if not candidates.pools(request.model).total():
         return NoPlacement("no live worker serves the model", may_pass=False)
-    return _fallback(
-        _PlacementSearch(candidates, request, excluded, routing).local(), NoPlacement(reason, may_pass=False)
-    )
+    search = _PlacementSearch(candidates.without(excluded), request, routing)
+    return _fallback(search.local(), NoPlacement(reason, may_pass=False))
 
 
 class _PlacementSearch:
     """Search the placement of one request."""
 
-    def __init__(
-        self, candidates: Candidates, request: RoutingRequest, excluded: Set[WorkerRef], routing: Routing
-    ) -> None:
+    def __init__(self, candidates: WorkerRanking, request: RoutingRequest, routing: Routing) -> None:
         self._candidates = candidates
         self._request = request
-        self._excluded = excluded
         self._routing = routing
-        self._shortlist = Shortlist(candidates, request, excluded, may_fetch_prefix=routing.remote_prefix)
+        self._shortlist = Shortlist(candidates, request, may_fetch_prefix=routing.remote_prefix)
 
     def split(self, *, allow_mixed_pairs: bool) -> Placement | NoPlacement:
         problem = self._split_problem(allow_mixed_pairs=allow_mixed_pairs)
@@ -141,8 +137,7 @@ class _PlacementSearch:
         return CostModel(self._request, self._routing.links, all(view.step_cost is not None for view in views))
 
     def _split_problem(self, *, allow_mixed_pairs: bool) -> NoPlacement | None:
-        found = (self._candidates.find(self._request.model, ref) for ref in self._excluded)
-        left = self._candidates.pools(self._request.model) - Counter(view.pool for view in found if view is not None)
+        left = self._candidates.pools(self._request.model)
         if not left["prefill"] and not (allow_mixed_pairs and left["mixed"]):
             return NoPlacement("no prefill worker", may_pass=False)
         if not left["decode"] and not left["mixed"]:
@@ -150,7 +145,7 @@ class _PlacementSearch:
         return None
 
     def _why_no_pair(self) -> NoPlacement:
-        return NoPlacement(*why_no_pair(self._candidates, self._request.model, self._excluded))
+        return NoPlacement(*why_no_pair(self._candidates, self._request.model))
 
     # ---- policies other than cost
 
@@ -176,8 +171,7 @@ class _PlacementSearch:
         return BUSY if found is None else Placement(found.ref, found.ref)
 
     def _ordered(self, workers: Iterable[WorkerView], load: Callable[[WorkerView], Cost]) -> list[WorkerView]:
-        left = [worker for worker in workers if worker.ref not in self._excluded]
-        return ordered(self._routing.policy, left, self._request, load)
+        return ordered(self._routing.policy, list(workers), self._request, load)
 
 
 def _finalize(offers: PricedPlacements, request: RoutingRequest) -> Placement | NoPlacement:
@@ -228,7 +222,7 @@ def _why_local(local: PairCost, split: PairCost) -> str:
     return "cheaper"
 
 
-def _is_split_possible(candidates: Candidates, model: str) -> bool:
+def _is_split_possible(candidates: WorkerRanking, model: str) -> bool:
     """Return whether a live linked pair exists that is merely excluded for the moment: then the request waits instead
     of falling back.
 

@@ -1,7 +1,6 @@
 """Rank workers by load incrementally, one worker at a time.
 
-A placement reads the first few entries of a heap, so it costs the logarithm of the number of workers, where
-`ClusterView` sorts them all. Both give the same order.
+A placement reads the first few entries of a heap, so it costs the logarithm of the number of workers.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Set
+from contextlib import closing
+from copy import copy
 from dataclasses import dataclass
 
 from tandem.core.ids import WorkerRef
@@ -99,13 +100,20 @@ class _ModelWorkers:
 
 
 class WorkerRanking:
-    """Own the rankings of all models, as a router's `Candidates`. The sets of pairs belong to the caller, as in
-    `ClusterView`, and may change."""
+    """Own the workers of all models that take new work, ranked by rising load for each role; callers usually read only
+    the first few of a ranking.
+
+    `linked` holds the (prefill, decode) pairs between which a block has moved; `unlinked` those between which a test
+    failed; `refused` those of `unlinked` whose link misses its requirements. A pair in neither is being tested. The
+    sets belong to the caller and may change.
+
+    While a ranking is open, nothing may change and the same ranking must not be opened again."""
 
     def __init__(self, linked: Set[Pair], unlinked: Set[Pair], refused: Set[Pair] = frozenset()) -> None:
         self.linked = linked
         self.unlinked = unlinked
         self.refused = refused
+        self._absent: Set[WorkerRef] = frozenset()
         self._by_model: dict[str, _ModelWorkers] = {}
         self._models: dict[WorkerRef, str] = {}
 
@@ -128,12 +136,23 @@ class WorkerRanking:
         if model is not None:
             self._by_model[model].remove(ref)
 
+    def without(self, absent: Set[WorkerRef]) -> WorkerRanking:
+        """Return the same ranking, in which the workers `absent` do not appear; later changes appear in both."""
+        if not absent:
+            return self
+        ranking = copy(self)
+        ranking._absent = self._absent | absent
+        return ranking
+
     def pools(self, model: str) -> Counter[Pool]:
-        return self._workers_of(model).pools
+        """Return the number of workers with each pool label."""
+        workers = self._workers_of(model)
+        absent = (workers.workers[ref].pool for ref in self._absent if ref in workers.workers)
+        return workers.pools - Counter(absent) if self._absent else workers.pools
 
     def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
         worker = self._workers_of(model).workers.get(ref)
-        return None if worker is None else worker.get_view()
+        return None if worker is None or ref in self._absent else worker.get_view()
 
     def prefillers(self, model: str) -> list[WorkerView]:
         """Return all workers that prefill, in no particular order."""
@@ -141,13 +160,22 @@ class WorkerRanking:
         return [view for view in views if view.prefills]
 
     def prefill_workers(self, model: str) -> Ranking:
-        return self._workers_of(model).prefill_workers.ranked()
+        """Return the workers that prefill, by rising load."""
+        return self._present(self._workers_of(model).prefill_workers)
 
     def decode_workers(self, model: str) -> Ranking:
-        return self._workers_of(model).decode_workers.ranked()
+        """Return the workers that decode, by rising load."""
+        return self._present(self._workers_of(model).decode_workers)
 
     def mixed_workers(self, model: str) -> Ranking:
-        return self._workers_of(model).mixed_workers.ranked()
+        """Return all workers by rising load, to prefill and decode in one place; workers that decode come first."""
+        return self._present(self._workers_of(model).mixed_workers)
+
+    def _present(self, heap: _Heap) -> Ranking:
+        with closing(heap.ranked()) as views:
+            for view in views:
+                if view.ref not in self._absent:
+                    yield view
 
     def _workers_of(self, model: str) -> _ModelWorkers:
         return self._by_model.get(model) or _ModelWorkers()

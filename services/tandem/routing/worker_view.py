@@ -1,9 +1,8 @@
-"""Define what a router knows of the cluster, frozen at one moment, and the costs by which it ranks workers."""
+"""Define what a router knows of one worker, frozen at one moment, and the costs by which it ranks workers."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Generator, Set
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -114,38 +113,3 @@ def local_cost(worker: WorkerView) -> Cost:
     """Return the sort key for prefill and decode on one worker. A prefill worker decodes too where no other is left,
     hence last."""
     return (not worker.decodes, worker.queued_tokens, *decode_cost(worker))
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """A router's `Candidates` as a snapshot that ranks by sorting; defines the order of `WorkerRanking`.
-
-    `linked` holds the (prefill, decode) pairs between which a block has moved; `unlinked` those between which a test
-    failed; `refused` those of `unlinked` whose link misses its requirements. A pair in neither is being tested.
-    """
-
-    workers: tuple[WorkerView, ...] = ()
-    linked: Set[Pair] = frozenset()
-    unlinked: Set[Pair] = frozenset()
-    refused: Set[Pair] = frozenset()
-
-    def pools(self, model: str) -> Counter[Pool]:
-        return Counter(worker.pool for worker in self._able(model))
-
-    def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
-        return next((worker for worker in self._able(model) if worker.ref == ref), None)
-
-    def prefill_workers(self, model: str) -> Ranking:
-        return self._ranked(model, prefill_cost, lambda worker: worker.prefills)
-
-    def decode_workers(self, model: str) -> Ranking:
-        return self._ranked(model, decode_cost, lambda worker: worker.decodes)
-
-    def mixed_workers(self, model: str) -> Ranking:
-        return self._ranked(model, local_cost, lambda worker: True)
-
-    def _able(self, model: str) -> list[WorkerView]:
-        return [worker for worker in self.workers if worker.model == model and not worker.load.draining]
-
-    def _ranked(self, model: str, cost: Callable[[WorkerView], Cost], fits: Callable[[WorkerView], bool]) -> Ranking:
-        yield from sorted(filter(fits, self._able(model)), key=cost)

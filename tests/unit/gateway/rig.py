@@ -85,7 +85,7 @@ class Rig:
 
     def look(self, worker: ScriptedWorker) -> WorkerLoad:
         """Return the load that the gateway knows of a worker."""
-        return next(view.load for view in self.fleet.view().workers if view.ref == worker.ref)
+        return next(view.load for view in self.fleet.views() if view.ref == worker.ref)
 
     async def open(
         self,

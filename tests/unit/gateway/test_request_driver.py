@@ -99,7 +99,7 @@ async def test_a_full_worker_gets_no_jobs_until_it_reports_capacity(rig: Rig) ->
                    num_horizon_tokens=60)  # fmt: skip
     worker.load = busy
     worker.publish()
-    await until(lambda: any(view.load == busy for view in rig.fleet.view().workers))
+    await until(lambda: any(view.load == busy for view in rig.fleet.views()))
     requests = [await rig.open() for _ in range(2)]
     await asyncio.sleep(0.1)
     assert not worker.jobs and [request.state.phase.name for request in requests] == ["QUEUED"] * 2
@@ -337,7 +337,7 @@ async def test_a_sequence_of_a_draining_worker_migrates_to_a_free_worker(rig: Ri
     key, offer = request.state.key, HandoffKey(HandoffId("m"), 1)
     new = await rig.add("b", "mixed")
     new.on_submit = lambda job: (ErrorKind.OVERLOADED, "full") if len(new.jobs) < 3 else None
-    await until(lambda: len(rig.fleet.view().workers) == 2)
+    await until(lambda: len(rig.fleet.views()) == 2)
     old.publish(token(key, 0), MigrationOffered(key, offer))
     await until(lambda: len(new.jobs) == 3)
     job = new.jobs[-1]
@@ -354,12 +354,12 @@ async def test_sequences_that_drain_together_migrate_to_several_workers(rig: Rig
     await until(lambda: rig.dispatch.ready() is None)
     requests = [await rig.running() for _ in range(6)]
     others = [await rig.add(name, "mixed") for name in ("b", "c", "d")]
-    await until(lambda: len(rig.fleet.view().workers) == 4)
+    await until(lambda: len(rig.fleet.views()) == 4)
     keys = [request.state.key for request in requests]
     old.publish(*(MigrationOffered(key, HandoffKey(HandoffId(f"m-{key.request}"), 1)) for key in keys))
     await until(lambda: sum(len(worker.jobs) for worker in others) == 6)
     assert [len(worker.jobs) for worker in others] == [2, 2, 2]
-    await until(lambda: all(view.num_inflight == 0 for view in rig.fleet.view().workers))
+    await until(lambda: all(view.num_inflight == 0 for view in rig.fleet.views()))
     for request in requests:
         await request.aclose()
 
@@ -375,4 +375,4 @@ async def test_a_job_that_cannot_be_encoded_no_longer_counts_as_inflight(rig: Ri
             await rig.dispatch.open(request, RequestContext(request_id=request.id, received_at=0.0), PhaseLedger(0.0))
         )
     assert refused.value.kind is ErrorKind.INVALID_REQUEST
-    assert [(view.num_inflight, view.unreported) for view in rig.fleet.view().workers] == [(0, ()), (0, ())]
+    assert [(view.num_inflight, view.unreported) for view in rig.fleet.views()] == [(0, ()), (0, ())]

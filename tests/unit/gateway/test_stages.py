@@ -160,7 +160,7 @@ async def test_a_migrating_choice_stays_in_the_decode_stage(rig: Rig) -> None:
         await phase_of(rig, P.DECODE)
         new = await rig.add("b", "mixed")
         new.hold_submit = asyncio.Event()
-        await until(lambda: len(rig.fleet.view().workers) == 2)
+        await until(lambda: len(rig.fleet.views()) == 2)
         old.publish(MigrationOffered(key, HandoffKey(HandoffId("m"), 1)))
         job = await job_at(new)
         (active,) = rig.dispatch.director.requests()

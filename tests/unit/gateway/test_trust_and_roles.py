@@ -113,15 +113,15 @@ async def test_another_life_at_an_address_is_no_member_s_failure(
 async def test_a_decode_worker_becomes_a_prefill_worker_and_what_runs_there_goes_on(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     late = await rig.add("e", "decode")
-    await until(lambda: (prefill.ref, late.ref) in rig.fleet.view().linked)
+    await until(lambda: (prefill.ref, late.ref) in rig.fleet.pairs.linked)
     running = await rig.running()
     key, place = running.state.key, running.state.placement
     assert place is not None
     source, other = (decode, late) if place.decode == decode.ref else (late, decode)
     source.role = "prefill"
-    await until(lambda: {v.ref: v.pool for v in rig.fleet.view().workers}[source.ref] == "prefill")
+    await until(lambda: {v.ref: v.pool for v in rig.fleet.views()}[source.ref] == "prefill")
     assert rig.fleet.candidates().pools("tiny") == {"prefill": 2, "decode": 1}
-    await until(lambda: (source.ref, other.ref) in rig.fleet.view().linked)
+    await until(lambda: (source.ref, other.ref) in rig.fleet.pairs.linked)
     prefill.publish(token(key, 0), Finished(key, None, 1, 0))
     source.publish(pulled(key), *(token(key, i) for i in range(3)), Finished(key, FinishReason.LENGTH, 3, 0))
     assert await collect(running) == [0, 1, 2]
@@ -139,11 +139,11 @@ async def test_a_role_makes_room_for_what_waits(rig: Rig) -> None:
     worker.
     """
     first, second = await rig.add("p", "prefill"), await rig.add("q", "prefill")
-    await until(lambda: len(rig.fleet.view().workers) == 2)
+    await until(lambda: len(rig.fleet.views()) == 2)
     assert rig.dispatch.ready() == "no live decode worker"
     second.role = "decode"
     await until(lambda: rig.dispatch.ready() is None)
-    assert rig.fleet.view().linked == {(first.ref, second.ref)}
+    assert rig.fleet.pairs.linked == {(first.ref, second.ref)}
 
 
 async def test_a_role_of_a_later_version_changes_nothing(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,5 +151,5 @@ async def test_a_role_of_a_later_version_changes_nothing(rig: Rig, caplog: pytes
     worker = await rig.add("w", "mixed")
     worker.role = "encode"
     await until(lambda: rig.dispatch.ready() is None)
-    assert [view.pool for view in rig.fleet.view().workers] == ["mixed"]
+    assert [view.pool for view in rig.fleet.views()] == ["mixed"]
     assert caplog.text.count("'encode'") == 1

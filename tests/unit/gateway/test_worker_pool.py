@@ -62,11 +62,11 @@ async def test_a_probe_that_fails_is_tried_again_until_a_block_moves(rig: Rig) -
     decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
     await until(lambda: len(decode.jobs) >= 3)
     assert rig.dispatch.ready() == MOVED_NOTHING
-    assert rig.fleet.view().unlinked == {(prefill.ref, decode.ref)}
+    assert rig.fleet.pairs.failed.keys() == {(prefill.ref, decode.ref)}
     decode.on_submit = lambda job: None
     await until(lambda: rig.dispatch.ready() is None)
-    view = rig.fleet.view()
-    assert view.linked == {(prefill.ref, decode.ref)} and not view.unlinked
+    pairs = rig.fleet.pairs
+    assert pairs.linked == {(prefill.ref, decode.ref)} and not pairs.failed
     tried = len(decode.jobs)
     request = await rig.running()
     assert len([job for job in decode.jobs[tried:] if is_probe(job)]) == 0, "a pair is probed until it works"
@@ -76,7 +76,7 @@ async def test_a_probe_that_fails_is_tried_again_until_a_block_moves(rig: Rig) -
 async def test_a_pair_that_moves_no_block_falls_back(rig: Rig) -> None:
     _, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
     decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport") if is_probe(job) else None
-    await until(lambda: rig.fleet.view().unlinked)
+    await until(lambda: rig.fleet.pairs.failed)
     request = await rig.running()
     assert request.path == "fallback;reason=no_link_between_the_workers"
     await request.aclose()
@@ -86,13 +86,13 @@ async def test_a_pair_that_lost_kv_moves_a_block_again_before_it_is_used(rig: Ri
     prefill, decode = await rig.pair()
     decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no way") if is_probe(job) else None
     rig.fleet.suspect(frozenset({prefill.ref}))
-    assert rig.fleet.view().linked == {(prefill.ref, decode.ref)}, "one worker is no pair"
+    assert rig.fleet.pairs.linked == {(prefill.ref, decode.ref)}, "one worker is no pair"
     rig.fleet.suspect(frozenset({prefill.ref, decode.ref}))
     request = await rig.running()
     assert request.path == "fallback;reason=no_link_between_the_workers" and rig.dispatch.ready() is None
     await request.aclose()
     decode.on_submit = lambda job: None
-    await until(lambda: rig.fleet.view().linked == {(prefill.ref, decode.ref)})
+    await until(lambda: rig.fleet.pairs.linked == {(prefill.ref, decode.ref)})
 
 
 async def test_a_suspected_pair_is_probed_at_once(
@@ -105,8 +105,8 @@ async def test_a_suspected_pair_is_probed_at_once(
     await until(lambda: not rig.fleet._probing)
     for _ in range(2):  # the first may meet the last look of the search
         rig.fleet.suspect(frozenset({prefill.ref, decode.ref}))
-        assert not rig.fleet.view().linked
-        await until(lambda: rig.fleet.view().linked)
+        assert not rig.fleet.pairs.linked
+        await until(lambda: rig.fleet.pairs.linked)
 
 
 async def test_a_draining_worker_is_neither_probed_nor_given_work(rig: Rig) -> None:
@@ -197,7 +197,7 @@ async def test_a_loss_before_all_jobs_are_accepted_costs_only_the_placement(
     lost, other = (decode, spare) if phase == "RESERVING" else (prefill, decode)
     lost.hold_submit = asyncio.Event()
     spare.load = replace(spare.load, num_running=9)
-    await until(lambda: len(rig.fleet.view().linked) == 2)
+    await until(lambda: len(rig.fleet.pairs.linked) == 2)
     request = await rig.open()
     await until(lambda: request.state.phase.name == phase)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
@@ -236,7 +236,7 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
     await until(lambda: request.num_attempts == 2 and request.state.phase.name == "RUNNING")
     assert decode.ref not in request.state.workers()
     await request.aclose()
-    await until(lambda: rig.fleet.view().linked == {(prefill.ref, newer.ref)})
+    await until(lambda: rig.fleet.pairs.linked == {(prefill.ref, newer.ref)})
     again = await rig.running()
     assert again.state.placement is not None and again.state.placement.decode == newer.ref
     await again.aclose()
@@ -283,7 +283,7 @@ async def test_an_incarnation_that_ended_during_its_probe_leaves_nothing(rig: Ri
     await rig.add("d", "decode")
     await until(lambda: rig.dispatch.ready() is None)
     await until(lambda: not rig.fleet._probing)
-    assert not rig.fleet.view().unlinked
+    assert not rig.fleet.pairs.failed
     await older.stop()
 
 
@@ -308,11 +308,11 @@ async def test_a_life_with_an_earlier_stamp_takes_the_place_of_one_that_is_gone(
 ) -> None:
     earlier = await rig.add("m", "mixed")
     later = await rig.add("m", "mixed")
-    await until(lambda: [view.ref for view in rig.fleet.view().workers] == [later.ref])
+    await until(lambda: [view.ref for view in rig.fleet.views()] == [later.ref])
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
     rig.workers.remove(later)
     await later.stop()
-    await until(lambda: [view.ref for view in rig.fleet.view().workers] == [earlier.ref])
+    await until(lambda: [view.ref for view in rig.fleet.views()] == [earlier.ref])
 
 
 async def test_an_address_that_another_life_answers_at_is_not_that_worker(rig: Rig) -> None:
@@ -320,7 +320,7 @@ async def test_an_address_that_another_life_answers_at_is_not_that_worker(rig: R
     listed = worker.ref
     await until(lambda: rig.dispatch.ready() is None)
     worker.ref = replace(listed, incarnation=listed.incarnation + 1)  # type: ignore[arg-type]
-    await until(lambda: rig.dispatch.ready() is None and rig.fleet.view().workers[0].ref == worker.ref)
+    await until(lambda: rig.dispatch.ready() is None and rig.fleet.views()[0].ref == worker.ref)
 
 
 async def test_a_failing_registry_stops_no_request_and_is_named_in_errors(rig: Rig) -> None:

@@ -33,8 +33,8 @@ def report(source: WorkerRef, problem: str = "", *, refused: bool = False) -> Li
 async def test_a_refused_pair_falls_back_and_the_path_names_the_reason(rig: Rig) -> None:
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW, refused=True)]
-    await until(lambda: not rig.fleet.view().linked)
-    assert rig.fleet.view().refused == rig.fleet.view().unlinked == {(prefill.ref, decode.ref)}
+    await until(lambda: not rig.fleet.pairs.linked)
+    assert rig.fleet.pairs.refused.keys() == rig.fleet.pairs.failed.keys() == {(prefill.ref, decode.ref)}
     request = await rig.running()
     assert request.path == "fallback;reason=no_link_between_the_workers_meets_the_requirements"
     assert rig.dispatch.ready() is None and rig.dispatch.problem() == f"the link from p to d is not used: {SLOW}"
@@ -44,7 +44,7 @@ async def test_a_refused_pair_falls_back_and_the_path_names_the_reason(rig: Rig)
     (family,) = [family for family in metrics.collect() if family.instrument is TRANSFER_LINKS]
     assert dict(family.points) == {("tcp", "false"): 1}
     decode.links = [report(prefill.ref)]
-    await until(lambda: rig.fleet.view().linked)
+    await until(lambda: rig.fleet.pairs.linked)
     assert rig.dispatch.problem() is None
     request = await rig.running()
     assert request.path == "remote"
@@ -65,7 +65,7 @@ async def test_a_link_that_misses_requirements_without_refusal_is_used_and_repor
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW)]
     await until(lambda: rig.dispatch.problem() == f"the link from p to d misses its requirements: {SLOW}")
-    assert rig.fleet.view().linked and rig.dispatch.ready() is None
+    assert rig.fleet.pairs.linked and rig.dispatch.ready() is None
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -78,14 +78,14 @@ async def test_a_required_speed_is_measured_before_a_pair_is_used(
     linked_before: list[bool] = []
 
     def measured(source: WorkerRef) -> LinkReport:
-        linked_before.append(bool(rig.fleet.view().linked))
+        linked_before.append(bool(rig.fleet.pairs.linked))
         return report(source, SLOW if is_refused else "", refused=is_refused)
 
     decode.on_measure = measured
     await until(lambda: rig.dispatch.ready() is None)
     assert linked_before == [False] and ("measure", prefill.ref) in decode.seen
-    assert bool(rig.fleet.view().linked) is not is_refused
-    assert bool(rig.fleet.view().refused) is is_refused
+    assert bool(rig.fleet.pairs.linked) is not is_refused
+    assert bool(rig.fleet.pairs.refused) is is_refused
 
 
 async def test_a_pair_that_cannot_be_measured_is_tried_again(make_rig: Callable[..., Rig]) -> None:
@@ -96,7 +96,7 @@ async def test_a_pair_that_cannot_be_measured_is_tried_again(make_rig: Callable[
     await until(lambda: [verb for verb, _ in decode.seen].count("measure") >= 2)
     assert rig.dispatch.ready() is not None
     decode.on_measure = report
-    await until(lambda: rig.fleet.view().linked)
+    await until(lambda: rig.fleet.pairs.linked)
 
 
 @pytest.mark.parametrize("transfer", [TransferConfig(), replace(REQUIREMENTS, on_slow_link="warn")])
@@ -113,14 +113,14 @@ async def test_a_refusal_outlives_the_stream_of_the_producer(rig: Rig, monkeypat
     """A consumer does not repeat its report when the source is lost and found again."""
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW, refused=True)]
-    await until(lambda: rig.fleet.view().refused)
+    await until(lambda: rig.fleet.pairs.refused)
     decode.links = []
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.01)
     lives = len(prefill.positions)
     prefill.break_streams()
-    await until(lambda: len(prefill.positions) > lives and len(rig.fleet.view().workers) == 2)
-    assert rig.fleet.view().refused == {(prefill.ref, decode.ref)} and not rig.fleet.view().linked
+    await until(lambda: len(prefill.positions) > lives and len(rig.fleet.views()) == 2)
+    assert rig.fleet.pairs.refused.keys() == {(prefill.ref, decode.ref)} and not rig.fleet.pairs.linked
 
 
 async def test_a_failed_measurement_is_reported(rig: Rig) -> None:
@@ -153,6 +153,6 @@ async def test_a_failed_measurement_is_requested_again_before_a_pair_is_used(
     prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
     decode.links = [report(prefill.ref, "it could not be measured: late")]
     await until(lambda: [verb for verb, _ in decode.seen].count("measure") >= 2)
-    assert rig.fleet.pairs.report((prefill.ref, decode.ref)) is not None and not rig.fleet.view().linked
+    assert rig.fleet.pairs.report((prefill.ref, decode.ref)) is not None and not rig.fleet.pairs.linked
     decode.links, decode.on_measure = [report(prefill.ref)], report
-    await until(lambda: rig.fleet.view().linked)
+    await until(lambda: rig.fleet.pairs.linked)

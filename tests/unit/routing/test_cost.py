@@ -11,6 +11,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.topology import Distance, Topology
 from tandem.core.worker_load import WorkerLoad
+from tandem.routing.candidates import pick_migration_target
 from tandem.routing.cost import NO_ROOM_S, decode_cost, prefill_cost, transfer_s
 from tandem.routing.link_bandwidth import PRIOR_BANDWIDTH, LinkBandwidth
 from tandem.routing.placement import NoPlacement, Placement
@@ -19,9 +20,10 @@ from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.remote_prefix import MESSAGES_S, RemotePrefixPlan, plan_remote_prefix
 from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
-from tandem.routing.takeover import pick_migration_target
+from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_speed import WorkerSpeed
-from tandem.routing.worker_view import ClusterView, Pool, WorkerView
+from tandem.routing.worker_view import Pool, WorkerView
+from tests.unit.routing.rankings import ranking_of
 
 GPU = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
 BLOCK = 16
@@ -33,10 +35,10 @@ def worker(name: str, pool: Pool, *, unreported: tuple[int, ...] = (), **load: o
     return WorkerView(ref, pool, "m", "f", WorkerLoad(**full), unreported, GPU, block_size=BLOCK, block_bytes=2 << 20)  # type: ignore[arg-type]
 
 
-def linked_cluster(*workers: WorkerView) -> ClusterView:
+def linked_cluster(*workers: WorkerView) -> WorkerRanking:
     """Return a cluster in which every possible pair is linked."""
     every = {(p.ref, d.ref) for p in workers for d in workers if p.prefills and d.decodes and p.ref != d.ref}
-    return ClusterView(workers, frozenset(every))
+    return ranking_of(workers, frozenset(every))
 
 
 def request(num_prompt: int, hits: Mapping[str, int] | None = None, **rest: object) -> RoutingRequest:
@@ -164,7 +166,8 @@ def test_no_prefix_is_fetched_over_a_slow_or_failed_link_or_when_switched_off() 
     assert describe(place(cluster, routing_request, "prefer", routing=Routing(links=slow))) == "p2 d1"
     assert describe(place(cluster, routing_request, "prefer", routing=Routing(remote_prefix=False))) == "p2 d1"
     for failed in ((P2.ref, P1.ref), (P1.ref, P2.ref)):
-        assert describe(place(replace(cluster, unlinked=frozenset({failed})), routing_request, "prefer")) == "p2 d1"
+        apart = ranking_of([BUSY_HOLDER, P2, D1], cluster.linked, frozenset({failed}))
+        assert describe(place(apart, routing_request, "prefer")) == "p2 d1"
     suspected = place(cluster, routing_request, "prefer", frozenset({P1.ref}))
     assert describe(suspected) == "p2 d1", "excluded workers serve no prefixes"
 
@@ -292,7 +295,7 @@ def test_auto_splits_where_that_costs_less_and_reports_why_not(
 
 
 def test_auto_stays_local_while_no_pair_is_linked() -> None:
-    placed = place(ClusterView((P1, D1)), request(8000), "auto")
+    placed = place(ranking_of([P1, D1]), request(8000), "auto")
     assert isinstance(placed, Placement) and placed.path == "fallback;reason=no_link_between_the_workers"
 
 
@@ -321,16 +324,16 @@ def test_the_target_of_a_migration() -> None:
     second = worker("d2", "decode", num_running=200)
     cluster = linked_cluster(P1, D1, second)
     for producer in (P1, gone):
-        assert pick_migration_target(cluster, "m", producer.ref, frozenset()) == D1.ref
-        assert pick_migration_target(cluster, "m", producer.ref, frozenset({D1.ref})) == second.ref
-    assert pick_migration_target(cluster, "m", P1.ref, frozenset({D1.ref, second.ref})) is None
-    failed = replace(cluster, unlinked=frozenset({(gone.ref, D1.ref)}))
-    assert pick_migration_target(failed, "m", gone.ref, frozenset()) == second.ref
+        assert pick_migration_target(cluster, "m", producer.ref) == D1.ref
+        assert pick_migration_target(cluster.without({D1.ref}), "m", producer.ref) == second.ref
+    assert pick_migration_target(cluster.without({D1.ref}).without({second.ref}), "m", P1.ref) is None
+    failed = ranking_of([P1, D1, second], unlinked=frozenset({(gone.ref, D1.ref)}))
+    assert pick_migration_target(failed, "m", gone.ref) == second.ref
 
 
 @pytest.mark.parametrize("policy", ["random", "round_robin", "least_loaded", "prefix"])
 def test_policies_keep_to_the_filter_and_to_pairs(policy: RoutingPolicy) -> None:
-    linked = ClusterView((P1, P2, D1, D2), frozenset({(P2.ref, D1.ref)}))
+    linked = ranking_of([P1, P2, D1, D2], frozenset({(P2.ref, D1.ref)}))
     assert chosen(place(linked, request(100, key="r"), "prefer", routing=Routing(policy))) == "p2 d1"
     full = worker("p1", "prefill", lane_tokens=(9, 9, 9), lane_longest=(0, 0, 0), num_horizon_tokens=5)
     assert chosen(place(linked_cluster(full, P2, D1), request(100), "prefer", routing=Routing(policy))) == "p2 d1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -19,8 +20,9 @@ from tandem.routing.pricing import CostModel
 from tandem.routing.router import BUSY, Disaggregation, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import ClusterView, Pool, WorkerView
+from tandem.routing.worker_view import Pool, WorkerView, decode_cost, local_cost, prefill_cost
 from tests.effort import effort
+from tests.unit.routing.rankings import ranking_of
 
 
 def ref(name: str) -> WorkerRef:
@@ -31,11 +33,11 @@ def worker(name: str, pool: Pool, *, queued: int = 0, running: int = 0, build: s
     return WorkerView(ref(name), pool, "m", build, WorkerLoad(num_queued_tokens=queued, num_running=running, **load))
 
 
-def view(*workers: WorkerView, linked: str = "", unlinked: str = "") -> ClusterView:
+def view(*workers: WorkerView, linked: str = "", unlinked: str = "") -> WorkerRanking:
     def pairs(text: str) -> frozenset[tuple[WorkerRef, WorkerRef]]:
         return frozenset((ref(a), ref(b)) for a, b in (pair.split("-") for pair in text.split()))
 
-    return ClusterView(workers, pairs(linked), pairs(unlinked))
+    return ranking_of(workers, pairs(linked), pairs(unlinked))
 
 
 def chosen(outcome: Placement | NoPlacement) -> str:
@@ -74,7 +76,7 @@ M1, M2 = worker("m1", "mixed"), worker("m2", "mixed")
         (view(P1, P2, D1, linked="p2-d1"), "prefer", "p2-d1 remote"),
     ],
 )  # fmt: skip
-def test_placement(cluster: ClusterView, policy: str, expected: str) -> None:
+def test_placement(cluster: WorkerRanking, policy: str, expected: str) -> None:
     assert chosen(place(cluster, RoutingRequest("m"), policy)) == expected  # type: ignore[arg-type]
 
 
@@ -108,7 +110,7 @@ def test_the_cheapest_linked_pair_is_chosen(data: st.DataObject) -> None:
     ]
     every = [(p, d) for p in workers for d in workers if p.prefills and d.decodes and p is not d]
     linked = [pair for pair in every if data.draw(st.booleans())]
-    cluster = ClusterView(tuple(workers), frozenset((p.ref, d.ref) for p, d in linked))
+    cluster = ranking_of(workers, frozenset((p.ref, d.ref) for p, d in linked))
     outcome = place(cluster, RoutingRequest("m"), "strict")
     fit = [(p, d) for p, d in linked if p.fingerprint == d.fingerprint]
     if not fit:
@@ -147,7 +149,18 @@ class RankedWorkers:
             self.ranking.remove(ref(name))
 
     def place_with_both(self, policy: Disaggregation, excluded: frozenset[WorkerRef]) -> Placement | NoPlacement:
-        slow = place(ClusterView(tuple(self.views.values()), self.linked), RoutingRequest("m"), policy, excluded)
+        """Place a request, and check that every ranking is sorted and that a new ranking gives the same choice."""
+        able = [worker_view for worker_view in self.views.values() if not worker_view.load.draining]
+        left = self.ranking.without(excluded)
+        for ranked, cost, fits in (
+            (left.prefill_workers("m"), prefill_cost, lambda worker_view: worker_view.prefills),
+            (left.decode_workers("m"), decode_cost, lambda worker_view: worker_view.decodes),
+            (left.mixed_workers("m"), local_cost, lambda worker_view: True),
+        ):
+            present = [worker_view for worker_view in able if fits(worker_view) and worker_view.ref not in excluded]
+            assert list(ranked) == sorted(present, key=cost)
+        assert left.pools("m") == Counter(each.pool for each in able if each.ref not in excluded)
+        slow = place(ranking_of(self.views.values(), self.linked), RoutingRequest("m"), policy, excluded)
         fast = place(self.ranking, RoutingRequest("m"), policy, excluded)
         assert fast == slow
         return fast

@@ -38,7 +38,7 @@ class SnapshotSource:
             missing=dispatcher.ready(),
             models=dispatcher.models(),
             known=self._fleet.workers(),
-            live=self._fleet.view().workers,
+            live=self._fleet.views(),
             breakers=dispatcher.breakers(),
             flows=tuple(dispatcher.flows.latest(MAX_FLOWS)),
             num_open=dispatcher.num_open(),

@@ -26,7 +26,7 @@ from tandem.routing.pd_pairs import PairRegistry
 from tandem.routing.placement import Placement
 from tandem.routing.router import Routing
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import POOLS, ClusterView, Pair, Pool, WorkerView
+from tandem.routing.worker_view import POOLS, Pair, Pool, WorkerView
 from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)
@@ -103,10 +103,9 @@ class WorkerPool:
 
     # ---- state
 
-    def view(self) -> ClusterView:
-        views = tuple(view for link in list(self._links.values()) if (view := link.view()) is not None)
-        pairs = self.pairs
-        return ClusterView(views, frozenset(pairs.linked), frozenset(pairs.failed), frozenset(pairs.refused))
+    def views(self) -> list[WorkerView]:
+        """Return the live workers."""
+        return [view for link in list(self._links.values()) if (view := link.view()) is not None]
 
     def num_live(self) -> Mapping[Pool, int]:
         """Return the number of live workers by pool, including pools without any."""
@@ -154,7 +153,7 @@ class WorkerPool:
 
     def ready(self) -> str | None:
         """Return None where a pair has moved a block or one worker may serve alone; else what is missing."""
-        views = self.view().workers
+        views = self.views()
         if not views:
             return (
                 "no live worker"
@@ -341,7 +340,7 @@ class WorkerPool:
 
     def _probe_pairs(self) -> None:
         """Move a test block between prefill and decode workers that are due for a probe by `PairRegistry`."""
-        for pair, model in self.pairs.due(self.view().workers, self._clock.now()):
+        for pair, model in self.pairs.due(self.views(), self._clock.now()):
             self._probing[pair] = asyncio.create_task(self._probe(pair, model))
 
     async def _probe(self, pair: Pair, model: str) -> None:
