@@ -12,13 +12,12 @@ from tandem.core.clock import SystemClock
 from tandem.core.events import KVFact, KVReceived, SampledToken
 from tandem.core.ids import HandoffId, HandoffKey, RequestId, WorkerRef
 from tandem.core.request import Request, ResumeJob, SamplingParams
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect, SendEvent, StartRead, TearDownProducer
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import BlockCopy, TransportPeer
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.layout import KVLayout
-from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 from tandem.transfer.transfer_thread import TransferThread

@@ -26,12 +26,13 @@ from tandem.engine.effects import (
     SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
+    StartRead,
+    TearDownProducer,
 )
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.ports import BlockCopy, Pipeline
 from tandem.engine.transfer_messages import ConnectPeer, PeerLost, ReadDone, ReadFailed, ReadRequest
 from tandem.kv.block_pool import BlockPool
-from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.model_loader import AnyExecutor
 from tandem.sched.state.limits import SchedulerLimits

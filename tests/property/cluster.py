@@ -22,9 +22,10 @@ from tandem.engine.effects import (
     SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
+    StartRead,
+    TearDownProducer,
 )
 from tandem.kv.handoff import RemotePrefixRequest
-from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.orchestration.commands import (
     CancelJob,
     EndRequest,
@@ -312,7 +313,7 @@ class Cluster:
     def check(self, worker: Worker) -> None:
         worker.engine.check()
         reads = [b for w, r in self.hung if w is worker for b in r.local]
-        assert set(reads) <= set(worker.engine._pulls.blocks()), "a block under a read was given back"
+        assert set(reads) <= set(worker.engine._consumer.blocks()), "a block under a read was given back"
 
     # ---- mishaps
 
@@ -497,7 +498,7 @@ class Cluster:
         if right:
             self.effects(worker, worker.engine.read_done(read.read, self.agenda.now))
             return
-        pull = next((p for p in worker.engine._pulls.live() if read.read in p.open_reads), None)
+        pull = next((p for p in worker.engine._consumer if read.read in p.open_reads), None)
         is_good = pull is not None and pull.lease_until is not None and self.agenda.now < pull.lease_until
         assert not is_good, f"{pull!r} finds other KV than was announced"
         self.fail_read(worker, read, True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -12,11 +12,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.request import PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.engine.effects import (
+    ConsumerEffect,
+    PullEnded,
+    ReleaseHandoff,
+    SendAnnouncement,
+    SendHandoffEnded,
+    StartRead,
+    TearDownProducer,
+)
+from tandem.engine.kv_consumer import KVConsumer
+from tandem.engine.kv_producer import KVProducer
+from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.handoff import Announcement, BlockDigest, LeaseState, PullState
-from tandem.kv.kv_consumer import PullTable
-from tandem.kv.kv_producer import EndedLease, LeaseTable
-from tandem.kv.pull_actions import KVComplete, PullFailed, PullOutcome, ReadEnded, StartRead, TearDownProducer
+from tandem.sched.state.schedule_result import PullAllocated, SequenceUpdate
 from tests.effort import effort
 
 PRODUCER = WorkerRef(WorkerId("producer"), Incarnation(1), "producer:1")
@@ -39,8 +50,22 @@ class Read:
     has_copied: bool = False
 
 
-def job_of(key: HandoffKey) -> JobKey:
-    return JobKey(RequestId(key.handoff), key.attempt)
+def request_of(key: HandoffKey) -> Request:
+    sampling = SamplingParams(max_tokens=9)
+    prompt = tuple(range(PROMPT_BLOCKS))
+    return Request(id=RequestId(key.handoff), model="m", prompt_tokens=prompt, sampling=sampling)
+
+
+def job_of(key: HandoffKey) -> ResumeJob:
+    return ResumeJob(request=request_of(key), attempt=key.attempt, handoff=key.handoff, source=PRODUCER)
+
+
+def prefill_of(key: HandoffKey) -> PrefillJob:
+    return PrefillJob(request=request_of(key), attempt=key.attempt, handoff=key.handoff)
+
+
+def new_pool() -> BlockPool:
+    return BlockPool(NUM_BLOCKS, 1, enable_prefix_caching=False)
 
 
 class HandoffMachine(RuleBasedStateMachine):
@@ -52,18 +77,19 @@ class HandoffMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.leases = LeaseTable(LEASE_S, memory_s=MEMORY_S)
-        self.pulls = PullTable(pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S)
-        # The producer's memory, and what it has not lent.
+        self.producer_pool, self.consumer_pool = new_pool(), new_pool()
+        self.leases = KVProducer(self.producer_pool, LEASE_S, memory_s=MEMORY_S)
+        self.pulls = KVConsumer(
+            self.consumer_pool, lease_s=LEASE_S, pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S
+        )
+        # The producer's memory.
         self.given: list[Content] = ["none"] * NUM_BLOCKS
-        self.producer_free = deque(BlockId(i) for i in range(NUM_BLOCKS))
         self.progress: dict[HandoffKey, int] = {}
         self.newest: dict[HandoffId, tuple[int, float]] = {}
         # The consumer's memory, who has a table, and what the transport may still write.
         self.taken: list[Content] = ["none"] * NUM_BLOCKS
-        self.tables: dict[HandoffKey, tuple[BlockId, ...]] = {}
+        self.tables: dict[HandoffKey, BlockTable] = {}
         self.reads: dict[int, Read] = {}
-        self.just_ended: dict[int, Read] = {}
         self.lingers = False
         self.outcomes: dict[HandoffKey, str] = {}
         self.hits: dict[HandoffKey, int] = {}
@@ -81,8 +107,10 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @rule()
     def producer_ticks(self) -> None:
-        for ended in self.leases.expire(self.now):
-            self.give_back(ended)
+        ended, _ = self.leases.on_tick(self.now)
+        for lease in ended:
+            self.remember_end(lease.key)
+        self.recycle()
 
     @precondition(lambda self: len(self.leases) > 0)
     @rule()
@@ -93,14 +121,14 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @rule()
     def consumer_ticks(self) -> None:
-        self.carry_out(self.pulls.tick(self.now))
-        for pull in self.pulls.live():
+        self.carry_out(self.pulls.on_tick(self.now))
+        for pull in self.pulls:
             late = pull.lease_until is not None and self.now - pull.lease_until >= PULL_TIMEOUT_S
             assert not late, "a source that renews no lease is waited for"
 
     @rule()
     def consumer_renews(self) -> None:
-        keys = tuple(pull.key for pull in self.pulls.live())
+        keys = tuple(pull.key for pull in self.pulls)
         if keys:
             self.to_producer.append(("renew", keys, self.now))
 
@@ -115,7 +143,7 @@ class HandoffMachine(RuleBasedStateMachine):
         key = HandoffKey(HandoffId(handoff), max(attempts, default=0) + 1)
         for old in [k for k in self.outcomes if k.handoff == handoff]:
             self.abandon(old)
-        self.pulls.open(key, job_of(key), PRODUCER, self.now)
+        self.pulls.on_resume(job_of(key), self.now)
         self.outcomes[key] = "open"
         self.to_producer.append(("follow", (key,), self.now))
 
@@ -176,15 +204,14 @@ class HandoffMachine(RuleBasedStateMachine):
         granted = []
         for key in keys:
             if what == "follow":
-                replay = self.leases.follow(key, CONSUMER, self.now)
-                ok = replay is not None
-                self.to_consumer.extend(replay or [])
+                effects = self.leases.on_follow(key, CONSUMER, self.now)
             else:
-                ok = self.leases.renew(key, self.now)
-            if ok:
-                granted.append(key)
-            else:
+                effects = self.leases.on_renew([key], CONSUMER, self.now)
+            self.to_consumer.extend(x.message for x in effects if isinstance(x, SendAnnouncement))
+            if any(isinstance(x, SendHandoffEnded) for x in effects):
                 self.to_consumer.append(("ended", (key,), self.now))
+            else:
+                granted.append(key)
         self.to_consumer.append(("renewed", tuple(granted), sent_at))
 
     @precondition(lambda self: self.to_consumer)
@@ -193,17 +220,16 @@ class HandoffMachine(RuleBasedStateMachine):
         """A repeated announcement is what a second StreamHandoff on the same stream gives."""
         message = self.to_consumer.popleft()
         if isinstance(message, Announcement):
-            self.carry_out(self.pulls.announced(message, self.now))
-            if again:
-                self.carry_out(self.pulls.announced(message, self.now))
+            for _ in range(1 + again):
+                keys = (job_of(message.key).key,)
+                self.carry_out(self.pulls.on_announcement(message, keys, self.now))
             return
         what, keys, sent_at = message
         if what == "renewed":
-            self.pulls.renewed(keys, sent_at, LEASE_S)
+            self.pulls.on_renewed(keys, sent_at, LEASE_S)
             return
         for key in keys:
-            if self.pulls.find(key) is not None:
-                self.carry_out(self.pulls.abandon(job_of(key), ErrorKind.KV_LOST, "ended", self.now))
+            self.carry_out(self.pulls.on_handoff_ended(key, ErrorKind.KV_LOST, "ended", self.now))
 
     @rule()
     def stream_flows(self) -> None:
@@ -221,7 +247,7 @@ class HandoffMachine(RuleBasedStateMachine):
         for key in self.open_leases():
             self.compute_on(key, num)
         self.stream_flows()
-        for key in sorted(p.key for p in self.pulls.live() if p.state is PullState.WAITING and p.offered):
+        for key in sorted(p.key for p in self.pulls if p.state is PullState.WAITING and p.offered):
             self.grant_room(key, num % 2)
 
     @rule(luck=LUCK)
@@ -231,28 +257,27 @@ class HandoffMachine(RuleBasedStateMachine):
             return
         self.to_producer.clear()
         self.to_consumer.clear()
-        for pull in self.pulls.live():
+        for pull in self.pulls:
             self.to_producer.append(("follow", (pull.key,), self.now))
 
     # ---- the consumer gets room
 
-    @precondition(lambda self: any(p.state is PullState.WAITING and p.offered for p in self.pulls.live()))
+    @precondition(lambda self: any(p.state is PullState.WAITING and p.offered for p in self.pulls))
     @rule(data=st.data(), num_hits=st.integers(0, PROMPT_BLOCKS - 1))
     def grant(self, data: st.DataObject, num_hits: int) -> None:
-        keys = sorted(p.key for p in self.pulls.live() if p.state is PullState.WAITING and p.offered)
+        keys = sorted(p.key for p in self.pulls if p.state is PullState.WAITING and p.offered)
         self.grant_room(data.draw(st.sampled_from(keys)), num_hits)
 
     def grant_room(self, key: HandoffKey, num_hits: int) -> None:
-        held = {b for blocks in self.tables.values() for b in blocks} | set(self.pulls.blocks())
-        free = [BlockId(b) for b in range(NUM_BLOCKS) if b not in held]
-        if len(free) <= PROMPT_BLOCKS:
+        table = BlockTable()
+        if not self.consumer_pool.grow(table, PROMPT_BLOCKS + 1):
             return
-        blocks = tuple(free[: PROMPT_BLOCKS + 1])
-        for i, block in enumerate(blocks):
+        for i, block in enumerate(table.ids()):
             self.taken[block] = (key, i) if i < num_hits else "fresh"
-        self.tables[key] = blocks
+        self.tables[key] = table
         self.hits[key] = num_hits
-        self.carry_out(self.pulls.granted(job_of(key), blocks, num_hits, PROMPT_BLOCKS, self.now))
+        grant = PullAllocated(job_of(key).key, table, num_hits, PROMPT_BLOCKS)
+        self.carry_out(self.pulls.on_blocks(grant, self.now))
 
     # ---- the transport
 
@@ -284,8 +309,8 @@ class HandoffMachine(RuleBasedStateMachine):
     def late_word_of_a_read(self, read: int) -> None:
         """A report of a read that was reported, or never was."""
         if read not in self.reads:
-            assert self.pulls.read_done(read, self.now) == []
-            assert self.pulls.read_failed(read, "late", drained=True, now=self.now) == []
+            assert self.pulls.on_read_done(read, self.now) == []
+            assert self.pulls.on_read_failed(read, "late", drained=True, now=self.now) == []
 
     @rule(proven=st.booleans(), luck=LUCK)
     def peer_is_lost(self, proven: bool, luck: bool) -> None:
@@ -305,15 +330,15 @@ class HandoffMachine(RuleBasedStateMachine):
         assert held == sorted(b for r in self.reads.values() for b in r.order.local)
         assert self.pulls.num_reads == len(self.reads)
         assert len(set(held)) == len(held), "two reads into one block"
+        self.consumer_pool.check(self.tables.values(), (), held)
+        self.pulls.check({job_of(key).key for key, how in self.outcomes.items() if how == "open"})
 
     @invariant()
     def tables_are_of_open_pulls(self) -> None:
-        live = {p.key for p in self.pulls.live()}
+        live = {p.key for p in self.pulls}
         assert live == {k for k, how in self.outcomes.items() if how == "open"}
-        for lease in self.leases:
-            is_open = lease.state in (LeaseState.RESERVED, LeaseState.OFFERED)
-            assert is_open == (self.leases.find(lease.key) is lease) and (is_open or lease.may_be_read)
-        assert sorted(self.producer_free) == sorted(set(range(NUM_BLOCKS)) - set(self.leases.blocks()))
+        self.producer_pool.check((), self.leases.blocks(), ())
+        self.leases.check({prefill_of(lease.key).key for lease in self.leases})
 
     def teardown(self) -> None:
         """Both sides work, nothing new comes: within two deadlines and the producer's memory everything has ended."""
@@ -333,7 +358,7 @@ class HandoffMachine(RuleBasedStateMachine):
         if self.lingers:
             self.lose_peer(True)
         assert "open" not in self.outcomes.values() and not self.reads and not len(self.pulls)
-        assert not len(self.leases) and len(self.producer_free) == NUM_BLOCKS
+        assert not len(self.leases) and self.producer_pool.num_free == self.consumer_pool.num_free == NUM_BLOCKS
 
     # ---- how
 
@@ -347,7 +372,7 @@ class HandoffMachine(RuleBasedStateMachine):
             self.refuse(key)
             return
         try:
-            ended = self.leases.open(key, job_of(key), self.now)
+            ended, _ = self.leases.open(key, prefill_of(key).key, self.now)
         except TandemError:
             assert key.attempt <= newest, f"{key} was refused without a reason"
             return
@@ -355,14 +380,13 @@ class HandoffMachine(RuleBasedStateMachine):
         assert not fenced, f"{key} was accepted after attempt {newest}"
         self.newest[key.handoff] = (key.attempt, self.now)
         self.progress[key] = 0
-        if ended is not None:
-            assert ended.key.attempt < key.attempt
-            self.give_back(ended)
+        assert ended is None or ended.attempt < key.attempt
+        self.recycle()
 
     def refuse(self, key: HandoffKey) -> None:
         """A second grant of a lease that is open."""
         try:
-            self.leases.open(key, job_of(key), self.now)
+            self.leases.open(key, prefill_of(key).key, self.now)
         except TandemError:
             return
         raise AssertionError(f"{key} was opened twice")
@@ -371,9 +395,12 @@ class HandoffMachine(RuleBasedStateMachine):
         lease = self.leases.find(key)
         assert lease is not None
         if lease.state is LeaseState.RESERVED:
-            if len(self.producer_free) < PROMPT_BLOCKS:
+            table = BlockTable()
+            if not self.producer_pool.grow(table, PROMPT_BLOCKS):
                 return
-            self.leases.start(key, tuple(self.producer_free.popleft() for _ in range(PROMPT_BLOCKS)))
+            self.producer_pool.retain(table.ids(), Holder.LEASE)
+            self.leases.start(key, table.ids())
+            self.producer_pool.release(table)
         done = self.progress[key]
         if done > PROMPT_BLOCKS:
             return
@@ -381,40 +408,50 @@ class HandoffMachine(RuleBasedStateMachine):
         for i in range(done, stop):
             self.given[lease.blocks[i]] = (key, i)
         is_last = stop == PROMPT_BLOCKS
-        digests = [BlockDigest(b, (b,)) for b in lease.blocks[done:stop]]
-        message = self.leases.announce(key, stop, digests, stop, (TOKEN,) if is_last else ())
-        assert (message is None) == (stop == done and not is_last)
+        digests = tuple(BlockDigest(b, (b,)) for b in lease.blocks[done:stop])
+        num_announced = len(lease.announcements)
+        first_tokens = (TOKEN,) if is_last else ()
+        update = SequenceUpdate(
+            prefill_of(key), stop, 0, 0, digests=digests, handed_over=is_last, first_tokens=first_tokens
+        )
+        effects = self.leases.on_chunk(prefill_of(key), update, self.now)
+        has_announced = len(lease.announcements) > num_announced
+        assert has_announced == (stop > done or is_last) and len(effects) == (
+            has_announced and lease.consumer is not None
+        )
         self.progress[key] = PROMPT_BLOCKS + 1 if is_last else stop
-        if message is not None and lease.consumer is not None:
-            self.to_consumer.append(message)
+        self.to_consumer.extend(x.message for x in effects if isinstance(x, SendAnnouncement))
 
     def release(self, key: HandoffKey) -> None:
-        self.end_lease(key, self.leases.release(key, self.now))
+        self.end_lease(key, lambda: self.leases.on_release(key, self.now))
 
     def recall(self, key: HandoffKey) -> None:
-        self.end_lease(key, self.leases.withdraw(key, self.now))
+        self.end_lease(key, lambda: self.leases.on_revoke(key, self.now))
 
-    def end_lease(self, key: HandoffKey, ended: EndedLease | None) -> None:
-        if key.attempt > self.newest.get(key.handoff, (0, 0.0))[0]:
+    def end_lease(self, key: HandoffKey, end: Callable[[], object]) -> None:
+        others = {lease.key for lease in self.leases} - {key}
+        was_open = self.leases.find(key) is not None
+        end()
+        assert others == {lease.key for lease in self.leases} - {key}, "a release ended another attempt"
+        if was_open or key.attempt > self.newest.get(key.handoff, (0, 0.0))[0]:
+            self.remember_end(key)
+        self.recycle()
+
+    def remember_end(self, key: HandoffKey) -> None:
+        if key.attempt >= self.newest.get(key.handoff, (0, 0.0))[0]:
             self.newest[key.handoff] = (key.attempt, self.now)
-        assert ended is None or ended.key == key, "a release ended another attempt"
-        if ended is not None:
-            self.give_back(ended)
 
-    def give_back(self, ended: EndedLease) -> None:
-        """The worst case: the blocks are used for something else at once."""
-        if ended.key.attempt >= self.newest[ended.key.handoff][0]:
-            self.newest[ended.key.handoff] = (ended.key.attempt, self.now)
-        for block in ended.blocks:
+    def recycle(self) -> None:
+        """The worst case: free blocks are used for something else at once."""
+        for block in self.producer_pool.free_blocks():
             self.given[block] = "recycled"
-        self.producer_free.extend(ended.blocks)
 
     def abandon(self, key: HandoffKey) -> None:
         """The job of a pull is cancelled; an ended one is not touched."""
         was_open = self.outcomes[key] == "open"
-        outcomes = self.pulls.abandon(job_of(key), ErrorKind.CANCELLED, "cancelled", self.now)
-        assert [type(x) for x in outcomes] == [PullFailed] * was_open
-        self.carry_out(outcomes)
+        effects = self.pulls.drop(job_of(key), ErrorKind.CANCELLED, "cancelled", self.now)
+        assert [type(x) for x in effects] == [ReleaseHandoff, PullEnded] * was_open
+        self.carry_out(effects)
 
     def end_read(self, read_id: int) -> None:
         read = self.reads[read_id]
@@ -428,13 +465,13 @@ class HandoffMachine(RuleBasedStateMachine):
             assert not is_good, f"{pull} finds other KV than was announced"
             self.fail_read(read_id, True)
             return
-        self.just_ended[read_id] = self.reads.pop(read_id)
-        self.carry_out(self.pulls.read_done(read_id, self.now))
+        del self.reads[read_id]
+        self.carry_out(self.pulls.on_read_done(read_id, self.now))
 
     def fail_read(self, read_id: int, drained: bool) -> None:
         if drained:
-            self.just_ended[read_id] = self.reads.pop(read_id)
-        self.carry_out(self.pulls.read_failed(read_id, "failed", drained=drained, now=self.now))
+            del self.reads[read_id]
+        self.carry_out(self.pulls.on_read_failed(read_id, "failed", drained=drained, now=self.now))
         if not drained:
             # The transport cannot say when it will end; only the end of the peer can.
             self.lingers = True
@@ -442,53 +479,43 @@ class HandoffMachine(RuleBasedStateMachine):
     def lose_peer(self, proven: bool) -> None:
         self.torn = False
         if proven:
-            self.just_ended.update(self.reads)
             self.reads.clear()
         self.lingers = bool(self.reads)
-        self.carry_out(self.pulls.peer_lost(PRODUCER, "lost", proven=proven, now=self.now))
-        assert not list(self.pulls.live())
+        self.carry_out(self.pulls.on_peer_lost(PRODUCER, "lost", proven=proven, now=self.now))
+        assert not len(self.pulls)
         assert self.pulls.num_quarantined == sum(len(r.order.local) for r in self.reads.values())
 
-    def carry_out(self, outcomes: Sequence[PullOutcome]) -> None:
-        for outcome in outcomes:
-            match outcome:
+    def carry_out(self, effects: Iterable[ConsumerEffect]) -> None:
+        for effect in effects:
+            match effect:
                 case StartRead():
-                    self.start_read(outcome)
-                case ReadEnded(blocks):
-                    ended = next((i for i, r in self.just_ended.items() if r.order.local == blocks), None)
-                    assert ended is not None, f"{blocks} were given back, but no read of them has ended"
-                    del self.just_ended[ended]
-                case KVComplete():
-                    self.arrive(outcome)
-                case PullFailed():
-                    self.settle(outcome.key, "lost")
-                    self.tables.pop(outcome.key, None)
-                    self.to_producer.append(("release", (outcome.key,), self.now))
+                    self.start_read(effect)
+                case PullEnded(job=ResumeJob() as job):
+                    self.end_pull(job.offer, effect)
+                case ReleaseHandoff(_, key):
+                    self.to_producer.append(("release", (key,), self.now))
                 case TearDownProducer():
                     assert not self.torn, "torn down twice"
                     self.torn = self.lingers = True
-        assert not self.just_ended, "a read has ended, but its blocks are not given back"
 
     def start_read(self, order: StartRead) -> None:
-        key = next(k for k, blocks in self.tables.items() if set(order.local) <= set(blocks))
+        key = next(k for k, table in self.tables.items() if set(order.local) <= set(table.ids()))
         assert self.outcomes[key] == "open"
-        assert order.local == self.tables[key][order.first_index : order.first_index + len(order.local)]
+        assert order.local == self.tables[key].ids()[order.first_index : order.first_index + len(order.local)]
         assert order.first_index >= self.hits[key] and len(order.offered) == len(order.local) > 0
         self.reads[order.read] = Read(order, key)
 
-    def arrive(self, arrived: KVComplete) -> None:
-        self.settle(arrived.key, "arrived")
-        blocks = self.tables.pop(arrived.key)
-        assert arrived.first_tokens == (TOKEN,)
-        assert arrived.stats.num_blocks == PROMPT_BLOCKS - self.hits[arrived.key]
-        assert 0 <= arrived.stats.exposed_s <= arrived.stats.total_s and arrived.stats.busy_s >= 0
-        content = [self.taken[b] for b in blocks[:PROMPT_BLOCKS]]
-        assert content == [(arrived.key, i) for i in range(PROMPT_BLOCKS)], "wrong KV was accepted"
-        self.to_producer.append(("release", (arrived.key,), self.now))
-
-    def settle(self, key: HandoffKey, how: str) -> None:
-        assert self.outcomes[key] == "open", f"{key} ended twice: {self.outcomes[key]}, {how}"
-        self.outcomes[key] = how
+    def end_pull(self, key: HandoffKey, ended: PullEnded) -> None:
+        assert self.outcomes[key] == "open", f"{key} ended twice: {self.outcomes[key]}, {ended}"
+        self.outcomes[key] = "arrived" if ended.kind is None else "lost"
+        table = self.tables.pop(key, BlockTable())
+        if ended.kind is None:
+            times = ended.times
+            assert ended.first_tokens == (TOKEN,) and times.num_blocks == PROMPT_BLOCKS - self.hits[key]
+            assert times.first_announced_at <= times.last_announced_at <= times.ready_at and times.busy_s >= 0
+            content = [self.taken[b] for b in table.ids(PROMPT_BLOCKS)]
+            assert content == [(key, i) for i in range(PROMPT_BLOCKS)], "wrong KV was accepted"
+        self.consumer_pool.release(table)
 
 
 class TrustingHandoffMachine(HandoffMachine):

@@ -184,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         copied |= {block for plan in self.plans for _, block in plan.fills}
         assert all(any(self.pool.holders(block)) for block in copied), "a block is free that is to be copied"
         for grant in self.grants.values():
-            assert not (writers.keys() | copied) & set(grant.blocks[grant.num_hit_blocks :])
+            assert not (writers.keys() | copied) & set(grant.table.ids()[grant.num_hit_blocks :])
 
     @invariant()
     def offered_prefills_run_on(self) -> None:
@@ -270,9 +270,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for grant in planned.pulls:
             self.grants[grant.key] = grant
             known = self.witnesses[grant.key].job.num_known_tokens
-            assert grant.num_known_blocks == -(-known // self.block_size) <= len(grant.blocks)
+            assert grant.num_known_blocks == -(-known // self.block_size) <= len(grant.table.ids())
             assert grant.num_hit_blocks * self.block_size < known, "the last token's block is always read"
-            self.store.read(grant.blocks, grant.num_hit_blocks * self.block_size)
+            self.store.read(grant.table.ids(), grant.num_hit_blocks * self.block_size)
         if planned.step is not None:
             self.plans.append(planned.step)
             self.check_plan(planned.step)
@@ -412,7 +412,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         grant, job = self.grants.pop(key), self.jobs[key]
         start = grant.num_hit_blocks * self.block_size
         known = [*job.request.prompt_tokens, *job.output_tokens]
-        self.store.write(grant.blocks, start, known[start:])
+        self.store.write(grant.table.ids(), start, known[start:])
         self.record(self.scheduler.kv_arrived(key, self.first_tokens(key), 0, len(known)))
 
     def first_tokens(self, name: JobKey) -> tuple[SampledToken, ...]:
@@ -423,7 +423,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def break_off(self, key: JobKey) -> None:
         """A pull is given up while a read is under way."""
         grant = self.grants[key]
-        blocks = grant.blocks[grant.num_hit_blocks : grant.num_known_blocks]
+        blocks = grant.table.ids()[grant.num_hit_blocks : grant.num_known_blocks]
         self.pool.retain(blocks, Holder.READ)
         self.landing.append(blocks)
         for witness in [self.witnesses[k] for k in self.jobs[key].keys if self.witnesses[k].end is None]:

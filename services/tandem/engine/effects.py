@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import JobEvent
-from tandem.core.ids import HandoffKey, WorkerRef
-from tandem.engine.job_timings import JobTimes
-from tandem.kv.handoff import Announcement, RemotePrefixRequest
-from tandem.kv.pull_actions import StartRead, TearDownProducer
+from tandem.core.events import JobEvent, SampledToken
+from tandem.core.ids import BlockId, HandoffKey, WorkerRef
+from tandem.core.request import Job
+from tandem.engine.job_timings import JobTimes, PullTimes
+from tandem.kv.handoff import Announcement, BlockDigest, RemotePrefixRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,9 @@ class ReleaseHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SendRemainderRequest:
-    """Request the remainder of a migrating sequence from its source; the first `num_output_tokens` output tokens are
-    known to the consumer."""
+    """Request the remainder of a migrating sequence from its source, because nearly all of its KV is local; the first
+    `num_output_tokens` output tokens are known to the consumer. The source then samples its last token and hands over
+    the rest."""
 
     source: WorkerRef
     key: HandoffKey
@@ -76,6 +77,42 @@ class RenewLeases:
 
     source: WorkerRef
     keys: tuple[HandoffKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRead:
+    """Read the `offered` remote blocks, which lie at positions `[first_index, ...)` of the prompt, into the `local`
+    blocks."""
+
+    read: int
+    source: WorkerRef
+    first_index: int
+    offered: tuple[BlockDigest, ...]
+    local: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TearDownProducer:
+    """Tear down the connection to a producer as a whole, because a read does not end."""
+
+    source: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class PullEnded:
+    """Report a pull that is over, and why it was given up; `kind` is None if all KV of `job` arrived.
+
+    All KV, that of `num_computed` tokens, is then local and was checked within the lease; `first_tokens`, `num_cached`:
+    see `Announcement`. The end of a remote prefix fetch has no `kind` either: the blocks that arrived are published.
+    """
+
+    job: Job
+    times: PullTimes
+    kind: ErrorKind | None = None
+    message: str = ""
+    first_tokens: tuple[SampledToken, ...] = ()
+    num_computed: int = 0
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +130,10 @@ Effect = (
     | ReleaseHandoff
     | SendRemainderRequest
     | RenewLeases
-    | JobEnded
     | StartRead
     | TearDownProducer
+    | JobEnded
 )
+
+ConsumerEffect = Effect | PullEnded
+"""Effects of `KVConsumer`: the engine itself carries out `PullEnded`."""

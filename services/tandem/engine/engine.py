@@ -7,26 +7,27 @@ effect. The engine does no I/O and reads no clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, KVFact, PromptLogprobs, TokenRun
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
-from tandem.core.request import Job, PrefillJob, ResumeJob
+from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
-from tandem.engine.effects import Effect, SendEvent
-from tandem.engine.engine_stats import check_blocks, engine_stats, load
+from tandem.engine.effects import ConsumerEffect, Effect, PullEnded, SendEvent
+from tandem.engine.engine_stats import load
 from tandem.engine.job_completion import JobCompletion
-from tandem.engine.job_events import tokens
+from tandem.engine.job_events import kv_received, pull_failure_event, tokens
 from tandem.engine.job_table import JobTable
 from tandem.engine.job_timeline import JobTimeline
+from tandem.engine.job_timings import Outcome
 from tandem.engine.kv_consumer import KVConsumer
 from tandem.engine.kv_producer import KVProducer
 from tandem.engine.migration import DrainMigration
-from tandem.kv.block_pool import BlockPool
+from tandem.kv.block_pool import BlockPool, BlockTable
 from tandem.kv.handoff import Announcement, RemotePrefixRequest
-from tandem.kv.kv_consumer import PullTable
 from tandem.sched.budget.step_sizer import StepSizer
 from tandem.sched.phases.decode_run import DecodeRun
 from tandem.sched.phases.spec_decode import Speculation
@@ -65,17 +66,18 @@ class Engine:
     ) -> None:
         self._pool = pool
         self._scheduler = Scheduler(pool, limits, model_fingerprint, speculation)
-        self._producer = KVProducer(pool, self._scheduler.prefix_server, handoff.lease_s)
-        self._drain_migration = DrainMigration(self._scheduler.migrations, self._producer)
+        self._producer = KVProducer(pool, handoff.lease_s)
+        self._consumer = KVConsumer(
+            pool,
+            lease_s=handoff.lease_s,
+            pull_timeout_s=handoff.pull_timeout_s,
+            drain_timeout_s=handoff.drain_timeout_s,
+            block_bytes=handoff.block_bytes,
+        )
+        self._drain_migration = DrainMigration(self._scheduler.state, self._producer)
         self._jobs = JobTable()
         self._times = JobTimeline()
         self._completion = JobCompletion(self._scheduler, self._jobs, self._drain_migration, self._times)
-        self._pulls = PullTable(
-            pull_timeout_s=handoff.pull_timeout_s, drain_timeout_s=handoff.drain_timeout_s, block_size=pool.block_size
-        )
-        self._consumer = KVConsumer(
-            self._pulls, pool, self._scheduler, self._jobs, self._completion, handoff.lease_s, handoff.block_bytes
-        )
         self._plan_depth = plan_depth
         self.draining = False
         self.num_preempted = 0
@@ -104,9 +106,7 @@ class Engine:
         self._jobs.add(job)
         self._times.accepted(job, now)
         effects += (
-            self._consumer.open(job, now)
-            if isinstance(job, ResumeJob)
-            else self._consumer.fetch_remote_prefix(job, now)
+            self._consumer.on_resume(job, now) if isinstance(job, ResumeJob) else self._fetch_remote_prefix(job, now)
         )
         return effects + [effect for key in tombstoned for effect in self.cancel(key, now)]
 
@@ -136,17 +136,19 @@ class Engine:
         """Plan the next step; the plan is None when there is nothing to compute or enough plans are open."""
         if not self.may_begin:
             return None, []
-        planned = self._scheduler.plan(now)
+        planned = self._scheduler.plan(now, self._producer.blocks_to_digest())
         self.num_preempted += planned.num_preempted
         self._times.planned(planned, now)
         effects: list[Effect] = []
         for offer in planned.offers:
             job = self._jobs.find_job(offer.key)
             assert isinstance(job, PrefillJob)
-            self._producer.start(job, offer.blocks)
+            self._producer.start(job.offer, offer.blocks)
+        if planned.step is not None and planned.step.digests:
+            self._producer.on_planned(planned.step)
         for grant in planned.pulls:
-            effects += self._consumer.granted(grant, now)
-        is_stuck = not (planned.step or planned.pulls or self._scheduler.num_open_plans or self._pulls.num_reads)
+            effects += self._apply(self._consumer.on_blocks(grant, now), now)
+        is_stuck = not (planned.step or planned.pulls or self._scheduler.num_open_plans or self._consumer.num_reads)
         back = self._drain_migration.blocking_jobs() if is_stuck else ()
         return planned.step, effects + [x for key in back for x in self._requeue(key, now)]
 
@@ -174,9 +176,10 @@ class Engine:
                 )
                 effects += [] if part.has_ended else self._drain_migration.computed(part)
             if isinstance(progress.job, PrefillJob):
-                effects += self._producer.offer(progress.job, progress, now)
+                effects += self._producer.on_chunk(progress.job, progress, now)
             effects += self._completion.settle(progress, now)
-        return [*effects, *self._producer.announce_served(now), *self._consumer.read_on(now)]
+        effects += self._producer.on_digests(result.number, result.digests, now)
+        return effects + self._apply(self._consumer.read_on(now), now)
 
     def run(self, limit: int) -> DecodeRun | None:
         """Return the decode steps that `begin` would plan next, as long as they repeat with the same sequences; change
@@ -184,7 +187,9 @@ class Engine:
 
         None while a choice has its first token still to sample, because first tokens are recorded by `finish`.
         """
-        return None if self._times.awaiting_first_token else self._scheduler.run(limit)
+        if self._times.awaiting_first_token or self._producer.has_undigested:
+            return None
+        return self._scheduler.run(limit)
 
     def finish_run(self, run: DecodeRun, sampled: Sequence[Sequence[int]]) -> list[TokenRun]:
         """Apply the first steps of a run: `sampled` holds equally many tokens for each sequence, in the run's order. No
@@ -202,11 +207,11 @@ class Engine:
         `prefix_request`: the hand-off is a remote prefix fetch, and these cached blocks are leased now.
         """
         self._drain_migration.follow(key, now)
-        return self._producer.follow(key, consumer, now, prefix_request)
+        return self._producer.on_follow(key, consumer, now, prefix_request, self._scheduler.demand())
 
     def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
         """Extend leases of a consumer; `now` is when the producer answers."""
-        return self._producer.renew(keys, consumer, now)
+        return self._producer.on_renew(keys, consumer, now)
 
     def request_remainder(self, key: HandoffKey, num_output_tokens: int) -> None:
         """Hand over a migrating sequence after its next token, because its consumer has nearly all of its KV.
@@ -221,14 +226,14 @@ class Engine:
         if self._drain_migration.has(key):
             moved = self._drain_migration.released(key, now, is_taken=is_taken)
             return [] if moved is None else self._completion.settle(self._scheduler.release_migrated(moved), now)
-        return self._cancel_all(self._producer.release(key, now), now)
+        return self._cancel_all(self._producer.on_release(key, now), now)
 
     def revoke_lease(self, key: HandoffKey, now: float) -> list[Effect]:
         """End a lease that the gateway does not need any more; a prefill that still runs for it ends. Blocks that a
         consumer may be reading are held until the consumer releases them."""
         if self._drain_migration.revoked(key, now):
             return []
-        job_key, effects = self._producer.revoke(key, now)
+        job_key, effects = self._producer.on_revoke(key, now)
         return [*effects, *self._cancel_all(job_key, now)]
 
     # ---- the consumer's side
@@ -236,33 +241,38 @@ class Engine:
     def announced(self, message: Announcement, now: float) -> list[Effect]:
         """Apply an announcement of a source. The first tokens in it are sent to the gateway at once, before the KV
         arrives."""
-        return self._consumer.announced(message, now)
+        pull = self._consumer.find(message.key)
+        if pull is None:
+            return []
+        keys = self._jobs.live_keys(pull.job.key)
+        if not pull.is_prefix_fetch:
+            self._scheduler.on_producer_ready(keys[0])
+        return self._apply(self._consumer.on_announcement(message, keys, now), now)
 
     def handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         """Give up the pull of a hand-off that its source has ended. CANCELLED: the source has nothing left to hand
         over."""
-        pull = self._pulls.find(key)
-        return [] if pull is None else self._consumer.abandon(pull.job, kind, message, now)
+        return self._apply(self._consumer.on_handoff_ended(key, kind, message, now), now)
 
     def renewed(self, keys: tuple[HandoffKey, ...], sent_at: float, lease_s: float) -> None:
         """Apply the answer of a source to a StreamHandoff or Renew that was sent at `sent_at`."""
-        self._pulls.renewed(keys, sent_at, lease_s)
+        self._consumer.on_renewed(keys, sent_at, lease_s)
 
     def read_done(self, read: int, now: float) -> list[Effect]:
-        return self._consumer.apply(self._pulls.read_done(read, now), now)
+        return self._apply(self._consumer.on_read_done(read, now), now)
 
     def read_failed(self, read: int, reason: str, *, drained: bool, now: float) -> list[Effect]:
         """Give up the pull of a failed read; return no effects if its job has ended already."""
-        return self._consumer.apply(self._pulls.read_failed(read, reason, drained=drained, now=now), now)
+        return self._apply(self._consumer.on_read_failed(read, reason, drained=drained, now=now), now)
 
     def source_lost(self, source: WorkerRef, reason: str, now: float) -> list[Effect]:
         """Give up all pulls from a source that cannot be reached; reads in flight go on until the transport reports
         their end."""
-        return self._consumer.apply(self._pulls.source_lost(source, reason, now), now)
+        return self._apply(self._consumer.on_source_lost(source, reason, now), now)
 
     def peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[Effect]:
         """Give up all pulls from a peer that the transport has lost; `proven`: none of its reads can still write."""
-        return self._consumer.apply(self._pulls.peer_lost(source, reason, proven=proven, now=now), now)
+        return self._apply(self._consumer.on_peer_lost(source, reason, proven=proven, now=now), now)
 
     def take_events(self) -> list[KVFact]:
         """Return the KV events since the last call, see `BlockPool.take_events`."""
@@ -276,12 +286,12 @@ class Engine:
 
     def tick(self, now: float) -> list[Effect]:
         """Enforce deadlines; to be called several times per second even if there is no work."""
-        expired, effects = self._producer.expire(now)
+        expired, effects = self._producer.on_tick(now)
         for ended in [ended for ended in expired if not self._drain_migration.expired(ended.key)]:
             job = None if ended.job is None else self._jobs.find_job(ended.job)
             if job is not None:
                 effects += self._fail(job, ErrorKind.KV_LOST, "nobody renewed the lease of this prefill", now)
-        effects += self._migrate_or_requeue(now) + self._consumer.tick(now)
+        effects += self._migrate_or_requeue(now) + self._apply(self._consumer.on_tick(now), now)
         self._jobs.forget(now)
         return effects
 
@@ -308,7 +318,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Return whether nothing is running, offered or being read."""
-        return not (len(self._jobs) or self._scheduler.num_sequences or len(self._producer) or self._pulls.num_reads)
+        return not (len(self._jobs) or self._scheduler.num_sequences or len(self._producer) or self._consumer.num_reads)
 
     @property
     def num_live(self) -> int:
@@ -318,26 +328,48 @@ class Engine:
     @property
     def is_transferring(self) -> bool:
         """Return whether a lease or a read is open, so that the transport must be polled often."""
-        return len(self._producer) > 0 or len(self._pulls) > 0 or self._pulls.num_reads > 0
+        return len(self._producer) > 0 or len(self._consumer) > 0 or self._consumer.num_reads > 0
 
     def live_jobs(self) -> list[JobKey]:
         """Return the keys of all choices that have not ended."""
         return self._jobs.keys()
 
     def load(self) -> WorkerLoad:
-        return load(self._scheduler, self._pool, self.draining)
+        return load(self._scheduler, self._pool, self.draining, self._consumer.num_prefix_tokens)
 
     def books(self) -> EngineStats:
-        return engine_stats(self._pool, self._scheduler, self._producer, self._pulls)
+        pool = self._pool
+        return EngineStats(
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            num_table_blocks=sum(len(table) for table in self._tables()),
+            num_leased_blocks=pool.num_leased,
+            num_reading_blocks=pool.num_reading,
+            num_quarantined_blocks=self._consumer.num_quarantined,
+            num_sequences=self._scheduler.num_sequences,
+            num_leases=len(self._producer),
+            num_pulls=len(self._consumer),
+            num_host_blocks=pool.host.num_held,
+        )
 
     def check(self) -> None:
         """Recount all state from its parts, and raise AssertionError naming the first difference."""
-        check_blocks(self._pool, self._scheduler, self._producer, self._pulls)
+        scheduler, producer, consumer = self._scheduler, self._producer, self._consumer
+        scheduler.check()
+        copied, pinned = scheduler.copied_blocks(), scheduler.copied_slots()
+        self._pool.check(self._tables(), producer.blocks(), consumer.blocks(), copied, pinned)
         self._drain_migration.check()
         self._times.check(job.key for job in self._jobs)
         keys = {job.key for job in self._jobs} | set(self._jobs.keys())
-        self._producer.check(keys)
-        self._consumer.check(keys)
+        producer.check(keys)
+        consumer.check(keys)
+        fetching = {
+            job.key for job in self._jobs if self._scheduler.is_awaiting_prefix(self._jobs.live_keys(job.key)[0])
+        }
+        assert fetching == {pull.job.key for pull in consumer if pull.is_prefix_fetch}, (
+            "remote prefixes and jobs differ"
+        )
 
     def __repr__(self) -> str:
         return f"<engine {len(self._jobs)} jobs, {len(self._producer)} leases, {self._scheduler!r}, {self._pool!r}>"
@@ -346,7 +378,12 @@ class Engine:
 
     def _stop(self, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         """End a job and its hand-offs without an event to its gateway."""
-        effects = self._consumer.drop_pull(job, kind, reason, now)
+        effects: list[Effect] = []
+        for effect in self._consumer.drop(job, kind, reason, now):
+            if isinstance(effect, PullEnded):
+                self._times.pulled(job.key, effect.times)
+            else:
+                effects.append(effect)
         if isinstance(job, PrefillJob):
             effects += self._producer.withdraw(job.offer, kind, reason, now)
         return effects + self._completion.drop(self._jobs.live_keys(job.key), now, kind, reason)
@@ -355,6 +392,44 @@ class Engine:
         """End one choice of a job, and the job with its last choice, without an event to its gateway."""
         is_last = self._jobs.live_keys(job.key) == [key]
         return self._stop(job, now, kind, reason) if is_last else self._completion.drop([key], now, kind, reason)
+
+    def _apply(self, effects: Iterable[ConsumerEffect], now: float) -> list[Effect]:
+        """Apply the ends of pulls to their jobs, and return the effects for the driver."""
+        out: list[Effect] = []
+        for effect in effects:
+            out += self._end_pull(effect, now) if isinstance(effect, PullEnded) else [effect]
+        return out
+
+    def _end_pull(self, ended: PullEnded, now: float) -> list[Effect]:
+        """Start a job whose KV has arrived, or whose remote prefix has; fail a Resume whose pull was given up."""
+        job, times = ended.job, ended.times
+        keys = self._jobs.live_keys(job.key)
+        self._times.pulled(job.key, times)
+        if ended.kind is not None:
+            # CANCELLED: nothing is left to hand over, so the job has done its part, see `pull_failure_event`.
+            outcome: Outcome | None = "finished" if ended.kind is ErrorKind.CANCELLED else None
+            effects = self._completion.drop(keys, now, ended.kind, ended.message, outcome)
+            return effects + [SendEvent(pull_failure_event(key, job, ended.kind, ended.message)) for key in keys]
+        if not isinstance(job, ResumeJob):
+            self._scheduler.on_prefix_ready(keys[0])
+            return [SendEvent(kv_received(keys[0], times))] if times.num_blocks else []
+        progress = self._scheduler.kv_arrived(job.key, ended.first_tokens, ended.num_cached, ended.num_computed)
+        received = kv_received(progress.parts[0].key, times)
+        return [SendEvent(received), *self._completion.settle(progress, now)]
+
+    def _fetch_remote_prefix(self, job: GenerateJob | PrefillJob, now: float) -> list[Effect]:
+        """Request the remote prefix for which an accepted job waits; let the job start if that is not possible."""
+        hashes = self._scheduler.awaited_prefix(job.key)
+        if not hashes:
+            return []
+        cost = self._scheduler.pacer.model.published
+        effects = self._consumer.on_remote_prefix(job, hashes, self._scheduler.demand(), cost, now)
+        if effects is None:
+            self._scheduler.on_prefix_ready(job.key)
+        return effects or []
+
+    def _tables(self) -> Iterator[BlockTable]:
+        return chain(self._scheduler.tables(), self._consumer.prefix_tables())
 
     def _migrate_or_requeue(self, now: float) -> list[Effect]:
         """Offer the running sequences of a draining worker, and requeue its jobs that have nothing to migrate."""
@@ -378,7 +453,7 @@ class Engine:
     def _open_lease(self, job: PrefillJob, now: float) -> list[Effect]:
         """Open the lease of a job that the scheduler has accepted; the job of a fenced older hand-off ends."""
         try:
-            older, effects = self._producer.open_lease(job, now)
+            older, effects = self._producer.open(job.offer, job.key, now)
         except TandemError:
             for key in job.keys:
                 self._scheduler.cancel(key)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, Finished, Token
+from tandem.core.events import Failed, Finished, KVReceived, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Job, ResumeJob
 from tandem.core.request_stages import JobStages
 from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.job_timings import PullTimes
 from tandem.kv.handoff import Announcement
-from tandem.kv.pull_actions import PullFailed
 from tandem.sched.state.schedule_result import SequenceUpdate
 
 
@@ -35,15 +35,30 @@ def ending(part: SequenceUpdate) -> Finished | Failed:
     return Finished(part.key, part.finish, part.num_output, part.num_cached)
 
 
-def pull_failure_event(key: JobKey, job: Job, failure: PullFailed) -> Finished | Failed:
+def pull_failure_event(key: JobKey, job: Job, kind: ErrorKind, message: str) -> Finished | Failed:
     """Build the final event of a choice whose pull failed.
 
     CANCELLED means that the source has nothing left to hand over. The source's own event then ends the request at the
     gateway; since this event may arrive first, it must not be a failure.
     """
-    if failure.kind is ErrorKind.CANCELLED:
+    if kind is ErrorKind.CANCELLED:
         return Finished(key, None, len(job.output_tokens), 0)
-    return Failed(key, failure.kind, failure.message)
+    return Failed(key, kind, message)
+
+
+def kv_received(key: JobKey, pull: PullTimes) -> KVReceived:
+    """Build the event of a pull that is over; only that of a remote prefix names its source."""
+    return KVReceived(
+        key=key,
+        num_blocks=pull.num_blocks,
+        num_bytes=pull.num_bytes,
+        num_cached_tokens=pull.num_cached_tokens,
+        num_exposed_bytes=pull.num_exposed_bytes,
+        total_s=pull.ready_at - pull.first_announced_at,
+        exposed_s=pull.ready_at - pull.last_announced_at,
+        busy_s=pull.busy_s,
+        source=pull.source if pull.kind == "prefix" else None,
+    )
 
 
 def first_tokens(job: ResumeJob, keys: Iterable[JobKey], message: Announcement) -> list[Effect]:

@@ -131,12 +131,12 @@ class JobTimeline:
         timer.firsts[part.key] = part.first_index
         return stages_of(job, (timer.accepted_at, timer.started_at, now), timer.pull)
 
-    def pulled(self, job_key: JobKey, pull: PullTimes, num_cached: int) -> None:
-        """Record the end of a job's pull. `num_cached`: for a Resume, the tokens that needed no reading."""
+    def pulled(self, job_key: JobKey, pull: PullTimes) -> None:
+        """Record the end of a job's pull."""
         timer = self._timers[job_key]
         timer.pull = pull
         if isinstance(timer.job, ResumeJob):
-            timer.num_cached = num_cached
+            timer.num_cached = pull.num_cached_tokens
             if pull.outcome == "done":
                 self._await_first_tokens(timer)
 

@@ -18,7 +18,7 @@ migrated to another worker. "given_back": a draining worker failed it as DRAININ
 Reading = Literal["handoff", "prefix"]
 """What a pull reads: the KV of a Resume, or a cached prefix of another worker."""
 
-PullEnd = Literal["done", "cancelled", "failed"]
+PullOutcome = Literal["done", "cancelled", "failed"]
 
 
 class PrefillChunk(NamedTuple):
@@ -36,17 +36,19 @@ _KINDS = {GenerateJob: "generate", PrefillJob: "prefill", ResumeJob: "resume"}
 class PullTimes:
     """What a job read from another worker, and when.
 
-    `num_exposed_bytes` of the `num_bytes` had not been read when the last announcement arrived. `ready_at`: when the
+    `num_exposed_bytes` of the `num_bytes` had not been read when the last announcement arrived. `num_cached_tokens`
+    needed no reading, because they were in this worker's prefix cache. `ready_at`: when the
     last block was checked, or the pull was given up. Without announcements both announcement times are when the pull
     was opened.
     """
 
     kind: Reading
-    outcome: PullEnd
+    outcome: PullOutcome
     source: WorkerRef
     num_blocks: int
     num_bytes: int
     num_exposed_bytes: int
+    num_cached_tokens: int = 0
     first_announced_at: float
     last_announced_at: float
     ready_at: float

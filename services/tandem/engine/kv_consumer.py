@@ -1,37 +1,36 @@
-"""Join the consumer's side of hand-offs with the jobs and blocks that the pulls are for."""
+"""Own the consumer's side of every hand-off: which blocks are read from whom into which local blocks.
+
+A read cannot be aborted, so the pool holds the blocks under a read until the transport reports that the read ended, or
+has proven that the connection to the peer is torn down as a whole. Times are seconds of the caller's clock.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
+from tandem.core.events import SampledToken
+from tandem.core.ids import BlockHash, BlockId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.step_cost import StepCost
-from tandem.engine.effects import Effect, FollowHandoff, ReleaseHandoff, RenewLeases, SendEvent, SendRemainderRequest
-from tandem.engine.engine_stats import pull_times, pulled_event
-from tandem.engine.job_completion import JobCompletion
-from tandem.engine.job_events import first_tokens, pull_failure_event, validate_announcement
-from tandem.engine.job_table import JobTable
-from tandem.engine.job_timings import Outcome, PullEnd
-from tandem.kv.block_pool import BlockPool, Holder
-from tandem.kv.expiring_dict import ExpiringDict
-from tandem.kv.handoff import Announcement, PullState, RemotePrefixRequest
-from tandem.kv.kv_consumer import PullTable
-from tandem.kv.pull import PrefixFetchTerms, Pull
-from tandem.kv.pull_actions import (
-    KVComplete,
-    PrefixFetchDone,
-    PullFailed,
-    PullOutcome,
-    PullStats,
-    ReadEnded,
-    RequestRemainder,
+from tandem.engine.effects import (
+    ConsumerEffect,
+    FollowHandoff,
+    PullEnded,
+    ReleaseHandoff,
+    RenewLeases,
+    SendRemainderRequest,
     StartRead,
     TearDownProducer,
 )
-from tandem.sched.scheduler import Scheduler
+from tandem.engine.job_events import first_tokens, validate_announcement
+from tandem.engine.job_timings import PullOutcome, PullTimes
+from tandem.kv.block_pool import BlockPool, BlockTable, Holder
+from tandem.kv.expiring_dict import ExpiringDict
+from tandem.kv.handoff import Announcement, BlockDigest, PullEvent, PullState, RemotePrefixRequest, next_pull
+from tandem.sched.state.limits import BlockDemand
 from tandem.sched.state.schedule_result import PullAllocated
 
 MIN_PREFIX_FETCH_S, MAX_PREFIX_FETCH_S = 0.2, 2.0
@@ -45,257 +44,622 @@ PREFIX_FETCH_FACTOR = 2.0
 make computing slower than predicted."""
 
 
-class KVConsumer:
-    """Carry out the decisions of the pull table `pulls`. Leases are renewed three times in `lease_s` seconds."""
+class Pull:
+    """State of one open hand-off on its consumer's side: of the KV of a Resume, or of a remote prefix of another job.
+
+    - `offered`: the announced blocks from `first_index` on; `next_index`: the first block for which no read was
+      started.
+    - `table`: the local blocks, the sequence's own or, for a remote prefix, those of the fetch, and `blocks` its ids;
+      `hashes`: those of a remote prefix.
+    - `num_known`: leading blocks that are to be read or were prefix hits. For a migrating sequence the number is final
+      only after the last announcement.
+    - `num_hits`: leading blocks that were local before; `num_ready`: leading blocks that are local now.
+    - `num_writable`: leading `blocks` that may be written by reads now.
+    - `has_last_announcement`: the source has sent the last announcement.
+    - `remainder_requested`: the consumer has requested the remainder of a migrating sequence from the source.
+
+    It is given up after `timeout_s` without progress, and at `ends_at`. Times are seconds of the caller's clock. The
+    source of a remote prefix does not offer the blocks before `first_index`, and the fetch is useful without
+    its last blocks.
+    """
 
     def __init__(
         self,
-        pulls: PullTable,
-        pool: BlockPool,
-        scheduler: Scheduler,
-        jobs: JobTable,
-        completion: JobCompletion,
-        lease_s: float,
-        block_bytes: int,
+        key: HandoffKey,
+        job: Job,
+        source: WorkerRef,
+        now: float,
+        timeout_s: float,
     ) -> None:
-        self.pulls = pulls
+        self.key = key
+        self.job = job
+        self.source = source
+        self.timeout_s = timeout_s
+        self.ends_at = math.inf
+        self.is_prefix_fetch = not isinstance(job, ResumeJob)
+        self.first_index = 0
+        self.hashes: Sequence[BlockHash] = ()
+        self.state = PullState.WAITING
+        self.was_announced = False
+        self.is_migrating = False
+        self.has_last_announcement = False
+        self.remainder_requested = False
+        self.offered: list[BlockDigest] = []
+        self.first_tokens: tuple[SampledToken, ...] = ()
+        self.num_computed = 0
+        self.num_cached = 0
+        self.table = BlockTable()
+        self.blocks: tuple[BlockId, ...] = ()
+        self.num_writable = 0
+        self.num_known = 0
+        self.num_hits = 0
+        self.num_ready = 0
+        self.next_index = 0
+        self.open_reads: set[int] = set()
+        self.lease_until: float | None = None
+        self.read_at = now
+        self.progress_at = now
+        self.first_announced_at = now
+        self.last_announced_at = now
+        self.busy_since = now
+        self.busy_s = 0.0
+        self.num_exposed = 0
+        # Finished reads behind a block that has not arrived yet: number of blocks by first block.
+        self._ahead: dict[int, int] = {}
+
+    @property
+    def due_at(self) -> float:
+        """Return when the pull is overdue if nothing arrives before."""
+        since = self.progress_at if self.lease_until is None else min(self.progress_at, self.lease_until)
+        return min(since + self.timeout_s, self.ends_at)
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Return whether the number of blocks is still open, because the sequence migrates and its source goes on."""
+        return self.is_migrating and not self.has_last_announcement
+
+    @property
+    def is_leased(self) -> bool:
+        """Return whether the last read ended within the lease."""
+        return self.lease_until is not None and self.read_at < self.lease_until
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the source offered fewer blocks than there are to read, and will offer no more."""
+        return self.state is PullState.READING and self.has_last_announcement and self.num_offered < self.num_known
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all blocks have been read, and the lease is known to have outlived the last read."""
+        has_all = self.has_last_announcement and self.next_index >= self.num_known and not self.open_reads
+        return self.state is PullState.READING and has_all and self.is_leased
+
+    @property
+    def num_offered(self) -> int:
+        """Count the leading blocks that may be read or are local already."""
+        return self.first_index + len(self.offered)
+
+    @property
+    def num_readable(self) -> int:
+        """Count the leading blocks that are offered and have a local block that may be written."""
+        num_allowed = self.num_writable if self.is_open_ended else min(self.num_known, self.num_writable)
+        return min(self.num_offered, num_allowed)
+
+    def num_final_blocks(self, block_size: int) -> int:
+        """Count the blocks of all tokens whose KV is offered, after the last announcement; of a remote prefix at most
+        the requested number."""
+        num_blocks = max(self.num_hits, -(-self.num_computed // block_size))
+        return min(num_blocks, len(self.blocks)) if self.is_prefix_fetch else num_blocks
+
+    def offered_in(self, first: int, stop: int) -> tuple[BlockDigest, ...]:
+        """Return the offered blocks at positions `[first, stop)`."""
+        return tuple(self.offered[first - self.first_index : stop - self.first_index])
+
+    def read(self, first: int, num_blocks: int) -> None:
+        """Record that `num_blocks` blocks from position `first` on were read; reads end in any order."""
+        self._ahead[first] = num_blocks
+        while self.num_ready in self._ahead:
+            self.num_ready += self._ahead.pop(self.num_ready)
+
+    def times(self, outcome: PullOutcome, num_local: int, now: float, block_size: int, block_bytes: int) -> PullTimes:
+        """Return the record of the pull, which ends at `now` with its first `num_local` blocks local."""
+        num_blocks = num_local - self.num_hits
+        return PullTimes(
+            kind="prefix" if self.is_prefix_fetch else "handoff",
+            outcome=outcome,
+            source=self.source,
+            num_blocks=num_blocks,
+            num_bytes=num_blocks * block_bytes,
+            num_exposed_bytes=min(self.num_exposed, num_blocks) * block_bytes,
+            num_cached_tokens=self.num_hits * block_size,
+            first_announced_at=self.first_announced_at,
+            last_announced_at=max(self.first_announced_at, self.last_announced_at),
+            ready_at=now,
+            busy_s=self.busy_s + (now - self.busy_since if self.open_reads else 0.0),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<pull {self.key} from {self.source} {self.state.name} {self.next_index}/{self.num_known} blocks, "
+            f"{self.num_offered} offered, {len(self.open_reads)} reads>"
+        )
+
+
+@dataclass(slots=True)
+class _InflightRead:
+    pull: Pull
+    first_index: int
+    blocks: tuple[BlockId, ...]
+    abandoned_at: float | None = None
+    quarantined: bool = False
+
+
+class KVConsumer:
+    """Own the open pulls of one worker, one per job, their reads, which may outlive the pull, and the blocks that
+    receive remote prefixes.
+
+    A job holds no blocks and keeps no other job from starting while its remote prefix is fetched: the blocks belong to
+    a table of the fetch, which is published and released before the job may start. The job then shares the blocks like
+    any cached prefix. As recently used blocks they are the last to be evicted; if they are evicted all the same, the
+    job computes the prefix. A fetch cannot deadlock: it begins only when each running sequence can grow by a block and
+    every reserved pull finds its blocks beside it. All blocks that the fetch needs here are allocated at the beginning,
+    its source serves what is already cached there, and both ends have deadlines.
+
+    Leases are renewed three times in `lease_s` seconds. `num_prefix_tokens` counts the tokens of remote prefixes whose
+    KV was fetched, since the start.
+    """
+
+    def __init__(
+        self, pool: BlockPool, *, lease_s: float, pull_timeout_s: float, drain_timeout_s: float, block_bytes: int = 0
+    ) -> None:
+        self.num_prefix_tokens = 0
         self._pool = pool
-        self._scheduler = scheduler
-        self._jobs = jobs
-        self._completion = completion
         self._renewal_s = lease_s / 3
+        self._pull_timeout_s = pull_timeout_s
+        self._drain_timeout_s = drain_timeout_s
         self._block_bytes = block_bytes
+        self._pulls: dict[HandoffKey, Pull] = {}
+        self._by_job: dict[JobKey, Pull] = {}
+        self._reads: dict[int, _InflightRead] = {}
+        self._torn: set[WorkerRef] = set()
+        self._num_reads = 0
         # Late messages of a fetch that is over must not be taken for messages of another fetch with the same key.
         self._past_fetches: ExpiringDict[HandoffKey, None] = ExpiringDict(PREFIX_FETCH_MEMORY_S)
         self._next_renewal = 0.0
 
+    # ---- jobs
+
     def check_free(self, job: ResumeJob) -> None:
         """Raise TandemError when another job pulls the hand-off of `job`."""
-        if self.pulls.find(job.offer) is not None:
+        if job.offer in self._pulls:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {job.offer} already")
 
-    def open(self, job: ResumeJob, now: float) -> list[Effect]:
-        """Follow the hand-off that an accepted Resume pulls."""
-        self._schedule_renewal(now)
-        self.pulls.open(job.offer, job.key, job.source, now)
+    def on_resume(self, job: ResumeJob, now: float) -> list[ConsumerEffect]:
+        """Follow the hand-off that an accepted Resume pulls; `on_blocks` gives it its local blocks."""
+        self._add(Pull(job.offer, job, job.source, now, self._pull_timeout_s), now)
         return [FollowHandoff(job.source, job.offer)]
 
-    def fetch_remote_prefix(self, job: GenerateJob | PrefillJob, now: float) -> list[Effect]:
-        """Request the remote prefix of an accepted job, which waits for it; skip a prefix that does not help or does
-        not fit."""
-        if job.prefix is None:
-            return []
-        key, remote_prefixes = HandoffKey(job.prefix.handoff, job.attempt), self._scheduler.remote_prefixes
-        self._past_fetches.forget(now)
-        if key in self._past_fetches or self.pulls.find(key) is not None:
-            remote_prefixes.skip(job.key)
-            return []
-        prefix_request = remote_prefixes.begin(job.key)
-        if prefix_request is None:
-            return []
-        self._schedule_renewal(now)
-        self._past_fetches.put(key, None, now)
-        prefix_fetch = prefix_fetch_terms(prefix_request, self._pool.block_size, self._scheduler.pacer.model.published)
-        self.pulls.open_prefix_fetch(key, job.key, job.prefix.source, prefix_fetch, now)
-        return [FollowHandoff(job.prefix.source, key, prefix_request), *self.read_on(now)]
+    def on_remote_prefix(
+        self,
+        job: GenerateJob | PrefillJob,
+        hashes: Sequence[BlockHash],
+        demand: BlockDemand,
+        cost: StepCost | None,
+        now: float,
+    ) -> list[ConsumerEffect] | None:
+        """Request the remote prefix of an accepted job, the blocks with these hashes; return None if it cannot be
+        fetched, because its blocks do not fit beside `demand` or its key was used before.
 
-    def read_on(self, now: float) -> list[Effect]:
-        """Start reads into blocks that may be written now: blocks of remote prefix fetches, and blocks by which a pull
-        has grown."""
-        effects: list[Effect] = []
-        for pull in list(self.pulls.live()):
-            if pull.state is PullState.READING and pull.num_writable < len(pull.blocks):
-                num_writable = self._num_writable(pull.blocks, pull.num_writable)
-                effects += self.apply(self.pulls.writable(pull.job, num_writable, now), now)
-            elif pull.state is PullState.WAITING and pull.is_prefix_fetch:
-                blocks = self._scheduler.remote_prefixes.blocks(pull.job)
-                if blocks is not None:
-                    outcomes = self.pulls.granted(pull.job, blocks, pull.first_index, len(blocks), now)
-                    effects += self.apply(outcomes, now)
+        `cost` is None while the compute time cannot be predicted.
+        """
+        assert job.prefix is not None, f"{job.key} has no remote prefix"
+        key, source = HandoffKey(job.prefix.handoff, job.attempt), job.prefix.source
+        self._past_fetches.forget(now)
+        # Blocks that are only in host memory are fetched as well: bringing them back would need a plan.
+        num_hits = len(self._pool.cached(hashes))
+        num_taken = self._pool.num_free_needed(hashes[:num_hits], len(hashes))
+        has_room = num_taken + demand.num_running + demand.num_reserved <= self._pool.num_free
+        if key in self._past_fetches or key in self._pulls or not has_room:
+            return None
+        self._past_fetches.put(key, None, now)
+        timeout_s, limit_s = prefix_fetch_limits(num_hits, len(hashes), self._pool.block_size, cost)
+        pull = Pull(key, job, source, now, min(timeout_s, self._pull_timeout_s))
+        pull.ends_at = now + limit_s
+        pull.first_index = num_hits
+        pull.hashes = hashes
+        self._add(pull, now)
+        self._pool.share(pull.table, hashes[:num_hits])
+        grown = self._pool.grow(pull.table, len(hashes))
+        assert grown, "room was counted"
+        return [
+            FollowHandoff(source, key, RemotePrefixRequest(num_hits, tuple(hashes))),
+            *self._grant(pull, num_hits, num_hits, len(hashes), now),
+        ]
+
+    def on_blocks(self, grant: PullAllocated, now: float) -> list[ConsumerEffect]:
+        """Record the local blocks of a Resume and start reading. A migrating sequence may have grown beyond them, then
+        more are allocated."""
+        pull = self._by_job[grant.key]
+        pull.table = grant.table
+        num_granted = len(grant.table)
+        if not self._make_room(pull, len(pull.offered) + pull.is_open_ended):
+            return self._fail_without_room(pull, now)
+        return self._grant(pull, num_granted, grant.num_hit_blocks, grant.num_known_blocks, now)
+
+    def drop(self, job: Job, kind: ErrorKind, reason: str, now: float) -> list[ConsumerEffect]:
+        """Give up the pull, if there is one, of a job that ends for another reason."""
+        pull = self._by_job.get(job.key)
+        return [] if pull is None else self._give_up(pull, kind, reason, now)
+
+    # ---- messages of sources
+
+    def on_announcement(self, message: Announcement, keys: Sequence[JobKey], now: float) -> list[ConsumerEffect]:
+        """Record an announcement, send new first tokens to the gateway at once, and start reading. Blocks that were
+        announced before are skipped; a gap ends the pull. `keys`: the live choices of the pulling job."""
+        pull = self._pulls.get(message.key)
+        if pull is None:
+            return []
+        effects: list[ConsumerEffect] = []
+        if isinstance(pull.job, ResumeJob):
+            reason = validate_announcement(pull.job, message)
+            if reason is not None:
+                return self._give_up(pull, ErrorKind.KV_LOST, reason, now)
+            if pull.state is PullState.READING:
+                num_offered = message.first_index + len(message.blocks)
+                if not self._make_room(pull, num_offered + (not message.first_tokens)):
+                    return self._fail_without_room(pull, now)
+                self._update_blocks(pull)
+            effects += first_tokens(pull.job, keys, message) if not pull.first_tokens else []
+        if message.first_index > pull.num_offered:
+            return effects + self._give_up(pull, ErrorKind.KV_LOST, "an announcement is missing", now)
+        self._record_announcement(pull, message, now)
+        return effects + self._read_on(pull, now)
+
+    def on_handoff_ended(self, key: HandoffKey, kind: ErrorKind, message: str, now: float) -> list[ConsumerEffect]:
+        """Give up the pull of a hand-off that its source has ended. CANCELLED: the source has nothing left to hand
+        over."""
+        pull = self._pulls.get(key)
+        return [] if pull is None else self._give_up(pull, kind, message, now)
+
+    def on_renewed(self, keys: Iterable[HandoffKey], sent_at: float, lease_s: float) -> None:
+        """Extend the leases of `keys` by `lease_s`, counted from `sent_at`, when the consumer sent the renewal.
+
+        A source renews only a lease that it has not ended in between, so its answer also covers the time before: a late
+        answer of a source that was busy with a long step extends a lease that had run out on this side.
+        """
+        for key in keys:
+            pull = self._pulls.get(key)
+            if pull is not None:
+                pull.lease_until = max(pull.lease_until or 0.0, sent_at + lease_s)
+
+    def on_source_lost(self, source: WorkerRef, reason: str, now: float) -> list[ConsumerEffect]:
+        """Give up all pulls from `source`; reads in flight go on until the transport reports their end."""
+        live = [pull for pull in self._pulls.values() if pull.source == source]
+        return [x for pull in live for x in self._give_up(pull, ErrorKind.KV_LOST, reason, now)]
+
+    # ---- events of the transport
+
+    def on_read_done(self, read_id: int, now: float) -> list[ConsumerEffect]:
+        """Record a read whose bytes have all arrived with matching digests."""
+        read = self._reads.get(read_id)
+        if read is None:
+            return []
+        pull = read.pull
+        self._end_read(read_id, now)
+        pull.progress_at = now
+        pull.read_at = now
+        pull.read(read.first_index, len(read.blocks))
+        return self._arrive(pull, now)
+
+    def on_read_failed(self, read_id: int, reason: str, *, drained: bool, now: float) -> list[ConsumerEffect]:
+        """Give up the pull of a failed read. `drained`: the read cannot write any more; otherwise its blocks are
+        quarantined."""
+        read = self._reads.get(read_id)
+        if read is None:
+            return []
+        if drained:
+            self._end_read(read_id, now)
+        else:
+            read.quarantined = True
+        return self._give_up(read.pull, ErrorKind.KV_LOST, reason, now)
+
+    def on_peer_lost(self, source: WorkerRef, reason: str, *, proven: bool, now: float) -> list[ConsumerEffect]:
+        """Give up all pulls from a peer whose connection is lost. `proven`: none of its reads can still write."""
+        effects: list[ConsumerEffect] = []
+        self._torn.discard(source)
+        for read_id, read in list(self._reads.items()):
+            if read.pull.source != source:
+                continue
+            if proven:
+                effects += self.on_read_failed(read_id, reason, drained=True, now=now)
+            else:
+                read.quarantined = True
+        return effects + self.on_source_lost(source, reason, now)
+
+    # ---- time and books
+
+    def read_on(self, now: float) -> list[ConsumerEffect]:
+        """Start reads into blocks that may be written now, because a step has copied their old content to host
+        memory."""
+        effects: list[ConsumerEffect] = []
+        for pull in [pull for pull in self._pulls.values() if pull.num_writable < len(pull.blocks)]:
+            self._update_blocks(pull)
+            effects += self._read_on(pull, now)
         return effects
 
-    def granted(self, grant: PullAllocated, now: float) -> list[Effect]:
-        """Start the pull of a job that got its blocks. A migrating sequence may have grown beyond them, then more are
-        allocated."""
-        pull = self.pulls.of_job(grant.key)
-        assert pull is not None, f"{grant.key} got blocks without a pull"
-        blocks = self._grow_blocks(pull, grant.blocks, len(pull.offered) + pull.is_open_ended)
-        if blocks is None:
-            return self._fail_without_room(pull, now)
-        num_writable = self._num_writable(blocks, len(grant.blocks))
-        outcomes = self.pulls.granted(
-            grant.key, blocks, grant.num_hit_blocks, grant.num_known_blocks, now, num_writable=num_writable
-        )
-        return self.apply(outcomes, now)
-
-    def announced(self, message: Announcement, now: float) -> list[Effect]:
-        """Apply an announcement: send new first tokens to the gateway at once, and read the announced blocks."""
-        pull = self.pulls.find(message.key)
-        if pull is None:
-            return []
-        if pull.is_prefix_fetch:
-            return self.apply(self.pulls.announced(message, now), now)
-        job = self._jobs.find_job(pull.job)
-        assert isinstance(job, ResumeJob)
-        reason = validate_announcement(job, message)
-        if reason is not None:
-            return self.abandon(pull.job, ErrorKind.KV_LOST, reason, now)
-        if pull.state is PullState.READING:
-            num_offered = message.first_index + len(message.blocks)
-            blocks = self._grow_blocks(pull, pull.blocks, num_offered + (not message.first_tokens))
-            if blocks is None:
-                return self._fail_without_room(pull, now)
-            self.pulls.grown(pull.job, blocks, self._num_writable(blocks, pull.num_writable))
-        keys = self._jobs.live_keys(job.key)
-        self._scheduler.on_producer_ready(keys[0])
-        effects = first_tokens(job, keys, message) if not pull.first_tokens else []
-        return effects + self.apply(self.pulls.announced(message, now), now)
-
-    def abandon(self, job: JobKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """Give up a pull and fail its job."""
-        return self.apply(self.pulls.abandon(job, kind, reason, now), now)
-
-    def drop_pull(self, job: Job, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """Give up the pull, if there is one, of a job that ends for another reason."""
-        pull = self.pulls.of_job(job.key)
-        if pull is None:
-            return []
-        self._record_pull(pull.job, pull.source, pull.stats(pull.num_ready, now), now, _outcome(kind))
-        self.pulls.abandon(job.key, kind, reason, now)
-        if pull.is_prefix_fetch:
-            self._scheduler.remote_prefixes.end(job.key, pull.first_index)
-        return [ReleaseHandoff(pull.source, pull.key)]
-
-    def tick(self, now: float) -> list[Effect]:
-        """Enforce deadlines, and renew leases in time."""
-        effects = self.apply(self.pulls.tick(now), now)
+    def on_tick(self, now: float) -> list[ConsumerEffect]:
+        """Enforce the deadlines of leases, of pulls without progress, and of abandoned reads that do not end; renew
+        leases in time."""
+        effects: list[ConsumerEffect] = []
+        for pull in list(self._pulls.values()):
+            if pull.lease_until is not None and now - pull.lease_until >= pull.timeout_s:
+                effects += self._give_up(pull, ErrorKind.KV_LOST, "the source does not renew the lease", now)
+            elif now - pull.progress_at >= pull.timeout_s or now >= pull.ends_at:
+                effects += self._overdue(pull, now)
+            else:
+                effects += self._arrive(pull, now)
+        late: list[WorkerRef] = []
+        for read in self._reads.values():
+            source = read.pull.source
+            is_late = read.abandoned_at is not None and now - read.abandoned_at >= self._drain_timeout_s
+            if is_late and not read.quarantined and source not in self._torn:
+                self._torn.add(source)
+                late.append(source)
+        for source in late:
+            effects.append(TearDownProducer(source))
+            effects += self.on_source_lost(source, "its transport was torn down", now)
         if now >= self._next_renewal:
             self._next_renewal = now + self._renewal_s
-            effects += _renewals(self.pulls.live())
+            effects += self._renewals()
         return effects
 
     def next_deadline(self) -> float:
-        """Return the time before which `tick` has nothing to do unless an event arrives."""
-        return min(self.pulls.next_deadline(), self._next_renewal) if len(self.pulls) else self.pulls.next_deadline()
+        """Return the time before which `on_tick` does nothing unless an event arrives.
 
-    def apply(self, outcomes: Sequence[PullOutcome], now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for outcome in outcomes:
-            match outcome:
-                case StartRead():
-                    self._pool.retain(outcome.local, Holder.READ)
-                    effects.append(outcome)
-                case ReadEnded():
-                    self._pool.drop(outcome.blocks, Holder.READ)
-                case RequestRemainder():
-                    job = self._jobs.find_job(outcome.job)
-                    assert job is not None, f"{outcome.job} pulls without a job"
-                    effects.append(SendRemainderRequest(outcome.source, outcome.key, len(job.output_tokens)))
-                case KVComplete():
-                    effects += self._complete_pull(outcome, now)
-                case PullFailed():
-                    effects += self._fail_pull(outcome, now)
-                case PrefixFetchDone():
-                    effects += self._finish_prefix_fetch(outcome, now)
-                case TearDownProducer():
-                    effects.append(outcome)
-        return effects
+        The result is minus infinity if `on_tick` has work at once, and infinity if there is nothing to wait for.
+        """
+        due = self._next_renewal if self._pulls else math.inf
+        for pull in self._pulls.values():
+            if pull.is_complete or pull.is_short:
+                return -math.inf
+            due = min(due, pull.due_at)
+        for read in self._reads.values():
+            if read.abandoned_at is not None and not read.quarantined and read.pull.source not in self._torn:
+                due = min(due, read.abandoned_at + self._drain_timeout_s)
+        return due
+
+    @property
+    def num_quarantined(self) -> int:
+        """Count the blocks whose reads are not proven to have ended."""
+        return sum(len(r.blocks) for r in self._reads.values() if r.quarantined)
+
+    @property
+    def num_reads(self) -> int:
+        return len(self._reads)
+
+    def find(self, key: HandoffKey) -> Pull | None:
+        """Return the open pull of a hand-off."""
+        return self._pulls.get(key)
+
+    def blocks(self) -> Iterator[BlockId]:
+        """Iterate over every block once per read that holds it, for the pool's `check`."""
+        return (b for read in self._reads.values() for b in read.blocks)
+
+    def prefix_tables(self) -> Iterator[BlockTable]:
+        """Iterate over the block tables of remote prefixes that are being fetched, for the pool's `check`."""
+        return (pull.table for pull in self._pulls.values() if pull.is_prefix_fetch)
 
     def check(self, jobs: Container[JobKey]) -> None:
-        """Raise AssertionError naming the first inconsistency. `jobs`: the job keys and choice keys of all live
-        jobs."""
-        for pull in self.pulls.live():
-            assert pull.job in jobs, f"{pull!r} has no job"
-            assert pull.is_prefix_fetch == (pull.job in self._scheduler.remote_prefixes), f"{pull!r}: prefix fetches"
+        """Raise AssertionError naming the first inconsistency of pulls and reads. `jobs`: the keys of all live jobs."""
+        assert list(self._pulls.values()) == list(self._by_job.values()), "pulls by hand-off and by job differ"
+        for pull in self._pulls.values():
+            assert pull.job.key in jobs, f"{pull!r} has no job"
+            assert pull.state in (PullState.WAITING, PullState.READING), f"{pull!r} is over"
+            assert pull.blocks == pull.table.ids() or pull.state is PullState.WAITING, f"{pull!r}: blocks"
+        for read_id, read in self._reads.items():
+            assert read_id in read.pull.open_reads, f"{read.pull!r} does not know its read {read_id}"
+        num_open = sum(len(pull.open_reads) for pull in {id(r.pull): r.pull for r in self._reads.values()}.values())
+        assert num_open == len(self._reads), "a pull names a read that has ended"
+
+    def __iter__(self) -> Iterator[Pull]:
+        return iter(self._pulls.values())
+
+    def __len__(self) -> int:
+        return len(self._pulls)
+
+    def __repr__(self) -> str:
+        return f"<{len(self._pulls)} pulls, {len(self._reads)} reads, {self.num_prefix_tokens} prefix tokens read>"
 
     # ---- internals
 
-    def _grow_blocks(self, pull: Pull, blocks: tuple[BlockId, ...], num_needed: int) -> tuple[BlockId, ...] | None:
-        """Return at least `num_needed` blocks for the pull of a migrating sequence, allocating what is missing; None
-        without room.
-
-        Other pulls do not grow and keep their blocks.
-        """
-        if not pull.is_migrating or num_needed <= len(blocks):
-            return blocks
-        return self._scheduler.migrations.make_room(pull.job, num_needed)
-
-    def _num_writable(self, blocks: Sequence[BlockId], num_before: int) -> int:
-        """Count the leading blocks before the first fresh one whose old content is still to be copied to host
-        memory."""
-        fresh = range(num_before, len(blocks))
-        return next((index for index in fresh if self._pool.is_copied(blocks[index : index + 1])), len(blocks))
-
-    def _fail_without_room(self, pull: Pull, now: float) -> list[Effect]:
-        """Fail a pull as OVERLOADED, so that the gateway chooses another worker."""
-        return self.abandon(
-            pull.job, ErrorKind.OVERLOADED, "no room for the blocks that the sequence fills while it migrates", now
-        )
-
-    def _schedule_renewal(self, now: float) -> None:
-        """Schedule the next lease renewal if the pull that is about to open is the only one."""
-        if not len(self.pulls):
+    def _add(self, pull: Pull, now: float) -> None:
+        is_new = pull.key not in self._pulls and pull.job.key not in self._by_job
+        assert is_new, f"{pull.key} is being pulled, or {pull.job.key} pulls already"
+        if not self._pulls:
             self._next_renewal = max(self._next_renewal, now + self._renewal_s)
+        self._pulls[pull.key] = pull
+        self._by_job[pull.job.key] = pull
 
-    def _finish_prefix_fetch(self, done: PrefixFetchDone, now: float) -> list[Effect]:
-        """Let the job of a remote prefix fetch start with the blocks that have arrived, however the fetch ended."""
-        self._scheduler.remote_prefixes.end(done.job, done.num_ready)
-        self._record_pull(done.job, done.source, done.stats, now, "done" if done.stats.num_blocks else "failed")
-        release = ReleaseHandoff(done.source, done.key)
-        if not done.stats.num_blocks:
-            return [release]
-        key = self._jobs.live_keys(done.job)[0]
-        pulled = pulled_event(key, done.stats, self._pool.block_size, self._block_bytes, done.source)
-        return [release, SendEvent(pulled)]
+    def _grant(self, pull: Pull, num_writable: int, num_hits: int, num_known: int, now: float) -> list[ConsumerEffect]:
+        """Start reading into the table of a pull. Blocks `[num_hits, num_known)` are to be read, unless the source has
+        already announced another number; at least the first `num_writable` blocks may be written now."""
+        pull.state = next_pull(pull.state, PullEvent.GRANTED)
+        pull.num_writable = num_writable
+        self._update_blocks(pull)
+        pull.num_hits = num_hits
+        pull.num_ready = num_hits
+        pull.num_known = pull.num_final_blocks(self._pool.block_size) if pull.has_last_announcement else num_known
+        pull.next_index = num_hits
+        pull.progress_at = now
+        return self._read_on(pull, now)
 
-    def _complete_pull(self, complete: KVComplete, now: float) -> list[Effect]:
-        facts = (complete.first_tokens, complete.num_cached, complete.num_computed)
-        self._record_pull(complete.job, complete.source, complete.stats, now, "done")
-        progress = self._scheduler.kv_arrived(complete.job, *facts)
-        pulled = pulled_event(progress.parts[0].key, complete.stats, self._pool.block_size, self._block_bytes)
-        release = ReleaseHandoff(complete.source, complete.key, is_taken=True)
-        return [release, SendEvent(pulled), *self._completion.settle(progress, now)]
+    def _record_announcement(self, pull: Pull, message: Announcement, now: float) -> None:
+        if not pull.was_announced:
+            pull.was_announced = True
+            pull.first_announced_at = now
+            pull.progress_at = now
+        elif message.first_index == 0:
+            # A new stream repeats all announcements; a request for the remainder on the old stream may be lost.
+            pull.remainder_requested = False
+        elif pull.is_prefix_fetch:
+            pull.progress_at = now
+        pull.offered.extend(message.blocks[pull.num_offered - message.first_index :])
+        pull.is_migrating = message.is_migrating
+        pull.num_computed = max(pull.num_computed, message.num_computed)
+        if not pull.has_last_announcement and (message.first_tokens or (message.is_last and pull.is_prefix_fetch)):
+            pull.first_tokens = message.first_tokens
+            pull.num_cached = message.num_cached
+            pull.has_last_announcement = True
+            pull.last_announced_at = now
+            if pull.state is PullState.READING:
+                pull.num_known = pull.num_final_blocks(self._pool.block_size)
+            pull.num_exposed = self._num_unread(pull)
 
-    def _fail_pull(self, failed: PullFailed, now: float) -> list[Effect]:
-        job = self._jobs.find_job(failed.job)
-        assert job is not None, f"{failed.job} pulled without a job"
-        keys = self._jobs.live_keys(job.key)
-        self._record_pull(failed.job, failed.source, failed.stats, now, _outcome(failed.kind))
-        # CANCELLED: nothing is left to hand over, so the job has done its part, see `pull_failure_event`.
-        outcome: Outcome | None = "finished" if failed.kind is ErrorKind.CANCELLED else None
-        effects = self._completion.drop(keys, now, failed.kind, failed.message, outcome)
-        return [
-            ReleaseHandoff(failed.source, failed.key),
-            *effects,
-            *(SendEvent(pull_failure_event(key, job, failed)) for key in keys),
-        ]
+    def _make_room(self, pull: Pull, num_blocks: int) -> bool:
+        """Extend the table of a migrating sequence to `num_blocks` blocks, more than were reserved; return False when
+        there are too few. Other pulls do not grow."""
+        return not pull.is_migrating or self._pool.grow(pull.table, num_blocks)
 
-    def _record_pull(self, job: JobKey, source: WorkerRef, stats: PullStats, now: float, outcome: PullEnd) -> None:
-        """Record the times of a pull that is over."""
-        pulling_job = self._jobs.find_job(job)
-        assert pulling_job is not None, f"{job} pulled without a job"
-        times = pull_times(pulling_job, source, stats, now, self._block_bytes, outcome)
-        self._completion.times.pulled(job, times, stats.num_hit_blocks * self._pool.block_size)
+    def _update_blocks(self, pull: Pull) -> None:
+        """Update the blocks of a pull from its table, and the number of leading ones that may be written: those before
+        the first one whose old content is still to be copied to host memory. A remote prefix waits for all of them."""
+        pull.blocks = pull.table.ids()
+        unknown = range(pull.num_writable, len(pull.blocks))
+        copied = (index for index in unknown if self._pool.is_copied(pull.blocks[index : index + 1]))
+        first_copied = next(copied, None)
+        if first_copied is None:
+            pull.num_writable = len(pull.blocks)
+        elif not pull.is_prefix_fetch:
+            pull.num_writable = first_copied
+
+    def _fail_without_room(self, pull: Pull, now: float) -> list[ConsumerEffect]:
+        """Fail a pull as OVERLOADED, so that the gateway chooses another worker."""
+        reason = "no room for the blocks that the sequence fills while it migrates"
+        return self._give_up(pull, ErrorKind.OVERLOADED, reason, now)
+
+    def _overdue(self, pull: Pull, now: float) -> list[ConsumerEffect]:
+        """Give up a pull without progress for its timeout, unless the source is still computing under a lease that it
+        renews."""
+        waited = f"for {pull.timeout_s:g} s"
+        if pull.open_reads or pull.is_prefix_fetch:
+            return self._give_up(pull, ErrorKind.KV_LOST, f"no KV arrived {waited}", now)
+        if pull.state is PullState.WAITING and pull.was_announced:
+            return self._give_up(pull, ErrorKind.OVERLOADED, f"no room for the KV {waited}", now)
+        if pull.lease_until is None:
+            return self._give_up(pull, ErrorKind.KV_LOST, f"the source did not answer {waited}", now)
+        return []
+
+    def _read_on(self, pull: Pull, now: float) -> list[ConsumerEffect]:
+        """Start a read of all blocks that are offered, writable and not being read; do nothing before blocks were
+        granted."""
+        if pull.state is not PullState.READING:
+            return []
+        first, stop = pull.next_index, pull.num_readable
+        if stop <= first:
+            return self._arrive(pull, now)
+        offered, local = pull.offered_in(first, stop), pull.blocks[first:stop]
+        self._num_reads += 1
+        read_id = self._num_reads
+        self._reads[read_id] = _InflightRead(pull, first, local)
+        self._pool.retain(local, Holder.READ)
+        if not pull.open_reads:
+            pull.busy_since = now
+            pull.progress_at = now
+        pull.open_reads.add(read_id)
+        pull.next_index = stop
+        return [StartRead(read_id, pull.source, first, offered, local), *self._request_remainder(pull)]
+
+    def _arrive(self, pull: Pull, now: float) -> list[ConsumerEffect]:
+        """Complete a pull that has all its blocks, once a renewal proves that the lease outlived the last read."""
+        if pull.is_short:
+            return self._give_up(pull, ErrorKind.KV_LOST, "the source offered too few blocks", now)
+        if not pull.is_complete:
+            return self._request_remainder(pull)
+        if pull.is_prefix_fetch:
+            return self._finish_fetch(pull, PullEvent.ARRIVED, "failed", now)
+        self._close(pull, PullEvent.ARRIVED)
+        times = self._times(pull, "done", pull.num_known, now)
+        ended = PullEnded(pull.job, times, None, "", pull.first_tokens, pull.num_computed, pull.num_cached)
+        return [ReleaseHandoff(pull.source, pull.key, is_taken=True), ended]
+
+    def _give_up(self, pull: Pull, kind: ErrorKind, reason: str, now: float) -> list[ConsumerEffect]:
+        """Give up a pull; do nothing if it is over."""
+        if self._pulls.get(pull.key) is not pull:
+            return []
+        for read_id in pull.open_reads:
+            self._reads[read_id].abandoned_at = now
+        event = PullEvent.ABANDON_READING if pull.open_reads else PullEvent.ABANDON
+        outcome: PullOutcome = "cancelled" if kind is ErrorKind.CANCELLED else "failed"
+        if pull.is_prefix_fetch:
+            return self._finish_fetch(pull, event, outcome, now)
+        self._close(pull, event)
+        times = self._times(pull, outcome, pull.num_ready, now)
+        return [ReleaseHandoff(pull.source, pull.key), PullEnded(pull.job, times, kind, reason)]
+
+    def _finish_fetch(
+        self, pull: Pull, event: PullEvent, without_blocks: PullOutcome, now: float
+    ) -> list[ConsumerEffect]:
+        """Publish the blocks of a remote prefix that have arrived, however the fetch ends; blocks that may have been
+        read after the lease do not count. `without_blocks`: outcome of a fetch of which no block arrived."""
+        self._close(pull, event)
+        num_ready = pull.num_ready if pull.is_leased else pull.num_hits
+        self._pool.publish(pull.table, pull.hashes[:num_ready])
+        self._pool.release(pull.table)
+        num_blocks = num_ready - pull.num_hits
+        self.num_prefix_tokens += num_blocks * self._pool.block_size
+        times = self._times(pull, "done" if num_blocks else without_blocks, num_ready, now)
+        return [ReleaseHandoff(pull.source, pull.key), PullEnded(pull.job, times)]
+
+    def _close(self, pull: Pull, event: PullEvent) -> None:
+        pull.state = next_pull(pull.state, event)
+        del self._pulls[pull.key], self._by_job[pull.job.key]
+
+    def _times(self, pull: Pull, outcome: PullOutcome, num_local: int, now: float) -> PullTimes:
+        return pull.times(outcome, num_local, now, self._pool.block_size, self._block_bytes)
+
+    def _request_remainder(self, pull: Pull) -> list[ConsumerEffect]:
+        """Request the remainder of a migrating sequence once at most one complete block is still to arrive."""
+        if pull.state is not PullState.READING or not pull.is_open_ended or pull.remainder_requested:
+            return []
+        num_complete = pull.num_computed // self._pool.block_size
+        if num_complete - pull.next_index + self._num_reading(pull) > 1:
+            return []
+        pull.remainder_requested = True
+        return [SendRemainderRequest(pull.source, pull.key, len(pull.job.output_tokens))]
+
+    def _end_read(self, read_id: int, now: float) -> None:
+        """Release the blocks of a read that writes no more."""
+        read = self._reads.pop(read_id)
+        self._pool.drop(read.blocks, Holder.READ)
+        pull = read.pull
+        pull.open_reads.discard(read_id)
+        if pull.open_reads:
+            return
+        pull.busy_s += now - pull.busy_since
+        if pull.state is PullState.DRAINING:
+            pull.state = next_pull(pull.state, PullEvent.DRAINED)
+
+    def _num_unread(self, pull: Pull) -> int:
+        """Count the blocks that have not arrived; before blocks were granted, all that the source offers."""
+        if pull.state is PullState.WAITING:
+            return pull.num_offered - pull.first_index
+        return self._num_reading(pull) + max(0, pull.num_readable - pull.next_index)
+
+    def _num_reading(self, pull: Pull) -> int:
+        return sum(len(self._reads[r].blocks) for r in pull.open_reads)
+
+    def _renewals(self) -> list[ConsumerEffect]:
+        """Return one RenewLeases per source for all that is pulled from it."""
+        keys: dict[WorkerRef, list[HandoffKey]] = {}
+        for pull in self._pulls.values():
+            keys.setdefault(pull.source, []).append(pull.key)
+        return [RenewLeases(source, tuple(source_keys)) for source, source_keys in keys.items()]
 
 
-def _outcome(kind: ErrorKind) -> PullEnd:
-    return "cancelled" if kind is ErrorKind.CANCELLED else "failed"
-
-
-def prefix_fetch_terms(prefix_request: RemotePrefixRequest, block_size: int, cost: StepCost | None) -> PrefixFetchTerms:
-    """Return the time limits of a remote prefix fetch. `cost` is None while the compute time cannot be predicted."""
+def prefix_fetch_limits(num_hits: int, num_blocks: int, block_size: int, cost: StepCost | None) -> tuple[float, float]:
+    """Return the seconds without progress, and in all, after which a remote prefix fetch of the blocks `[num_hits,
+    num_blocks)` is given up. `cost` is None while the compute time cannot be predicted."""
     if cost is None:
-        return PrefixFetchTerms(prefix_request.first_index, MAX_PREFIX_FETCH_S, math.inf)
-    first, stop = prefix_request.first_index * block_size, len(prefix_request.hashes) * block_size
-    compute_s = max(MIN_PREFIX_FETCH_S, cost.chunk_s(first, stop - first))
-    return PrefixFetchTerms(
-        prefix_request.first_index, min(MAX_PREFIX_FETCH_S, compute_s), PREFIX_FETCH_FACTOR * compute_s
-    )
-
-
-def _renewals(pulls: Iterable[Pull]) -> list[Effect]:
-    """Return one RenewLeases per source for all that is pulled from it."""
-    keys: dict[WorkerRef, list[HandoffKey]] = {}
-    for pull in pulls:
-        keys.setdefault(pull.source, []).append(pull.key)
-    return [RenewLeases(source, tuple(source_keys)) for source, source_keys in keys.items()]
+        return MAX_PREFIX_FETCH_S, math.inf
+    compute_s = max(MIN_PREFIX_FETCH_S, cost.chunk_s(num_hits * block_size, (num_blocks - num_hits) * block_size))
+    return min(MAX_PREFIX_FETCH_S, compute_s), PREFIX_FETCH_FACTOR * compute_s

@@ -1,192 +1,442 @@
-"""Join the producer's side of hand-offs with the blocks that leases hold and the consumers that must be notified."""
+"""Own the producer's side of every hand-off: which blocks are leased to whom and until when.
+
+A lease guarantees that its blocks keep their content, and a consumer reads until it learns that the lease is over. A
+lease that the producer itself ends is therefore held until the consumer releases it, or until the granted time is over.
+
+Times are seconds of the caller's clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+import math
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 
-from tandem.core.errors import ErrorKind
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
-from tandem.core.ids import BlockId, HandoffKey, JobKey, WorkerRef
+from tandem.core.ids import BlockId, HandoffId, HandoffKey, JobKey, WorkerRef
 from tandem.core.request import PrefillJob
 from tandem.engine.effects import Effect, SendAnnouncement, SendHandoffEnded
 from tandem.kv.block_pool import BlockPool, Holder
-from tandem.kv.handoff import LeaseState, RemotePrefixRequest
-from tandem.kv.kv_producer import EndedLease, LeaseTable
+from tandem.kv.expiring_dict import ExpiringDict
+from tandem.kv.handoff import Announcement, BlockDigest, LeaseEvent, LeaseState, RemotePrefixRequest, next_lease
+from tandem.sched.phases.plan_builder import MAX_DIGESTS
+from tandem.sched.state.limits import NO_DEMAND, BlockDemand, may_offer
 from tandem.sched.state.schedule_result import SequenceUpdate
-from tandem.sched.transfer.migration import MigrationProgress
-from tandem.sched.transfer.prefix_serving import PrefixServer
+from tandem.sched.state.step_plan import PrefixBlock, StepPlan
+
+
+class Lease:
+    """One open hand-off on its producer's side.
+
+    The first `num_announced` of `blocks` may be read. `is_migrating`: the sequence goes on, so blocks are added.
+    `prefix_request`: the request, for a lease of cached blocks that no job computes. `expires_at`: seconds of the
+    caller's clock.
+    """
+
+    def __init__(
+        self,
+        key: HandoffKey,
+        job: JobKey | None,
+        expires_at: float,
+        is_migrating: bool,
+        prefix_request: RemotePrefixRequest | None,
+    ) -> None:
+        self.key = key
+        self.job = job
+        self.is_migrating = is_migrating
+        self.prefix_request = prefix_request
+        self.state = LeaseState.RESERVED
+        self.expires_at = expires_at
+        self.blocks: tuple[BlockId, ...] = ()
+        self.num_announced = 0
+        self.announcements: list[Announcement] = []
+        self.consumer: WorkerRef | None = None
+
+    @property
+    def may_be_read(self) -> bool:
+        """Return whether blocks were announced to a consumer."""
+        return self.consumer is not None and any(message.blocks for message in self.announcements)
+
+    def __repr__(self) -> str:
+        return f"<lease {self.key} {self.state.name} {self.num_announced}/{len(self.blocks)} blocks to {self.consumer}>"
+
+
+@dataclass(frozen=True, slots=True)
+class _ClosedHandoff:
+    """Hand-off of which no attempt up to `attempt` can be opened or followed; `kind` is how the last attempt ended."""
+
+    attempt: int
+    kind: ErrorKind
 
 
 class KVProducer:
-    """Own the leases of one worker. Methods that end a lease return the job that computed for it and the notifications;
-    the engine ends the job."""
+    """Own the leases of one worker: one open lease per hand-off id, the withdrawn leases that may still be read, and
+    the blocks of served prefixes that a step is still to digest.
 
-    def __init__(self, pool: BlockPool, prefix_server: PrefixServer, lease_s: float) -> None:
+    Methods that end a lease drop its blocks from `pool`, and return the job that computed for it where the engine has
+    to end that job. Ended hand-offs are remembered for `memory_s` seconds, so that a late consumer is notified.
+
+    Served prefixes are digested whatever `digest_handoffs` says, because the plan that digests a block also waits for
+    its copy from host memory. Blocks that are only in host memory are not served: bringing them back would take room
+    from this worker's own requests.
+    """
+
+    def __init__(self, pool: BlockPool, lease_s: float, *, memory_s: float = 60.0) -> None:
         self._pool = pool
-        self._prefix_server = prefix_server
-        self._leases = LeaseTable(lease_s)
+        self._lease_s = lease_s
+        self._leases: dict[HandoffId, Lease] = {}
+        self._withdrawn: dict[HandoffKey, Lease] = {}
+        self._closed: ExpiringDict[HandoffId, _ClosedHandoff] = ExpiringDict(memory_s)
+        self._awaited: ExpiringDict[HandoffKey, WorkerRef] = ExpiringDict(memory_s)
+        self._undigested: dict[HandoffKey, deque[PrefixBlock]] = {}
+        # The hand-offs, and their numbers of blocks, that an open plan digests, by plan number.
+        self._digesting: dict[int, list[tuple[HandoffKey, int]]] = {}
 
-    def has(self, key: HandoffKey) -> bool:
-        """Return whether the lease of `key` is open."""
-        return self._leases.find(key) is not None
+    # ---- prefills and migrations
 
-    def num_announced(self, key: HandoffKey) -> int:
-        """Count the leading blocks that the consumer may read."""
-        lease = self._leases.find(key)
-        return 0 if lease is None else lease.num_announced
+    def open(
+        self,
+        key: HandoffKey,
+        job: JobKey | None,
+        now: float,
+        *,
+        is_migrating: bool = False,
+        prefix_request: RemotePrefixRequest | None = None,
+    ) -> tuple[JobKey | None, list[Effect]]:
+        """Reserve a lease for a hand-off; return the job of the older attempt that the new one ends, if any.
 
-    def open_migration_lease(self, key: HandoffKey, job: JobKey, progress: MigrationProgress, now: float) -> None:
-        """Open the lease of a running sequence, and announce its blocks so far."""
-        self._leases.open(key, job, now, is_migrating=True)
-        self._leases.start(key, ())
-        self.announce_migration(key, progress, ())
-
-    def announce_migration(
-        self, key: HandoffKey, progress: MigrationProgress, last: tuple[SampledToken, ...]
-    ) -> list[Effect]:
-        """Announce the completed blocks of a migrating sequence. `last`: its last tokens, once it has stopped here,
-        else empty."""
-        lease = self._leases.find(key)
-        assert lease is not None, f"{key} has no open lease"
-        blocks = tuple(digest.block for digest in progress.fresh)
-        self._pool.retain(blocks, Holder.LEASE)
-        self._leases.grow(key, blocks)
-        message = self._leases.announce(
-            key, len(lease.blocks), progress.fresh, progress.num_computed, last, progress.num_cached
-        )
-        return [SendAnnouncement(lease.consumer, message)] if message is not None and lease.consumer is not None else []
-
-    def announce_served(self, now: float) -> list[Effect]:
-        """Announce the blocks of remote prefix fetches whose digests have been computed."""
-        effects: list[Effect] = []
-        for key, digests in self._prefix_server.take_done():
-            lease = self._leases.find(key)
-            if lease is None:
-                continue
-            if not digests:
-                effects += self.withdraw(key, ErrorKind.KV_LOST, "its blocks could not be digested", now)
-                continue
-            num_tokens = (lease.num_announced + len(digests)) * self._pool.block_size
-            message = self._leases.announce_served(key, digests, num_tokens)
-            effects += [SendAnnouncement(lease.consumer, message)] if lease.consumer is not None else []
-        return effects
-
-    def open_lease(self, job: PrefillJob, now: float) -> tuple[JobKey | None, list[Effect]]:
-        """Open the lease of an accepted job; return the job of the older attempt that this one ends, if any.
-
-        Raises TandemError when the hand-off is fenced.
+        Raises TandemError for a fenced attempt.
         """
-        older = self._leases.open(job.offer, job.key, now)
-        if older is None:
-            return None, []
-        return older.job, self._close(older, ErrorKind.CANCELLED, "fenced")
+        self._forget(now)
+        old = self._leases.get(key.handoff)
+        if old is not None and old.key.attempt >= key.attempt:
+            raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} is fenced by {old.key}")
+        if self.end_reason(key) is not None:
+            raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} has ended")
+        effects = [] if old is None else self.withdraw(old.key, ErrorKind.CANCELLED, "fenced", now)
+        lease = self._leases[key.handoff] = Lease(key, job, now + self._lease_s, is_migrating, prefix_request)
+        lease.consumer = self._awaited.pop(key)
+        return None if old is None else old.job, effects
 
-    def start(self, job: PrefillJob, blocks: tuple[BlockId, ...]) -> None:
-        """Record the blocks of a job, which the scheduler holds for the lease already."""
-        self._leases.start(job.offer, blocks)
+    def start(self, key: HandoffKey, blocks: tuple[BlockId, ...], num_skipped: int = 0) -> None:
+        """Record the blocks of a lease, which the pool holds as leased already.
 
-    def offer(self, job: PrefillJob, progress: SequenceUpdate, now: float) -> list[Effect]:
-        """Announce the blocks that a chunk completed; end the hand-off when nothing is left to hand over."""
-        key = job.offer
-        lease = self._leases.find(key)
+        The first `num_skipped` blocks are not announced, because the consumer has them; they are held only as parents
+        of the blocks after them.
+        """
+        lease = self._leases[key.handoff]
+        lease.state = next_lease(lease.state, LeaseEvent.STARTED)
+        lease.blocks = blocks
+        lease.num_announced = num_skipped
+
+    def on_chunk(self, job: PrefillJob, progress: SequenceUpdate, now: float) -> list[Effect]:
+        """Announce the blocks that a chunk of a prefill completed; end the hand-off when nothing is left to hand
+        over."""
+        lease = self.find(job.offer)
         assert lease is not None, f"{job.key} runs without a lease"
         if progress.error is not None:
-            return self.withdraw(key, progress.error_kind, progress.error, now)
+            return self.withdraw(job.offer, progress.error_kind, progress.error, now)
         if progress.finish is not None:
-            return self.withdraw(key, ErrorKind.CANCELLED, "nothing is left to hand over", now)
+            return self.withdraw(job.offer, ErrorKind.CANCELLED, "nothing is left to hand over", now)
         num_complete = len(lease.blocks) if progress.handed_over else progress.num_computed // self._pool.block_size
-        message = self._leases.announce(
-            key, num_complete, progress.digests, progress.num_computed, progress.first_tokens, progress.num_cached
+        return self._announce(
+            lease, num_complete, progress.digests, progress.num_computed, progress.first_tokens, progress.num_cached
         )
-        return [SendAnnouncement(lease.consumer, message)] if message is not None and lease.consumer is not None else []
 
-    def follow(
-        self, key: HandoffKey, consumer: WorkerRef, now: float, prefix_request: RemotePrefixRequest | None = None
+    def on_migration_progress(
+        self,
+        key: HandoffKey,
+        fresh: Sequence[BlockDigest],
+        num_computed: int,
+        num_cached: int,
+        last: tuple[SampledToken, ...],
     ) -> list[Effect]:
-        """Send a hand-off's announcements to `consumer` from now on. `prefix_request`: open a lease of these cached
-        blocks first."""
-        effects = [] if prefix_request is None else self._open_prefix_lease(key, prefix_request, now)
-        messages = self._leases.follow(key, consumer, now) if self._leases.offers(key, prefix_request) else None
-        if messages is None:
-            return [*effects, self._handoff_ended(key, consumer)]
-        return [*effects, *(SendAnnouncement(consumer, message) for message in messages)]
+        """Lease and announce the blocks of a migrating sequence that became complete. `last`: its last tokens, once it
+        has stopped here, else empty."""
+        lease = self._leases[key.handoff]
+        assert lease.is_migrating and lease.state is LeaseState.OFFERED, f"{lease!r} does not grow"
+        blocks = tuple(digest.block for digest in fresh)
+        self._pool.retain(blocks, Holder.LEASE)
+        lease.blocks += blocks
+        return self._announce(lease, len(lease.blocks), fresh, num_computed, last, num_cached)
 
-    def renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
-        """Extend leases from `now`, when the producer answers; notify the consumer of leases that have ended."""
-        return [self._handoff_ended(key, consumer) for key in keys if not self._leases.renew(key, now)]
+    # ---- served prefixes
 
-    def release(self, key: HandoffKey, now: float) -> JobKey | None:
-        """End a lease that its consumer has released; return the job that computes for it, if any."""
-        ended = self._leases.release(key, now)
-        if ended is None:
+    @property
+    def has_undigested(self) -> bool:
+        """Return whether blocks of served prefixes are still to be digested."""
+        return bool(self._undigested)
+
+    def blocks_to_digest(self) -> tuple[PrefixBlock, ...]:
+        """Return the blocks of served prefixes that the next plan is to digest, as many as it may, in the order in
+        which their requests arrived."""
+        return tuple(islice(chain.from_iterable(self._undigested.values()), MAX_DIGESTS)) if self._undigested else ()
+
+    def on_planned(self, plan: StepPlan) -> None:
+        """Record that a plan digests its `digests`, the first of `blocks_to_digest`."""
+        num_left = len(plan.digests)
+        for key, blocks in list(self._undigested.items()):
+            count = min(len(blocks), num_left)
+            if count == 0:
+                return
+            num_left -= count
+            for _ in range(count):
+                blocks.popleft()
+            self._digesting.setdefault(plan.number, []).append((key, count))
+            if not blocks:
+                del self._undigested[key]
+
+    def on_digests(self, number: int, digests: Sequence[BlockDigest], now: float) -> list[Effect]:
+        """Announce the blocks of served prefixes whose digests the finished plan `number` computed: all that were
+        planned, or none where the plan failed. Their leases may have ended meanwhile."""
+        effects: list[Effect] = []
+        first = 0
+        for key, count in self._digesting.pop(number, ()):
+            fresh = digests[first : first + count]
+            first += count
+            lease = self.find(key)
+            if lease is None:
+                continue
+            if not fresh:
+                effects += self.withdraw(key, ErrorKind.KV_LOST, "its blocks could not be digested", now)
+                continue
+            num_complete = lease.num_announced + len(fresh)
+            is_last = num_complete == len(lease.blocks)
+            effects += self._announce(lease, num_complete, fresh, num_complete * self._pool.block_size, is_last=is_last)
+        return effects
+
+    # ---- messages of consumers and gateways
+
+    def on_follow(
+        self,
+        key: HandoffKey,
+        consumer: WorkerRef,
+        now: float,
+        prefix_request: RemotePrefixRequest | None = None,
+        demand: BlockDemand = NO_DEMAND,
+    ) -> list[Effect]:
+        """Send a hand-off's announcements to `consumer` from now on, from the first on.
+
+        `prefix_request`: open a lease of these cached blocks first, as far as it leaves room for `demand`. A consumer
+        must not read the blocks of another request, because it would publish them under the wrong hashes. The consumer
+        of an unknown hand-off is remembered until the hand-off is opened.
+        """
+        effects = [] if prefix_request is None else self._serve_prefix(key, prefix_request, demand, now)
+        lease = self.find(key)
+        if lease is None and self.end_reason(key) is None:
+            self._awaited.put(key, consumer, now)
+            return effects
+        if lease is None or lease.prefix_request != prefix_request:
+            return [*effects, self._has_ended(key, consumer)]
+        lease.consumer = consumer
+        lease.expires_at = now + self._lease_s
+        return [*effects, *(SendAnnouncement(consumer, message) for message in lease.announcements)]
+
+    def on_renew(self, keys: Iterable[HandoffKey], consumer: WorkerRef, now: float) -> list[Effect]:
+        """Extend leases from `now`, when the producer answers; notify the consumer of hand-offs that are neither open
+        nor awaited."""
+        effects: list[Effect] = []
+        for key in keys:
+            lease = self.find(key)
+            if lease is not None:
+                lease.expires_at = now + self._lease_s
+            elif key not in self._awaited or self.end_reason(key) is not None:
+                effects.append(self._has_ended(key, consumer))
+        return effects
+
+    def on_release(self, key: HandoffKey, now: float, kind: ErrorKind = ErrorKind.KV_LOST) -> JobKey | None:
+        """End a lease that its consumer has released; return the job that computes for it, if any. Later followers and
+        requests for the hand-off get `kind`."""
+        lease = self.find(key) or self._withdrawn.get(key)
+        self._awaited.pop(key)
+        if lease is None:
+            self._remember(key, kind, now)
             return None
-        self._drop(ended)
-        return ended.job
+        job = None if lease.state is LeaseState.WITHDRAWN else lease.job
+        self._end(lease, LeaseEvent.RELEASE, kind, now)
+        return job
 
-    def revoke(self, key: HandoffKey, now: float) -> tuple[JobKey | None, list[Effect]]:
+    def on_revoke(self, key: HandoffKey, now: float) -> tuple[JobKey | None, list[Effect]]:
         """End a lease that the gateway does not need any more; return the job that computes for it, if any."""
-        lease = self._leases.find(key)
+        lease = self.find(key)
         effects = self.withdraw(key, ErrorKind.KV_LOST, "its gateway does not need it any more", now)
         return None if lease is None else lease.job, effects
 
     def withdraw(self, key: HandoffKey, kind: ErrorKind, reason: str, now: float) -> list[Effect]:
-        """End a lease from the producer's side. Blocks that its consumer may be reading are held until the consumer
-        releases them."""
-        ended = self._leases.withdraw(key, now, kind)
-        return [] if ended is None else self._close(ended, kind, reason)
+        """End a lease from the producer's side, and notify its consumer.
 
-    def expire(self, now: float) -> tuple[list[EndedLease], list[Effect]]:
-        """End all leases that were not renewed in time."""
-        expired = self._leases.expire(now)
-        effects = [x for ended in expired for x in self._close(ended, ErrorKind.KV_LOST, "the lease ran out")]
-        return expired, effects
+        Blocks that the consumer may be reading are held until it releases them or the granted time is over; such a
+        lease is not renewed. Later followers and requests for the hand-off get `kind`.
+        """
+        lease = self.find(key)
+        if lease is None:
+            if key not in self._withdrawn:
+                self.on_release(key, now, kind)
+            return []
+        self._end(lease, LeaseEvent.WITHDRAW if lease.may_be_read else LeaseEvent.RELEASE, kind, now)
+        return _notification(lease, kind, reason)
+
+    # ---- time and books
+
+    def on_tick(self, now: float) -> tuple[list[Lease], list[Effect]]:
+        """End all leases whose time is over, and drop records that are older than `memory_s`; return the leases that
+        were open."""
+        self._forget(now)
+        expired = [lease for lease in self if lease.expires_at <= now]
+        ended = [lease for lease in expired if lease.state is not LeaseState.WITHDRAWN]
+        for lease in expired:
+            self._end(lease, LeaseEvent.EXPIRE, ErrorKind.KV_LOST, now)
+        return ended, [x for lease in ended for x in _notification(lease, ErrorKind.KV_LOST, "the lease ran out")]
 
     def next_expiry(self) -> float:
-        """Return when `expire` will have something to do unless a lease is renewed; infinity without leases."""
-        return self._leases.next_expiry()
+        """Return when the first lease expires if nobody renews it; infinity without leases."""
+        return min((lease.expires_at for lease in self), default=math.inf)
 
     @property
     def is_awaiting(self) -> bool:
         """Return whether blocks will be freed when a consumer releases them: those of a withdrawn lease, of a prefill
-        or of a remote prefix fetch."""
-        return any(lease.state is LeaseState.WITHDRAWN or not lease.is_migrating for lease in self._leases)
+        or of a served prefix."""
+        return any(lease.state is LeaseState.WITHDRAWN or not lease.is_migrating for lease in self)
+
+    def find(self, key: HandoffKey) -> Lease | None:
+        """Return the lease of `key` while it is open."""
+        lease = self._leases.get(key.handoff)
+        return lease if lease is not None and lease.key == key else None
+
+    def end_reason(self, key: HandoffKey) -> ErrorKind | None:
+        """Return how a hand-off ended; None while it is open or may still be opened."""
+        lease, closed = self._leases.get(key.handoff), self._closed.get(key.handoff)
+        if lease is not None and lease.key.attempt >= key.attempt:
+            return None if lease.key == key else ErrorKind.CANCELLED
+        return closed.kind if closed is not None and closed.attempt >= key.attempt else None
 
     def blocks(self) -> Iterator[BlockId]:
-        """Iterate over every block once per lease that holds it."""
-        return self._leases.blocks()
+        """Iterate over every block once per lease that holds it, for the pool's `check`."""
+        return (b for lease in self for b in lease.blocks)
 
     def check(self, jobs: Container[JobKey]) -> None:
-        """Raise AssertionError for a lease with neither blocks nor a live job. `jobs`: job and choice keys of all live
+        """Raise AssertionError naming the first inconsistency of the leases. `jobs`: job and choice keys of all live
         jobs."""
-        for lease in self._leases:
+        for lease in self:
+            is_open = self.find(lease.key) is lease
+            assert is_open == (lease.state in (LeaseState.RESERVED, LeaseState.OFFERED)), f"{lease!r}: leases"
+            assert is_open or lease.may_be_read, f"{lease!r} is held for nobody"
             assert len(lease.blocks) or lease.job in jobs, f"{lease!r} has neither blocks nor a job"
+        for key in self._undigested:
+            assert self.find(key) is not None, f"blocks of {key} are to be digested without a lease"
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self._leases) + len(self._withdrawn)
 
-    def _open_prefix_lease(self, key: HandoffKey, prefix_request: RemotePrefixRequest, now: float) -> list[Effect]:
-        """Open the lease of cached blocks. Without cached blocks, or for a key that was used, no lease is opened, and
-        the following `follow` reports the end of the hand-off."""
-        if not self._leases.can_serve_prefix(key):
+    def __iter__(self) -> Iterator[Lease]:
+        """Iterate over the open leases and the withdrawn leases that consumers have not released."""
+        return chain(self._leases.values(), self._withdrawn.values())
+
+    # ---- internals
+
+    def _serve_prefix(
+        self, key: HandoffKey, prefix_request: RemotePrefixRequest, demand: BlockDemand, now: float
+    ) -> list[Effect]:
+        """Open the lease of the leading requested blocks that are cached here, those included that the consumer has,
+        because later blocks depend on them.
+
+        Without such blocks, or for a key that was used, no lease is open afterwards. An older attempt ends only if it
+        is a served prefix too.
+        """
+        old = self._leases.get(key.handoff)
+        is_newer = old is None or (old.key.attempt < key.attempt and old.job is None)
+        if not is_newer or self.end_reason(key) is not None:
             return []
-        older = self._leases.open(key, None, now, prefix_fetch=prefix_request)
-        effects = [] if older is None else self._close(older, ErrorKind.CANCELLED, "fenced")
-        blocks = self._prefix_server.serve(key, prefix_request)
-        if blocks:
-            self._leases.start(key, blocks, prefix_request.first_index)
+        _, effects = self.open(key, None, now, prefix_request=prefix_request)
+        first = prefix_request.first_index
+        blocks = self._within_room(self._pool.cached(prefix_request.hashes), demand)
+        if len(blocks) > first:
+            self._pool.retain_for_lease(blocks)
+            self.start(key, blocks, first)
+            self._undigested[key] = deque((block, index) for index, block in enumerate(blocks[first:], first))
         else:
-            self._leases.release(key, now)
+            self.on_release(key, now)
         return effects
 
-    def _close(self, ended: EndedLease, kind: ErrorKind, reason: str) -> list[Effect]:
-        """Drop the blocks of an ended lease, and notify its consumer."""
-        self._drop(ended)
-        return [SendHandoffEnded(ended.consumer, ended.key, kind, reason)] if ended.consumer is not None else []
+    def _within_room(self, blocks: tuple[BlockId, ...], demand: BlockDemand) -> tuple[BlockId, ...]:
+        """Return the leading blocks that can be leased without taking room from reserved pulls or running sequences.
 
-    def _drop(self, ended: EndedLease) -> None:
-        self._pool.drop(ended.blocks, Holder.LEASE)
-        self._prefix_server.drop(ended.key)
+        Left free is what the largest reserved pull needs, as for every lease (`may_offer`), and the block that each
+        running sequence may need next. Serving cannot deadlock: the consumer had room before it sent the request, and
+        the lease expires.
+        """
+        num_spare = self._pool.num_free - demand.num_running
+        num_leased = num_taken = 0
+        for i, block in enumerate(blocks):
+            holders = self._pool.holders(block)
+            num_leased += not holders[1]
+            num_taken += not any(holders)
+            fits = may_offer(num_leased, self._pool.num_leased, self._pool.num_blocks, demand.largest_reservation)
+            if not fits or (num_taken and num_taken > num_spare):
+                return blocks[:i]
+        return blocks
 
-    def _handoff_ended(self, key: HandoffKey, consumer: WorkerRef) -> SendHandoffEnded:
-        kind = self._leases.end_reason(key) or ErrorKind.KV_LOST
+    def _announce(
+        self,
+        lease: Lease,
+        num_complete: int,
+        digests: Sequence[BlockDigest],
+        num_computed: int,
+        first_tokens: tuple[SampledToken, ...] = (),
+        num_cached: int = 0,
+        *,
+        is_last: bool = False,
+    ) -> list[Effect]:
+        """Announce that blocks `[num_announced, num_complete)` may be read, unless there is nothing new to announce.
+
+        A migrating sequence is announced before it has a readable block, so that its consumer makes room. `digests` are
+        those of exactly these blocks in order, or empty.
+        """
+        first = lease.num_announced
+        if num_complete == first and not first_tokens and (lease.announcements or not lease.is_migrating):
+            return []
+        fresh = lease.blocks[first:num_complete]
+        blocks = tuple(digests) or tuple(BlockDigest(block, ()) for block in fresh)
+        assert tuple(digest.block for digest in blocks) == fresh, f"{lease!r}: digests of other blocks"
+        lease.num_announced = num_complete
+        message = Announcement(
+            lease.key, first, blocks, num_computed, first_tokens, num_cached, lease.is_migrating, is_last
+        )
+        lease.announcements.append(message)
+        return [SendAnnouncement(lease.consumer, message)] if lease.consumer is not None else []
+
+    def _end(self, lease: Lease, event: LeaseEvent, kind: ErrorKind, now: float) -> None:
+        """Move a lease to its next state, and drop its blocks unless its consumer may still read them."""
+        state = next_lease(lease.state, event)
+        if lease.state is LeaseState.WITHDRAWN:
+            del self._withdrawn[lease.key]
+        else:
+            del self._leases[lease.key.handoff]
+            self._remember(lease.key, kind, now)
+        lease.state = state
+        if state is LeaseState.WITHDRAWN:
+            self._withdrawn[lease.key] = lease
+        else:
+            self._pool.drop(lease.blocks, Holder.LEASE)
+        self._undigested.pop(lease.key, None)
+
+    def _has_ended(self, key: HandoffKey, consumer: WorkerRef) -> SendHandoffEnded:
+        kind = self.end_reason(key) or ErrorKind.KV_LOST
         return SendHandoffEnded(consumer, key, kind, "the hand-off has ended")
+
+    def _remember(self, key: HandoffKey, kind: ErrorKind, now: float) -> None:
+        closed = self._closed.get(key.handoff)
+        if closed is None or closed.attempt < key.attempt:
+            self._closed.put(key.handoff, _ClosedHandoff(key.attempt, kind), now)
+
+    def _forget(self, now: float) -> None:
+        self._closed.forget(now)
+        self._awaited.forget(now)
+
+
+def _notification(lease: Lease, kind: ErrorKind, reason: str) -> list[Effect]:
+    """Return the message to the consumer of a lease that has ended, if there is a consumer."""
+    return [SendHandoffEnded(lease.consumer, lease.key, kind, reason)] if lease.consumer is not None else []

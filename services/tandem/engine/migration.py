@@ -9,27 +9,35 @@ offered anew.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import chain, takewhile
+
 from tandem.core.errors import ErrorKind
 from tandem.core.events import MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, JobKey
+from tandem.core.request import PrefillJob
 from tandem.engine.effects import Effect, SendEvent
 from tandem.engine.kv_producer import KVProducer
+from tandem.kv.handoff import BlockDigest
 from tandem.sched.state.schedule_result import SequenceUpdate
-from tandem.sched.transfer.migration import MigrationTracker
+from tandem.sched.state.scheduler_state import SchedulerState
+from tandem.sched.state.sequence import MigrationState
+from tandem.sched.state.sequence import Sequence as Seq
 
 
 class DrainMigration:
-    """Own the offers of running sequences to other workers; nothing is offered before `begin`.
+    """Own the offers of running sequences to other workers, and `Sequence.migration_state`, which otherwise only the
+    plan that freezes a sequence writes. Nothing is offered before `begin`.
 
     Counted since the start: `num_migrated` sequences that other workers took over, and `num_requeued` jobs that had
     nothing to migrate or blocked others.
     """
 
-    def __init__(self, migrations: MigrationTracker, producer: KVProducer) -> None:
+    def __init__(self, state: SchedulerState, producer: KVProducer) -> None:
         self.has_begun = False
         self.num_migrated = 0
         self.num_requeued = 0
-        self._migrations = migrations
+        self._state = state
         self._producer = producer
         self._offers: dict[JobKey, HandoffKey] = {}
         self._jobs: dict[HandoffKey, JobKey] = {}
@@ -44,24 +52,27 @@ class DrainMigration:
     @property
     def is_due(self) -> bool:
         """Return whether a sequence is to be offered or a job to be requeued."""
-        if not self.has_begun:
-            return False
-        return bool(self._migrations.not_worth_moving()) or any(
-            k not in self._offers for k in self._migrations.movable()
-        )
+        return bool(self.not_worth_migrating()) or next(self._not_offered(), None) is not None
 
     def not_worth_migrating(self) -> list[JobKey]:
-        """Return the choices to requeue because they have no KV here that is worth migrating."""
-        return self._migrations.not_worth_moving() if self.has_begun else []
+        """Return the choices to requeue because they have no KV here that is worth migrating: those that wait, and
+        those whose own KV is still being pulled."""
+        if not self.has_begun:
+            return []
+        return [key for seq in chain(self._state.waiting, self._state.pulling.values()) for key in seq.keys]
 
     def blocking_jobs(self) -> list[JobKey]:
         """Return the choices to requeue when no step can be planned.
 
         A sequence that is being read is not preempted. If such sequences hold all blocks, none of them can sample the
-        last token with which it leaves; without one of them the others can.
+        last token with which it leaves; without one of them, the youngest, the others can. None where a sequence has
+        stopped, since its blocks come free.
         """
-        key = self._migrations.blocking_migration() if self.has_begun and not self._producer.is_awaiting else None
-        return [] if key is None else [key]
+        if not self.has_begun or self._producer.is_awaiting:
+            return []
+        read = [seq for seq in self._state.running if seq.migration_state is not MigrationState.NONE]
+        has_stopped = any(seq.migration_state is MigrationState.FROZEN for seq in read)
+        return [] if has_stopped else [seq.key for seq in read[-1:]]
 
     def has(self, key: HandoffKey) -> bool:
         """Return whether `key` is the offer of a sequence that runs here."""
@@ -70,46 +81,55 @@ class DrainMigration:
     def offer(self) -> list[Effect]:
         """Offer the running sequences that are not offered yet."""
         effects: list[Effect] = []
-        for job in self._migrations.movable() if self.has_begun else ():
-            if job not in self._offers:
-                self._num_offers += 1
-                key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)
-                self._offers[job] = key
-                self._jobs[key] = job
-                effects.append(SendEvent(MigrationOffered(job, key)))
+        for job in self._not_offered():
+            self._num_offers += 1
+            key = HandoffKey(HandoffId(f"{job.request}/{job.choice}/{self._num_offers}"), job.attempt)
+            self._offers[job] = key
+            self._jobs[key] = job
+            effects.append(SendEvent(MigrationOffered(job, key)))
         return effects
 
     def follow(self, key: HandoffKey, now: float) -> None:
-        """Open the lease of an offer that a consumer has started to follow; ignore other keys."""
+        """Open the lease of an offer that a consumer has started to follow, and announce its blocks so far; ignore
+        other keys.
+
+        From now on its blocks are digested, and the sequence is not preempted.
+        """
         job = self._jobs.get(key)
-        if job is not None and not self._producer.has(key):
-            self._producer.open_migration_lease(key, job, self._migrations.start(job), now)
+        if job is None or self._producer.find(key) is not None:
+            return
+        seq = self._state.by_key[job]
+        assert seq.migration_state is MigrationState.NONE, f"{seq!r} is {seq.migration_state}"
+        seq.migration_state = MigrationState.STREAMING
+        seq.num_digested = 0
+        self._producer.open(key, job, now, is_migrating=True)
+        self._producer.start(key, ())
+        self._announce(key, seq, ())
 
     def request_remainder(self, key: HandoffKey, num_known: int) -> None:
         """Let the sequence stop after its next token, because its consumer has nearly all KV and `num_known` output
         tokens."""
         job = self._jobs.get(key)
-        if job is not None and self._producer.has(key) and key not in self._num_known:
+        if job is not None and self._producer.find(key) is not None and key not in self._num_known:
             self._num_known[key] = num_known
-            self._migrations.finalize(job)
+            seq = self._state.by_key[job]
+            if seq.migration_state is MigrationState.STREAMING:
+                seq.migration_state = MigrationState.FINALIZING
 
     def computed(self, part: SequenceUpdate) -> list[Effect]:
         """Announce what a step completed of an offered sequence that goes on, or the remainder after its last token."""
         key = self._offers.get(part.key)
-        if key is None or not self._producer.has(key):
+        if key is None or self._producer.find(key) is None:
             return []
-        progress = self._migrations.progress(part.key, self._producer.num_announced(key), part.digests)
-        known = self._num_known.get(key, 0)
-        last = self._migrations.last_tokens(part.key, known) if progress.has_stopped else ()
-        return self._producer.announce_migration(key, progress, last)
+        return self._announce(key, self._state.by_key[part.key], part.digests)
 
     def released(self, key: HandoffKey, now: float, *, is_taken: bool) -> JobKey | None:
         """Release an offer; return the choice if it has migrated to the consumer, else let the sequence go on here."""
         job = self._jobs.get(key)
         if job is None:
             return None
-        has_migrated = is_taken and self._producer.has(key) and self._migrations.has_stopped(job)
-        self._producer.release(key, now)
+        has_migrated = is_taken and self._producer.find(key) is not None and self._has_stopped(job)
+        self._producer.on_release(key, now)
         if not has_migrated:
             self.expired(key)
             return None
@@ -125,7 +145,7 @@ class DrainMigration:
         """
         if not self.has(key):
             return False
-        if not self._producer.has(key):
+        if self._producer.find(key) is None:
             self.released(key, now, is_taken=False)
         return True
 
@@ -134,7 +154,7 @@ class DrainMigration:
         job = self._jobs.get(key)
         if job is None:
             return False
-        self._migrations.cancel(job)
+        self._state.by_key[job].migration_state = MigrationState.NONE
         self._forget(key)
         return True
 
@@ -144,7 +164,7 @@ class DrainMigration:
         key = self._offers.get(job)
         if key is None:
             return []
-        self.num_migrated += kind is ErrorKind.CANCELLED and self._migrations.has_stopped(job)
+        self.num_migrated += kind is ErrorKind.CANCELLED and self._has_stopped(job)
         self._forget(key)
         return self._producer.withdraw(key, kind, reason, now)
 
@@ -157,6 +177,37 @@ class DrainMigration:
 
     def __repr__(self) -> str:
         return f"<drain {len(self._offers)} offered, {len(self._num_known)} ending, {self.num_migrated} migrated>"
+
+    def _not_offered(self) -> Iterator[JobKey]:
+        """Yield the running sequences, one key per choice, that are to be offered. A prefill is handed over anyway."""
+        for seq in self._state.running if self.has_begun else ():
+            is_decode = seq.job.request.sampling.max_tokens > 0 and not seq.is_unforked
+            if is_decode and not isinstance(seq.job, PrefillJob) and seq.key not in self._offers:
+                yield seq.key
+
+    def _has_stopped(self, job: JobKey) -> bool:
+        """Return whether the sequence is here, samples no more tokens, and no open plan names it."""
+        seq = self._state.by_key.get(job)
+        return seq is not None and seq.migration_state is MigrationState.FROZEN and seq.num_open_plans == 0
+
+    def _announce(self, key: HandoffKey, seq: Seq, digests: Sequence[BlockDigest]) -> list[Effect]:
+        """Announce the blocks that became final: complete blocks, or all blocks and the last tokens once the sequence
+        has stopped. `digests` are those of the finished step, and may contain blocks that were digested for a consumer
+        that has disconnected."""
+        lease = self._producer.find(key)
+        assert lease is not None, f"{key} has no open lease"
+        has_stopped = self._has_stopped(seq.key)
+        size = self._state.pool.block_size
+        num_whole = -(-seq.num_computed // size) if has_stopped else seq.num_computed // size
+        blocks = seq.table.ids(num_whole)[lease.num_announced :]
+        if self._state.limits.digest_handoffs:
+            known = {digest.block: digest for digest in digests}
+            fresh = [known[block] for block in takewhile(known.__contains__, blocks)]
+        else:
+            fresh = [BlockDigest(block, ()) for block in blocks]
+        num_known = min(self._num_known.get(key, 0), seq.num_output - 1)
+        last = seq.output_from(num_known) if has_stopped else ()
+        return self._producer.on_migration_progress(key, fresh, seq.num_computed, seq.num_cached, last)
 
     def _forget(self, key: HandoffKey) -> None:
         del self._offers[self._jobs.pop(key)]

@@ -17,9 +17,10 @@ from itertools import chain
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken, TokenRun
-from tandem.core.ids import BlockId, HostSlot, JobKey, SeqId
-from tandem.core.request import Job
+from tandem.core.ids import BlockHash, BlockId, HostSlot, JobKey, SeqId
+from tandem.core.request import Job, ResumeJob
 from tandem.kv.block_pool import BlockPool, BlockTable, Holder
+from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS
 from tandem.kv.hashing import root_hash
 from tandem.sched.budget.step_sizer import StepSizer
 from tandem.sched.phases.admit_waiting import admit_waiting, startable
@@ -32,14 +33,11 @@ from tandem.sched.phases.rejected_jobs import RejectedJobs
 from tandem.sched.phases.slices import plan_decodes, plan_prefills
 from tandem.sched.phases.spec_decode import Speculation
 from tandem.sched.state.backlog import backlog, check_backlog, horizon_tokens
-from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.limits import BlockDemand, SchedulerLimits
 from tandem.sched.state.schedule_result import ScheduleResult, SchedulerLoad, SequenceUpdate
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence, Status
-from tandem.sched.state.step_plan import StepPlan, StepResult
-from tandem.sched.transfer.migration import MigrationTracker
-from tandem.sched.transfer.prefix_serving import PrefixServer
-from tandem.sched.transfer.remote_prefix import RemotePrefixFetches
+from tandem.sched.state.step_plan import PrefixBlock, StepPlan, StepResult
 
 
 class Scheduler:
@@ -52,12 +50,10 @@ class Scheduler:
         self.state = SchedulerState(pool, limits)
         self.pacer = StepSizer(limits.max_num_batched_tokens)
         self.speculation = speculation
-        self.migrations = MigrationTracker(self.state)
-        self.remote_prefixes = RemotePrefixFetches(self.state)
-        self.prefix_server = PrefixServer(self.state)
         self._fingerprint = model_fingerprint
         self._rejected_jobs = RejectedJobs()
         self._num_arrived = 0
+        self._last_prefix_plan = -2
 
     # ---- jobs
 
@@ -70,7 +66,7 @@ class Scheduler:
         seq = Sequence(SeqId(self._num_arrived), job, root, self._num_arrived, now)
         # Hash the prompt now, rather than between two steps or between a hand-off and the first read of its blocks.
         seq.reusable(self.pool.block_size)
-        self.remote_prefixes.await_prefix(seq)
+        self._await_remote_prefix(seq)
         if not seq.is_pull:
             check_backlog(seq, self.pool, self.occupancy().backlog)
         self._num_arrived += job.num_choices
@@ -95,6 +91,21 @@ class Scheduler:
         """Let a Resume compete for room: its producer has begun to offer blocks. `key` names any choice of the job."""
         self.state.by_key[key].may_start = True
 
+    def awaited_prefix(self, key: JobKey) -> Many[BlockHash]:
+        """Return the block hashes of the remote prefix for which a new job waits; empty where it waits for none."""
+        seq = self.state.by_key[key]
+        return seq.reusable(self.pool.block_size)[: seq.num_remote_prefix_blocks]
+
+    def is_awaiting_prefix(self, key: JobKey) -> bool:
+        return self.state.by_key[key].num_remote_prefix_blocks > 0
+
+    def on_prefix_ready(self, key: JobKey) -> None:
+        """Let a job start whose remote prefix is cached by now, or is not to be fetched; it computes what is not
+        cached here."""
+        seq = self.state.by_key[key]
+        seq.may_start = True
+        seq.num_remote_prefix_blocks = 0
+
     def kv_arrived(
         self, key: JobKey, first_tokens: tuple[SampledToken, ...], num_cached: int, num_computed: int
     ) -> SequenceUpdate:
@@ -115,13 +126,18 @@ class Scheduler:
 
     # ---- one step
 
-    def plan(self, now: float = 0.0) -> ScheduleResult:
+    def plan(self, now: float = 0.0, prefix_blocks: Many[PrefixBlock] = ()) -> ScheduleResult:
         """Choose the next step's work, and allocate blocks to pulls that may begin. `now` is on the clock of `add`, in
-        seconds."""
+        seconds.
+
+        `prefix_blocks` are to be digested for other workers. A plan without slices digests them. They make such a plan,
+        so that a consumer need not wait until a long step is over, but at most every second time, so that running
+        sequences go on.
+        """
         state = self.state
         builder = PlanBuilder(state.limits)
-        if self.prefix_server.is_due(state.num_plans):
-            return ScheduleResult(self._open_plan(builder))
+        if prefix_blocks and state.num_plans > self._last_prefix_plan + 1:
+            return ScheduleResult(self._open_plan(builder, prefix_blocks))
         ready = [seq for seq in state.running if seq.is_schedulable]
         plan_decodes(state, builder, ready)
         started = [seq for seq in ready if seq.num_remaining > 1 and seq.status is Status.RUNNING]
@@ -132,7 +148,7 @@ class Scheduler:
         plan_prefills(state, builder, started)
         if self.speculation is not None:
             self.speculation.extend(state, builder)
-        step = self._open_plan(builder)
+        step = self._open_plan(builder, prefix_blocks)
         pulls = state.blocked_pulls.take_clear(state.pulling)
         pulls += state.blocked_pulls.hold(builder.pulls, state.open_plans.values(), state.pulling)
         return builder.build(step, pulls)
@@ -144,7 +160,6 @@ class Scheduler:
         plan = state.close_plan(result.number)
         self.pool.drop([source for source, _ in plan.copies], Holder.COPY)
         self.pool.end_copies(plan.spills, plan.fills)
-        self.prefix_server.committed(result.number, result.digests)
         progress: list[SequenceUpdate] = []
         for piece, outcome in zip(plan.slices, result.slices, strict=True):
             seq = state.by_id[piece.seq]
@@ -162,7 +177,7 @@ class Scheduler:
         Changes nothing; the forecast is void after any other call that changes the scheduler.
         """
         state = self.state
-        has_other_work = state.blocked_pulls.has_clear or self.prefix_server.has_work or self.pool.host.has_copies
+        has_other_work = state.blocked_pulls.has_clear or self.pool.host.has_copies
         if state.open_plans or has_other_work or self.speculation is not None:
             return None
         if state.num_free_seats > 0 and any(seq.may_start for seq in state.waiting):
@@ -198,9 +213,13 @@ class Scheduler:
         queued = backlog(chain(state.running, state.waiting), self.pool.block_size, horizon)
         return SchedulerLoad(state.num_seated, len(state.waiting), state.num_reserved, queued)
 
+    def demand(self) -> BlockDemand:
+        """Return how many free blocks leases and remote prefixes have to leave."""
+        return BlockDemand(len(self.state.running), self.state.num_reserved, self.state.largest_reservation)
+
     def tables(self) -> Iterator[BlockTable]:
-        """Yield the block tables of all sequences and of open prefix fetches."""
-        return chain((seq.table for seq in self.state.by_id.values()), self.remote_prefixes.tables())
+        """Yield the block tables of all sequences."""
+        return (seq.table for seq in self.state.by_id.values())
 
     def copied_blocks(self) -> Iterator[BlockId]:
         """Yield the source block of each copy of an open plan, once per copy."""
@@ -217,11 +236,24 @@ class Scheduler:
     def __repr__(self) -> str:
         return f"<scheduler {self.state}>"
 
-    def _open_plan(self, builder: PlanBuilder) -> StepPlan | None:
+    def _await_remote_prefix(self, seq: Sequence) -> None:
+        """Mark a new sequence that has a remote prefix to fetch: it may not start until `on_prefix_ready`, and until
+        then its prefix counts as cached."""
+        prefix = None if isinstance(seq.job, ResumeJob) else seq.job.prefix
+        if prefix is None or not self.pool.is_caching:
+            return
+        hashes = seq.reusable(self.pool.block_size)[: min(prefix.num_blocks, MAX_REMOTE_PREFIX_BLOCKS)]
+        if self.pool.count_hits(hashes) < len(hashes):
+            seq.may_start = False
+            seq.num_remote_prefix_blocks = len(hashes)
+
+    def _open_plan(self, builder: PlanBuilder, prefix_blocks: Many[PrefixBlock]) -> StepPlan | None:
         """Turn a builder into an open plan; None where there is nothing to compute, copy or digest."""
         spills, fills = self.pool.take_copies()
         number = self.state.num_plans
-        digests = () if builder.slices else self.prefix_server.take(number, builder.num_digests_left)
+        digests = () if builder.slices else tuple(prefix_blocks[: builder.num_digests_left])
+        if digests:
+            self._last_prefix_plan = number
         if not (builder.slices or spills or fills or digests):
             return None
         step = StepPlan(number, tuple(builder.slices.values()), tuple(builder.copies), spills, fills, digests)

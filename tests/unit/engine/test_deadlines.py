@@ -6,9 +6,8 @@ import math
 
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, KVReceived
-from tandem.engine.effects import ReleaseHandoff, RenewLeases
+from tandem.engine.effects import ReleaseHandoff, RenewLeases, StartRead
 from tandem.engine.engine import Engine
-from tandem.kv.pull_actions import StartRead
 from tests.unit.engine.test_engine import KEY, OTHER, engine, events, generate, offer, prefill, resume, step
 
 

@@ -19,11 +19,12 @@ from tandem.engine.effects import (
     SendAnnouncement,
     SendEvent,
     SendHandoffEnded,
+    StartRead,
+    TearDownProducer,
 )
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
-from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 

@@ -9,11 +9,10 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, SampledToken
 from tandem.core.ids import BlockId, HandoffId, RequestId
 from tandem.core.request import GenerateJob, Request, ResumeJob, SamplingParams
-from tandem.engine.effects import Effect, SendEvent
+from tandem.engine.effects import Effect, SendEvent, StartRead
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
-from tandem.kv.pull_actions import StartRead
 from tandem.sched.state.limits import SchedulerLimits
 from tests.unit.engine.test_engine import OTHER, finish, step
 

@@ -21,11 +21,11 @@ from tandem.engine.effects import (
     SendAnnouncement,
     SendEvent,
     SendHandoffEnded,
+    StartRead,
 )
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import RemotePrefixRequest
-from tandem.kv.pull_actions import StartRead
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import StepPlan
 from tests.property.model import KVStore, ModelExecutor, expected_output

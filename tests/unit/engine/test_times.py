@@ -12,12 +12,11 @@ from tandem.core.events import SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
 from tandem.core.request_stages import JobStages
-from tandem.engine.effects import Effect, JobEnded, SendEvent
+from tandem.engine.effects import Effect, JobEnded, SendEvent, StartRead
 from tandem.engine.engine import Engine, HandoffLimits
 from tandem.engine.job_timings import MAX_CHUNKS, JobTimes, PrefillChunk, PullTimes
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
-from tandem.kv.pull_actions import StartRead
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 

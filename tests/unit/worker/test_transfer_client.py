@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, WorkerRef
-from tandem.engine.effects import Effect, ReleaseHandoff
+from tandem.engine.effects import Effect, ReleaseHandoff, StartRead
+from tandem.engine.effects import TearDownProducer as KvTeardown
 from tandem.engine.transfer_messages import (
     Command,
     Connected,
@@ -21,8 +22,6 @@ from tandem.engine.transfer_messages import (
     TearDownPeer,
 )
 from tandem.kv.handoff import BlockDigest
-from tandem.kv.pull_actions import StartRead
-from tandem.kv.pull_actions import TearDownProducer as KvTeardown
 from tandem.transfer.interfaces import KVTransfer
 from tandem.worker.kv.probe_reads import ProbeRead
 from tandem.worker.kv.transfer_client import TransferClient

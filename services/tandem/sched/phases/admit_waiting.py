@@ -96,7 +96,7 @@ def _grant_pull(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> b
     if not _take_blocks(state, seq, hashes, state.reserved_blocks[seq.id], spare=0):
         return False
     state.park_for_pull(seq)
-    builder.pulls.append(PullAllocated(seq.key, seq.table.ids(), num_hits, _num_blocks(state, seq)))
+    builder.pulls.append(PullAllocated(seq.key, seq.table, num_hits, _num_blocks(state, seq)))
     return True
 
 

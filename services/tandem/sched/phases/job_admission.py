@@ -4,8 +4,8 @@ Two workers that hand over to each other must not deadlock. An accepted job may 
 finishes by itself: running sequences, and leases whose consumers hold a reservation that no lease can use up. A prefill
 that waits for a reservation to be used would close a cycle, because the reservation may belong to a pull that waits for
 a prefill in the same way; so a prefill and a reservation that do not fit beside each other are not both accepted.
-Remote prefix fetches close no cycle either: `sched.transfer.remote_prefix` and `sched.transfer.prefix_serving` explain
-why. Once a pull has arrived, no other job waits for it: of its choices, those without seat or blocks wait for running
+Remote prefix fetches close no cycle either, see `engine.kv_consumer.KVConsumer` and `engine.kv_producer.KVProducer`.
+Once a pull has arrived, no other job waits for it: of its choices, those without seat or blocks wait for running
 sequences and leases, as a preempted sequence does.
 """
 

@@ -43,7 +43,7 @@ class BlockedPulls:
         last = {block: plan.number for plan in plans for block in plan.host_copied_blocks}
         free: list[PullAllocated] = []
         for grant in grants:
-            number = max((last[block] for block in grant.blocks if block in last), default=None) if last else None
+            number = max((last[block] for block in grant.table.ids() if block in last), default=None) if last else None
             if number is None:
                 free.append(grant)
                 continue

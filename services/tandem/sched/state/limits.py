@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.core.request import MAX_COUNT
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
@@ -31,6 +32,18 @@ class SchedulerLimits:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class BlockDemand(NamedTuple):
+    """Free blocks that the scheduler may need soon: one for each of `num_running` sequences, `num_reserved` for the
+    pulls that have none yet, and of these `largest_reservation` for one pull."""
+
+    num_running: int = 0
+    num_reserved: int = 0
+    largest_reservation: int = 0
+
+
+NO_DEMAND = BlockDemand()
 
 
 def chunk_size(remaining: int, budget: int, has_prefill: bool, limits: SchedulerLimits) -> int:

@@ -10,6 +10,7 @@ from tandem.core.events import FinishReason, SampledToken
 from tandem.core.ids import BlockId, JobKey
 from tandem.core.request import Job
 from tandem.core.step_cost import StepFeatures
+from tandem.kv.block_pool import BlockTable
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.state.backlog import Backlog
 from tandem.sched.state.step_plan import StepPlan
@@ -17,22 +18,23 @@ from tandem.sched.state.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class PullAllocated:
-    """Blocks allocated for the KV pull of a Resume, in token order.
+    """Blocks allocated for the KV pull of a Resume: those of `table`, which only the pull changes until its KV has
+    arrived.
 
     The first `num_hit_blocks` already hold their content (prefix-cache hits), blocks `[num_hit_blocks,
     num_known_blocks)` are to be read from the producer, and the rest is for tokens still to be sampled.
     """
 
     key: JobKey
-    blocks: tuple[BlockId, ...]
+    table: BlockTable
     num_hit_blocks: int
     num_known_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillStarted:
-    """Blocks of a Prefill that has started. Each has one more reference, as leased, until the lease book releases
-    it."""
+    """Blocks of a Prefill that has started. Each has one more reference, as leased, until the lease
+    ends."""
 
     key: JobKey
     blocks: tuple[BlockId, ...]

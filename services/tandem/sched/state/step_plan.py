@@ -14,6 +14,9 @@ from tandem.core.request import SamplingParams
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.host_offload import Offload, Onload
 
+PrefixBlock = tuple[BlockId, int]
+"""A block of a prefix that is served to another worker, and its index in the prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -90,7 +93,7 @@ class StepPlan:
     copies: tuple[tuple[BlockId, BlockId], ...] = ()
     spills: tuple[Offload, ...] = ()
     fills: tuple[Onload, ...] = ()
-    digests: tuple[tuple[BlockId, int], ...] = ()
+    digests: tuple[PrefixBlock, ...] = ()
 
     @property
     def num_tokens(self) -> int:

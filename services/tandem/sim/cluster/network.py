@@ -24,9 +24,10 @@ from tandem.engine.effects import (
     SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
+    StartRead,
+    TearDownProducer,
 )
 from tandem.engine.engine import Engine
-from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.prefix_index import SimIndex

@@ -22,10 +22,11 @@ from tandem.engine.effects import (
     SendEvent,
     SendHandoffEnded,
     SendRemainderRequest,
+    StartRead,
+    TearDownProducer,
 )
 from tandem.engine.job_timings import JobTimes
 from tandem.kv.handoff import RemotePrefixRequest
-from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.worker.engine.driver import EngineSnapshot
 from tandem.worker.gateways.watch_sessions import WatchSessions
 from tandem.worker.kv.consumer_streams import ConsumerStreams

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from tandem.core.ids import WorkerRef
-from tandem.engine.effects import Effect
+from tandem.engine.effects import Effect, StartRead, TearDownProducer
 from tandem.engine.engine import Engine
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.engine.transfer_messages import (
@@ -24,7 +24,6 @@ from tandem.engine.transfer_messages import (
     SelfTestDone,
     TransferStopped,
 )
-from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.transfer.interfaces import KVTransfer
 from tandem.worker.engine.driver import Command
 from tandem.worker.kv.probe_reads import ProbeRead, ProbeReads

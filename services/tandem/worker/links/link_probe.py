@@ -21,9 +21,9 @@ from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, WorkerRef
 from tandem.core.link import LinkReport
+from tandem.engine.effects import TearDownProducer
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.engine.transfer_messages import ReadDone
-from tandem.kv.pull_actions import TearDownProducer
 from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.wire.peer_auth import PeerAuth, reason_of
