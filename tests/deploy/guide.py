@@ -1,4 +1,4 @@
-"""The pages that tell how Tandem is run, taken apart into commands, values and links; never judges them."""
+"""Read commands, values files and links from the documents that say how Tandem is run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from pathlib import Path
 
 from tests.deploy.files import DEPLOY, ROOT
 
-PAGES = (ROOT / "README.md", DEPLOY / "README.md", DEPLOY / "RUNBOOK.md", DEPLOY / "COMPOSE.md")
+PAGES = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    DEPLOY / "README.md",
+    DEPLOY / "RUNBOOK.md",
+    DEPLOY / "COMPOSE.md",
+    ROOT / "loadtest" / "README.md",
+)
 
 WORDS = "(?:tandem|helm|kubectl|docker|openssl)"
 """With which the commands begin that are tried."""
@@ -25,7 +32,7 @@ def commands(page: Path) -> list[list[str]]:
     """Each command's words: those behind a `$` in blocks, and those in a line of text between backquotes."""
     text = page.read_text()
     lines = [
-        line for block in blocks(page, "console") for line in re.findall(rf"^\$ ({WORDS} .*)$", block, re.MULTILINE)
+        line for block in blocks(page, "console") for line in re.findall(rf"^\$ ({WORDS} .*)$", block.replace("\\\n", " "), re.MULTILINE)
     ]
     prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     lines += [" ".join(quoted.split()) for quoted in re.findall(rf"`({WORDS} [^`]+)`", prose)]
