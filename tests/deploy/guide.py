@@ -16,6 +16,8 @@ PAGES = (
     DEPLOY / "RUNBOOK.md",
     DEPLOY / "COMPOSE.md",
     ROOT / "loadtest" / "README.md",
+    ROOT / "loadtest" / "RESULTS.md",
+    ROOT / "kernels" / "RESULTS.md",
 )
 
 WORDS = "(?:tandem|helm|kubectl|docker|openssl)"
@@ -31,9 +33,10 @@ def blocks(page: Path, language: str) -> list[str]:
 def commands(page: Path) -> list[list[str]]:
     """Each command's words: those behind a `$` in blocks, and those in a line of text between backquotes."""
     text = page.read_text()
-    lines = [
-        line for block in blocks(page, "console") for line in re.findall(rf"^\$ ({WORDS} .*)$", block.replace("\\\n", " "), re.MULTILINE)
-    ]
+    lines = []
+    for block in blocks(page, "console"):
+        joined = block.replace("\\\n", " ")
+        lines += re.findall(rf"^\$ ({WORDS} .*)$", joined, re.MULTILINE)
     prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     lines += [" ".join(quoted.split()) for quoted in re.findall(rf"`({WORDS} [^`]+)`", prose)]
     return [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
