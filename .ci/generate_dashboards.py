@@ -189,11 +189,11 @@ def defaults(given: Panel, kind: str) -> dict[str, Any]:
         found["noValue"] = given["no_value"]
     if kind == "timeseries":
         found["color"] = {"mode": "palette-classic"}
-        found["custom"] = drawing(given)
+        found["custom"] = rendering(given)
     return found
 
 
-def drawing(given: Panel) -> dict[str, Any]:
+def rendering(given: Panel) -> dict[str, Any]:
     is_stacked = given.get("stack", False)
     return {
         "drawStyle": "line",

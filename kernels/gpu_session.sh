@@ -133,7 +133,7 @@ serve() {
 case ${1:-} in
     -h | --help) usage; exit ;;
     wheels)
-        PYTHONPATH=$root/services exec "${PYTHON:-$root/.venv/bin/python}" "$root/kernels/gpu_wheels.py" \
+        PYTHONPATH=$root/services:$root exec "${PYTHON:-$root/.venv/bin/python}" -m loadtest.processes.gpu_wheels \
             "${2:?wheels needs a folder}"
         ;;
 esac

@@ -15,7 +15,7 @@ from tandem.core.quantile_sketch import QuantileSketch
 
 
 @styled
-def draw(systems: Sequence[str], runs: Sequence[Run]) -> Figure:
+def render(systems: Sequence[str], runs: Sequence[Run]) -> Figure:
     """Return a figure with one row for each workload. Failed runs are left out."""
     workloads = list(dict.fromkeys(run.workload for run in runs))
     figure, rows = panels(max(len(workloads), 1), 2)
@@ -26,11 +26,11 @@ def draw(systems: Sequence[str], runs: Sequence[Run]) -> Figure:
             if gaps is not None:
                 cdf(left, gaps, system, colour(place))
         dress_cdf(left, f"{workload}: inter-token latency", "ITL")
-        _draw_ttft(right, workload, found)
+        _plot_ttft(right, workload, found)
     return figure
 
 
-def _draw_ttft(axes: Axes, workload: str, found: dict[str, list[Run]]) -> None:
+def _plot_ttft(axes: Axes, workload: str, found: dict[str, list[Run]]) -> None:
     """Plot for each class and system a line from the least TTFT to p99, with a mark at the median."""
     groups = list(dict.fromkeys(r.group for runs in found.values() for run in runs for r in run.records))
     for place, (system, runs) in enumerate(found.items()):

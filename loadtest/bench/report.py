@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.bench.chart import draw
+from loadtest.bench.chart import render
 from loadtest.client.records import Run, encode
 from loadtest.common.plot import chart_path, save
 from loadtest.common.stats import Agreement, Overhead, StatsPoint, Summary, agreement, overhead, pair_ratio, summarise
@@ -58,7 +58,7 @@ def report_to(bench: BenchRun, args: argparse.Namespace) -> int:
     if args.json:
         args.json.write_bytes(encode(bench))
     if args.chart:
-        save(draw(bench.systems, bench.runs), args.chart)
+        save(render(bench.systems, bench.runs), args.chart)
     for run in bench.failed():
         sys.stderr.write(f"FAILED {run.system} {run.workload} seed {run.seed}: {'; '.join(run.failures[:3])}\n")
     return 1 if bench.failed() else 0

@@ -19,14 +19,15 @@ from tandem.workload.scheduled_request import Follow, ScheduledRequest
 class TimedCall(msgspec.Struct, kw_only=True):
     """One request as the client sends it.
 
-    `body` is JSON and is emptied once sent. With `is_exact` the answer may not end before `num_asked_tokens`. `follow`
+    `body` is JSON and is emptied once sent. With `is_exact` the answer may not end before `num_requested_tokens`.
+    `follow`
     makes the conversation's next call from the record of this one.
     """
 
     name: str
     group: str
     num_prompt_tokens: int
-    num_asked_tokens: int
+    num_requested_tokens: int
     body: bytes
     due_s: float = 0.0
     tenant: str = ""
@@ -46,7 +47,7 @@ def greedy_call(endpoint: Endpoint, request: workloads.BenchRequest) -> TimedCal
         name=request.name,
         group=request.group,
         num_prompt_tokens=len(request.prompt),
-        num_asked_tokens=request.max_tokens,
+        num_requested_tokens=request.max_tokens,
         body=_body(endpoint, request.prompt, fields),
         due_s=request.due_s,
         headers=_JSON,
@@ -71,7 +72,7 @@ class Caller:
             group=scheduled.group,
             tenant=scheduled.tenant,
             num_prompt_tokens=len(request.prompt_tokens),
-            num_asked_tokens=request.sampling.max_tokens,
+            num_requested_tokens=request.sampling.max_tokens,
             body=_body(self._endpoint, request.prompt_tokens, self._fields(request)),
             due_s=scheduled.due_s,
             headers=self._headers.get(scheduled.tenant, _JSON),

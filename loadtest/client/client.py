@@ -155,7 +155,7 @@ class Client:
             async with asyncio.timeout(self._timeout_s):
                 async for data, now in self._events(call):
                     answer.take(data, now - began)
-            kind, error = answer.problem(call.num_asked_tokens, call.is_exact)
+            kind, error = answer.problem(call.num_requested_tokens, call.is_exact)
         except _FAILURES as failure:
             kind, error = _kind(failure), f"{type(failure).__name__}: {failure}"
         return Record(
@@ -163,7 +163,7 @@ class Client:
             group=call.group,
             tenant=call.tenant,
             num_prompt_tokens=call.num_prompt_tokens,
-            num_asked_tokens=call.num_asked_tokens,
+            num_requested_tokens=call.num_requested_tokens,
             due_s=sent if due_s is None else due_s,
             sent_s=sent,
             ended_s=self._clock.now() - began,

@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     group: str
     num_prompt_tokens: int
-    num_asked_tokens: int
+    num_requested_tokens: int
     due_s: float
     sent_s: float
     ended_s: float = 0.0

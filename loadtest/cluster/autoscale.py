@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
     if not os.environ.get("TANDEM_TRACES") or not (folder / load.trace).is_file():
         sys.stderr.write(f"loadtest autoscale: set TANDEM_TRACES to a folder with {load.trace}\n")
         return 1
-    configs = [AutoscalerConfig.parse(text) for text in args.ways.split(",")] if args.ways else load.configs
+    configs = (
+        [AutoscalerConfig.parse(text) for text in args.autoscalers.split(",")] if args.autoscalers else load.configs
+    )
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
         outcomes = []
         for outcome in pool.map(partial(run, load, folder / load.trace), configs):
@@ -126,7 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loadtest autoscale", description="Autoscalers against fixed splits.")
     parser.add_argument("--load", choices=sorted(LOADS), default="conversation", help="default: %(default)s")
     parser.add_argument(
-        "--ways", default="", metavar="WAY,...", help="planner, queue=2:16, fixed=8+3 (default: those of the load)"
+        "--autoscalers",
+        default="",
+        metavar="NAME,...",
+        help="planner, queue=2:16, fixed=8+3 (default: those of the load)",
     )
     parser.add_argument("--copies", type=int, default=0, help="of the recorded hour (default: those of the load)")
     parser.add_argument("--processes", type=int, default=2, help="runs side by side (default: %(default)s)")

@@ -30,7 +30,7 @@ from tandem.routing.worker_view import Pool, WorkerView
 STEPS = StepCost(2e-3, 3e-5, 2e-5, 1e-8, 1e-9)
 NUM_PLACEMENTS = 2000
 NUM_PROMPT = 8000
-WAYS: tuple[tuple[Disaggregation, bool], ...] = (("prefer", False), ("prefer", True), ("auto", True))
+VARIANTS: tuple[tuple[Disaggregation, bool], ...] = (("prefer", False), ("prefer", True), ("auto", True))
 
 
 class PlacementWorkers:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     rows = [
         (f"{number} workers, {mode}{', hits' if has_hits else ''}", *_timed(int(number), mode, has_hits=has_hits))
         for number in args.workers.split(",")
-        for mode, has_hits in WAYS
+        for mode, has_hits in VARIANTS
     ]
     sys.stdout.write(table(("placement", "p50, us", "p99, us"), rows))
     return 0

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         index_delay_s=args.index_delay_ms / 1e3,
     )  # fmt: skip
     sys.stdout.write(f"{setting}\n")
-    outcomes = [_said(compare(setting, policy)) for policy in args.policies.split(",")]
+    outcomes = [_printed(compare(setting, policy)) for policy in args.policies.split(",")]
     sys.stdout.write(report_text(outcomes))
     return 0
 
@@ -97,7 +97,7 @@ def compare(setting: RoutingSetting, policy: RoutingPolicy) -> RoutingOutcome:
     machine = RooflineMachine(Roofline(SHAPES["llama-3.1-8b"], HARDWARE["h200"]))
     deployment = Deployment(machine=machine, pools=parse_pools(setting.pools), config=config)
     spec = replace(deployment.cluster(setting.seed), index_delay_s=setting.index_delay_s)
-    asks = open_workload(
+    requests = open_workload(
         setting.workload, seed=setting.seed, count=setting.count, rate=setting.rate, speedup=setting.speedup
     )
     clock = SystemClock()
@@ -110,7 +110,7 @@ def compare(setting: RoutingSetting, policy: RoutingPolicy) -> RoutingOutcome:
         num_prompt += trace.num_prompt
 
     with rare_garbage_collection():
-        report, _ = simulate(spec, asks, Slo(), each=each, look=lambda cluster, _: seen.add(cluster))
+        report, _ = simulate(spec, requests, Slo(), each=each, look=lambda cluster, _: seen.add(cluster))
     (cluster,) = seen
     remote_hit_share = cluster.num_remote_hit_tokens / num_prompt
     return RoutingOutcome(policy, report, num_local / report.num_requests, remote_hit_share, clock.now() - began)
@@ -140,7 +140,7 @@ def _row(outcome: RoutingOutcome) -> tuple[str, ...]:
     )
 
 
-def _said(outcome: RoutingOutcome) -> RoutingOutcome:
+def _printed(outcome: RoutingOutcome) -> RoutingOutcome:
     sys.stderr.write(f"{outcome.policy}: {outcome.wall_s:.0f} s\n")
     return outcome
 

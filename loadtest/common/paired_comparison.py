@@ -39,7 +39,7 @@ class Timed(msgspec.Struct, frozen=True, array_like=True):
     """Cost of a round, and the time that a constant piece of work took meanwhile. Both are above 0."""
 
     cost: float
-    yardstick: float
+    core_speed: float
 
 
 def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, float]], float]:
@@ -52,10 +52,10 @@ def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, fl
     """
     if not pairs:
         return [], 0.0
-    logs = np.log([[(each.cost, each.yardstick) for each in pair] for pair in pairs])
-    cost, yardstick = (logs - logs.mean(axis=0)).reshape(-1, 2).T
-    spread = float(yardstick @ yardstick)
-    power = float(cost @ yardstick) / spread if spread > 0 else 0.0
+    logs = np.log([[(each.cost, each.core_speed) for each in pair] for pair in pairs])
+    cost, core_speed = (logs - logs.mean(axis=0)).reshape(-1, 2).T
+    spread = float(core_speed @ core_speed)
+    power = float(cost @ core_speed) / spread if spread > 0 else 0.0
     costs = np.exp(logs[..., 0] - power * (logs[..., 1] - logs[..., 1].mean()))
     return [(float(off), float(on)) for off, on in costs], power
 
@@ -63,7 +63,7 @@ def levelled(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[tuple[float, fl
 def drift(pairs: Sequence[tuple[Timed, Timed]]) -> Added:
     """Return how much longer the reference work takes beside `on`: zero when only other programs decide the machine's
     speed."""
-    return added([(off.yardstick, on.yardstick) for off, on in pairs])
+    return added([(off.core_speed, on.core_speed) for off, on in pairs])
 
 
 def added(pairs: Sequence[tuple[float, float]], seed: int = 1) -> Added:

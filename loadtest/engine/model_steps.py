@@ -66,7 +66,7 @@ class StepRow:
     """Seconds of one case's steps: median, first and ninth decile, and the least possible time on this machine."""
 
     case: str
-    way: str
+    mode: str
     median_s: float
     low_s: float
     high_s: float
@@ -97,7 +97,7 @@ class ModelStepsReport:
         rows = [
             (
                 row.case,
-                row.way,
+                row.mode,
                 f"{row.floor_s * 1e3:.3f}",
                 f"{row.median_s * 1e3:.3f}",
                 f"{row.low_s * 1e3:.3f} to {row.high_s * 1e3:.3f}",
@@ -177,11 +177,11 @@ def run(args: argparse.Namespace, command: str, clock: Clock) -> ModelStepsRepor
     machine = describe(device, command) | {"model": f"{model.id}, {model.dtype}"}
     rows: list[StepRow] = []
     left_out: dict[str, str] = {}
-    for way, settings in _ways(args, engine):
+    for mode, settings in _modes(args, engine):
         executor = _load(directory, config, model, settings)
-        machine[f"executor, {way}"] = repr(executor)
-        measured = cases if way != "eager" else [case for case in cases if isinstance(case, Decode)]
-        rows += Measurement(executor, config, way, rates, args.steps, clock).rows(measured, left_out)
+        machine[f"executor, {mode}"] = repr(executor)
+        measured = cases if mode != "eager" else [case for case in cases if isinstance(case, Decode)]
+        rows += Measurement(executor, config, mode, rates, args.steps, clock).rows(measured, left_out)
         del executor
         _give_back(device)
     if device.type == "cuda":
@@ -224,15 +224,15 @@ def _settings(args: argparse.Namespace, cases: Sequence[StepCase]) -> tuple[Mode
     return model, engine
 
 
-def _ways(args: argparse.Namespace, engine: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
+def _modes(args: argparse.Namespace, engine: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
     """Yield the engine settings with graphs and without, where the engine has that choice."""
     if args.device != "cuda" or _GRAPHS not in {field.name for field in fields(engine)}:
         yield "as served", engine
         return
-    for way, asked, is_on in (("graphs", "on", True), ("eager", "off", False)):
-        if args.graphs in ("both", asked):
+    for mode, allowed, is_on in (("graphs", "on", True), ("eager", "off", False)):
+        if args.graphs in ("both", allowed):
             graphs: dict[str, Any] = {_GRAPHS: is_on}
-            yield way, replace(engine, **graphs)
+            yield mode, replace(engine, **graphs)
 
 
 def _load(directory: Path, config: DecoderConfig, model: ModelConfig, engine: EngineConfig) -> ModelExecutor:
@@ -256,7 +256,7 @@ class Measurement:
 
     executor: ModelExecutor
     config: DecoderConfig
-    way: str
+    mode: str
     rates: Rates
     steps: int
     clock: Clock
@@ -269,7 +269,7 @@ class Measurement:
             try:
                 yield self._row(case, number, count)
             except Unfit as reason:
-                left_out[f"{case} ({self.way})"] = str(reason)
+                left_out[f"{case} ({self.mode})"] = str(reason)
             number += count
 
     def _row(self, case: StepCase, number: int, count: int) -> StepRow:
@@ -283,8 +283,8 @@ class Measurement:
         low, high = (seconds[round(share * (len(seconds) - 1))] for share in (0.1, 0.9))
         item_bytes, token_bytes = executor.model.dtype.itemsize, executor.layout.token_bytes
         floor = floor_s(self.config, item_bytes, token_bytes, self.rates, case.work)
-        row = StepRow(str(case), self.way, statistics.median(seconds), low, high, floor, case.num_tokens, len(seconds))
-        sys.stderr.write(f"{row.median_s * 1e3:10.3f} ms {row.share:6.1%} of the floor  {case} ({self.way})\n")
+        row = StepRow(str(case), self.mode, statistics.median(seconds), low, high, floor, case.num_tokens, len(seconds))
+        sys.stderr.write(f"{row.median_s * 1e3:10.3f} ms {row.share:6.1%} of the floor  {case} ({self.mode})\n")
         return row
 
 

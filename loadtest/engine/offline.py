@@ -227,7 +227,7 @@ class _Answer:
             name=self.request.name,
             group=self.request.group,
             num_prompt_tokens=len(self.request.prompt),
-            num_asked_tokens=num_requested,
+            num_requested_tokens=num_requested,
             due_s=self.due_s,
             sent_s=self.sent_s,
             stamps_s=tuple(self.stamps_s),

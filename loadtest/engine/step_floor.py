@@ -25,19 +25,19 @@ class StepWork:
     token with one that it attends to."""
 
     rows: int
-    drawn: int
+    sampled: int
     context: int
     pairs: int
 
 
 def decode_work(batch: int, context: int) -> StepWork:
     """Return the work of `batch` sequences with one row each; a row's context includes itself."""
-    return StepWork(rows=batch, drawn=batch, context=batch * context, pairs=batch * context)
+    return StepWork(rows=batch, sampled=batch, context=batch * context, pairs=batch * context)
 
 
 def chunk_work(rows: int, cached: int) -> StepWork:
     """Return the work of `rows` of one prompt after `cached` tokens; no token is sampled."""
-    return StepWork(rows=rows, drawn=0, context=cached + rows, pairs=rows * cached + rows * (rows + 1) // 2)
+    return StepWork(rows=rows, sampled=0, context=cached + rows, pairs=rows * cached + rows * (rows + 1) // 2)
 
 
 def floor_s(config: DecoderConfig, item_bytes: int, token_bytes: int, rates: Rates, work: StepWork) -> float:
@@ -48,7 +48,7 @@ def floor_s(config: DecoderConfig, item_bytes: int, token_bytes: int, rates: Rat
     pair_flops = 4 * config.layers * config.heads * config.head_dim
     return (
         _longer(layers * item_bytes, 2 * layers * work.rows, rates)
-        + (_longer(head * item_bytes, 2 * head * work.drawn, rates) if work.drawn else 0.0)
+        + (_longer(head * item_bytes, 2 * head * work.sampled, rates) if work.sampled else 0.0)
         + _longer(work.context * token_bytes, pair_flops * work.pairs, rates)
     )
 

@@ -29,7 +29,7 @@ from loadtest.fidelity.experiment_report import (
     insert,
     markdown,
 )
-from loadtest.fidelity.fidelity import WAYS
+from loadtest.fidelity.fidelity import TOPOLOGIES
 from loadtest.fidelity.predictions import predicted, profile_from, simulated, times_of
 from loadtest.fidelity.recorded_runs import RecordedLoad, RunConfig, StoredRun, kept
 from loadtest.processes.systems import NotStarted
@@ -45,9 +45,9 @@ from tandem.sim.machines.profile import Profile
 from tandem.workload.source import open_workload
 
 REAL = {
-    MONOLITHIC: RunConfig("mono", (*WAYS["mixed"].flags, "--no-enable-chunked-prefill")),
-    CHUNKED: WAYS["mixed"],
-    SPLIT: WAYS["split"],
+    MONOLITHIC: RunConfig("mono", (*TOPOLOGIES["mixed"].flags, "--no-enable-chunked-prefill")),
+    CHUNKED: TOPOLOGIES["mixed"],
+    SPLIT: TOPOLOGIES["split"],
 }
 SEED_A, SEED_B = 1, 2
 BURST = RecordedLoad(seed=3, count=60, rate=0.0)
@@ -92,13 +92,13 @@ async def _places(args: argparse.Namespace, clock: Clock) -> list[ExperimentPlac
     fit_on = await kept(REAL[CHUNKED], replace(load, seed=SEED_A), args.directory, clock)
     runs: dict[str, list[StoredRun]] = {name: [] for name in REAL}
     for turn in range(args.turns):
-        for name, way in REAL.items():
-            runs[name].append(await kept(way, replace(load, turn=turn), args.directory, clock))
-    bursts = {name: await kept(way, BURST, args.directory, clock) for name, way in REAL.items()}
+        for name, topology in REAL.items():
+            runs[name].append(await kept(topology, replace(load, turn=turn), args.directory, clock))
+    bursts = {name: await kept(topology, BURST, args.directory, clock) for name, topology in REAL.items()}
     threads = fit_on.logs[0].head.num_threads
-    told = f"SmolLM2-135M in fp32, {args.count} requests of `mix` at {args.rate:g}/s, {args.turns} runs of each way"
+    title = f"SmolLM2-135M in fp32, {args.count} requests of `mix` at {args.rate:g}/s, {args.turns} runs of each way"
     return [
-        ExperimentPlace(f"Real, {threads} cores", told, [_real(name, runs[name], bursts[name]) for name in REAL]),
+        ExperimentPlace(f"Real, {threads} cores", title, [_real(name, runs[name], bursts[name]) for name in REAL]),
         _fitted(profile_from(fit_on, ""), runs, bursts),
         _gpus(),
     ]
@@ -120,7 +120,7 @@ def _fitted(profile: Profile, runs: dict[str, list[StoredRun]], bursts: dict[str
     outcomes = []
     for name in (MONOLITHIC, CHUNKED):
         changed = _with_chunks(profile, name == CHUNKED)
-        times = [predicted(changed, run, draw) for draw, run in enumerate(runs[name])]
+        times = [predicted(changed, run, repetition) for repetition, run in enumerate(runs[name])]
         outcomes.append(ExperimentOutcome(name, times, predicted(changed, bursts[name], 0)))
     return ExperimentPlace("Simulated, the same cores", "step times fitted on a chunked run of another seed", outcomes)
 
@@ -144,5 +144,5 @@ def _gpus() -> ExperimentPlace:
             for count, rate in ((GPU_COUNT, GPU_RATE), (GPU_BURST, 0.0))
         )
         outcomes.append(ExperimentOutcome(name, [usual], burst))
-    told = f"{GPU.shape.name} in bf16 on 4 {H200.name.upper()}, {GPU_COUNT} requests of `rag` at {GPU_RATE:g}/s"
-    return ExperimentPlace("Simulated, 4 GPUs", told, outcomes)
+    title = f"{GPU.shape.name} in bf16 on 4 {H200.name.upper()}, {GPU_COUNT} requests of `rag` at {GPU_RATE:g}/s"
+    return ExperimentPlace("Simulated, 4 GPUs", title, outcomes)

@@ -26,7 +26,7 @@ SHORT = "short"
 class ExperimentOutcome(NamedTuple):
     """Results of one configuration in one place: pooled runs at the usual rate, and one burst."""
 
-    way: str
+    topology: str
     runs: list[Times]
     burst: Times
 
@@ -46,15 +46,15 @@ class ExperimentPlace(NamedTuple):
     """One place of the experiment. `told` describes what ran there."""
 
     name: str
-    told: str
+    title: str
     outcomes: list[ExperimentOutcome]
 
-    def of(self, way: str) -> ExperimentOutcome | None:
-        return next((outcome for outcome in self.outcomes if outcome.way == way), None)
+    def of(self, topology: str) -> ExperimentOutcome | None:
+        return next((outcome for outcome in self.outcomes if outcome.topology == topology), None)
 
 
 def markdown(places: Sequence[ExperimentPlace]) -> str:
-    tables = [f"**{place.name}**: {place.told}.\n\n{_table(place)}" for place in places]
+    tables = [f"**{place.name}**: {place.title}.\n\n{_table(place)}" for place in places]
     return "\n".join([*tables, "**The published effects**\n", _effects(places)])
 
 
@@ -80,7 +80,7 @@ def _table(place: ExperimentPlace) -> str:
         gaps = outcome.gaps
         cells = [_two(outcome.ttft(SHORT)), _two(outcome.ttft()), _two(gaps), f"{max(gaps) * 1e3:,.0f}"]
         cells += [f"{outcome.output_rate:,.1f}", f"{outcome.burst.output_rate:,.1f}"]
-        lines.append("| " + " | ".join([outcome.way, *cells]) + " |")
+        lines.append("| " + " | ".join([outcome.topology, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -94,7 +94,7 @@ class _Effect(NamedTuple):
 
     name: str
     published: str
-    ways: tuple[str, str]
+    topologies: tuple[str, str]
     value: Callable[[ExperimentOutcome, ExperimentOutcome], float]
     holds: Callable[[float], bool]
     unit: str
@@ -146,7 +146,7 @@ def _effects(places: Sequence[ExperimentPlace]) -> str:
 
 
 def _effect_cell(effect: _Effect, place: ExperimentPlace) -> str:
-    first, second = (place.of(way) for way in effect.ways)
+    first, second = (place.of(topology) for topology in effect.topologies)
     if first is None or second is None:
         return "-"
     value = effect.value(first, second)
@@ -165,8 +165,8 @@ def chart(places: Sequence[ExperimentPlace], file: Path) -> None:
     grid = figure.subplots(len(places), 2, squeeze=False)
     for row, place in zip(grid, places, strict=True):
         for outcome in place.outcomes:
-            _tail(row[0], outcome.ttft(SHORT), outcome.way)
-            _tail(row[1], outcome.gaps, outcome.way)
+            _tail(row[0], outcome.ttft(SHORT), outcome.topology)
+            _tail(row[1], outcome.gaps, outcome.topology)
         row[0].set_title(f"{place.name}: TTFT of short requests", loc="left", fontsize=10)
         row[1].set_title("gaps between tokens", loc="left", fontsize=10)
         row[1].set_xlim(left=LEAST_GAP_MS)
@@ -176,7 +176,7 @@ def chart(places: Sequence[ExperimentPlace], file: Path) -> None:
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
-def _tail(axes: Axes, values: Sequence[float], way: str) -> None:
+def _tail(axes: Axes, values: Sequence[float], topology: str) -> None:
     """Plot the share of values above each value on two logarithmic scales, which show the tail."""
     ordered = sorted(values)
     count = len(ordered)
@@ -184,8 +184,8 @@ def _tail(axes: Axes, values: Sequence[float], way: str) -> None:
     axes.plot(
         [ordered[i] * 1e3 for i in places],
         [1 - i / count for i in places],
-        color=_COLOURS[way],
-        label=way,
+        color=_COLOURS[topology],
+        label=topology,
         drawstyle="steps-post",
     )
     axes.set(xscale="log", yscale="log", xlabel="ms", ylabel="share that is longer")

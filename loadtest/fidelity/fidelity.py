@@ -1,6 +1,6 @@
 """Measure the error of the simulator: fitted on one real run, it predicts others.
 
-    python -m loadtest fidelity --directory DIR [--way mixed|split] [--count 200] [--rate 0.6] [--profile FILE]
+    python -m loadtest fidelity --directory DIR [--topology mixed|split] [--count 200] [--rate 0.6] [--profile FILE]
 
 Run A, of one seed, is what step times are fitted on. Run B, of another seed, is measured several times and predicted
 from the fit alone; then replayed with its own step times, which excludes the fit's errors. Needs an idle machine for
@@ -28,11 +28,11 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.sim.machines.profile import encode_profile
 
 CHUNK = ("--max-num-batched-tokens", "256")
-WAYS = {
+TOPOLOGIES = {
     "mixed": RunConfig("mixed", ("--mixed", "1", *CHUNK)),
     "split": RunConfig("split", ("--mixed", "0", "--prefill", "1", "--decode", "1", *CHUNK)),
 }
-NUM_DRAWS = 9
+NUM_SIMULATIONS = 9
 """Number of simulations with different residuals; the prediction is their median."""
 ALLOWED = {"TTFT p50": 0.15, "TTFT p99": 0.25, "ITL p50": 0.15, "ITL p99": 0.25}
 """Allowed relative errors. At p99 the spread of the real runs counts where that is larger."""
@@ -48,13 +48,13 @@ class FidelityRow(NamedTuple):
 
     name: str
     real: list[float]
-    told: list[float]
+    simulated_s: list[float]
     replays: list[float]
     unlike: float
 
     @property
     def error(self) -> float:
-        return statistics.median(self.told) / statistics.median(self.real) - 1
+        return statistics.median(self.simulated_s) / statistics.median(self.real) - 1
 
     @property
     def spread(self) -> float:
@@ -67,7 +67,7 @@ class FidelityRow(NamedTuple):
     @property
     def replay_error(self) -> float:
         """Return the largest error of the replays."""
-        return max((told / real - 1 for told, real in zip(self.replays, self.real, strict=True)), key=abs)
+        return max((replayed / real - 1 for replayed, real in zip(self.replays, self.real, strict=True)), key=abs)
 
     @property
     def holds(self) -> bool:
@@ -77,7 +77,7 @@ class FidelityRow(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="loadtest fidelity", description="The simulator against the real engine.")
     parser.add_argument("--directory", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--way", choices=sorted(WAYS), default="mixed")
+    parser.add_argument("--topology", choices=sorted(TOPOLOGIES), default="mixed")
     parser.add_argument("--count", type=int, default=200, help="requests of a run (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=0.6, help="of them per second (default: %(default)s)")
     parser.add_argument("--seeds", type=int, nargs=2, default=(1, 2), metavar=("A", "B"))
@@ -95,16 +95,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _compare(args: argparse.Namespace, clock: Clock) -> int:
-    way, (seed_a, seed_b) = WAYS[args.way], args.seeds
-    a = await kept(way, RecordedLoad(seed_a, args.count, args.rate), args.directory, clock)
+    topology, (seed_a, seed_b) = TOPOLOGIES[args.topology], args.seeds
+    a = await kept(topology, RecordedLoad(seed_a, args.count, args.rate), args.directory, clock)
     turns = range(args.turns)
-    runs = [await kept(way, RecordedLoad(seed_b, args.count, args.rate, turn), args.directory, clock) for turn in turns]
+    runs = [
+        await kept(topology, RecordedLoad(seed_b, args.count, args.rate, turn), args.directory, clock) for turn in turns
+    ]
     rows = compare(a, runs)
     sys.stdout.write(markdown(rows, len(runs)) + "\n")
     if args.profile:
         day = datetime.fromtimestamp(a.run.began_unix_s, UTC).date()
-        profile = profile_from(a, f"{way.name}, {args.count} requests of the mix at {args.rate:g}/s, {day}")
-        args.profile.write_text(encode_profile(replace(profile, fidelity=told(rows, len(runs)))))
+        profile = profile_from(a, f"{topology.name}, {args.count} requests of the mix at {args.rate:g}/s, {day}")
+        args.profile.write_text(encode_profile(replace(profile, fidelity=fidelity_text(rows, len(runs)))))
     return 0 if all(row.holds for row in rows) else 1
 
 
@@ -112,7 +114,7 @@ def compare(a: StoredRun, runs: Sequence[StoredRun]) -> list[FidelityRow]:
     """Fit on `a`, predict and replay `runs`, which are of one load."""
     profile = profile_from(a, "")
     real = [_figures(times_of(run.run.records)) for run in runs]
-    simulated = [_figures(predicted(profile, runs[0], draw)) for draw in range(NUM_DRAWS)]
+    simulated = [_figures(predicted(profile, runs[0], repetition)) for repetition in range(NUM_SIMULATIONS)]
     again = [replayed(run) for run in runs]
     replays, unlike = [_figures(times) for times in again], max(times.unlike for times in again)
     return [
@@ -132,21 +134,21 @@ def _figures(times: Times) -> dict[str, float]:
 
 def markdown(rows: Sequence[FidelityRow], num_runs: int) -> str:
     lines = [
-        f"| ms | real, median of {num_runs} (range) | predicted, median of {NUM_DRAWS} draws (range) | error | allowed "
+        f"| ms | real, median of {num_runs} (range) | predicted, median of {NUM_SIMULATIONS} (range) | error | allowed "
         "| replay's error | |",
         "|---|---:|---:|---:|---:|---:|---|",
     ]
     for row in rows:
         verdict = "holds" if row.holds else "does not hold"
         lines.append(
-            f"| {row.name} | {_ms(row.real)} | {_ms(row.told)} | {row.error:+.1%} | {row.allowed:.0%} "
+            f"| {row.name} | {_ms(row.real)} | {_ms(row.simulated_s)} | {row.error:+.1%} | {row.allowed:.0%} "
             f"| {row.replay_error:+.1%} | {verdict} |"
         )
     lines += ["", f"Steps of the replays without a like one in their run: {rows[0].unlike:.1%}."]
     return "\n".join(lines)
 
 
-def told(rows: Sequence[FidelityRow], num_runs: int) -> str:
+def fidelity_text(rows: Sequence[FidelityRow], num_runs: int) -> str:
     """Return one sentence for a profile, which every report prints."""
     errors = ", ".join(f"{row.name} {row.error:+.0%}" for row in rows)
     return f"predicted {num_runs} real runs of another seed with errors of {errors}"

@@ -112,26 +112,26 @@ def _simulated(
     seed: int,
 ) -> Times:
     spec = ClusterSpec(workers=workers, gateway=GatewayConfig(), latency_s=latency_s, delivery_s=delivery_s, seed=seed)
-    return simulated(spec, _asks(kept.run.records))
+    return simulated(spec, _scheduled_requests(kept.run.records))
 
 
-def simulated(spec: ClusterSpec, asks: Iterable[ScheduledRequest]) -> Times:
+def simulated(spec: ClusterSpec, requests: Iterable[ScheduledRequest]) -> Times:
     """Simulate requests that all end well. Raises AssertionError when one does not or the accounting is off."""
     cluster, traces = SimCluster(spec), list[ClientTrace]()
-    cluster.run(asks, traces.append)
+    cluster.run(requests, traces.append)
     cluster.check()
     assert all(trace.is_complete for trace in traces), "a request failed"
     return traced(traces)
 
 
-def _asks(records: Sequence[Record]) -> Iterator[ScheduledRequest]:
+def _scheduled_requests(records: Sequence[Record]) -> Iterator[ScheduledRequest]:
     """Yield the recorded requests with prompts that share no block, as those of the mix."""
     for number, record in enumerate(sorted(records, key=lambda record: record.due_s)):
         request = Request(
             id=RequestId(record.name),
             model=MODEL,
             prompt_tokens=seeded_random.tokens(record.num_prompt_tokens, "prompt", number),
-            sampling=SamplingParams(max_tokens=record.num_asked_tokens, seed=number),
+            sampling=SamplingParams(max_tokens=record.num_requested_tokens, seed=number),
         )
         yield ScheduledRequest(request, record.group, record.due_s)
 

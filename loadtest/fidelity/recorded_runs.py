@@ -48,7 +48,7 @@ class RecordedLoad:
 class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `began_unix_s`: when its first request was due, in seconds since the epoch."""
 
-    way: str
+    topology: str
     flags: tuple[str, ...]
     seed: int
     count: int
@@ -66,28 +66,28 @@ class StoredRun(NamedTuple):
     logs: tuple[StepLog, ...]
 
 
-async def kept(way: RunConfig, load: RecordedLoad, directory: Path, clock: Clock) -> StoredRun:
+async def kept(topology: RunConfig, load: RecordedLoad, directory: Path, clock: Clock) -> StoredRun:
     """Return the stored run, or measure it now.
 
     Raises Failure when a request failed or when the stored run was made with other flags, NotStarted.
     """
-    name = f"{way.name}-seed{load.seed}-{load.count}-rate{load.rate:g}-turn{load.turn}"
+    name = f"{topology.name}-seed{load.seed}-{load.count}-rate{load.rate:g}-turn{load.turn}"
     file, steps = directory / f"{name}.json", directory / f"{name}.steps"
     if not file.exists():
-        run = await _measure(way, load, steps, clock)
+        run = await _measure(topology, load, steps, clock)
         file.write_bytes(encode(run))
     run = msgspec.json.decode(file.read_bytes(), type=MeasuredRun)
-    if run.flags != way.flags:
-        raise Failure(f"{file} was measured with {' '.join(run.flags)}, not {' '.join(way.flags)}: move it away")
+    if run.flags != topology.flags:
+        raise Failure(f"{file} was measured with {' '.join(run.flags)}, not {' '.join(topology.flags)}: move it away")
     return StoredRun(run, tuple(_from(run.began_unix_s, log) for log in read_logs([steps])))
 
 
-async def _measure(way: RunConfig, load: RecordedLoad, steps: Path, clock: Clock) -> MeasuredRun:
-    sys.stderr.write(f"{way.name}: {load.count} requests at {load.rate:g}/s, seed {load.seed}, turn {load.turn}\n")
+async def _measure(topology: RunConfig, load: RecordedLoad, steps: Path, clock: Clock) -> MeasuredRun:
+    sys.stderr.write(f"{topology.name}: {load.count} requests at {load.rate:g}/s, seed {load.seed}, turn {load.turn}\n")
     workload = mix_workload(load.seed, load.turn, load.count, load.rate)
     _empty(steps)
     with tempfile.TemporaryDirectory(prefix="tandem-measured-") as logs:
-        async with running_server(_command(way, steps), Path(logs)) as server:
+        async with running_server(_command(topology, steps), Path(logs)) as server:
             with server.turn() as endpoint:
                 for number in range(NUM_WARM_UPS):
                     await run_workload(endpoint, warm_up(number), clock)
@@ -96,10 +96,10 @@ async def _measure(way: RunConfig, load: RecordedLoad, steps: Path, clock: Clock
                 wall_s = clock.now() - began
     failed = [f"{record.name}: {record.error}" for record in records if record.error]
     if failed:
-        raise Failure(f"{way.name}: {len(failed)} requests failed, first {failed[0]}")
+        raise Failure(f"{topology.name}: {len(failed)} requests failed, first {failed[0]}")
     return MeasuredRun(
-        way=way.name,
-        flags=way.flags,
+        topology=topology.name,
+        flags=topology.flags,
         seed=load.seed,
         count=load.count,
         rate=load.rate,
@@ -116,11 +116,11 @@ def _empty(steps: Path) -> None:
         stale.unlink()
 
 
-def _command(way: RunConfig, steps: Path) -> ServerCommand:
+def _command(topology: RunConfig, steps: Path) -> ServerCommand:
     port, model = free_port(), ModelConfig().id
-    flags: Sequence[str] = ("--served-model-name", model, "--step-log", str(steps), *way.flags)
+    flags: Sequence[str] = ("--served-model-name", model, "--step-log", str(steps), *topology.flags)
     return ServerCommand(
-        name=way.name,
+        name=topology.name,
         endpoint=Endpoint(url=f"http://127.0.0.1:{port}", model=model, extra={"return_token_ids": True}),
         command=(sys.executable, "-m", "loadtest.processes.tandem_server", "--port", str(port), *flags),
         can_pause=False,

@@ -117,13 +117,13 @@ class FrontendBench:
         Zero means that no stream was silent.
         """
         connections = await self._connect(server, 17)
-        streams, asking = connections[1:], connections[0]
+        streams, prompt_connection = connections[1:], connections[0]
         for stream in streams:
             stream.begin(chat_request(BY_STEP, 10_000, stream=True))
         await asyncio.sleep(0.05)
         if num_chars:
             prompt = ("It was a bright cold day in April. " * (num_chars // 35 + 1))[:num_chars]
-            await asking.send(chat_request(BY_STEP, 1, content=prompt))
+            await prompt_connection.send(chat_request(BY_STEP, 1, content=prompt))
         await asyncio.gather(*(stream.wait_end() for stream in streams))
         gaps = [b - a for s in streams for a, b in zip(s.stamps, s.stamps[1:], strict=False)]
         _close(connections)

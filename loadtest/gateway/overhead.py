@@ -38,7 +38,7 @@ from tandem.worker.main import prepare_process
 KV_BYTES = 128 << 20
 TINY_KV_BYTES = 16 << 20
 """An idle worker re-checks its accounting, which takes time per block: use as few of the tiny blocks as suffice."""
-WAYS = ("engine", "grpc", "http")
+PATHS = ("engine", "grpc", "http")
 CARRIERS = ("worker_loop", "worker_engine", "gateway")
 """Processes and threads that a token passes, by the names of `Processes.cpu_s`."""
 
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the model (default: all cores)"
     )
-    parser.add_argument("--ways", type=lambda text: tuple(text.split(",")), default=WAYS, metavar="WAY,WAY,...")
+    parser.add_argument("--paths", type=lambda text: tuple(text.split(",")), default=PATHS, metavar="PATH,PATH,...")
     parser.add_argument("--wait", action="store_true", help="name the processes and wait for a line: for a profiler")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser
@@ -132,7 +132,7 @@ async def _measure(args: argparse.Namespace, directory: Path) -> dict[tuple[str,
             sys.stderr.write(f"{processes.ids()}\n")
             await asyncio.to_thread(sys.stdin.readline)
         tallies: dict[tuple[str, int], PathTotals] = {
-            (path, n): PathTotals() for path in args.ways for n in args.concurrency
+            (path, n): PathTotals() for path in args.paths for n in args.concurrency
         }
         prompts = Prompts(args.input, args.output)
         for number in range(args.rounds + 1):  # the first one warms up

@@ -231,9 +231,9 @@ def measure(case: GpuTransferCase, size: int, consumer: Consumer) -> GpuTransfer
     """Measure both methods in turn; the data is checked once for each, before the rounds that count. Raises Broken."""
     copies = copies_of(case, case.blocks_of(size))
     sampled = copies[:: max(1, len(copies) // 3)]
-    for way in (consumer.nixl, consumer.loop):
+    for mover in (consumer.nixl, consumer.loop):
         consumer.spoil(sampled)
-        way(copies)
+        mover(copies)
         consumer.check(sampled)
     seconds = [(consumer.nixl(copies), consumer.loop(copies)) for _ in range(case.rounds)]
     nixl, loop = zip(*seconds, strict=True)
@@ -271,8 +271,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"loadtest gpu-transfer: {error}\n")
         return 1
     if args.json:
-        told = [asdict(row) | {"ratio": row.ratio, "device": args.device} for row in rows]
-        args.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        outcome = [asdict(row) | {"ratio": row.ratio, "device": args.device} for row in rows]
+        args.json.write_text(json.dumps(outcome, indent=1), encoding="utf-8")
     sys.stdout.write(markdown(rows))
     return 0
 
@@ -310,12 +310,12 @@ def run(case: GpuTransferCase) -> list[GpuTransferRow]:
             for pipe in pipes:
                 pipe.close()
         try:
-            told: list[GpuTransferRow] | str = result.recv()
+            outcome: list[GpuTransferRow] | str = result.recv()
         except EOFError:
             raise Broken("a process ended without a word, see above") from None
-    if isinstance(told, str):
-        raise Broken(f"the consumer failed:\n{told}")
-    return told
+    if isinstance(outcome, str):
+        raise Broken(f"the consumer failed:\n{outcome}")
+    return outcome
 
 
 def markdown(rows: Sequence[GpuTransferRow]) -> str:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows = asyncio.run(_measure(args, SystemClock()))
     except (MeasurementError, TandemError, TimeoutError) as error:
-        _say(f"\nloadtest.handoff: {error}\n")
+        _print(f"\nloadtest.handoff: {error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode({**facts, "medians": rounds})))
     late = [row.prompt_tokens for row in rows if row.left_bytes > row.limit_bytes]
     if late:
-        _say(f"more than the last chunk and a block was left to move: {late}\n")
+        _print(f"more than the last chunk and a block was left to move: {late}\n")
     return 1 if late else 0
 
 
@@ -102,11 +102,11 @@ async def _measure(args: argparse.Namespace, clock: Clock) -> list[HandoffTimes]
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-loadtest-")))
         clients: list[WorkerClient] = []
         for pool in ("prefill", "decode"):
-            _say(f"starting a {pool} worker ...\n")
+            _print(f"starting a {pool} worker ...\n")
             worker = await stack.enter_async_context(running_worker(pool, _flags(args), logs / pool))
             clients.append(await stack.enter_async_context(WorkerClient(worker, clock)))
         meter = _Meter(producer=clients[0], consumer=clients[1], clock=clock, budget=args.budget)
-        _say("warming up ...\n")
+        _print("warming up ...\n")
         await meter.hand_over(args.budget)
         return [await _medians(meter, count, args.repeats) for count in args.tokens]
 
@@ -125,9 +125,9 @@ def _flags(args: argparse.Namespace) -> list[str]:
 async def _medians(meter: _Meter, count: int, repeats: int) -> HandoffTimes:
     rounds: list[HandoffTimes] = []
     for number in range(repeats):
-        _say(f"\r{count:>6} tokens, {number + 1} of {repeats} ")
+        _print(f"\r{count:>6} tokens, {number + 1} of {repeats} ")
         rounds.append(await meter.hand_over(count))
-    _say("\n")
+    _print("\n")
     names = [field.name for field in fields(HandoffTimes) if field.name != "prompt_tokens"]
     return HandoffTimes(count, *(statistics.median(getattr(row, name) for row in rounds) for name in names))
 
@@ -215,7 +215,7 @@ def _line(row: HandoffTimes) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
 

@@ -154,7 +154,7 @@ def give(case: TransferCase, pipe: Connection) -> None:
     offered = tuple(BlockDigest(block, heads) for block, heads in zip(blocks, digests, strict=True))
     pipe.send(TransferOffer(join_ranks([part for part, _ in parts]), bare.describe(PRODUCER), os.getpid(), offered))
     try:
-        while _poll_until_told(bare, pipe, is_bare=pipe.recv()):
+        while _poll_until_stopped(bare, pipe, is_bare=pipe.recv()):
             pass
     except EOFError:
         for _, mover in parts:
@@ -176,7 +176,7 @@ def _give_rank(
     return transport.describe(PRODUCER), mover
 
 
-def _poll_until_told(bare: Transport, pipe: Connection, *, is_bare: bool) -> bool:
+def _poll_until_stopped(bare: Transport, pipe: Connection, *, is_bare: bool) -> bool:
     pipe.send(is_bare)
     while is_bare and not pipe.poll(0):
         for _ in range(100):

@@ -55,24 +55,24 @@ class _Answering(asyncio.Protocol):
         self._num_missing -= len(data)
         if self._num_missing == 0:
             self._transport.write(_HEAD)
-            asyncio.get_running_loop().call_later(self._gap_s, self._tell)
+            asyncio.get_running_loop().call_later(self._gap_s, self._send_token)
 
-    def _tell(self) -> None:
+    def _send_token(self) -> None:
         if self._transport.is_closing():
             return
         self._num_left -= 1
         self._transport.write(_TOKEN if self._num_left else _TOKEN + _END)
         if self._num_left:
-            asyncio.get_running_loop().call_later(self._gap_s, self._tell)
+            asyncio.get_running_loop().call_later(self._gap_s, self._send_token)
         else:
             self._transport.close()
 
 
-def _serve(told: Connection, num_tokens: int, gap_s: float) -> None:
+def _serve(port_pipe: Connection, num_tokens: int, gap_s: float) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Answering(num_tokens, gap_s), "127.0.0.1", 0, backlog=4096)
-        told.send(server.sockets[0].getsockname()[1])
+        port_pipe.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
     asyncio.run(run())

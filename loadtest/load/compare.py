@@ -22,8 +22,8 @@ from loadtest.load.report_file import NoReport, read_report
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="loadtest compare", description="Compare two load tests.")
-    told = "what `loadtest load --json` or `tandem simulate --json` wrote"
-    parser.add_argument("first", type=Path, metavar="A.json", help=told)
+    file_help = "what `loadtest load --json` or `tandem simulate --json` wrote"
+    parser.add_argument("first", type=Path, metavar="A.json", help=file_help)
     parser.add_argument("second", type=Path, metavar="B.json")
     parser.add_argument("--chart", type=chart_path, metavar="FILE.svg|.png", help="draw both there")
     args = parser.parse_args(argv)
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     sys.stdout.write(markdown(first, second, compare(first, second)))
     if args.chart:
-        save(draw(first, second), args.chart)
+        save(render(first, second), args.chart)
     return 0
 
 
@@ -58,10 +58,10 @@ def _simulated(first: LoadReport, second: LoadReport) -> list[str]:
     names = [name for name, report in zip("AB", (first, second), strict=True) if report.is_simulated]
     if not names:
         return []
-    told = f"**{' and '.join(names)} {'is' if len(names) == 1 else 'are'} simulated**, without requests one by one"
+    file_help = f"**{' and '.join(names)} {'is' if len(names) == 1 else 'are'} simulated**, without requests one by one"
     limits = "of times nothing is said of noise, only of good shares; tenants and phases are not compared"
     gaps = "Simulated gaps lie between tokens, a client's between arrivals."
-    return [f"{told}: {limits}. {gaps}\n"]
+    return [f"{file_help}: {limits}. {gaps}\n"]
 
 
 def _judged(rows: Sequence[ComparisonRow]) -> str:
@@ -71,8 +71,8 @@ def _judged(rows: Sequence[ComparisonRow]) -> str:
         return "Nothing can be judged.\n"
     if not outside:
         return f"All {len(judged)} differences that can be judged lie inside the noise.\n"
-    told = [f"{row.name} {row.ratio:.2f}" for row in outside if row.scope == rows[0].scope]
-    of_all = f" Of {rows[0].scope} requests: {', '.join(told)}." if told else ""
+    file_help = [f"{row.name} {row.ratio:.2f}" for row in outside if row.scope == rows[0].scope]
+    of_all = f" Of {rows[0].scope} requests: {', '.join(file_help)}." if file_help else ""
     return f"{len(outside)} of {len(judged)} differences that can be judged lie outside the noise.{of_all}\n"
 
 
@@ -84,7 +84,7 @@ def _cells(row: ComparisonRow) -> list[str]:
 
 
 @styled
-def draw(first: LoadReport, second: LoadReport) -> Figure:
+def render(first: LoadReport, second: LoadReport) -> Figure:
     """Plot TTFT on the left and ITL on the right; one row for all requests and one for each class."""
     found = pairs(first, second)
     figure, rows = panels(max(len(found), 1), 2, f"A {first.name} against B {second.name}")

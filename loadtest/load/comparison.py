@@ -77,8 +77,8 @@ def pairs(first: LoadReport, second: LoadReport) -> list[tuple[Scope, Scope]]:
 def differing_facts(first: LoadReport, second: LoadReport) -> list[str]:
     """Return the differing facts among those that make two tests comparable."""
     names = ("workload", "seed", "count", "rate", "speedup")
-    told = [(name, first.facts.get(name, "-"), second.facts.get(name, "-")) for name in names]
-    return [f"{name} {a} and {b}" for name, a, b in told if a != b]
+    pairs = [(name, first.facts.get(name, "-"), second.facts.get(name, "-")) for name in names]
+    return [f"{name} {a} and {b}" for name, a, b in pairs if a != b]
 
 
 def _members(sample: Iterable[Sampled], scope: Scope) -> list[Sampled]:

@@ -26,7 +26,7 @@ from loadtest.client.open_loop import MAX_OPEN, OpenLoop, open_session
 from loadtest.client.records import Record
 from loadtest.common.plot import chart_path, save
 from loadtest.common.progress import show
-from loadtest.load.load_chart import draw
+from loadtest.load.load_chart import render
 from loadtest.load.load_markdown import markdown
 from loadtest.load.load_report import ClientFacts, LoadReport
 from loadtest.load.stats_collector import StatsCollector
@@ -202,8 +202,8 @@ def _facts(args: argparse.Namespace, endpoint: Endpoint) -> dict[str, str]:
         "salt": args.salt or None,
         "speedup": args.speedup if args.speedup != 1 else None,
     }
-    told = {"workload": Path(args.workload).name, "seed": args.seed, **given}
-    named = {name: str(value) for name, value in told.items() if value is not None}
+    facts = {"workload": Path(args.workload).name, "seed": args.seed, **given}
+    named = {name: str(value) for name, value in facts.items() if value is not None}
     return {"url": endpoint.url, "model": endpoint.model, **named}
 
 
@@ -217,5 +217,5 @@ def _write_report(report: LoadReport, args: argparse.Namespace) -> int:
         logs = [within(read_steps(path), report.began, report.wall_s) for path in args.steps]
         sys.stdout.write("\n" + steps_markdown(logs))
     if args.chart:
-        save(draw(report, logs), args.chart)
+        save(render(report, logs), args.chart)
     return 1 if report.scopes[0].num_whole < report.scopes[0].num_requests else 0

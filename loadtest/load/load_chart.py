@@ -14,21 +14,21 @@ from loadtest.load.steps import RecordedSteps, per_interval
 
 
 @styled
-def draw(report: LoadReport, logs: Sequence[RecordedSteps] = ()) -> Figure:
+def render(report: LoadReport, logs: Sequence[RecordedSteps] = ()) -> Figure:
     """Return a figure: a row of latencies, a row of time, and a row for each two workers with step logs."""
-    told = ", ".join(f"{name} {value}" for name, value in report.facts.items() if name != "url")
-    figure, rows = panels(2 + (len(logs) + 1) // 2, 2, f"{report.name}: {told}")
+    facts_text = ", ".join(f"{name} {value}" for name, value in report.facts.items() if name != "url")
+    figure, rows = panels(2 + (len(logs) + 1) // 2, 2, f"{report.name}: {facts_text}")
     (ttft, itl), (flow, stall), *more = rows
     groups = classes(report.scopes)
-    draw_cdfs(ttft, groups, "ttft")
+    plot_cdfs(ttft, groups, "ttft")
     dress_cdf(ttft, "Time to first token, from when it was due", "TTFT", report.slo.ttft_s)
-    draw_cdfs(itl, groups, "itl")
+    plot_cdfs(itl, groups, "itl")
     dress_cdf(itl, "Inter-token latency", "ITL", report.slo.itl_s)
-    _draw_flow(flow, report)
-    _draw_stalls(stall, report)
+    _plot_flow(flow, report)
+    _plot_stalls(stall, report)
     places = [axes for row in more for axes in row]
     for axes, log in zip(places, logs, strict=False):
-        _draw_steps(axes, log, report.wall_s)
+        _plot_steps(axes, log, report.wall_s)
     for axes in places[len(logs) :]:
         axes.set_visible(False)
     return figure
@@ -40,7 +40,7 @@ def classes(scopes: Sequence[Scope]) -> list[Scope]:
     return found if len(found) < 2 else [scopes[0], *found]
 
 
-def draw_cdfs(axes: Axes, scopes: Sequence[Scope], metric: str) -> None:
+def plot_cdfs(axes: Axes, scopes: Sequence[Scope], metric: str) -> None:
     for place, scope in enumerate(scopes):
         found = scope.times.get(metric)
         if found is not None:
@@ -48,7 +48,7 @@ def draw_cdfs(axes: Axes, scopes: Sequence[Scope], metric: str) -> None:
             cdf(axes, found, scope.name, shade, "--" if scope.kind == "all" else "-")
 
 
-def _draw_flow(axes: Axes, report: LoadReport) -> None:
+def _plot_flow(axes: Axes, report: LoadReport) -> None:
     """Plot throughput, and on the right-hand scale the number of open requests."""
     edges, windows = [*(window.start_s for window in report.windows), report.wall_s], report.windows
     axes.stairs([w.output_rate for w in windows], edges, color=colour(0), fill=True, alpha=0.35)
@@ -64,7 +64,7 @@ def _draw_flow(axes: Axes, report: LoadReport) -> None:
     other.spines["right"].set_visible(True)
 
 
-def _draw_stalls(axes: Axes, report: LoadReport) -> None:
+def _plot_stalls(axes: Axes, report: LoadReport) -> None:
     windows = [w for w in report.windows if w.itl_p99_s is not None]
     middles = [(w.start_s + min(w.start_s + WINDOW_S, report.wall_s)) / 2 for w in windows]
     axes.plot(middles, [(w.itl_p99_s or 0) * 1e3 for w in windows], "o-", color=colour(0), markersize=3)
@@ -84,7 +84,7 @@ def _draw_stalls(axes: Axes, report: LoadReport) -> None:
         axes.axhline(report.slo.itl_s * 1e3, color=GREY, linestyle=":")
 
 
-def _draw_steps(axes: Axes, log: RecordedSteps, wall_s: float) -> None:
+def _plot_steps(axes: Axes, log: RecordedSteps, wall_s: float) -> None:
     """Plot the mean tokens of an iteration in each interval, prompts above decodes."""
     edges, prefill, decode = per_interval(log)
     both = [p + d for p, d in zip(prefill, decode, strict=True)]

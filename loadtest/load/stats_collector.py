@@ -84,7 +84,7 @@ class _Window:
         self.num_sent = self.num_ended = self.num_failed = self.num_tokens = self.most_open = 0
         self.gaps = QuantileSketch(exact=_EXACT)
 
-    def told(self, start_s: float, seconds: float) -> LoadWindow:
+    def summary(self, start_s: float, seconds: float) -> LoadWindow:
         return LoadWindow(
             start_s=start_s,
             num_sent=self.num_sent,
@@ -137,15 +137,15 @@ class StatsCollector:
         for (group, tenant), cell in sorted(self._cells.items()):
             for one in (whole, groups.setdefault(group, _Cell()), tenants.setdefault(tenant, _Cell())):
                 one.merge(cell)
-        told = [whole.scope("all", "all", wall_s), *(c.scope("class", n, wall_s) for n, c in groups.items())]
+        summary = [whole.scope("all", "all", wall_s), *(c.scope("class", n, wall_s) for n, c in groups.items())]
         if set(tenants) - {""}:
-            told += [cell.scope("tenant", name, wall_s) for name, cell in sorted(tenants.items())]
-        return tuple(told)
+            summary += [cell.scope("tenant", name, wall_s) for name, cell in sorted(tenants.items())]
+        return tuple(summary)
 
     def windows(self, wall_s: float) -> tuple[LoadWindow, ...]:
         """Return the windows from the beginning to `wall_s` without gaps; the last one may be short."""
         starts = [i * WINDOW_S for i in range(max(math.ceil(wall_s / WINDOW_S), 1))]
-        return tuple(self._at(start).told(start, min(WINDOW_S, wall_s - start)) for start in starts)
+        return tuple(self._at(start).summary(start, min(WINDOW_S, wall_s - start)) for start in starts)
 
     def sample(self) -> tuple[Sampled, ...]:
         return tuple(self._sample)

@@ -89,7 +89,7 @@ def _record(request: dict[str, Any], sent: float, times: list[float], tokens: li
         "name": request["name"],
         "group": request["group"],
         "num_prompt_tokens": len(request["prompt"]),
-        "num_asked_tokens": request["max_tokens"],
+        "num_requested_tokens": request["max_tokens"],
         "due_s": sent,
         "sent_s": sent,
         "stamps_s": times,

@@ -41,10 +41,10 @@ def multi_process_service() -> Iterator[None]:
                     os.environ[name] = value
 
 
-def _control(arguments: list[str], told: str) -> None:
+def _control(arguments: list[str], stdin_text: str) -> None:
     try:
         done = subprocess.run(
-            [CONTROL, *arguments], input=told, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+            [CONTROL, *arguments], input=stdin_text, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MpsUnavailable(f"{CONTROL} cannot be run: {error}") from error

@@ -43,14 +43,14 @@ def main() -> int:
     server.add_generic_rpc_handlers([sinks[signal].handler(service) for signal, service in SIGNALS.items()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    _say({"endpoint": f"http://127.0.0.1:{port}"})
+    _print({"endpoint": f"http://127.0.0.1:{port}"})
     sys.stdin.read()
     server.stop(0).wait()
-    _say({signal: [sink.num_calls, sink.num_bytes] for signal, sink in sinks.items()})
+    _print({signal: [sink.num_calls, sink.num_bytes] for signal, sink in sinks.items()})
     return 0
 
 
-def _say(facts: object) -> None:
+def _print(facts: object) -> None:
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 

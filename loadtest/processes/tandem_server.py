@@ -55,9 +55,9 @@ async def _serve(args: argparse.Namespace, flags: list[str]) -> None:
         command = (sys.executable, "-m", "tandem.cli", "gateway", "--auth", "off", "--port", str(args.port), *flags)
         gateway = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
         ended = asyncio.create_task(gateway.wait())
-        told = asyncio.create_task(stopped.wait())
-        await asyncio.wait([ended, told], return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+        stop_requested = asyncio.create_task(stopped.wait())
+        await asyncio.wait([ended, stop_requested], return_when=asyncio.FIRST_COMPLETED)
+        stop_requested.cancel()
         if not ended.done():
             gateway.terminate()
         await ended

@@ -27,9 +27,9 @@ class Child:
         self._name, pipe = " ".join(command), subprocess.PIPE
         self._process = subprocess.Popen(command, env=dict(environment), stdin=pipe, stdout=pipe, text=True)
         stack.callback(self._end)
-        self.said: dict[str, Any] = self._read()
+        self.ready: dict[str, Any] = self._read()
 
-    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def request(self, question: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
@@ -51,8 +51,8 @@ class Child:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self._name} has ended")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        ready: dict[str, Any] = json.loads(line)
+        return ready
 
     def _end(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -78,11 +78,11 @@ class CoreSpeed:
         """Return the mean seconds of the reference work since the last lap."""
         if self._child is None:
             return 1.0
-        told = self._child.ask({})
-        if told["pieces"] == self._pieces:
-            raise RuntimeError("the yardstick had no time for a single piece of work")
-        pieces, seconds = told["pieces"] - self._pieces, told["seconds"] - self._seconds
-        self._pieces, self._seconds = told["pieces"], told["seconds"]
+        reply = self._child.request({})
+        if reply["pieces"] == self._pieces:
+            raise RuntimeError("the core-speed probe had no time for a single piece of work")
+        pieces, seconds = reply["pieces"] - self._pieces, reply["seconds"] - self._seconds
+        self._pieces, self._seconds = reply["pieces"], reply["seconds"]
         return float(seconds / pieces)
 
 

@@ -115,11 +115,11 @@ class WorkerClient:
         if reply.HasField("refusal"):
             raise decode_refusal(reply.refusal)
 
-    async def first(self, key: JobKey, wanted: Callable[[JobEvent], bool]) -> Stamped:
+    async def first(self, key: JobKey, matches: Callable[[JobEvent], bool]) -> Stamped:
         """Wait for the first matching event of a job. Raises MeasurementError when none can arrive any more."""
         async with asyncio.timeout(PROGRESS_S), self._changed:
-            await self._changed.wait_for(lambda: self._find(key, wanted) or self._is_over(key))
-        found = self._find(key, wanted)
+            await self._changed.wait_for(lambda: self._find(key, matches) or self._is_over(key))
+        found = self._find(key, matches)
         if found is None:
             failures = [event for _, event in self._events.get(key, []) if isinstance(event, Failed | Cancelled)]
             raise MeasurementError(f"{key} ended at {self.worker}: {failures or 'the stream broke'}")
@@ -134,8 +134,8 @@ class WorkerClient:
         """Return all events of a job."""
         return list(self._events.get(key, []))
 
-    def _find(self, key: JobKey, wanted: Callable[[JobEvent], bool]) -> Stamped | None:
-        return next((stamped for stamped in self._events.get(key, []) if wanted(stamped[1])), None)
+    def _find(self, key: JobKey, matches: Callable[[JobEvent], bool]) -> Stamped | None:
+        return next((stamped for stamped in self._events.get(key, []) if matches(stamped[1])), None)
 
     def _is_over(self, key: JobKey) -> bool:
         return self._is_broken or self._find(key, lambda event: isinstance(event, Failed | Cancelled)) is not None

@@ -6,7 +6,7 @@
 The sides have short turns, over rounds in which each has several, and then others of fresh processes. They are one
 process that turns telemetry off and on, or with `--before` two on one core. What counts is processor time, which the
 kernel books to each process: it holds on a busy machine too. How fast the machine is changes all the same, with what
-strangers do on it: turns are levelled by a yardstick that runs beside them.
+strangers do on it: turns are levelled by a core-speed probe that runs beside them.
 
 With telemetry: a step is told to all who look at steps, metrics are scraped, and a gateway also logs each request as
 JSON to a file, traces each to a receiver of OTLP, and has a console that asks once in a round. Without: nobody
@@ -122,7 +122,7 @@ def text(report: TelemetryReport) -> str:
         streams = (
             f" Streams: {NUM_STREAMS} of {NUM_TOKENS} tokens each, one every {report.stream_step_s * 1e3:g} ms; a core"
             f" is enough for {1 / token.off:,.0f} tokens/s without and {1 / token.on:,.0f} with most of it. Their turns"
-            f" are compared as on a core of one speed; they follow its yardstick by the power {powers}, and"
+            f" are compared as on a core of one speed; they follow its core-speed probe by the power {powers}, and"
             f" beside telemetry that is longer by {longer}.\n"
         )
     return (

@@ -59,12 +59,12 @@ class Ends:
         self._changed = threading.Condition()
         self.num_ended = 0
         self.snapshot = EngineSnapshot()
-        self.heard: Callable[[Sequence[Effect]], None] | None = None
+        self.on_effects: Callable[[Sequence[Effect]], None] | None = None
 
     def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
         self.snapshot = snapshot
-        if self.heard is not None:
-            self.heard(effects)
+        if self.on_effects is not None:
+            self.on_effects(effects)
         ended = sum(isinstance(each, SendEvent) and isinstance(each.event, Finished | Failed) for each in effects)
         if ended:
             with self._changed:
@@ -89,7 +89,7 @@ class Look(NamedTuple):
     """Observers of an engine. `request` holds the fields that each request has beside its prompt."""
 
     observers: Sequence[StepObserver] = ()
-    heard: Callable[[Sequence[Effect]], None] | None = None
+    on_effects: Callable[[Sequence[Effect]], None] | None = None
     request: Mapping[str, Any] = {}
 
 
@@ -111,7 +111,7 @@ class TelemetryBench:
     def take(self, look: Look) -> None:
         """Use these observers from the next round on; no step runs between two rounds."""
         self.driver._observers = (self._always, *look.observers)
-        self.sink.heard = look.heard
+        self.sink.on_effects = look.on_effects
         self._request = look.request
 
     def round(self, batch: int, seconds: float) -> dict[str, float]:
@@ -127,9 +127,9 @@ class TelemetryBench:
         def submit(engine: Any, now: float) -> list[Effect]:
             return [effect for job in jobs for effect in engine.submit(job, now)]
 
-        wanted = self.sink.num_ended + len(jobs)
+        target = self.sink.num_ended + len(jobs)
         self.driver.post(submit)
-        self.sink.wait(wanted)
+        self.sink.wait(target)
 
     def _job(self) -> GenerateJob:
         number = next(self._numbers)
@@ -151,12 +151,12 @@ class Watched:
         self._bench = bench
         self._spans = telemetry._telemetry._spans
 
-        def heard(effects: Sequence[Effect]) -> None:
+        def on_effects(effects: Sequence[Effect]) -> None:
             for effect in effects:
                 if isinstance(effect, JobEnded):
                     telemetry.job_ended(effect.times)
 
-        self._looks = Look(), Look([telemetry.steps], heard, {"traceparent": f"00-{1:032x}-{1:016x}-01"})
+        self._looks = Look(), Look([telemetry.steps], on_effects, {"traceparent": f"00-{1:032x}-{1:016x}-01"})
 
     def turn(self, *, on: bool) -> None:
         self._bench.take(self._looks[on])
@@ -213,24 +213,24 @@ def main() -> int:
     clock = SystemClock()
     bench = TelemetryBench(clock)
     watched = Watched(bench, clock) if args.side == "on" else None
-    _say({"metrics": None if watched is None else watched.metrics})
-    for asked in _asked():
-        if watched is not None and asked.get("flush"):
+    _print({"metrics": None if watched is None else watched.metrics})
+    for fields in _requests():
+        if watched is not None and fields.get("flush"):
             watched.flush()
-            _say({})
+            _print({})
             continue
         if watched is not None:
-            watched.turn(on=asked["telemetry"])
-        _say(bench.round(asked["batch"], asked["seconds"]))
+            watched.turn(on=fields["telemetry"])
+        _print(bench.round(fields["batch"], fields["seconds"]))
     return 0
 
 
-def _asked() -> Iterator[dict[str, Any]]:
+def _requests() -> Iterator[dict[str, Any]]:
     for line in sys.stdin:
         yield json.loads(line)
 
 
-def _say(facts: object) -> None:
+def _print(facts: object) -> None:
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 

@@ -50,15 +50,15 @@ async def _serve(config: Config, switch: Switch | None) -> None:
             await asyncio.sleep(0.01)
     gc.collect()
     getattr(program, "settle", gc.freeze)()  # an older one had no name for it
-    _say({"url": gateway.url})
+    _print({"url": gateway.url})
     while line := await asyncio.to_thread(sys.stdin.readline):
-        asked = json.loads(line)
+        fields = json.loads(line)
         if switch is not None:
-            switch.turn(on=asked["telemetry"])
-        if asked["flush"]:
+            switch.turn(on=fields["telemetry"])
+        if fields["flush"]:
             await _flush(gateway)
         await asyncio.sleep(_SENDING_S)
-        _say({})
+        _print({})
     await gateway.stop()
 
 
@@ -104,7 +104,7 @@ async def _flush(gateway: Gateway) -> None:
             await asyncio.sleep(0.01)
 
 
-def _say(facts: object) -> None:
+def _print(facts: object) -> None:
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 
@@ -126,11 +126,11 @@ def main() -> int:
         Switch().turn(on=False)
         uvloop.run(_serve(config, None))
     else:
-        uvloop.run(_serve(_told(config, args.log), Switch()))
+        uvloop.run(_serve(_quiet(config, args.log), Switch()))
     return 0
 
 
-def _told(config: Config, log: str) -> Config:
+def _quiet(config: Config, log: str) -> Config:
     from tandem.obs.logs.log_handler import LineHandler
     from tandem.obs.logs.logging_setup import set_up_logging
 

@@ -28,13 +28,13 @@ class StepTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     cpu_s: float
-    yardstick_s: float
+    core_speed_s: float
     """Seconds that the constant reference work took on that core in that turn."""
 
     @property
     def step(self) -> Timed:
         """Return processor seconds of a step."""
-        return Timed(self.cpu_s / self.steps, self.yardstick_s)
+        return Timed(self.cpu_s / self.steps, self.core_speed_s)
 
 
 def measure_steps(
@@ -44,31 +44,31 @@ def measure_steps(
     process turns telemetry off and on, because no two have their memory laid out alike; where the side without is
     another commit there are two."""
     with ExitStack() as stack:
-        yardstick = CoreSpeed(place, stack)
+        core_speed = CoreSpeed(place, stack)
         # What one side leaves to be sent is not sent in the other's turn.
-        pushed = pushing(sink(stack).said["endpoint"]) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+        pushed = pushing(sink(stack).ready["endpoint"]) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
         sides = [Child(stack, place.command("telemetry_engine", "on"), place.environment() | pushed)] * 2
         if place.before is not None:
             command = place.command("telemetry_engine", "off", is_off=True)
             sides[0] = Child(stack, command, place.environment(is_off=True))
         found: dict[int, list[tuple[StepTurn, StepTurn]]] = {}
         for batch in BATCHES:
-            _round(sides, yardstick, batch, seconds)  # warms up
-            found[batch] = [pair for _ in range(num_rounds) for pair in _round(sides, yardstick, batch, seconds)]
+            _round(sides, core_speed, batch, seconds)  # warms up
+            found[batch] = [pair for _ in range(num_rounds) for pair in _round(sides, core_speed, batch, seconds)]
     return found
 
 
-def _round(sides: list[Child], yardstick: CoreSpeed, batch: int, seconds: float) -> list[tuple[StepTurn, StepTurn]]:
+def _round(sides: list[Child], core_speed: CoreSpeed, batch: int, seconds: float) -> list[tuple[StepTurn, StepTurn]]:
     """Return turns (without, with) in pairs of neighbours."""
-    asked = {"batch": batch, "seconds": seconds / NUM_TURNS}
+    request = {"batch": batch, "seconds": seconds / NUM_TURNS}
     turns: tuple[list[StepTurn], list[StepTurn]] = ([], [])
-    yardstick.lap()
+    core_speed.lap()
     for side in TURNS:
-        said = sides[side].ask({**asked, "telemetry": side == 1})
-        turns[side].append(StepTurn(steps=said["steps"], cpu_s=said["cpu_s"], yardstick_s=yardstick.lap()))
-    told = sides[1]
-    before_s = told.cpu_s()
-    get(f"http://{told.said['metrics']}/metrics")
-    told.ask({"flush": True})
-    shared_s = (told.cpu_s() - before_s) / NUM_TURNS
+        ready = sides[side].request({**request, "telemetry": side == 1})
+        turns[side].append(StepTurn(steps=ready["steps"], cpu_s=ready["cpu_s"], core_speed_s=core_speed.lap()))
+    instrumented = sides[1]
+    before_s = instrumented.cpu_s()
+    get(f"http://{instrumented.ready['metrics']}/metrics")
+    instrumented.request({"flush": True})
+    shared_s = (instrumented.cpu_s() - before_s) / NUM_TURNS
     return [(off, msgspec.structs.replace(on, cpu_s=on.cpu_s + shared_s)) for off, on in zip(*turns, strict=True)]

@@ -8,7 +8,7 @@ tokens of all others cost more, and it is the worker that is measured.
 Who looks at the gateway with telemetry does so after the turns of a round: a scrape, of which a turn bears as much as
 of its seconds are in those between two, and a console's poll, which brings what all turns left and is borne by them
 alike, as is sending their spans. Neighbouring turns of the two sides are compared, because a noisy machine changes
-within seconds, and a yardstick runs beside them because seconds are not short enough.
+within seconds, and a core-speed probe runs beside them because seconds are not short enough.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     num_tokens: int
     cpu_s: float
-    yardstick_s: float
+    core_speed_s: float
     """Seconds that the constant reference work took on that core in that turn."""
 
     @property
     def token(self) -> Timed:
         """Return processor seconds of a token."""
-        return Timed(self.cpu_s / self.num_tokens, self.yardstick_s)
+        return Timed(self.cpu_s / self.num_tokens, self.core_speed_s)
 
 
 class Gateways:
@@ -76,19 +76,19 @@ class Gateways:
         self.sink = sink(stack)
         self.log = directory / "gateway.log"
         # What one side leaves to be sent is not sent in the other's turn.
-        pushed = pushing(self.sink.said["endpoint"], ratio) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+        pushed = pushing(self.sink.ready["endpoint"], ratio) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
 
         def start(*arguments: str, **more: str) -> Child:
             is_off = arguments[0] == "off"
             stepping = [sys.executable, "-m", "loadtest.gateway.fake_worker", "--step-ms", str(1e3 * step_s)]
-            worker = Child(stack, stepping, place.environment()).said["worker"]
+            worker = Child(stack, stepping, place.environment()).ready["worker"]
             shared = ("--worker", worker, "--redis", redis.url)
             command = place.command("telemetry_server", *arguments, *shared, is_off=is_off)
             return Child(stack, command, place.environment(is_off=is_off) | more)
 
-        told = start("on", "--log", str(self.log), **pushed)
-        self.sides = [told if place.before is None else start("off"), told]
-        self.yardstick = CoreSpeed(place, stack)
+        instrumented = start("on", "--log", str(self.log), **pushed)
+        self.sides = [instrumented if place.before is None else start("off"), instrumented]
+        self.core_speed = CoreSpeed(place, stack)
 
 
 class Looker:
@@ -109,17 +109,17 @@ class Looker:
 class Streams:
     """The connections to both gateways, and their rounds."""
 
-    def __init__(self, sides: Sequence[Child], yardstick: CoreSpeed) -> None:
+    def __init__(self, sides: Sequence[Child], core_speed: CoreSpeed) -> None:
         self._sides = sides
-        self._yardstick = yardstick
+        self._core_speed = core_speed
         self._clock = SystemClock()
         self._request = chat_request(BY_STEP, NUM_TOKENS, stream=True)
         self._connections: list[list[Connection]] = []
-        self._looker = Looker(sides[1].said["url"])
+        self._looker = Looker(sides[1].ready["url"])
 
     async def open(self) -> None:
         for side in self._sides:
-            url = side.said["url"]
+            url = side.ready["url"]
             self._connections.append([await Connection.open(url, self._clock) for _ in range(NUM_STREAMS)])
 
     def close(self) -> None:
@@ -134,19 +134,21 @@ class Streams:
         seconds = 0.0
         for side in _STREAM_TURNS:
             child = self._sides[side]
-            child.ask({"telemetry": side == 1, "flush": False})
-            self._yardstick.lap()
+            child.request({"telemetry": side == 1, "flush": False})
+            self._core_speed.lap()
             turn = await self._spent(child, self._turn(side))
             seconds += turn.wall_s
-            turns[side].append(_stream_turn(turn.beyond(idle[side]), self._yardstick.lap()))
-        told = self._sides[1]
-        scrape = await self._spent(told, asyncio.to_thread(self._looker.scrape))
-        poll = await self._spent(told, asyncio.to_thread(self._looker.poll))
-        flush = await self._spent(told, asyncio.to_thread(told.ask, {"telemetry": True, "flush": True}))
+            turns[side].append(_stream_turn(turn.beyond(idle[side]), self._core_speed.lap()))
+        instrumented = self._sides[1]
+        scrape = await self._spent(instrumented, asyncio.to_thread(self._looker.scrape))
+        poll = await self._spent(instrumented, asyncio.to_thread(self._looker.poll))
+        flush = await self._spent(
+            instrumented, asyncio.to_thread(instrumented.request, {"telemetry": True, "flush": True})
+        )
         turn_s = seconds / len(_STREAM_TURNS)
         looked_s = scrape.beyond(idle[1]) * turn_s / SCRAPE_S
         shared_s = looked_s + (poll.beyond(idle[1]) + flush.beyond(idle[1])) / _STREAM_TURNS.count(1)
-        return [(off, _stream_turn(on.cpu_s + shared_s, on.yardstick_s)) for off, on in zip(*turns, strict=True)]
+        return [(off, _stream_turn(on.cpu_s + shared_s, on.core_speed_s)) for off, on in zip(*turns, strict=True)]
 
     async def _spent(self, child: Child, work: Awaitable[object]) -> _Spent:
         began, cpu_s = self._clock.now(), child.cpu_s()
@@ -161,7 +163,7 @@ class Streams:
 
         await asyncio.gather(*starmap(use, enumerate(self._connections[side])))
         # What the last answers left is done behind their last bytes, and before this has its answer.
-        self._sides[side].ask({"telemetry": side == 1, "flush": False})
+        self._sides[side].request({"telemetry": side == 1, "flush": False})
 
 
 class _Spent(NamedTuple):
@@ -173,8 +175,8 @@ class _Spent(NamedTuple):
         return self.cpu_s - self.wall_s * idle.cpu_s / idle.wall_s
 
 
-def _stream_turn(cpu_s: float, yardstick_s: float) -> StreamTurn:
-    return StreamTurn(num_tokens=NUM_STREAMS * NUM_ANSWERS * NUM_TOKENS, cpu_s=cpu_s, yardstick_s=yardstick_s)
+def _stream_turn(cpu_s: float, core_speed_s: float) -> StreamTurn:
+    return StreamTurn(num_tokens=NUM_STREAMS * NUM_ANSWERS * NUM_TOKENS, cpu_s=cpu_s, core_speed_s=core_speed_s)
 
 
 def measure_streams(
@@ -192,7 +194,7 @@ def measure_streams(
 
 
 async def _rounds(gateways: Gateways, num_rounds: int) -> list[tuple[StreamTurn, StreamTurn]]:
-    streams = Streams(gateways.sides, gateways.yardstick)
+    streams = Streams(gateways.sides, gateways.core_speed)
     async with AsyncExitStack() as stack:
         await streams.open()
         stack.callback(streams.close)

@@ -59,7 +59,7 @@ def test_an_external_redis_can_do_without_all_of_that() -> None:
     assert redis_url(render({"redis": {"mode": "external", "external": external}})) == "redis://stores:6379/3"
 
 
-def test_a_whole_redis_url_comes_from_a_secret() -> None:
+def test_a_whole_redis_url_is_read_from_a_secret() -> None:
     rendered = render(
         {"redis": {"mode": "external", "external": {"existingSecret": "store", "urlKey": "uri", "urlPort": 6380}}}
     )

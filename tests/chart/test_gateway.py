@@ -178,7 +178,7 @@ def test_variables_are_ones_that_the_program_takes(name: str) -> None:
             assert used in names[:position], "a variable can use only those before it"
 
 
-def test_a_rollout_may_take_as_long_as_the_documents_tell_users_to_wait() -> None:
+def test_a_rollout_may_take_as_long_as_the_documents_advise() -> None:
     """deploy/README and NOTES.txt wait half an hour; the default `progressDeadlineSeconds` is ten minutes."""
     deadline = ci("cpu-trial").one("gateway-deployment")["spec"]["progressDeadlineSeconds"]
     waits = re.findall(r"rollout status .*--timeout=(\d+)m", (ROOT / "deploy" / "README.md").read_text())

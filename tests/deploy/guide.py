@@ -1,4 +1,4 @@
-"""The pages that tell how Tandem is run, taken apart into commands, values and links; never judges them."""
+"""Read commands, values files and links from the documents that say how Tandem is run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from pathlib import Path
 
 from tests.deploy.files import DEPLOY, ROOT
 
-PAGES = (ROOT / "README.md", DEPLOY / "README.md", DEPLOY / "RUNBOOK.md", DEPLOY / "COMPOSE.md")
+PAGES = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    DEPLOY / "README.md",
+    DEPLOY / "RUNBOOK.md",
+    DEPLOY / "COMPOSE.md",
+    ROOT / "loadtest" / "README.md",
+    ROOT / "loadtest" / "RESULTS.md",
+    ROOT / "kernels" / "RESULTS.md",
+)
 
 WORDS = "(?:tandem|helm|kubectl|docker|openssl)"
 """With which the commands begin that are tried."""
@@ -24,9 +33,10 @@ def blocks(page: Path, language: str) -> list[str]:
 def commands(page: Path) -> list[list[str]]:
     """Each command's words: those behind a `$` in blocks, and those in a line of text between backquotes."""
     text = page.read_text()
-    lines = [
-        line for block in blocks(page, "console") for line in re.findall(rf"^\$ ({WORDS} .*)$", block, re.MULTILINE)
-    ]
+    lines = []
+    for block in blocks(page, "console"):
+        joined = block.replace("\\\n", " ")
+        lines += re.findall(rf"^\$ ({WORDS} .*)$", joined, re.MULTILINE)
     prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     lines += [" ".join(quoted.split()) for quoted in re.findall(rf"`({WORDS} [^`]+)`", prose)]
     return [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from loadtest.__main__ import _COMMANDS
 from tandem.cli.main import _PROGRAMS, _parser
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, resolve
@@ -75,6 +77,14 @@ def test_programs_know_the_flags(page: Path) -> None:
         assert arguments[0] in _PROGRAMS
         if arguments[1:] not in ([], ["--help"]):
             _parser().parse_args(arguments)
+
+
+@EACH_PAGE
+def test_measurements_exist(page: Path) -> None:
+    for name in re.findall(r"python -m loadtest ([a-z-]+)", page.read_text()):
+        assert name in _COMMANDS, name
+    for module in re.findall(r"python -m (loadtest\.[\w.]*\w)", page.read_text()):
+        assert find_spec(module), module
 
 
 def test_every_program_that_runs_a_cluster_is_documented() -> None:

@@ -127,7 +127,7 @@ def _rows(rows: list[BenchRow]) -> str:
             for name, rival in row.rivals.items()
         )
         cells = (
-            row.name + ("" if timing.way != "eager" else " (eager)"),
+            row.name + ("" if timing.mode != "eager" else " (eager)"),
             _us(timing.median_s),
             f"{_us(timing.low_s)} to {_us(timing.high_s)}",
             f"{row.bytes_s / 1e9:,.0f}",

@@ -28,14 +28,14 @@ class KernelTiming:
     low_s: float
     high_s: float
     runs: int
-    way: str
+    mode: str
 
     @classmethod
-    def of(cls, seconds: Sequence[float], way: str) -> KernelTiming:
+    def of(cls, seconds: Sequence[float], mode: str) -> KernelTiming:
         """Summarise the times of at least one run."""
         ordered = sorted(seconds)
         low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
-        return cls(statistics.median(ordered), low, high, len(ordered), way)
+        return cls(statistics.median(ordered), low, high, len(ordered), mode)
 
 
 class Stopwatch(Protocol):
@@ -100,14 +100,14 @@ class CudaStopwatch:
         return time.perf_counter()
 
     def time(self, call: Call, *, waits: bool = False) -> KernelTiming:
-        replay, way = (call, "eager") if waits else _captured(call)
+        replay, mode = (call, "eager") if waits else _captured(call)
         self._run(replay, 2)
         torch.cuda.synchronize()
         began = self.now()
         self._run(replay, 3)
         each_s = (self.now() - began) / 3
         count = max(_MIN_RUNS, min(_MAX_RUNS, int(self._seconds / each_s)))
-        return KernelTiming.of(self._run(replay, count), way)
+        return KernelTiming.of(self._run(replay, count), mode)
 
     def launch(self, call: Call, count: int) -> tuple[float, float]:
         def many() -> None:
@@ -120,8 +120,8 @@ class CudaStopwatch:
         many()
         torch.cuda.synchronize()
         eager_s = (self.now() - began) / count
-        replay, way = _captured(many)
-        if way != "graph":
+        replay, mode = _captured(many)
+        if mode != "graph":
             return eager_s, 0.0
         return eager_s, statistics.median(self._run(replay, _MIN_RUNS)) / count
 

@@ -9,7 +9,7 @@ from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import until
 
 
-def test_streams_under_way_end_and_new_requests_are_refused(calm: Pair) -> None:
+def test_open_streams_end_and_new_requests_are_refused(calm: Pair) -> None:
     gateway = calm.cluster.gateway("ending")
     gateway.wait_ready()
     gateway.wait_serving()

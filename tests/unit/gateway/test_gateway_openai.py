@@ -112,7 +112,7 @@ def test_a_streamed_completion_with_logprobs(front: Front, client: openai.OpenAI
     assert chunks[-1].usage is not None
 
 
-def test_requested_token_ids_come_with_every_token(front: Front, client: openai.OpenAI) -> None:
+def test_requested_token_ids_are_sent_with_every_token(front: Front, client: openai.OpenAI) -> None:
     """Tokens without text of their own have a chunk too: a client sees each token on arrival, and the last one as
     well.
     """

@@ -95,7 +95,7 @@ def test_a_template_that_writes_bos_does_not_double_it(make_text: Make) -> None:
     assert ids.count(0) == 1
 
 
-def test_the_clock_of_templates_comes_from_outside(make_text: Make, tokenizer: Tokenizer) -> None:
+def test_the_clock_of_templates_is_given_from_outside(make_text: Make, tokenizer: Tokenizer) -> None:
     day = 86400 * 10**9
     text = make_text(LLAMA3, now_ns=lambda: 9000 * day + day // 2)
     assert "Today: 23 Aug 1994" in tokenizer.decode(text.encode_chat(CHATS[0]))

@@ -21,7 +21,7 @@ def record(group: str, due_s: float, *gaps_s: float, ttft_s: float = 0.5, **chan
         "name": f"{group}-{due_s:g}",
         "group": group,
         "num_prompt_tokens": 100,
-        "num_asked_tokens": len(stamps),
+        "num_requested_tokens": len(stamps),
         "due_s": due_s,
         "sent_s": due_s,
         "ended_s": stamps[-1],

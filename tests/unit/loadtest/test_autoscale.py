@@ -19,7 +19,7 @@ from tandem.workload.trace_entry import PromptBlocks, TraceEntry
 HOUR = [TraceEntry(i * 1_000_000, PromptBlocks(60, (i, i + 1), 50), 5) for i in range(601)]
 
 
-def test_a_day_keeps_as_many_as_its_curve_says_and_all_in_order() -> None:
+def test_a_day_keeps_the_number_of_its_curve_and_all_in_order() -> None:
     day = Day(num_copies=4, lasts_s=1200.0, low=0.25)
     scheduled = list(requests(day, HOUR))
     assert all(one.due_s <= other.due_s for one, other in pairwise(scheduled))
@@ -33,12 +33,14 @@ def test_a_day_keeps_as_many_as_its_curve_says_and_all_in_order() -> None:
 def test_a_day_is_a_function_of_its_seed_and_copies_share_no_prompt() -> None:
     day = Day(num_copies=2, lasts_s=300.0, low=1.0)
     first, again = list(requests(day, HOUR)), list(requests(day, HOUR))
-    assert [ask.due_s for ask in first] == [ask.due_s for ask in again] and first == again
-    assert [ask.due_s for ask in requests(replace(day, seed=1), HOUR)] != [ask.due_s for ask in first]
-    assert len({ask.request.prompt_tokens[:50] for ask in first}) == len(first) and 600 <= len(first) <= 602
+    assert [scheduled.due_s for scheduled in first] == [scheduled.due_s for scheduled in again] and first == again
+    assert [scheduled.due_s for scheduled in requests(replace(day, seed=1), HOUR)] != [
+        scheduled.due_s for scheduled in first
+    ]
+    assert len({scheduled.request.prompt_tokens[:50] for scheduled in first}) == len(first) and 600 <= len(first) <= 602
 
 
-def test_ways_are_read_and_told() -> None:
+def test_autoscalers_are_parsed_and_printed() -> None:
     for text, shown in (("planner", "planner"), ("queue=2:16", "queue, 2 and 16 each"), ("fixed=8+3", "8 + 3")):
         assert str(AutoscalerConfig.parse(text)) == shown
     for text in ("plan", "queue=2", "fixed=8:3", "planner=1", "fixed=a+1"):

@@ -19,7 +19,7 @@ from loadtest.peers.install import required_requirements
 from tandem.core.slo import Slo
 
 
-def test_two_systems_alternate_and_the_first_comes_last_too() -> None:
+def test_two_systems_alternate_and_the_first_is_last_too() -> None:
     order = schedule(["a", "b"], [7], 2)
     assert "".join(turn.system for turn in order) == "ababa"
     assert order[:2] == [Turn("a", 7, 0), Turn("b", 7, 0)]
@@ -41,7 +41,7 @@ def record(tokens: tuple[int, ...], first_s: float, gap_s: float, **changes: obj
         "name": "single-0",
         "group": "single",
         "num_prompt_tokens": 100,
-        "num_asked_tokens": len(tokens),
+        "num_requested_tokens": len(tokens),
         "due_s": 0.0,
         "sent_s": 0.0,
         "stamps_s": stamps,

@@ -24,13 +24,13 @@ EVENTS = [b'{"a":1}', b'{"b":2}', b"one\ntwo", b"[DONE]"]
 
 
 @pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
-def test_events_come_whole_wherever_the_bytes_are_cut(size: int) -> None:
+def test_events_are_whole_wherever_the_bytes_are_cut(size: int) -> None:
     parser = SseParser()
     found = [event for at in range(0, len(STREAM), size) for event in parser.feed(STREAM[at : at + size])]
     assert found == EVENTS
 
 
-def test_an_event_without_its_end_is_not_told() -> None:
+def test_an_event_without_its_end_is_not_reported() -> None:
     assert list(SseParser().feed(b"data: half")) == []
 
 
@@ -56,7 +56,7 @@ def test_every_token_of_a_chunk_gets_its_stamp() -> None:
     assert answer.problem(4) == ("", "")
 
 
-def test_without_ids_a_chunk_is_one_arrival_and_usage_says_how_many_tokens() -> None:
+def test_without_ids_a_chunk_is_one_arrival_and_usage_has_the_number_of_tokens() -> None:
     answer = Answer()
     answer.take(chunk(text="a"), 1.0)
     answer.take(chunk(text="bcd", finish_reason=None), 2.0)
@@ -96,7 +96,7 @@ async def send_one(endpoint: Endpoint, timeout_s: float = 20.0) -> Record:
         return await client.send(greedy_call(endpoint, request), 100.0, None)
 
 
-async def test_a_body_asks_for_exact_greedy_answers() -> None:
+async def test_a_body_requests_exact_greedy_answers() -> None:
     seen = []
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -158,7 +158,7 @@ async def test_a_refusal_is_an_error_in_its_record(status: int) -> None:
     assert f"Refused: {status}: slow down" in record.error
 
 
-async def test_a_server_that_closes_half_way_is_an_error_in_its_record() -> None:
+async def test_a_server_that_closes_early_is_an_error_in_its_record() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -195,7 +195,7 @@ async def test_a_server_that_is_not_there_is_an_error_in_its_record() -> None:
     assert record.error_kind == "no connection"
 
 
-async def test_an_answer_that_never_comes_is_an_error_in_its_record() -> None:
+async def test_a_missing_answer_is_an_error_in_its_record() -> None:
     never = asyncio.Event()
 
     async def respond(request: web.Request) -> web.StreamResponse:

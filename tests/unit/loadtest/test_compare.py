@@ -22,14 +22,14 @@ from tests.unit.loadtest.made import failed, record
 # ---- the bootstrap
 
 
-def drawn(seed: int, count: int, scale: float = 1.0) -> list[list[float]]:
+def sampled(seed: int, count: int, scale: float = 1.0) -> list[list[float]]:
     return [[value] for value in np.random.default_rng(seed).exponential(scale, size=count)]
 
 
 @pytest.mark.nightly
 def test_intervals_cover_the_truth_about_as_often_as_they_claim() -> None:
     """That fewer than 86 of 100 intervals of 95 % hold the truth has a chance below one in a thousand."""
-    found = [ratio_intervals(drawn(2 * i, 200), drawn(2 * i + 1, 200), [0.5], seed=i)[0] for i in range(100)]
+    found = [ratio_intervals(sampled(2 * i, 200), sampled(2 * i + 1, 200), [0.5], seed=i)[0] for i in range(100)]
     covered = sum(one is not None and one.low <= 1 <= one.high for one in found)
     assert covered >= 86
 
@@ -37,18 +37,18 @@ def test_intervals_cover_the_truth_about_as_often_as_they_claim() -> None:
 def test_the_width_is_that_of_the_theory() -> None:
     """The median of n exponential values has a standard error of 1 / (sqrt(n) ln 2) of itself."""
     n = 2_000
-    (one,) = ratio_intervals(drawn(1, n), drawn(2, n), [0.5], seed=0)
+    (one,) = ratio_intervals(sampled(1, n), sampled(2, n), [0.5], seed=0)
     assert one is not None
     expected = 2 * 1.96 * np.sqrt(2) / (np.sqrt(n) * np.log(2))
     assert one.high - one.low == pytest.approx(expected, rel=0.25)
 
 
 def test_a_difference_is_found_at_both_percentiles() -> None:
-    for one in ratio_intervals(drawn(1, 2_000, 2.0), drawn(2, 2_000), [0.5, 0.99], seed=0):
+    for one in ratio_intervals(sampled(1, 2_000, 2.0), sampled(2, 2_000), [0.5, 0.99], seed=0):
         assert one is not None and 1 < one.low < 2 < one.high * 1.1
 
 
-def test_gaps_of_one_request_are_drawn_together() -> None:
+def test_gaps_of_one_request_are_sampled_together() -> None:
     """Ten requests, each with a thousand equal gaps, know no more than ten values do."""
     values = np.random.default_rng(0).exponential(size=10)
     (alone,) = ratio_intervals([[v] for v in values], [[1.0]] * 10, [0.5], seed=0)
@@ -58,13 +58,13 @@ def test_gaps_of_one_request_are_drawn_together() -> None:
 
 
 def test_equal_seeds_give_equal_intervals() -> None:
-    sides = drawn(1, 50), drawn(2, 50)
+    sides = sampled(1, 50), sampled(2, 50)
     assert ratio_intervals(*sides, [0.5], seed=4) == ratio_intervals(*sides, [0.5], seed=4)
     assert ratio_intervals(*sides, [0.5], seed=4) != ratio_intervals(*sides, [0.5], seed=5)
 
 
 def test_a_side_without_values_has_no_interval() -> None:
-    assert ratio_intervals([[], []], drawn(1, 5), [0.5, 0.99], seed=0) == [None, None]
+    assert ratio_intervals([[], []], sampled(1, 5), [0.5, 0.99], seed=0) == [None, None]
     assert share_ratio_interval((0, 10), (5, 10), seed=0) is None
 
 
@@ -77,19 +77,19 @@ def test_shares_have_the_width_of_the_binomial() -> None:
 # ---- the comparison
 
 
-def load(name: str, draw: int, scale: float, count: int = 400, **facts: str) -> LoadReport:
+def load(name: str, sample_seed: int, scale: float, count: int = 400, **facts: str) -> LoadReport:
     """Classes `a`, whose TTFT is `scale` times an exponential second, and `b`, which is the same in all."""
-    chance, tally = np.random.default_rng(draw), StatsCollector(Slo(ttft_s=1.0))
+    chance, tally = np.random.default_rng(sample_seed), StatsCollector(Slo(ttft_s=1.0))
     for number in range(count):
         group = "ab"[number % 2]
         ttft_s = float(chance.exponential(scale if group == "a" else 1.0))
         tally.ended(record(group, float(number), *chance.exponential(0.02, size=8).tolist(), ttft_s=ttft_s), 0)
     tally.ended(failed("a", 0.0, "timeout"), 0)
     wall_s = tally.last_end_s
-    told = {"workload": "mix", "seed": "0", **facts}
+    facts_given = {"workload": "mix", "seed": "0", **facts}
     return LoadReport(
         name=name,
-        facts=told,
+        facts=facts_given,
         wall_s=wall_s,
         scopes=tally.scopes(wall_s),
         windows=tally.windows(wall_s),
@@ -102,7 +102,7 @@ def verdicts(first: LoadReport, second: LoadReport) -> dict[tuple[str, str], str
 
 
 @pytest.mark.slow
-def test_a_difference_is_told_from_noise() -> None:
+def test_a_difference_is_distinguished_from_noise() -> None:
     found = verdicts(load("x", 1, 1.0), load("y", 2, 0.25))
     assert found["a", "TTFT p50"] == "B is lower"
     assert found["a", "good share"] == "B is higher"
@@ -120,13 +120,13 @@ def test_a_test_against_itself_differs_in_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_said_of_a_p99_of_few_requests() -> None:
+def test_nothing_is_reported_of_a_p99_of_few_requests() -> None:
     found = verdicts(load("x", 1, 1.0, count=60), load("y", 2, 0.01, count=60))
     assert found["a", "TTFT p99"] == "fewer than 100 requests"
     assert found["a", "TTFT p50"] == "B is lower"
 
 
-def test_classes_of_one_side_only_are_left_out_and_a_single_one_is_not_told_twice() -> None:
+def test_classes_of_one_side_only_are_left_out_and_a_single_one_is_printed_once() -> None:
     both, single = load("x", 1, 1.0), load("y", 2, 1.0, count=1)
     assert {scope for scope, _ in verdicts(both, single)} == {"all"}
 
@@ -154,7 +154,7 @@ def test_the_command_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.nightly
-def test_the_command_draws_both(tmp_path: Path) -> None:
+def test_the_command_plots_both(tmp_path: Path) -> None:
     paths, chart = files(tmp_path, load("x", 1, 1.0), load("y", 2, 0.25, seed="3")), tmp_path / "c.svg"
     assert main(["compare", *paths, "--chart", str(chart)]) == 0
     texts = {"".join(element.itertext()).strip() for element in ElementTree.parse(chart).iter()}

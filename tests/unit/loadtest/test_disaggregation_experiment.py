@@ -30,8 +30,8 @@ def times(ttft: float, gap: float, longest: float, span: float = 10.0) -> Times:
     return Times(seen, [longest, *[gap] * 199], 400)
 
 
-def outcome(way: str, ttft: float, gap: float, longest: float, burst_s: float = 20.0) -> ExperimentOutcome:
-    return ExperimentOutcome(way, [times(ttft, gap, longest)], times(ttft, gap, longest, burst_s))
+def outcome(topology: str, ttft: float, gap: float, longest: float, burst_s: float = 20.0) -> ExperimentOutcome:
+    return ExperimentOutcome(topology, [times(ttft, gap, longest)], times(ttft, gap, longest, burst_s))
 
 
 def place(chunked: ExperimentOutcome) -> ExperimentPlace:
@@ -39,7 +39,7 @@ def place(chunked: ExperimentOutcome) -> ExperimentPlace:
     return ExperimentPlace("Here", "what ran", [mono, chunked, split])
 
 
-def test_effects_that_hold_are_told_as_numbers() -> None:
+def test_effects_that_hold_are_reported_as_numbers() -> None:
     text = markdown([place(outcome(CHUNKED, 0.4, 0.02, 0.2, burst_s=20.5))])
     assert "| monolithic | 1,000 / 1,000 | 5,000 / 9,000 |" in text
     assert "| 40 % and more | 60 % |" in text
@@ -57,7 +57,7 @@ def test_effects_that_do_not_hold_are_marked() -> None:
     assert "| more than 1 | 0.5 (**no**) |" in text
 
 
-def test_a_way_that_did_not_run_has_no_effect() -> None:
+def test_a_topology_that_did_not_run_has_no_effect() -> None:
     without = ExperimentPlace("There", "less", [outcome(MONOLITHIC, 1.0, 0.05, 2.0), outcome(CHUNKED, 0.4, 0.02, 0.2)])
     row = next(line for line in markdown([without]).splitlines() if line.startswith("| disaggregated: p99"))
     assert row.endswith("| - |")
@@ -74,6 +74,6 @@ def test_only_what_lies_between_the_marks_is_replaced() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["a.svg", "a.png"])
-def test_a_chart_is_drawn(tmp_path: Path, name: str) -> None:
+def test_a_chart_is_written(tmp_path: Path, name: str) -> None:
     chart([place(outcome(CHUNKED, 0.4, 0.02, 0.2))], tmp_path / name)
     assert (tmp_path / name).stat().st_size > 5000

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.bench.systems_under_test import Failure
 from loadtest.client.records import Record, encode
-from loadtest.fidelity.fidelity import ALLOWED, FidelityRow, compare, markdown, told
+from loadtest.fidelity.fidelity import ALLOWED, FidelityRow, compare, fidelity_text, markdown
 from loadtest.fidelity.predictions import profile_from, replayed, times_of
 from loadtest.fidelity.recorded_runs import MeasuredRun, RecordedLoad, RunConfig, StoredRun, kept
 from tandem.core.clock import SystemClock
@@ -57,8 +57,8 @@ def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> StoredRun:
     one = cluster((spec, 1), seed=100 + seed, latency_s=latency_s)
     (worker,) = one.workers
     steps = logged(one, worker)
-    asks = mix(seed, 60, 0.6)
-    traces = traces_of(one, asks)
+    schedule = mix(seed, 60, 0.6)
+    traces = traces_of(one, schedule)
     head = StepLogHead(
         worker="w",
         pool="mixed",
@@ -68,12 +68,12 @@ def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> StoredRun:
         layout=spec.layout,
         settings=step_settings(CONFIG),
     )
-    records = tuple(_record(ask, trace) for ask, trace in zip(asks, traces, strict=True))
+    records = tuple(_record(scheduled, trace) for scheduled, trace in zip(schedule, traces, strict=True))
     run = MeasuredRun(
-        way="mixed",
+        topology="mixed",
         flags=(),
         seed=seed,
-        count=len(asks),
+        count=len(schedule),
         rate=0.6,
         turn=0,
         began_unix_s=BEGAN_UNIX_S,
@@ -83,12 +83,12 @@ def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> StoredRun:
     return StoredRun(run, (StepLog(head, tuple(steps)),))
 
 
-def _record(ask: ScheduledRequest, trace: ClientTrace) -> Record:
+def _record(scheduled: ScheduledRequest, trace: ClientTrace) -> Record:
     return Record(
         name=trace.id,
         group=trace.group,
-        num_prompt_tokens=len(ask.request.prompt_tokens),
-        num_asked_tokens=trace.max_tokens,
+        num_prompt_tokens=len(scheduled.request.prompt_tokens),
+        num_requested_tokens=trace.max_tokens,
         due_s=trace.due_s,
         sent_s=trace.due_s,
         stamps_s=tuple(trace.token_times),
@@ -109,7 +109,7 @@ def test_a_run_of_the_simulator_is_predicted_and_replayed(runs: Sequence[StoredR
     assert all(row.holds for row in rows), markdown(rows, 1)
     assert all(abs(row.replay_error) < 0.02 for row in rows), markdown(rows, 1)
     assert "holds" in markdown(rows, 1) and "does not" not in markdown(rows, 1)
-    assert "predicted 1 real runs of another seed with errors of TTFT p50" in told(rows, 1)
+    assert "predicted 1 real runs of another seed with errors of TTFT p50" in fidelity_text(rows, 1)
 
 
 @pytest.mark.nightly
@@ -165,7 +165,7 @@ def test_a_replay_has_the_same_tokens_at_the_same_times(runs: Sequence[StoredRun
 
 async def test_a_run_with_other_flags_is_not_taken_for_this_one(tmp_path: Path) -> None:
     run = MeasuredRun(
-        way="mixed",
+        topology="mixed",
         flags=("--max-num-batched-tokens", "128"),
         seed=1,
         count=1,

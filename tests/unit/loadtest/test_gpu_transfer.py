@@ -23,7 +23,7 @@ CASE = GpuTransferCase("cpu", 64, (1 << 20,), rounds=2, is_busy=False)
 
 
 @pytest.mark.nightly
-def test_two_processes_move_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_transfer_the_requested_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
     argv = ["gpu-transfer", "--device", "cpu", "--kib", "64", "--mib", "0.25,1", "--rounds", "2", "--busy"]
     assert main([*argv, "--json", str(file)]) == 0
@@ -36,7 +36,7 @@ def test_two_processes_move_what_was_asked_for(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.nightly
-def test_a_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_process_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("NIXL_PLUGIN_DIR", "/nowhere")
     assert main(["gpu-transfer", "--device", "cpu", "--kib", "64", "--mib", "1", "--rounds", "1"]) == 1
     assert "loadtest gpu-transfer: the consumer failed" in capsys.readouterr().err
@@ -64,27 +64,27 @@ class Stub:
             if self._blocks[copy.local] != content_of(copy.remote, 64):
                 raise Broken(f"block {copy.remote} has not arrived")
 
-    def _move(self, way: str, copies: Sequence[BlockCopy]) -> float:
-        self.calls.append(way)
-        if way != self._loses:
+    def _move(self, transport: str, copies: Sequence[BlockCopy]) -> float:
+        self.calls.append(transport)
+        if transport != self._loses:
             self._blocks |= {copy.local: content_of(copy.remote, 64) for copy in copies}
-        return 2.0 if way == "nixl" else 1.0
+        return 2.0 if transport == "nixl" else 1.0
 
 
-@pytest.mark.parametrize("way", ["nixl", "loop"])
-def test_a_way_that_moves_nothing_is_found(way: str) -> None:
+@pytest.mark.parametrize("transport", ["nixl", "loop"])
+def test_a_transport_that_moves_nothing_is_found(transport: str) -> None:
     with pytest.raises(Broken, match="has not arrived"):
-        measure(CASE, 1 << 20, Stub(loses=way))  # type: ignore[arg-type]
+        measure(CASE, 1 << 20, Stub(loses=transport))  # type: ignore[arg-type]
 
 
-def test_ways_alternate_and_a_ratio_is_of_bandwidths() -> None:
+def test_transports_alternate_and_a_ratio_is_of_bandwidths() -> None:
     stub = Stub(loses="")
     row = measure(CASE, 1 << 20, stub)  # type: ignore[arg-type]
     assert stub.calls == ["nixl", "loop"] * 3
     assert (row.ratio, row.num_blocks, row.num_bytes) == (0.5, 16, 1 << 20)
 
 
-def test_blocks_are_of_the_size_asked_for_and_lie_in_random_order() -> None:
+def test_blocks_are_of_the_requested_size_and_in_random_order() -> None:
     assert CASE.layout.block_bytes == 64 << 10 and CASE.num_blocks == 16
     assert GpuTransferCase("cpu", 2048, (256 << 20,), 1, False).blocks_of(256 << 20) == 128, (
         "2,048 tokens of an 8B model"
@@ -205,7 +205,7 @@ def test_the_service_is_private_and_ends_with_the_measurement(tmp_path: Path, mo
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ and not Path(folder).exists()
 
 
-def test_a_service_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_does_not_start_reports_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _control(tmp_path, "echo no device >&2; exit 3", monkeypatch)
     with pytest.raises(MpsUnavailable, match="no device"), multi_process_service():
         raise AssertionError("not reached")
@@ -215,6 +215,6 @@ def test_a_service_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyt
         raise AssertionError("not reached")
 
 
-def test_the_table_says_what_the_producer_did() -> None:
+def test_the_table_shows_what_the_producer_did() -> None:
     row = GpuTransferRow(2048, 128, 256 << 20, 0.002, 0.001, 0.002, 0.001, is_busy=True, is_mps=True)
     assert "| 2048 KiB | 128 | 256 | 2.000 | 134.2 | 1.000 | 268.4 | 50% | computes | yes |" in markdown([row])

@@ -27,9 +27,9 @@ groups:
 """
 
 
-async def answer_as_asked(request: web.Request) -> web.StreamResponse:
-    asked = (await request.json())["max_tokens"]
-    return await stream(request, *(chunk(text="a", token_ids=[5]) for _ in range(asked)), b"[DONE]")
+async def answer_as_requested(request: web.Request) -> web.StreamResponse:
+    num_requested = (await request.json())["max_tokens"]
+    return await stream(request, *(chunk(text="a", token_ids=[5]) for _ in range(num_requested)), b"[DONE]")
 
 
 @pytest.fixture
@@ -48,24 +48,24 @@ async def test_a_load_test_reports_and_writes(mix: Path, tmp_path: Path, capsys:
     report, lines = (tmp_path / name for name in ("a.json", "a.jsonl"))
     flags = ["--count", "40", "--slo-ttft-ms", "60000", "--json", str(report)]
     flags += ["--record", str(lines), "--steps", str(written(tmp_path, *STEPS)), "--name", "here"]
-    assert await loaded(answer_as_asked, mix, *flags) == 0
+    assert await loaded(answer_as_requested, mix, *flags) == 0
     out = capsys.readouterr().out
     assert out.startswith("## Load: here\n") and "model m, workload mix.yaml, seed 0, count 40" in out
     assert "| w1 | mixed | 0 |" in out  # its steps are of another time
-    told = read_report(report)
-    whole, long, short, acme, globex = told.scopes
+    saved = read_report(report)
+    whole, long, short, acme, globex = saved.scopes
     assert (whole.num_requests, long.num_requests, short.num_requests) == (48, 16, 32)  # two turns of each long one
     assert (acme.num_requests, globex.num_requests) == (32, 16)
     assert whole.num_good == whole.num_whole == 48
     records = [msgspec.json.decode(line, type=Record) for line in lines.read_bytes().splitlines()]
     assert len(records) == len({record.name for record in records}) == 48
-    assert sum(record.num_output_tokens for record in records) == pytest.approx(whole.output_rate * told.wall_s)
+    assert sum(record.num_output_tokens for record in records) == pytest.approx(whole.output_rate * saved.wall_s)
 
 
 @pytest.mark.nightly
-async def test_a_load_test_draws_its_times_and_its_steps(mix: Path, tmp_path: Path) -> None:
+async def test_a_load_test_plots_its_times_and_its_steps(mix: Path, tmp_path: Path) -> None:
     chart, steps = tmp_path / "a.svg", written(tmp_path, *STEPS)
-    assert await loaded(answer_as_asked, mix, "--count", "40", "--chart", str(chart), "--steps", str(steps)) == 0
+    assert await loaded(answer_as_requested, mix, "--count", "40", "--chart", str(chart), "--steps", str(steps)) == 0
     texts = {"".join(element.itertext()).strip() for element in ElementTree.parse(chart).iter()}
     assert {"Time to first token, from when it was due", "Tokens of an iteration: mixed worker w1"} <= texts
 
@@ -76,7 +76,7 @@ async def test_failures_are_counted_by_kind_and_end_with_1(mix: Path, capsys: py
     async def respond(request: web.Request) -> web.StreamResponse:
         nonlocal num_seen
         num_seen += 1
-        return web.Response(status=429, text="slow down") if num_seen == 3 else await answer_as_asked(request)
+        return web.Response(status=429, text="slow down") if num_seen == 3 else await answer_as_requested(request)
 
     assert await loaded(respond, mix, "--count", "10") == 1
     assert "| http 429 | 1 |" in capsys.readouterr().out
@@ -100,7 +100,7 @@ async def test_when_nothing_was_answered_there_is_a_chart_without_latencies(mix:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--workload", "nothing"], "nothing"),
         (["--count", "0"], "count"),
@@ -109,9 +109,11 @@ async def test_when_nothing_was_answered_there_is_a_chart_without_latencies(mix:
         (["--count", "1"], "/v1/models"),
     ],
 )
-def test_what_cannot_be_done_is_said(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_flags_are_refused_with_a_reason(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["load", "http://127.0.0.1:9", *flags]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--key", "nokey"], ["--chart", "a.pdf"], ["--max-open", "0"]])
@@ -130,7 +132,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.nightly
-async def test_ctrl_c_tells_what_was_measured_until_then(mix: Path) -> None:
+async def test_ctrl_c_prints_what_was_measured_until_then(mix: Path) -> None:
     enough, over, num_seen = asyncio.Event(), asyncio.Event(), 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -139,7 +141,7 @@ async def test_ctrl_c_tells_what_was_measured_until_then(mix: Path) -> None:
         if num_seen > 20:  # with one open at a time, 20 have ended
             enough.set()
             await over.wait()
-        return await answer_as_asked(request)
+        return await answer_as_requested(request)
 
     async with serving(respond) as endpoint, asyncio.timeout(60):
         process = await asyncio.create_subprocess_exec(

@@ -81,7 +81,7 @@ def test_a_chunk_s_pairs_are_those_of_its_rows() -> None:
 @pytest.mark.parametrize(
     "case", [Decode(3, 20), Decode(1, 1), Decode(2, 16), PlannedChunk(10, 0), PlannedChunk(5, 17)], ids=str
 )
-def test_an_executor_computes_what_a_case_says(case: Decode | PlannedChunk, executor: TorchExecutor) -> None:
+def test_an_executor_computes_the_work_of_a_case(case: Decode | PlannedChunk, executor: TorchExecutor) -> None:
     steps = 4
     tables = tables_of(case, steps, executor.layout, executor.num_blocks)
     used = [block for table in tables for block in table]
@@ -93,10 +93,10 @@ def test_an_executor_computes_what_a_case_says(case: Decode | PlannedChunk, exec
     for plan in plans:
         result = executor.execute(plan)
         assert all(piece.error is None for piece in result.slices)
-        assert all(len(piece.tokens) == case.work.drawn / len(plan.slices) for piece in result.slices)
+        assert all(len(piece.tokens) == case.work.sampled / len(plan.slices) for piece in result.slices)
 
 
-def test_a_case_that_does_not_fit_says_so() -> None:
+def test_a_case_that_does_not_fit_is_reported() -> None:
     layout = KVLayout(16, (KVGroup(2, 2, 8, "float32"),))
     assert len(tables_of(Decode(2, 16), 1, layout, 2)) == 2
     with pytest.raises(Unfit, match="needs 4 blocks of KV, the pool has 3"):
@@ -177,7 +177,7 @@ def test_pools_are_filled_with_numbers() -> None:
 
 
 @pytest.mark.nightly
-def test_the_command_tells_every_case(
+def test_the_command_prints_every_case(
     cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_steps, "measure_rates", lambda device, dtype: Rates(1e9, 1e9))
@@ -185,18 +185,18 @@ def test_the_command_tells_every_case(
     file = cache / "steps.json"
     argv = ["model", "--shape", "tiny", "--threads", "1", "--kv-gib", "0.001", "--json", str(file), *sizes]
     assert main(argv) == 0
-    told = json.loads(file.read_text())
-    assert [row["case"] for row in told["rows"]] == [
+    printed = json.loads(file.read_text())
+    assert [row["case"] for row in printed["rows"]] == [
         "decode 1 x 20",
         "decode 3 x 20",
         "prefill 8 on 0",
         "prefill 8 on 9",
     ]
-    assert [row["steps"] for row in told["rows"]] == [4, 4, 6, 6]
-    for row in told["rows"]:
+    assert [row["steps"] for row in printed["rows"]] == [4, 4, 6, 6]
+    for row in printed["rows"]:
         assert 0 < row["low_s"] <= row["median_s"] <= row["high_s"]
         assert row["share"] == row["floor_s"] / row["median_s"] and row["tokens_s"] > 0
-    assert set(told["left_out"]) == {"decode 1 x 400 (as served)", "decode 3 x 400 (as served)"}
+    assert set(printed["left_out"]) == {"decode 1 x 400 (as served)", "decode 3 x 400 (as served)"}
     printed = capsys.readouterr().out
     assert "| decode 3 x 20 | as served |" in printed and "left out: decode 1 x 400" in printed
 
@@ -213,7 +213,7 @@ def test_an_unknown_shape_is_named(cache: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-def test_figures_are_of_the_device_that_was_asked_for(
+def test_figures_are_of_the_requested_device(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Never of another one without a word."""

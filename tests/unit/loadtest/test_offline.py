@@ -54,7 +54,7 @@ def test_every_answer_is_the_models_own() -> None:
     assert offline.engine.is_idle
 
 
-def test_steps_tell_their_tokens_and_add_up() -> None:
+def test_steps_report_their_tokens_and_add_up() -> None:
     offline, _, _ = engine(budget=16)
     run = offline.run(workload(bench_request("a", 40, 5)))
     assert [step.num_prefill_tokens for step in run.steps[:3]] == [16, 16, 8]
@@ -79,7 +79,7 @@ def test_requests_enter_when_they_are_due_and_not_before() -> None:
     assert by_name["late"].ttft_s == pytest.approx(STEP_S, abs=0.001)
 
 
-def test_what_comes_during_a_step_waits_for_its_end_and_its_ttft_says_so() -> None:
+def test_a_request_during_a_step_waits_for_its_end_and_its_ttft_includes_it() -> None:
     offline, executor, time = engine()
     executor.before_step = lambda plan: time.pass_by(1.0)
     run = offline.run(workload(bench_request("first", 4, 1), bench_request("second", 4, 1, due_s=0.25)))

@@ -24,7 +24,7 @@ from tests.unit.loadtest.served import WHOLE, FakeTime, Respond, answer_whole, c
 
 
 def call(name: str, due_s: float = 0.0) -> TimedCall:
-    return TimedCall(name=name, group="g", num_prompt_tokens=3, num_asked_tokens=2, body=name.encode(), due_s=due_s)
+    return TimedCall(name=name, group="g", num_prompt_tokens=3, num_requested_tokens=2, body=name.encode(), due_s=due_s)
 
 
 class Ended:
@@ -72,7 +72,7 @@ async def test_a_stalled_server_shows_in_all_requests_that_were_due_meanwhile() 
     assert sorted(ended.num_open) == [0, 1, 2, 3, 4, 5]
 
 
-async def test_a_client_that_falls_behind_says_so_and_counts_it_into_ttft() -> None:
+async def test_a_client_that_falls_behind_reports_it_and_counts_it_into_ttft() -> None:
     class Slow(FakeTime):
         async def sleep(self, seconds: float) -> None:
             await super().sleep(seconds + 1.5)
@@ -150,7 +150,7 @@ async def test_of_a_long_workload_only_what_is_open_is_held() -> None:
             body = Counted(b"x")
             Counted.num_alive += 1
             Counted.most_alive = max(Counted.most_alive, Counted.num_alive)
-            yield TimedCall(name=str(number), group="g", num_prompt_tokens=1, num_asked_tokens=2, body=body)
+            yield TimedCall(name=str(number), group="g", num_prompt_tokens=1, num_requested_tokens=2, body=body)
 
     num_ended = 0
 

@@ -46,14 +46,14 @@ def wandering(share: float, power: float, count: int) -> list[tuple[Timed, Timed
     for slow in chance.uniform(1, 2, (count, 2)):
         noise = 1 + chance.normal(0, 0.01, (2, 2))
         off, on = (
-            Timed(50.0 * ratio * speed**power * heard[0], 0.2 * speed * heard[1])
-            for ratio, speed, heard in zip((1.0, 1 + share), slow, noise, strict=True)
+            Timed(50.0 * ratio * speed**power * noise[0], 0.2 * speed * noise[1])
+            for ratio, speed, noise in zip((1.0, 1 + share), slow, noise, strict=True)
         )
         pairs.append((off, on))
     return pairs
 
 
-def test_a_yardstick_takes_the_machine_s_speed_out() -> None:
+def test_the_core_speed_takes_the_machine_s_speed_out() -> None:
     pairs = wandering(0.02, 0.8, 60)
     costs, power = levelled(pairs)
     assert power == pytest.approx(0.8, abs=0.03)
@@ -62,13 +62,13 @@ def test_a_yardstick_takes_the_machine_s_speed_out() -> None:
     assert blind.high - blind.low > 5 * (found.high - found.low)
 
 
-def test_a_yardstick_that_stands_still_levels_nothing() -> None:
+def test_a_constant_core_speed_levels_nothing() -> None:
     pairs = [(Timed(1.0, 0.1), Timed(2.0, 0.2)), (Timed(1.5, 0.1), Timed(3.0, 0.2))]
     costs, power = levelled(pairs)
     assert power == 0.0 and np.allclose(costs, [(1.0, 2.0), (1.5, 3.0)])
 
 
-def test_without_a_yardstick_costs_stay_as_they_are() -> None:
+def test_without_a_core_speed_costs_stay_as_they_are() -> None:
     costs, power = levelled([(Timed(2.0, 1.0), Timed(3.0, 1.0)), (Timed(4.0, 1.0), Timed(5.0, 1.0))])
     assert power == 0.0 and np.allclose(costs, [(2.0, 3.0), (4.0, 5.0)])
     assert levelled([]) == ([], 0.0)
@@ -78,8 +78,8 @@ def test_a_share_is_the_middle_of_any_two() -> None:
     assert added([(1.0, 1.0), (1.0, 4.0), (1.0, 64.0)]).share == pytest.approx(2 ** ((2 + 3) / 2) - 1)
 
 
-def test_what_a_side_does_to_the_yardstick_is_told() -> None:
-    pairs = [(off, Timed(on.cost, on.yardstick * 1.02)) for off, on in wandering(0.02, 0.8, 60)]
+def test_what_a_side_does_to_the_core_speed_is_reported() -> None:
+    pairs = [(off, Timed(on.cost, on.core_speed * 1.02)) for off, on in wandering(0.02, 0.8, 60)]
     found = drift(pairs)
     assert found.low < 0.02 < found.high
     costs, _ = levelled(pairs)

