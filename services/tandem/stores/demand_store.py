@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from tandem.core.ids import GatewayId
-from tandem.stores.lua_script import Argument, Script, read_script
-from tandem.stores.redis_client import connect
+from tandem.stores.lua_script import Script
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 
 SCHEMA = 1
@@ -26,10 +24,6 @@ TTL_S = 15.0
 """A gateway's record is dropped when it has not been published for this long."""
 
 _log = logging.getLogger(__name__)
-
-
-class DemandUnavailable(Exception):
-    """Redis did not answer, or refused the command. The caller may retry later."""
 
 
 @dataclass(slots=True)
@@ -102,30 +96,29 @@ class DemandRecord:
 class DemandStore:
     """Store of the gateways' demand records: gateways publish, planners read.
 
-    `url` has a form that `tandem.stores.redis_client.connect` accepts. All methods but `close` raise
-    DemandUnavailable.
+    `url` has a form that `RedisClient` accepts. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, ttl_s: float = TTL_S, health: RedisHealth | None = None) -> None:
-        self._redis = connect(url, store="demand", health=health)
+        self._redis = RedisClient(url, store="demand", health=health)
         self._ttl_ms = round(ttl_s * 1000)
         # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:demand}}:{name}" for name in ("words", "said")]
-        self._publish = Script(self._redis, read_script("demand"))
-        self._read = Script(self._redis, read_script("demands"))
+        self._publish = Script(self._redis, "demand")
+        self._read = Script(self._redis, "demands")
         self._unreadable: frozenset[bytes] = frozenset()
 
     async def publish(self, record: DemandRecord) -> None:
         """Replace the gateway's record. After an error nothing is lost, since the next record has the same totals."""
-        await self._run(self._publish, [record.gateway, record.to_json(), self._ttl_ms])
+        await self._publish(self._keys, [record.gateway, record.to_json(), self._ttl_ms])
 
     async def withdraw(self, gateway: GatewayId) -> None:
         """Delete the record of a gateway that shuts down, so that planners don't wait for the next one."""
-        await self._run(self._publish, [gateway, "", self._ttl_ms])
+        await self._publish(self._keys, [gateway, "", self._ttl_ms])
 
     async def read(self) -> tuple[DemandRecord, ...]:
         """Return the records that have not lapsed, sorted by gateway, without those that this version cannot read."""
-        flat = await self._run(self._read, [self._ttl_ms])
+        flat = await self._read(self._keys, [self._ttl_ms])
         found: list[DemandRecord] = []
         unreadable: set[bytes] = set()
         for gateway, text, age_ms in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
@@ -140,12 +133,6 @@ class DemandStore:
 
     async def close(self) -> None:
         await self._redis.aclose()
-
-    async def _run(self, script: Script, arguments: list[Argument]) -> Any:
-        try:
-            return await script(self._keys, arguments)
-        except (RedisError, OSError) as error:
-            raise DemandUnavailable(f"{type(error).__name__}: {error}") from error
 
 
 def _mapping(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -18,10 +18,10 @@ from redis.asyncio import Redis
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.topology import Topology
 from tandem.stores.embedded_redis import EmbeddedServer
-from tandem.stores.redis_client import connect
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.registry_heartbeat import Heartbeat, Registration
 from tandem.stores.worker_record import RecordError, WorkerRecord
-from tandem.stores.worker_registry import RegistryUnavailable, RegistryView, WorkerRegistry
+from tandem.stores.worker_registry import RegistryView, WorkerRegistry
 
 Make = Callable[..., WorkerRegistry]
 
@@ -51,7 +51,7 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = connect(redis_url)
+    client = RedisClient(redis_url).redis
     await client.flushall()
     yield client
     await client.aclose()
@@ -284,7 +284,7 @@ class TestOutage:
         assert await registry.publish(record())
         outage.begin()
         for call in (registry.list, lambda: registry.publish(record()), lambda: registry.withdraw(record().worker)):
-            with pytest.raises(RegistryUnavailable):
+            with pytest.raises(StoreUnavailable):
                 await call()
         outage.end()
         assert await registry.list() == ()
@@ -416,4 +416,4 @@ def test_garbage_is_a_record_error(text: str) -> None:
 
 def test_other_urls_are_refused() -> None:
     with pytest.raises(ValueError, match="scheme"):
-        connect("http://127.0.0.1")
+        RedisClient("http://127.0.0.1")
