@@ -5,14 +5,18 @@ Files and the environment are passed in as mappings.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from tandem.core import config as config_module
 from tandem.core.config import MAX_FLOAT, Bytes, Config, value_of
 from tandem.core.config_rules import violations
 from tandem.core.errors import ErrorKind, TandemError
@@ -105,13 +109,25 @@ class Resolved:
 @cache
 def settings() -> tuple[Setting, ...]:
     """Return every leaf in the order of the tree; cached, because a command line needs them once per program."""
-    sections = get_type_hints(Config)
+    docs = _descriptions()
     found: list[Setting] = []
-    for section in fields(Config):
-        annotations = get_type_hints(sections[section.name], include_extras=True)
-        for leaf in fields(sections[section.name]):
-            found.append(Setting(section.name, leaf.name, annotations[leaf.name], leaf.default, leaf.metadata["doc"]))
+    for name, section in get_type_hints(Config).items():
+        annotations = get_type_hints(section, include_extras=True)
+        for leaf in fields(section):
+            doc = docs[section.__name__, leaf.name]
+            found.append(Setting(name, leaf.name, annotations[leaf.name], leaf.default, doc))
     return tuple(found)
+
+
+def _descriptions() -> dict[tuple[str, str], str]:
+    """Return the string under each field of the sections, on one line, by the names of the class and of the field."""
+    found: dict[tuple[str, str], str] = {}
+    for section in ast.parse(inspect.getsource(config_module)).body:
+        for leaf, below in pairwise(section.body if isinstance(section, ast.ClassDef) else ()):
+            match leaf, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[section.name, name] = " ".join(text.split())
+    return found
 
 
 def flags_of() -> dict[str, tuple[str, ...]]:
