@@ -123,10 +123,14 @@ def _descriptions() -> dict[tuple[str, str], str]:
     """Return the string under each field of the sections, on one line, by the names of the class and of the field."""
     found: dict[tuple[str, str], str] = {}
     for section in ast.parse(inspect.getsource(config_module)).body:
-        for leaf, below in pairwise(section.body if isinstance(section, ast.ClassDef) else ()):
-            match leaf, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[section.name, name] = " ".join(text.split())
+        if isinstance(section, ast.ClassDef):
+            for leaf, below in pairwise(section.body):
+                if (
+                    isinstance(leaf, ast.AnnAssign)
+                    and isinstance(leaf.target, ast.Name)
+                    and isinstance(below, ast.Expr)
+                ):
+                    found[section.name, leaf.target.id] = " ".join(ast.literal_eval(below.value).split())
     return found
 
 

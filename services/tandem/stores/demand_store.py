@@ -6,14 +6,16 @@ same counts. A planner computes differences between successive records of one ga
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
+import msgspec
+
+from tandem.core.config import Count, NonNegative
 from tandem.core.ids import GatewayId
+from tandem.stores.json_record import decode_record
 from tandem.stores.lua_script import Script
 from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
@@ -35,24 +37,37 @@ class DemandTotals:
     computed, token it attends to).
     """
 
-    num_requests: int = 0
-    num_input_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_prefill_pairs: int = 0
-    num_output_tokens: int = 0
-    num_served: int = 0
-    num_late_ttft: int = 0
-    num_gaps: int = 0
-    num_late_gaps: int = 0
-    num_failed: int = 0
+    num_requests: Count = 0
+    num_input_tokens: Count = 0
+    num_cached_tokens: Count = 0
+    num_prefill_pairs: Count = 0
+    num_output_tokens: Count = 0
+    num_served: Count = 0
+    num_late_ttft: Count = 0
+    num_gaps: Count = 0
+    num_late_gaps: Count = 0
+    num_failed: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBacklog:
     """Requests of one model that are not placed on a worker yet, and the number of tokens in their prompts."""
 
-    num_requests: int = 0
-    num_tokens: int = 0
+    num_requests: Count = 0
+    num_tokens: Count = 0
+
+
+class _StoredModel(msgspec.Struct):
+    totals: DemandTotals
+    backlog: QueueBacklog
+
+
+class _Stored(msgspec.Struct, omit_defaults=True):
+    """JSON form of a record. Older versions do not write `lived_s`, and JSON has no infinity."""
+
+    schema: int
+    models: dict[str, _StoredModel]
+    lived_s: NonNegative | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +86,21 @@ class DemandRecord:
 
     def to_json(self) -> str:
         models = {
-            model: {"totals": asdict(totals), "backlog": asdict(self.backlog.get(model, QueueBacklog()))}
+            model: _StoredModel(totals, self.backlog.get(model, QueueBacklog()))
             for model, totals in self.totals.items()
         }
-        lived = {"lived_s": self.lived_s} if math.isfinite(self.lived_s) else {}
-        return json.dumps({"schema": SCHEMA, "models": models, **lived}, sort_keys=True)
+        lived_s = self.lived_s if math.isfinite(self.lived_s) else None
+        return msgspec.json.encode(_Stored(SCHEMA, models, lived_s)).decode()
 
     @classmethod
     def from_json(cls, gateway: str, text: bytes, age_s: float) -> DemandRecord:
         """Parse a stored record. Raises ValueError for a record that this version cannot read."""
-        content = json.loads(text)
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise ValueError(f"not a demand record of schema {SCHEMA}")
-        models = {model: entry for model, entry in _mapping(content, "models").items() if isinstance(entry, dict)}
+        stored = decode_record(text, _Stored, SCHEMA)
         return cls(
             gateway=GatewayId(gateway),
-            totals={model: DemandTotals(**_counts(entry, "totals", DemandTotals)) for model, entry in models.items()},
-            backlog={model: QueueBacklog(**_counts(entry, "backlog", QueueBacklog)) for model, entry in models.items()},
-            lived_s=_seconds(content, "lived_s"),
+            totals={model: entry.totals for model, entry in stored.models.items()},
+            backlog={model: entry.backlog for model, entry in stored.models.items()},
+            lived_s=math.inf if stored.lived_s is None else stored.lived_s,
             age_s=age_s,
         )
 
@@ -124,7 +136,7 @@ class DemandStore:
         for gateway, text, age_ms in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
             try:
                 found.append(DemandRecord.from_json(gateway.decode(), text, int(age_ms) / 1000))
-            except (ValueError, TypeError) as error:
+            except ValueError as error:
                 unreadable.add(gateway)
                 if gateway not in self._unreadable:
                     _log.warning("the demand record of gateway %s is left out: %s", gateway.decode(), error)
@@ -133,28 +145,3 @@ class DemandStore:
 
     async def close(self) -> None:
         await self._redis.aclose()
-
-
-def _mapping(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = content.get(name)
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is not a mapping: {value!r}")
-    return value
-
-
-def _seconds(content: Mapping[str, Any], name: str) -> float:
-    """Return a field in seconds; infinite if it is missing, since older versions do not write it."""
-    value = content.get(name, math.inf)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise ValueError(f"{name} is not a time: {value!r}")
-    return float(value)
-
-
-def _counts(entry: Mapping[str, Any], name: str, kind: type) -> dict[str, int]:
-    """Return the values of the dataclass `kind`'s fields; a missing field is 0, an unknown field is skipped."""
-    counts = _mapping(entry, name)
-    found = {known.name: counts.get(known.name, 0) for known in fields(kind)}
-    for key, value in found.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ValueError(f"{key} is not a count: {value!r}")
-    return found

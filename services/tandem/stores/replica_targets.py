@@ -7,11 +7,14 @@ intends to run, under its own id.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+import msgspec
+
+from tandem.core.config import Count
 from tandem.core.ids import PlannerId, ServeId
+from tandem.stores.json_record import decode_record
 from tandem.stores.lua_script import Argument, Script
 from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
@@ -37,37 +40,16 @@ class TargetRecord:
 
     model: str
     planner: PlannerId
-    replicas: Mapping[str, int]
+    replicas: Mapping[str, Count]
     reasons: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        content = {
-            "schema": SCHEMA,
-            "model": self.model,
-            "planner": self.planner,
-            "replicas": dict(self.replicas),
-            "reasons": list(self.reasons),
-        }
-        return json.dumps(content)
+        return msgspec.json.encode({"schema": SCHEMA, **asdict(self)}).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TargetRecord:
         """Parse a stored target. Raises ValueError for a record that this version cannot read."""
-        content = json.loads(text)
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise ValueError(f"not a target of schema {SCHEMA}")
-        replicas = content.get("replicas")
-        if not isinstance(replicas, dict) or not all(_is_count(number) for number in replicas.values()):
-            raise ValueError(f"replicas are not counts by role: {replicas!r}")
-        reasons = content.get("reasons", [])
-        if not isinstance(reasons, list):
-            raise ValueError(f"reasons are not a list: {reasons!r}")
-        return cls(
-            model=str(content.get("model")),
-            planner=PlannerId(str(content.get("planner"))),
-            replicas=replicas,
-            reasons=tuple(map(str, reasons)),
-        )
+        return decode_record(text, cls, SCHEMA)
 
 
 class ReplicaTargets:
@@ -136,7 +118,3 @@ class ReplicaTargets:
         """Return the key prefix of a model, with braces escaped: they would end the part that Redis Cluster hashes."""
         name = model.replace("%", "%25").replace("{", "%7b").replace("}", "%7d")
         return f"{{{self._namespace}:target:{name}}}"
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -17,7 +17,7 @@ from tandem.core.ids import WorkerRef
 from tandem.stores.lua_script import Script
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
-from tandem.stores.worker_record import RecordError, WorkerRecord
+from tandem.stores.worker_record import WorkerRecord
 
 DEFAULT_TTL_S = 10.0
 _INCARNATION_DIGITS = 20
@@ -105,7 +105,7 @@ class WorkerRegistry:
         for text in texts:
             try:
                 found.append(_with_role(WorkerRecord.from_json(text), roles))
-            except RecordError as error:
+            except ValueError as error:
                 unreadable.add(text)
                 if text not in self._unreadable:
                     _log.warning("a record in the registry is left out: %s", error)

@@ -20,7 +20,7 @@ from tandem.core.topology import Topology
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.registry_heartbeat import Heartbeat, Registration
-from tandem.stores.worker_record import RecordError, WorkerRecord
+from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import RegistryView, WorkerRegistry
 
 Make = Callable[..., WorkerRegistry]
@@ -165,7 +165,7 @@ class TestRegistry:
         for _ in range(3):
             assert await registry.list() == (record("w1"),)
         assert [r.getMessage() for r in caplog.records] == [
-            "a record in the registry is left out: not a worker record of schema 1"
+            "a record in the registry is left out: not a record of schema 1"
         ]
 
     async def test_records_are_sent_again_only_when_they_changed(
@@ -394,7 +394,7 @@ def test_labels_are_there_only_where_they_were_set() -> None:
     labelled = replace(record(), topology=Topology("host-1", "", "zone-a"))
     assert WorkerRecord.from_json(labelled.to_json()) == labelled
     assert not {"host", "rack", "zone"} & json.loads(record().to_json()).keys()
-    with pytest.raises(RecordError):
+    with pytest.raises(ValueError, match=r"."):
         WorkerRecord.from_json(json.dumps({**json.loads(labelled.to_json()), "rack": 7}))
 
 
@@ -402,15 +402,15 @@ def test_every_field_is_checked() -> None:
     content = json.loads(record().to_json())
     wrongs: list[object] = [None, [], True, -1]
     for name, wrong in itertools.product(content, wrongs):
-        with pytest.raises(RecordError):
+        with pytest.raises(ValueError, match=r"."):
             WorkerRecord.from_json(json.dumps({**content, name: wrong}))
-        with pytest.raises(RecordError):
+        with pytest.raises(ValueError, match=r"."):
             WorkerRecord.from_json(json.dumps({k: v for k, v in content.items() if k != name}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", b"\xff", "{", '"text"'])
 def test_garbage_is_a_record_error(text: str) -> None:
-    with pytest.raises(RecordError):
+    with pytest.raises(ValueError, match=r"."):
         WorkerRecord.from_json(text)
 
 
