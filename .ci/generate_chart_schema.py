@@ -1,7 +1,7 @@
 """Generates helm/tandem/values.schema.json from helm/schema.yaml and the tree of settings; never reads values.
 
 Where the schema says `settings: SECTION`, every setting of that section may be given, with the type, choices, limits
-and words that the programs have for it; a limit is the least whole number that the programs' own rules allow.
+and words that the programs have for it.
 `without` names those that the chart sets itself. What properties that are there already say wins.
 `--check` writes nothing and exits 1 when the committed file is not what would be written.
 """
@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from committed import keep
 
-from tandem.core.config import Bytes, Config
-from tandem.core.config_rules import violations
+from tandem.core.config import MAX_FLOAT
 from tandem.core.settings import Setting, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "helm" / "schema.yaml"
 TARGET = ROOT / "helm" / "tandem"
+
+BYTES = {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?\s*([kKmMgGtT]i?)?[bB]?$", "minimum": 0}
 
 Node = dict[str, Any]
 
@@ -66,42 +66,12 @@ def with_settings(node: Node) -> Node:
 
 def described(setting: Setting) -> Node:
     doc = {"description": f"Setting {setting.key}: {setting.doc} (default: {setting.default})"}
+    schema = msgspec.json.schema(setting.annotation, schema_hook=lambda _: dict(BYTES))
     if setting.choices:
         # YAML 1.1 reads a bare `off` as false, and so does Helm.
         words = [word for name, word in (("off", False), ("on", True)) if name in setting.choices]
-        return {**doc, "enum": [*setting.choices, *words]}
-    kinds: dict[Any, Node] = {
-        int: {"type": "integer"},
-        float: {"type": "number"},
-        bool: {"type": "boolean"},
-        str: {"type": "string"},
-        Bytes: {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?\s*([kKmMgGtT]i?)?[bB]?$", "minimum": 0},
-    }
-    return {**doc, **kinds[setting.type], **limits(setting)}
-
-
-def limits(setting: Setting) -> Node:
-    """By asking the rules of settings about small numbers, with all others at their defaults."""
-    if setting.type not in (int, float):
-        return {}
-    allowed = dict(tried(setting))
-    least = next((number for number in sorted(allowed) if allowed[number]), None)
-    if least is None or least == min(allowed):
-        return {}
-    if setting.type is float and least == 1 and holds(setting, 1e-6):
-        return {"exclusiveMinimum": 0}
-    return {"minimum": least}
-
-
-def tried(setting: Setting) -> Iterator[tuple[int, bool]]:
-    for number in range(-2, 5):
-        yield number, holds(setting, number)
-
-
-def holds(setting: Setting, number: float) -> bool:
-    base = Config()
-    section = replace(getattr(base, setting.section), **{setting.name: number})
-    return all(one.key != setting.key for one in violations(replace(base, **{setting.section: section})))
+        schema["enum"] = [*setting.choices, *words]
+    return {**doc, **{key: value for key, value in schema.items() if value != MAX_FLOAT}}
 
 
 if __name__ == "__main__":

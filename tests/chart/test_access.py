@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.asyncio import RedisCluster
 from redis.backoff import ConstantBackoff
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -19,7 +20,7 @@ from redis.retry import Retry
 from tandem.core.settings import from_environment, resolve
 from tandem.doctor.rbac import required_permissions
 from tandem.stores.embedded_redis import find_program
-from tandem.stores.redis_client import ClusterClient, connect
+from tandem.stores.redis_client import RedisClient
 from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, pods, render
 from tests.ports import free_port
 
@@ -38,8 +39,8 @@ def redis_url(rendered: Rendered) -> str:
 def test_an_external_redis_has_a_url_that_the_client_takes(name: str) -> None:
     url = redis_url(ci(name))
     resolve([("environment", from_environment({"TANDEM_REDIS__URL": url}))])
-    client = connect(url)
-    assert isinstance(client, ClusterClient) is (name == "external-redis")
+    client = RedisClient(url)
+    assert isinstance(client.redis, RedisCluster) is (name == "external-redis")
     assert not any(ci(name).has(template) for template in ("redis-deployment", "redis-service", "redis-secret"))
 
 

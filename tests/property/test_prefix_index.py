@@ -21,7 +21,7 @@ from tandem.kv.kv_event_codec import DEVICE, short_hash
 from tandem.kv.kv_event_log import KVEventLog
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.prefix_index import NUM_SHARDS, IndexReader, IndexWriter
-from tandem.stores.redis_client import connect
+from tandem.stores.redis_client import RedisClient
 from tandem.worker.gateways.kv_event_publisher import KVEventPublisher
 from tests.effort import effort
 
@@ -95,7 +95,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.clock, self.fleet, self.stride, self.incarnation = Clock(), Fleet(), stride, 0
         self.server: EmbeddedServer | None = None
         self.gateways: list[PrefixIndexClient] = []
-        self.redis = connect(self.url)
+        self.redis = RedisClient(self.url).redis
         self.restart_server()
         self.new_gateway()
         for number in range(NUM_WORKERS):

@@ -18,7 +18,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.tenants.quota_reservation import QuotaReservation
 from tandem.gateway.tenants.quotas import TenantQuotas
-from tandem.stores.script_pipeline import StoreUnavailable
+from tandem.stores.redis_client import StoreUnavailable
 from tests.effort import effort
 
 TTL_MS = 20_000

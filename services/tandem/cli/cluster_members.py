@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import RegistryUnavailable, WorkerRegistry
+from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.peer_auth import PeerAuth
 
@@ -30,7 +31,7 @@ class ClusterMembers:
         """Return all registered workers, sorted by id."""
         try:
             return await self._registry.list()
-        except RegistryUnavailable as error:
+        except StoreUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
 
     async def find(self, worker: str) -> WorkerRecord:
@@ -46,7 +47,7 @@ class ClusterMembers:
         """Set a worker's role. Raises TandemError(NOT_FOUND) if this incarnation is not registered any more."""
         try:
             is_there = await self._registry.set_role(record.worker, role)
-        except RegistryUnavailable as error:
+        except StoreUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
         if not is_there:
             raise TandemError(ErrorKind.NOT_FOUND, f"worker {record.worker.id} is not registered any more")

@@ -15,7 +15,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
-from tandem.doctor.checks import CheckSuite, Dependencies, Options
+from tandem.doctor.checks import Dependencies, Options, list_checks
 from tandem.doctor.report import document, exit_code, table
 from tandem.doctor.runner import Check, Examined, run_checks
 from tandem.doctor.system import System
@@ -33,8 +33,10 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     clock = SystemClock()
     options = Options(args.url, "all" if args.all_pairs else "few" if args.pairs else "none")
     dependencies = Dependencies(members_of, _require_gateway_auth, _require_worker_auth, _advertised)
-    suite = CheckSuite(resolved, System(), dependencies, options, installed_parts(), clock)
-    checks, pairs = _selected(suite, args.only)
+    checks, pairs = list_checks(resolved, System(), dependencies, options, installed_parts(), clock)
+    selected = _selected([*checks, *pairs], args.only)
+    checks = [check for check in checks if check.name in selected]
+    pairs = [check for check in pairs if check.name in selected]
     examined = asyncio.run(_run(checks, pairs, clock))
     print(_report(examined, args))  # noqa: T201 - the command's output
     return exit_code(examined, is_strict=args.strict)
@@ -44,17 +46,15 @@ async def _run(checks: Sequence[Check], pairs: Sequence[Check], clock: SystemClo
     return (*await run_checks(checks, clock), *await run_checks(pairs, clock))
 
 
-def _selected(suite: CheckSuite, only: str) -> tuple[Sequence[Check], Sequence[Check]]:
-    """Return the checks and the link measurements whose names `only` lists, separated by commas; all if it is empty."""
-    checks, pairs = suite.checks(), suite.pairs()
+def _selected(checks: Sequence[Check], only: str) -> set[str]:
+    """Return the names that `only` lists, separated by commas; those of all checks if it is empty."""
     names = [name.strip() for name in only.split(",") if name.strip()]
-    known = [check.name for check in (*checks, *pairs)]
+    known = [check.name for check in checks]
     for name in names:
         if name not in known:
             message = f"--only {name}: there are {', '.join(known)}"
             raise TandemError(ErrorKind.INVALID_REQUEST, message, param="only")
-    selected = set(names or known)
-    return [c for c in checks if c.name in selected], [c for c in pairs if c.name in selected]
+    return set(names or known)
 
 
 def _report(examined: Sequence[Examined], args: argparse.Namespace) -> str:

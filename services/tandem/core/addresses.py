@@ -1,4 +1,4 @@
-"""Classify listen addresses as loopback or wildcard, without resolving names."""
+"""Classify listen addresses as loopback or wildcard, without resolving names, and format them."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def is_wildcard(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def format_host(host: str) -> str:
+    """Format a host so that a port can follow: IPv6 addresses get brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -1,14 +1,28 @@
-"""Define the tree of all settings as frozen dataclasses, with a description and a default for each setting.
+"""Define the tree of all settings as frozen dataclasses: the type, range, default and description of each setting.
 
-`tandem.core.settings` builds the tree from files, environment and flags, `tandem.core.config_rules` says which values
-are refused. A program hands each room its section.
+The string under a field is its description, which `--help`, `tandem config` and the chart's schema show.
+`tandem.core.settings` builds the tree from files, environment and flags. It refuses values outside the ranges, and
+those that break a rule of `tandem.core.config_rules`. A program hands each room its section.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from sys import float_info
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+MAX_FLOAT = float_info.max
+"""The bound of settings that may be any finite number: infinity is greater, and NaN is in no range."""
+
+Count = Annotated[int, Meta(ge=0)]
+PositiveCount = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+OptionalPort = Annotated[int, Meta(ge=-1, le=65535)]
+NonNegative = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
+Positive = Annotated[float, Meta(gt=0, le=MAX_FLOAT)]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -34,34 +48,27 @@ class Bytes(int):
         return int.__repr__(self)
 
 
-def _doc(text: str, default: Any) -> Any:
-    return field(default=default, metadata={"doc": text})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    id: str = _doc(
-        "alias, directory, .gguf file, hub id, or random: followed by the name of a published model",
-        "smollm2-135m-instruct",
-    )
-    served_name: str = _doc(
-        "model name for clients, or several separated by commas; empty: the last part of model.id", ""
-    )
-    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = _doc(
-        "data type of weights, activations and KV; auto: float32 on a CPU, bfloat16 on a GPU", "auto"
-    )
-    quantization: Literal["none", "int8"] = _doc(
-        "quantization of weights; int8 computes in float32 with 8-bit products", "none"
-    )
-    batch_invariant: bool = _doc(
-        "make a token's result bitwise independent of the rest of the batch and of the prefill chunking; slower on a "
-        "GPU, free on a CPU, whose compiled kernels always compute so",
-        False,
-    )
-    compact: bool = _doc("store weights in fewer bits where that is lossless (compiled kernels)", True)
-    device: Literal["cpu", "cuda"] = _doc("where the model runs", "cpu")
-    generation_config: Literal["auto", "none"] = _doc("none: ignore the model's own sampling defaults", "auto")
-    cache_dir: str = _doc("directory of imported models; empty: $XDG_CACHE_HOME/tandem/models", "")
+    id: str = "smollm2-135m-instruct"
+    """alias, directory, .gguf file, hub id, or random: followed by the name of a published model"""
+    served_name: str = ""
+    """model name for clients, or several separated by commas; empty: the last part of model.id"""
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
+    """data type of weights, activations and KV; auto: float32 on a CPU, bfloat16 on a GPU"""
+    quantization: Literal["none", "int8"] = "none"
+    """quantization of weights; int8 computes in float32 with 8-bit products"""
+    batch_invariant: bool = False
+    """make a token's result bitwise independent of the rest of the batch and of the prefill chunking; slower on a GPU,
+    free on a CPU, whose compiled kernels always compute so"""
+    compact: bool = True
+    """store weights in fewer bits where that is lossless (compiled kernels)"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where the model runs"""
+    generation_config: Literal["auto", "none"] = "auto"
+    """none: ignore the model's own sampling defaults"""
+    cache_dir: str = ""
+    """directory of imported models; empty: $XDG_CACHE_HOME/tandem/models"""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -73,57 +80,51 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    max_num_batched_tokens: int = _doc("token budget of one step", 512)
-    max_num_seqs: int = _doc("sequences that may run at once", 64)
-    max_model_len: int = _doc(
-        "most prompt and output tokens of one request; 0: what the model and the KV pool allow", 0
-    )
-    block_size: int = _doc("tokens per KV block; 0: 16 on a CPU, 64 on a GPU", 0)
-    tensor_parallel: int = _doc("tensor-parallel ranks of one worker, each in a process and on a device of its own", 1)
-    enable_chunked_prefill: bool = _doc(
-        "compute prompts in chunks; off: each prompt in one step, whatever the budget", True
-    )
-    enable_prefix_caching: bool = _doc("reuse the KV of equal prefixes", True)
-    kv_cache_memory: Bytes = _doc(
-        "size of the KV pool of each rank; 0: 1GiB on a CPU, on a GPU what gpu_memory_utilization leaves", Bytes(0)
-    )
-    gpu_memory_utilization: float = _doc(
-        "fraction of a GPU's memory for all workers on it, KV pools included; `serve` divides it among them",
-        0.9,
-    )
-    kv_cache_dtype: Literal["auto", "float8_e4m3fn"] = _doc(
-        "data type of KV; auto: model.dtype; float8: one byte a value, with a scale per token, head and plane",
-        "auto",
-    )
-    host_cache_memory: Bytes = _doc(
-        "host memory for KV blocks evicted from the pool; 0: none. Worth it where GPU memory is scarce: on a CPU it is "
-        "the same memory as the pool's, plus copies",
-        Bytes(0),
-    )
-    cuda_graphs: bool = _doc("on a GPU, capture decode-only steps once per batch size and replay them", True)
-    plan_depth: int = _doc(
-        "steps planned ahead and not finished: with 2 the next is planned while a GPU computes; 0: by device",
-        0,
-    )
-    num_threads: int = _doc("compute threads of one worker; 0: the cores divided by the workers", 0)
-    kernels: Literal["auto", "compiled", "reference"] = _doc(
-        "auto on a CPU: compiled where a C++ compiler, dtype and sizes allow, else plain torch; on a GPU: Triton",
-        "auto",
-    )
+    max_num_batched_tokens: PositiveCount = 512
+    """token budget of one step"""
+    max_num_seqs: PositiveCount = 64
+    """sequences that may run at once"""
+    max_model_len: Count = 0
+    """most prompt and output tokens of one request; 0: what the model and the KV pool allow"""
+    block_size: Count = 0
+    """tokens per KV block; 0: 16 on a CPU, 64 on a GPU"""
+    tensor_parallel: PositiveCount = 1
+    """tensor-parallel ranks of one worker, each in a process and on a device of its own"""
+    enable_chunked_prefill: bool = True
+    """compute prompts in chunks; off: each prompt in one step, whatever the budget"""
+    enable_prefix_caching: bool = True
+    """reuse the KV of equal prefixes"""
+    kv_cache_memory: Bytes = Bytes(0)
+    """size of the KV pool of each rank; 0: 1GiB on a CPU, on a GPU what gpu_memory_utilization leaves"""
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """fraction of a GPU's memory for all workers on it, KV pools included; `serve` divides it among them"""
+    kv_cache_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
+    """data type of KV; auto: model.dtype; float8: one byte a value, with a scale per token, head and plane"""
+    host_cache_memory: Bytes = Bytes(0)
+    """host memory for KV blocks evicted from the pool; 0: none. Worth it where GPU memory is scarce: on a CPU it is the
+    same memory as the pool's, plus copies"""
+    cuda_graphs: bool = True
+    """on a GPU, capture decode-only steps once per batch size and replay them"""
+    plan_depth: Annotated[int, Meta(ge=0, le=2)] = 0
+    """steps planned ahead and not finished: with 2 the next is planned while a GPU computes; 0: by device"""
+    num_threads: Count = 0
+    """compute threads of one worker; 0: the cores divided by the workers"""
+    kernels: Literal["auto", "compiled", "reference"] = "auto"
+    """auto on a CPU: compiled where a C++ compiler, dtype and sizes allow, else plain torch; on a GPU: Triton"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    method: Literal["off", "ngram"] = _doc(
-        "ngram: draft the tokens that followed the same n-gram earlier in the sequence; the output stays the same",
-        "off",
-    )
-    num_tokens: int = _doc("most draft tokens of one sequence in a step", 8)
-    max_batch_tokens: int = _doc(
-        "most running sequences and draft tokens in one step; with more sequences than this nothing is drafted", 16
-    )
-    ngram_min: int = _doc("shortest n-gram whose earlier occurrence gives a draft", 2)
-    ngram_max: int = _doc("longest n-gram compared to choose among several earlier occurrences", 4)
+    method: Literal["off", "ngram"] = "off"
+    """ngram: draft the tokens that followed the same n-gram earlier in the sequence; the output stays the same"""
+    num_tokens: PositiveCount = 8
+    """most draft tokens of one sequence in a step"""
+    max_batch_tokens: PositiveCount = 16
+    """most running sequences and draft tokens in one step; with more sequences than this nothing is drafted"""
+    ngram_min: PositiveCount = 2
+    """shortest n-gram whose earlier occurrence gives a draft"""
+    ngram_max: PositiveCount = 4
+    """longest n-gram compared to choose among several earlier occurrences"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,23 +132,32 @@ class SloConfig:
     """Latency targets in milliseconds for each lane; 0 means no target. `ttft_ms` and `itl_ms` are the interactive
     lane's."""
 
-    ttft_ms: float = _doc(
-        "time to first token, interactive lane; a prompt about to miss it goes ahead of shorter ones", 0.0
-    )
-    itl_ms: float = _doc("time between two tokens, interactive lane; prefill chunks shrink to fit it", 0.0)
-    standard_ttft_ms: float = _doc("time to first token, standard lane", 0.0)
-    standard_itl_ms: float = _doc("time between two tokens, standard lane", 0.0)
-    batch_ttft_ms: float = _doc("time to first token, batch lane", 0.0)
-    batch_itl_ms: float = _doc("time between two tokens, batch lane", 0.0)
+    ttft_ms: NonNegative = 0.0
+    """time to first token, interactive lane; a prompt about to miss it goes ahead of shorter ones"""
+    itl_ms: NonNegative = 0.0
+    """time between two tokens, interactive lane; prefill chunks shrink to fit it"""
+    standard_ttft_ms: NonNegative = 0.0
+    """time to first token, standard lane"""
+    standard_itl_ms: NonNegative = 0.0
+    """time between two tokens, standard lane"""
+    batch_ttft_ms: NonNegative = 0.0
+    """time to first token, batch lane"""
+    batch_itl_ms: NonNegative = 0.0
+    """time between two tokens, batch lane"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffConfig:
-    transport: Literal["nixl", "local"] = _doc("how KV blocks move between workers", "nixl")
-    lease_s: float = _doc("how long a producer keeps offered KV without a renewal", 10.0)
-    pull_timeout_s: float = _doc("a pull fails when neither KV nor a message of its source arrives for this long", 30.0)
-    drain_timeout_s: float = _doc("a read that does not end for this long costs the connection to that worker", 10.0)
-    digests: bool = _doc("check every block that was read; off is for measuring only", True)
+    transport: Literal["nixl", "local"] = "nixl"
+    """how KV blocks move between workers"""
+    lease_s: Positive = 10.0
+    """how long a producer keeps offered KV without a renewal"""
+    pull_timeout_s: Positive = 30.0
+    """a pull fails when neither KV nor a message of its source arrives for this long"""
+    drain_timeout_s: Positive = 10.0
+    """a read that does not end for this long costs the connection to that worker"""
+    digests: bool = True
+    """check every block that was read; off is for measuring only"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,94 +165,103 @@ class TransferConfig:
     """Requirements on the link between two workers. Some pairs are measured when the workers connect, others from their
     first transfers."""
 
-    require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = _doc(
-        "transport that KV must use: rdma is required between machines, cuda_ipc and shared_memory within one", "any"
-    )
-    min_gbps: float = _doc("gigabytes per second that a link must reach in a bandwidth probe; 0: any", 0.0)
-    on_slow_link: Literal["refuse", "warn"] = _doc(
-        "refuse: hand-offs avoid a pair of workers whose link is known to miss the requirements: a few pairs of each "
-        "worker are probed before use, others are judged once reads of 1 MiB and more add up to 16 MiB; remote prefix "
-        "fetches are exempt. warn: hand-offs use the pair, and logs and metrics report it",
-        "refuse",
-    )
+    require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = "any"
+    """transport that KV must use: rdma is required between machines, cuda_ipc and shared_memory within one"""
+    min_gbps: NonNegative = 0.0
+    """gigabytes per second that a link must reach in a bandwidth probe; 0: any"""
+    on_slow_link: Literal["refuse", "warn"] = "refuse"
+    """refuse: hand-offs avoid a pair of workers whose link is known to miss the requirements: a few pairs of each
+    worker are probed before use, others are judged once reads of 1 MiB and more add up to 16 MiB; remote prefix fetches
+    are exempt. warn: hand-offs use the pair, and logs and metrics report it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    pool: Literal["prefill", "decode", "mixed"] = _doc("role of the worker, which routers read", "mixed")
-    id: str = _doc("stable name of the worker; empty: host and process id", "")
-    host: str = _doc(
-        "address to bind and advertise; for 0.0.0.0 and :: it advertises $POD_IP, else an address of its machine",
-        "127.0.0.1",
-    )
-    host_label: str = _doc("label of the worker's machine; KV moves fastest between workers of one machine", "")
-    rack: str = _doc("label of the worker's rack", "")
-    zone: str = _doc("label of the worker's zone", "")
-    port: int = _doc("gRPC port; 0: any free one", 0)
-    advertise_address: str = _doc(
-        "host:port at which others reach the worker, behind a proxy or NAT; port 0: the port it listens at; empty: "
-        "the address it listens at",
-        "",
-    )
-    drain_s: float = _doc("how long running work may take to migrate or end after SIGTERM", 20.0)
-    gateway_grace_s: float = _doc("how long jobs live on after their gateway's stream is gone", 10.0)
-    step_stall_s: float = _doc(
-        "a step longer than this (and than 20 times its prediction) makes the worker unhealthy", 30.0
-    )
-    queue_horizon_ms: float = _doc(
-        "predicted prefill accepted beside the longest prompt of each size; the rest waits in gateways; 0: two steps",
-        0.0,
-    )
-    step_log: str = _doc("directory for one append-only log of steps per process; empty: none", "")
-    run_dir: str = _doc("directory of the file by which `tandem drain --local` finds the worker; empty: none", "")
-    metrics_port: int = _doc("port of the worker's own /metrics; 0: any free one, which gateways list; -1: none", 0)
+    pool: Literal["prefill", "decode", "mixed"] = "mixed"
+    """role of the worker, which routers read"""
+    id: str = ""
+    """stable name of the worker; empty: host and process id"""
+    host: str = "127.0.0.1"
+    """address to bind and advertise; for 0.0.0.0 and :: it advertises $POD_IP, else an address of its machine"""
+    host_label: str = ""
+    """label of the worker's machine; KV moves fastest between workers of one machine"""
+    rack: str = ""
+    """label of the worker's rack"""
+    zone: str = ""
+    """label of the worker's zone"""
+    port: Port = 0
+    """gRPC port; 0: any free one"""
+    advertise_address: str = ""
+    """host:port at which others reach the worker, behind a proxy or NAT; port 0: the port it listens at; empty: the
+    address it listens at"""
+    drain_s: NonNegative = 20.0
+    """how long running work may take to migrate or end after SIGTERM"""
+    gateway_grace_s: NonNegative = 10.0
+    """how long jobs live on after their gateway's stream is gone"""
+    step_stall_s: Positive = 30.0
+    """a step longer than this (and than 20 times its prediction) makes the worker unhealthy"""
+    queue_horizon_ms: NonNegative = 0.0
+    """predicted prefill accepted beside the longest prompt of each size; the rest waits in gateways; 0: two steps"""
+    step_log: str = ""
+    """directory for one append-only log of steps per process; empty: none"""
+    run_dir: str = ""
+    """directory of the file by which `tandem drain --local` finds the worker; empty: none"""
+    metrics_port: OptionalPort = 0
+    """port of the worker's own /metrics; 0: any free one, which gateways list; -1: none"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    host: str = _doc("address to bind", "127.0.0.1")
-    port: int = _doc("HTTP port; 0: any free one", 8000)
-    grpc_port: int = _doc("gRPC port; 0: any free one; -1: the one after port, any free one where that is 0", -1)
-    auth: Literal["keys", "off"] = _doc(
-        "keys: requests without an API key are refused; off: everybody is served", "keys"
-    )
-    tenants: str = _doc("YAML file of tenants and the hashes of their API keys; reloaded when it changes", "")
-    disaggregation: Literal["off", "auto", "prefer", "strict"] = _doc(
-        "off: never split; auto: split where it costs less; prefer: split while both pools have workers; strict: "
-        "split or refuse",
-        "prefer",
-    )
-    routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = _doc(
-        "how workers are chosen; all but cost are baselines for comparison", "cost"
-    )
-    remote_prefix: bool = _doc(
-        "fetch a prompt's prefix from another worker's cache where that costs less than computing it", True
-    )
-    max_body: Bytes = _doc("largest request body or gRPC message", Bytes(4 << 20))
-    request_timeout_s: float = _doc("a request that has not arrived completely after this long is refused", 60.0)
-    stalled_client_s: float = _doc("a client that reads nothing of its response for this long is disconnected", 60.0)
-    max_connections: int = _doc("HTTP connections, and gRPC calls, at once; beyond that only probes are answered", 4096)
-    queue_timeout_s: float = _doc("a request that finds no worker with capacity for this long is refused", 120.0)
-    no_worker_wait_s: float = _doc("the same limit while no suitable worker is alive, as after a crash", 30.0)
-    max_retries: int = _doc("failed attempts in a row without a new token that a request survives", 4)
+    host: str = "127.0.0.1"
+    """address to bind"""
+    port: Port = 8000
+    """HTTP port; 0: any free one"""
+    grpc_port: OptionalPort = -1
+    """gRPC port; 0: any free one; -1: the one after port, any free one where that is 0"""
+    auth: Literal["keys", "off"] = "keys"
+    """keys: requests without an API key are refused; off: everybody is served"""
+    tenants: str = ""
+    """YAML file of tenants and the hashes of their API keys; reloaded when it changes"""
+    disaggregation: Literal["off", "auto", "prefer", "strict"] = "prefer"
+    """off: never split; auto: split where it costs less; prefer: split while both pools have workers; strict: split or
+    refuse"""
+    routing_policy: Literal["cost", "random", "round_robin", "least_loaded", "prefix"] = "cost"
+    """how workers are chosen; all but cost are baselines for comparison"""
+    remote_prefix: bool = True
+    """fetch a prompt's prefix from another worker's cache where that costs less than computing it"""
+    max_body: Bytes = Bytes(4 << 20)
+    """largest request body or gRPC message"""
+    request_timeout_s: Positive = 60.0
+    """a request that has not arrived completely after this long is refused"""
+    stalled_client_s: Positive = 60.0
+    """a client that reads nothing of its response for this long is disconnected"""
+    max_connections: PositiveCount = 4096
+    """HTTP connections, and gRPC calls, at once; beyond that only probes are answered"""
+    queue_timeout_s: Positive = 120.0
+    """a request that finds no worker with capacity for this long is refused"""
+    no_worker_wait_s: NonNegative = 30.0
+    """the same limit while no suitable worker is alive, as after a crash"""
+    max_retries: Count = 4
+    """failed attempts in a row without a new token that a request survives"""
     # Four times the timeout between workers, so that they report a failure first and a long prompt has enough time.
-    progress_timeout_s: float = _doc("an attempt fails when its workers make no progress for this long", 120.0)
-    drain_s: float = _doc("how long requests in flight may take after SIGTERM", 20.0)
-    worker_timeout_s: float = _doc("a worker whose stream carries nothing for this long is lost", 10.0)
-    heartbeat_s: float = _doc("how often a stream without a first token yet sends a comment", 10.0)
-    max_queued: int = _doc(
-        "requests that may wait for a worker; beyond that the tenant with most of them loses one", 1024
-    )
-    early_rejection: Literal["on", "off"] = _doc(
-        "refuse at once a request predicted to miss its lane's slo or its client's deadline", "on"
-    )
-    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = _doc(
-        "how the model writes tool calls; auto: detected from its chat template or vocabulary", "auto"
-    )
-    console: bool = _doc("serve the console at /console; with auth=keys it requires an API key", True)
-    reasoning_parser: Literal["auto", "think", "none"] = _doc(
-        "whether text in <think> is reasoning; auto: if the model's template or vocabulary has that tag", "auto"
-    )
+    progress_timeout_s: Positive = 120.0
+    """an attempt fails when its workers make no progress for this long"""
+    drain_s: NonNegative = 20.0
+    """how long requests in flight may take after SIGTERM"""
+    worker_timeout_s: Annotated[float, Meta(ge=3, le=MAX_FLOAT)] = 10.0
+    """a worker whose stream carries nothing for this long is lost"""
+    heartbeat_s: Positive = 10.0
+    """how often a stream without a first token yet sends a comment"""
+    max_queued: PositiveCount = 1024
+    """requests that may wait for a worker; beyond that the tenant with most of them loses one"""
+    early_rejection: Literal["on", "off"] = "on"
+    """refuse at once a request predicted to miss its lane's slo or its client's deadline"""
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "none"] = "auto"
+    """how the model writes tool calls; auto: detected from its chat template or vocabulary"""
+    console: bool = True
+    """serve the console at /console; with auth=keys it requires an API key"""
+    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    """whether text in <think> is reasoning; auto: if the model's template or vocabulary has that tag"""
 
     @property
     def own_grpc_port(self) -> int:
@@ -257,40 +276,41 @@ class TelemetryConfig:
     """Logs and metrics of every program. OpenTelemetry's own `OTEL_*` variables choose where traces and metrics are
     sent; without them nothing is sent."""
 
-    log_format: Literal["text", "json"] = _doc("lines for people, or one JSON object per line", "text")
-    log_level: Literal["debug", "info", "warning", "error"] = _doc("lowest level that is logged", "info")
-    log_requests: Literal["off", "failed", "all"] = _doc(
-        "which ended requests the gateway logs, one line each", "failed"
-    )
-    max_values: int = _doc("tenants, models and workers with metric labels of their own; the rest is 'other'", 100)
+    log_format: Literal["text", "json"] = "text"
+    """lines for people, or one JSON object per line"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """lowest level that is logged"""
+    log_requests: Literal["off", "failed", "all"] = "failed"
+    """which ended requests the gateway logs, one line each"""
+    max_values: PositiveCount = 100
+    """tenants, models and workers with metric labels of their own; the rest is 'other'"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisConfig:
-    url: str = _doc(
-        "redis://, rediss:// or unix://; redis+cluster:// or rediss+cluster:// with nodes separated by commas; "
-        "empty: an embedded server where `serve` starts one",
-        "",
-    )
-    namespace: str = _doc("prefix of every Redis key", "tandem")
-    index_stride: int = _doc(
-        "publish every n-th block of a prompt to the prefix index; the same in gateways and workers", 1
-    )
+    url: str = ""
+    """redis://, rediss:// or unix://; redis+cluster:// or rediss+cluster:// with nodes separated by commas; empty: an
+    embedded server where `serve` starts one"""
+    namespace: str = "tandem"
+    """prefix of every Redis key"""
+    index_stride: Annotated[int, Meta(ge=1, le=64)] = 1
+    """publish every n-th block of a prompt to the prefix index; the same in gateways and workers"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """How gateways and workers authenticate each other; must be the same for all of them."""
 
-    secret_file: str = _doc(
-        "file with one secret of 32 bytes or more per line: the first signs, a second is accepted", ""
-    )
-    insecure: bool = _doc("let a worker without a secret or TLS listen on a non-loopback address", False)
-    tls_cert_file: str = _doc(
-        "PEM certificate for the name tandem-cluster; with all three files, gateways and workers use TLS", ""
-    )
-    tls_key_file: str = _doc("PEM private key of tls_cert_file", "")
-    tls_ca_file: str = _doc("PEM certificates of the trusted CA", "")
+    secret_file: str = ""
+    """file with one secret of 32 bytes or more per line: the first signs, a second is accepted"""
+    insecure: bool = False
+    """let a worker without a secret or TLS listen on a non-loopback address"""
+    tls_cert_file: str = ""
+    """PEM certificate for the name tandem-cluster; with all three files, gateways and workers use TLS"""
+    tls_key_file: str = ""
+    """PEM private key of tls_cert_file"""
+    tls_ca_file: str = ""
+    """PEM certificates of the trusted CA"""
 
     @property
     def has_tls(self) -> bool:
@@ -299,44 +319,63 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    prefill: int = _doc("prefill workers", 1)
-    decode: int = _doc("decode workers", 1)
-    mixed: int = _doc("mixed workers", 0)
+    prefill: Count = 1
+    """prefill workers"""
+    decode: Count = 1
+    """decode workers"""
+    mixed: Count = 0
+    """mixed workers"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
     """How many workers of each role there should be to keep the targets of `slo`, and where the planner starts them."""
 
-    mode: Literal["explain", "act"] = _doc("explain: decide and say why, change nothing", "explain")
-    actuator: Literal["serve", "raycluster"] = _doc(
-        "serve: set the targets of Serve's autoscaling policy, and Ray's autoscaler adds pods; raycluster: also set "
-        "the pods of a RayCluster whose own autoscaler is off",
-        "serve",
-    )
-    model: str = _doc("model whose workers are planned; empty: the one that the workers serve", "")
-    interval_s: float = _doc("time between two decisions", 5.0)
-    window_s: float = _doc("length of the demand history that a forecast uses", 300.0)
-    start_s: float = _doc("how long a new worker takes until it serves; the forecast's horizon", 60.0)
-    percentile: float = _doc("percentage of requests that are to meet the targets", 99.0)
-    headroom: float = _doc("fraction of the capacity kept free beyond the forecast demand", 0.15)
-    scale_down_s: float = _doc("how long fewer workers must have been enough before some are removed", 300.0)
-    change_roles: bool = _doc("change the role of a worker instead of starting one, where that is enough", True)
-    min_prefill: int = _doc("fewest prefill workers", 1)
-    max_prefill: int = _doc("most prefill workers; 0: any number", 0)
-    min_decode: int = _doc("fewest decode workers", 1)
-    max_decode: int = _doc("most decode workers; 0: any number", 0)
-    host: str = _doc("address to bind for /metrics and /health", "127.0.0.1")
-    metrics_port: int = _doc("port of /metrics and /health; 0: any free one; -1: none", 0)
-    kubernetes_namespace: str = _doc("namespace of the planned objects; empty: the planner pod's own, else default", "")
-    rayservice: str = _doc("name of the RayService whose active RayCluster is planned", "")
-    raycluster: str = _doc("name of a RayCluster without a RayService, instead of rayservice", "")
-    groups: str = _doc(
-        "worker groups by role, as prefill=GROUP,decode=GROUP; GROUP:2+1: two workers in a pod, and one spare pod",
-        "",
-    )
-    lease: str = _doc("name of the Lease for leader election among planners", "tandem-planner")
-    lease_s: float = _doc("a leader that has not renewed its Lease for this long has lost it", 15.0)
+    mode: Literal["explain", "act"] = "explain"
+    """explain: decide and say why, change nothing"""
+    actuator: Literal["serve", "raycluster"] = "serve"
+    """serve: set the targets of Serve's autoscaling policy, and Ray's autoscaler adds pods; raycluster: also set the
+    pods of a RayCluster whose own autoscaler is off"""
+    model: str = ""
+    """model whose workers are planned; empty: the one that the workers serve"""
+    interval_s: Positive = 5.0
+    """time between two decisions"""
+    window_s: Positive = 300.0
+    """length of the demand history that a forecast uses"""
+    start_s: Positive = 60.0
+    """how long a new worker takes until it serves; the forecast's horizon"""
+    percentile: Annotated[float, Meta(ge=50, lt=100)] = 99.0
+    """percentage of requests that are to meet the targets"""
+    headroom: Annotated[float, Meta(ge=0, lt=1)] = 0.15
+    """fraction of the capacity kept free beyond the forecast demand"""
+    scale_down_s: NonNegative = 300.0
+    """how long fewer workers must have been enough before some are removed"""
+    change_roles: bool = True
+    """change the role of a worker instead of starting one, where that is enough"""
+    min_prefill: Count = 1
+    """fewest prefill workers"""
+    max_prefill: Count = 0
+    """most prefill workers; 0: any number"""
+    min_decode: Count = 1
+    """fewest decode workers"""
+    max_decode: Count = 0
+    """most decode workers; 0: any number"""
+    host: str = "127.0.0.1"
+    """address to bind for /metrics and /health"""
+    metrics_port: OptionalPort = 0
+    """port of /metrics and /health; 0: any free one; -1: none"""
+    kubernetes_namespace: str = ""
+    """namespace of the planned objects; empty: the planner pod's own, else default"""
+    rayservice: str = ""
+    """name of the RayService whose active RayCluster is planned"""
+    raycluster: str = ""
+    """name of a RayCluster without a RayService, instead of rayservice"""
+    groups: str = ""
+    """worker groups by role, as prefill=GROUP,decode=GROUP; GROUP:2+1: two workers in a pod, and one spare pod"""
+    lease: str = "tandem-planner"
+    """name of the Lease for leader election among planners"""
+    lease_s: Annotated[float, Meta(ge=3, le=MAX_FLOAT)] = 15.0
+    """a leader that has not renewed its Lease for this long has lost it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,19 @@ Files and the environment are passed in as mappings.
 
 from __future__ import annotations
 
+import ast
 import difflib
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from itertools import pairwise
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from tandem.core.config import Bytes, Config, value_of
+import msgspec
+
+from tandem.core import config as config_module
+from tandem.core.config import MAX_FLOAT, Bytes, Config, value_of
 from tandem.core.config_rules import violations
 from tandem.core.errors import ErrorKind, TandemError
 
@@ -39,16 +44,25 @@ _FLAG_NAMES = {
     "planner.model": "--planner-model",
 }
 
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
+"""Words for a switch beside those that msgspec reads: true, false, 1 and 0."""
+_ALLOWED = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "text",
+    Bytes: "a size such as 512MiB, 2GiB or a number of bytes",
+}
+_LIMITS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One leaf of the tree of settings. `type` is int, float, bool, str, Bytes or a Literal of strings."""
+    """One leaf of the tree of settings. `annotation` is its type with its range, as msgspec reads it."""
 
     section: str
     name: str
-    type: Any
+    annotation: Any
     default: Any
     doc: str
 
@@ -61,9 +75,27 @@ class Setting:
         return f"{ENV_PREFIX}{self.section}{ENV_SEPARATOR}{self.name}".upper()
 
     @property
+    def type(self) -> Any:
+        """Return the type without its range: int, float, bool, str, Bytes or a Literal of strings."""
+        return get_args(self.annotation)[0] if get_origin(self.annotation) is Annotated else self.annotation
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """Return the values that a Literal allows; empty for other types."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def allowed(self) -> str:
+        """Return a description of the allowed values that completes the sentence "the value must be ..."."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        limits = [
+            f"{words} {limit:g}"
+            for meta in getattr(self.annotation, "__metadata__", ())
+            for name, words in _LIMITS.items()
+            if (limit := getattr(meta, name)) is not None and limit != MAX_FLOAT
+        ]
+        return f"{_ALLOWED[self.type]} of {' and '.join(limits)}" if limits else _ALLOWED[self.type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +109,29 @@ class Resolved:
 @cache
 def settings() -> tuple[Setting, ...]:
     """Return every leaf in the order of the tree; cached, because a command line needs them once per program."""
-    sections = get_type_hints(Config)
-    changes: list[Setting] = []
-    for section in fields(Config):
-        hints = get_type_hints(sections[section.name])
-        for leaf in fields(sections[section.name]):
-            assert leaf.default is not MISSING
-            doc = leaf.metadata.get("doc", "")
-            changes.append(Setting(section.name, leaf.name, hints[leaf.name], leaf.default, doc))
-    return tuple(changes)
+    docs = _descriptions()
+    found: list[Setting] = []
+    for name, section in get_type_hints(Config).items():
+        annotations = get_type_hints(section, include_extras=True)
+        for leaf in fields(section):
+            doc = docs[section.__name__, leaf.name]
+            found.append(Setting(name, leaf.name, annotations[leaf.name], leaf.default, doc))
+    return tuple(found)
+
+
+def _descriptions() -> dict[tuple[str, str], str]:
+    """Return the string under each field of the sections, on one line, by the names of the class and of the field."""
+    found: dict[tuple[str, str], str] = {}
+    for section in ast.parse(inspect.getsource(config_module)).body:
+        if isinstance(section, ast.ClassDef):
+            for leaf, below in pairwise(section.body):
+                if (
+                    isinstance(leaf, ast.AnnAssign)
+                    and isinstance(leaf.target, ast.Name)
+                    and isinstance(below, ast.Expr)
+                ):
+                    found[section.name, leaf.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return found
 
 
 def flags_of() -> dict[str, tuple[str, ...]]:
@@ -134,21 +180,28 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved:
     leaves = {leaf.key: leaf for leaf in settings()}
     origins = dict.fromkeys(leaves, DEFAULT_LAYER)
     values: dict[str, dict[str, Any]] = {}
+    refused: list[tuple[str, str]] = []
     for layer, mapping in layers:
         for key, raw in _flatten(layer, mapping).items():
             if key not in leaves:
                 raise _unknown(layer, key, list(leaves))
             leaf = leaves[key]
-            values.setdefault(leaf.section, {})[leaf.name] = _coerce(leaf, layer, raw)
+            try:
+                values.setdefault(leaf.section, {})[leaf.name] = _convert(leaf, raw)
+            except msgspec.ValidationError:
+                refused.append((key, f"{key} = {raw!r} (from {layer}) must be {leaf.allowed}"))
             origins[key] = layer
     base = Config()
-    changed = {section: replace(getattr(base, section), **changes) for section, changes in values.items()}
-    config = replace(base, **changed)
-    _check(config, origins)
+    config = replace(base, **{section: replace(getattr(base, section), **found) for section, found in values.items()})
+    if not refused:
+        refused = [(k, f"{k} = {value_of(config, k)} (from {origins[k]}) {rule}") for k, rule in violations(config)]
+    if refused:
+        raise _refuse(refused[0][0], "; ".join(message for _, message in refused))
     return Resolved(config, origins)
 
 
 def _flatten(layer: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layer's values by `section.name`. Raises TandemError for a key or a section of the wrong form."""
     flat: dict[str, Any] = {}
     sections = [section.name for section in fields(Config)]
     for key, value in mapping.items():
@@ -158,87 +211,21 @@ def _flatten(layer: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
             flat[key] = value
         elif key not in sections:
             raise _unknown(layer, key, sections)
-        elif value is not None:  # a section with nothing below it
-            flat.update(_section(layer, key, value))
+        elif isinstance(value, Mapping):
+            flat.update({f"{key}.{name}": leaf for name, leaf in value.items()})
+        elif value is not None:  # None: a section with nothing below it
+            raise _refuse(key, f"{key} = {value!r} (from {layer}) must be a mapping of settings")
     return flat
 
 
-def _section(layer: str, section: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise _refuse(section, f"{section} = {value!r} (from {layer}) must be a mapping of settings")
-    return {f"{section}.{name}": leaf for name, leaf in value.items()}
-
-
-def _coerce(leaf: Setting, layer: str, raw: Any) -> Any:
-    read, allowed = _reader(leaf)
-    try:
-        return read(raw)
-    except (ValueError, TypeError, OverflowError):
-        raise _refuse(leaf.key, f"{leaf.key} = {raw!r} (from {layer}) must be {allowed}") from None
-
-
-def _reader(leaf: Setting) -> tuple[Callable[[Any], Any], str]:
-    """Return the function that reads a value of this setting, and a description of the allowed values."""
-    if leaf.choices:
-        return (lambda raw: _read_choice(raw, leaf.choices)), f"one of {', '.join(leaf.choices)}"
-    readers: dict[Any, tuple[Callable[[Any], Any], str]] = {
-        int: (_read_int, "a whole number"),
-        float: (_read_float, "a finite number"),
-        bool: (_read_bool, "true or false"),
-        str: (_read_str, "text"),
-        Bytes: (_read_bytes, "a size such as 512MiB, 2GiB or a number of bytes"),
-    }
-    return readers[leaf.type]
-
-
-def _read_int(raw: Any) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int | str):
-        raise TypeError
-    return int(raw)
-
-
-def _read_float(raw: Any) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-        raise TypeError
-    number = float(raw)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-def _read_bool(raw: Any) -> bool:
-    word = str(raw).strip().lower()
-    if isinstance(raw, bool | str) and word in _TRUE + _FALSE:
-        return word in _TRUE
-    raise ValueError
-
-
-def _read_str(raw: Any) -> str:
-    if not isinstance(raw, str):
-        raise TypeError
-    return raw
-
-
-def _read_bytes(raw: Any) -> Bytes:
-    if isinstance(raw, bool) or not isinstance(raw, int | str):
-        raise TypeError
-    return Bytes.parse(raw)
-
-
-def _read_choice(raw: Any, choices: tuple[str, ...]) -> str:
-    # YAML 1.1 reads a bare `off` as False.
-    word = {False: "off", True: "on"}[raw] if isinstance(raw, bool) else raw
-    if word not in choices:
-        raise ValueError
-    return str(word)
-
-
-def _check(config: Config, origins: Mapping[str, str]) -> None:
-    broken = violations(config)
-    if not broken:
-        return
-    messages = [f"{v.key} = {value_of(config, v.key)} (from {origins[v.key]}) {v.rule}" for v in broken]
-    raise _refuse(broken[0].key, "; ".join(messages))
+def _convert(setting: Setting, raw: Any) -> Any:
+    """Return the value of a setting from a file, a variable or a flag. Raises msgspec.ValidationError."""
+    if isinstance(raw, bool) and setting.choices:
+        raw = "on" if raw else "off"  # YAML 1.1 reads a bare `off` as False
+    elif isinstance(raw, str) and setting.type in (int, float, bool):
+        word = raw.strip().lower()
+        raw = _SWITCHES.get(word, word)
+    return msgspec.convert(raw, setting.annotation, strict=False, dec_hook=lambda _, text: Bytes.parse(text))
 
 
 def _unknown(layer: str, key: str, known: Sequence[str]) -> TandemError:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from tandem.core.addresses import is_loopback
 from tandem.core.config import WorkerConfig
@@ -18,50 +17,28 @@ AddressRule = Callable[[WorkerConfig, Mapping[str, str]], str]
 """(settings, environment) -> host:port to advertise. Raises TandemError if there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdvertisedAddress:
-    """Address that a worker would advertise.
-
-    `address`: host:port. `problem`: why there is none, else empty. `leads_to`: IP addresses to which its host resolves.
-    `is_here`: one of them belongs to this machine.
-    """
-
-    address: str = ""
-    problem: str = ""
-    leads_to: tuple[str, ...] = ()
-    is_here: bool = False
-
-
-def read_advertised(worker: WorkerConfig, environ: Mapping[str, str], rule: AddressRule) -> AdvertisedAddress:
+def check_advertised(worker: WorkerConfig, environ: Mapping[str, str], rule: AddressRule) -> Finding:
+    """Report whether other machines can use the address that a worker would advertise."""
     try:
         address = rule(worker, environ)
     except TandemError as error:
-        return AdvertisedAddress(problem=error.message)
+        fix = "worker.advertise_address=HOST:0 at which others reach this machine; in a pod POD_IP by the downward API"
+        return fail("advertise-address", error.message, fix)
+    summary = f"workers are advertised at {address.removesuffix(':0')}"
     try:
         found = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
-        return AdvertisedAddress(address)
-    leads_to = tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
-    return AdvertisedAddress(address, "", leads_to, any(map(_is_local, leads_to)))
-
-
-def judge_advertised(advertised: AdvertisedAddress, host: str) -> Finding:
-    """Report whether other machines can use the address. `host`: where workers listen."""
-    if advertised.problem:
-        fix = "worker.advertise_address=HOST:0 at which others reach this machine; in a pod POD_IP by the downward API"
-        return fail("advertise-address", advertised.problem, fix)
-    summary = f"workers are advertised at {advertised.address.removesuffix(':0')}"
-    if not advertised.leads_to:
         fix = (
             "worker.advertise_address of a name that the other machines' DNS knows, or of an IP address of this machine"
         )
         return fail("advertise-address", f"{summary}, which cannot be resolved", fix)
-    if is_loopback(advertised.leads_to[0]) and not is_loopback(host):
+    leads_to = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    if is_loopback(leads_to[0]) and not is_loopback(worker.host):
         fix = "worker.advertise_address=HOST:0 of the address at which other machines reach this one (`hostname -I`)"
         return warn("advertise-address", f"{summary}, a loopback address: other machines would reach themselves", fix)
-    if advertised.is_here:
+    if any(map(_is_local, leads_to)):
         return ok("advertise-address", f"{summary}, which is on this machine")
-    return ok("advertise-address", f"{summary} ({', '.join(advertised.leads_to)}), which must forward to this machine")
+    return ok("advertise-address", f"{summary} ({', '.join(leads_to)}), which must forward to this machine")
 
 
 def _is_local(address: str) -> bool:

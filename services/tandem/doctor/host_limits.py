@@ -35,7 +35,9 @@ class ResourceLimits:
 def read_limits(system: System) -> ResourceLimits:
     """Read the limits from /proc. Raises ValueError if a line is missing."""
     lines = system.text("/proc/self/limits").splitlines()
-    return ResourceLimits(_soft(lines, "Max locked memory"), _has_ipc_lock(system), _hard(lines, "Max open files"))
+    memlock, *_ = _values(lines, "Max locked memory")
+    _, open_files, *_ = _values(lines, "Max open files")
+    return ResourceLimits(_number(memlock), _has_ipc_lock(system), _number(open_files))
 
 
 def judge_memlock(limits: ResourceLimits, pool_bytes: int, uses_rdma: bool) -> Finding:
@@ -57,16 +59,17 @@ def judge_memlock(limits: ResourceLimits, pool_bytes: int, uses_rdma: bool) -> F
     )
 
 
-def judge_open_files(limits: ResourceLimits, max_connections: int) -> Finding:
+def check_open_files(system: System, max_connections: int) -> Finding:
+    limit = read_limits(system).open_files
     needed = max_connections + OWN_FILES
-    if limits.open_files is None or limits.open_files >= needed:
-        allowed = "any number of" if limits.open_files is None else f"{limits.open_files:,}"
+    if limit is None or limit >= needed:
+        allowed = "any number of" if limit is None else f"{limit:,}"
         return ok("open-files", f"{allowed} files may be open, a gateway needs {needed:,} at most")
     return warn(
         "open-files",
-        f"{limits.open_files:,} files may be open, and gateway.max_connections={max_connections} needs {needed:,}",
+        f"{limit:,} files may be open, and gateway.max_connections={max_connections} needs {needed:,}",
         f"`ulimit -Hn {needed}` (systemd: LimitNOFILE={needed}), or a gateway.max_connections of "
-        f"{max(1, limits.open_files - OWN_FILES)}",
+        f"{max(1, limit - OWN_FILES)}",
     )
 
 
@@ -75,14 +78,6 @@ def _values(lines: list[str], name: str) -> list[str]:
         if line.startswith(name):
             return line.removeprefix(name).split()
     raise ValueError(f"/proc/self/limits has no line of {name!r}")
-
-
-def _soft(lines: list[str], name: str) -> int | None:
-    return _number(_values(lines, name)[0])
-
-
-def _hard(lines: list[str], name: str) -> int | None:
-    return _number(_values(lines, name)[1])
 
 
 def _number(text: str) -> int | None:
@@ -100,33 +95,26 @@ def _size(num_bytes: int | None) -> str:
     return "any amount" if num_bytes is None else format_bytes(num_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMemory:
-    num_bytes: int
-    num_free_bytes: int
+def check_shared_memory(system: System) -> Finding:
+    fix = "docker: --shm-size=1g; in a pod `pools.<name>.sharedMemory: 1Gi`; else `mount -o remount,size=1G /dev/shm`"
+    sizes = read_shared_memory(system)
+    if sizes is None:
+        return fail("shared-memory", f"there is no {SHM_DIRECTORY}, which Ray and UCX need for shared memory", fix)
+    num_bytes, num_free_bytes = sizes
+    summary = f"{format_bytes(num_free_bytes)} of {format_bytes(num_bytes)} are free in {SHM_DIRECTORY}"
+    if num_free_bytes < SHM_NEEDED_BYTES:
+        if num_bytes >= SHM_NEEDED_BYTES:
+            fix = f"delete files that crashed processes left (`ls -l {SHM_DIRECTORY}`), or make it larger: {fix}"
+        return fail("shared-memory", f"{summary}, and a Ray with workers needs {format_bytes(SHM_NEEDED_BYTES)}", fix)
+    if num_bytes < SHM_USUAL_BYTES:
+        return warn("shared-memory", f"{summary}, enough for a few small workers only", fix)
+    return ok("shared-memory", summary)
 
 
-def read_shared_memory(system: System) -> SharedMemory | None:
-    """Read the size of shared memory; returns None if there is none."""
+def read_shared_memory(system: System) -> tuple[int, int] | None:
+    """Return the size of shared memory and how much of it is free, in bytes; None if there is none."""
     try:
         found = os.statvfs(system.path(SHM_DIRECTORY))
     except OSError:
         return None
-    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
-
-
-def judge_shared_memory(found: SharedMemory | None) -> Finding:
-    fix = "docker: --shm-size=1g; in a pod `pools.<name>.sharedMemory: 1Gi`; else `mount -o remount,size=1G /dev/shm`"
-    if found is None:
-        return fail("shared-memory", f"there is no {SHM_DIRECTORY}, which Ray and UCX need for shared memory", fix)
-    summary = f"{format_bytes(found.num_free_bytes)} of {format_bytes(found.num_bytes)} are free in {SHM_DIRECTORY}"
-    if found.num_bytes < SHM_NEEDED_BYTES:
-        return fail("shared-memory", f"{summary}, and a Ray with workers needs {format_bytes(SHM_NEEDED_BYTES)}", fix)
-    if found.num_free_bytes < SHM_NEEDED_BYTES:
-        emptied = f"delete files that crashed processes left (`ls -l {SHM_DIRECTORY}`), or make it larger: {fix}"
-        return fail(
-            "shared-memory", f"{summary}, and a Ray with workers needs {format_bytes(SHM_NEEDED_BYTES)}", emptied
-        )
-    if found.num_bytes < SHM_USUAL_BYTES:
-        return warn("shared-memory", f"{summary}, enough for a few small workers only", fix)
-    return ok("shared-memory", summary)
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

@@ -6,11 +6,12 @@ import errno
 import http.client
 import socket
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import grpc
 
+from tandem.core.addresses import format_host
 from tandem.core.config import ClusterConfig, Config
 from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, ok
@@ -19,7 +20,7 @@ from tandem.wire.tls import TlsFiles
 
 _ANSWER_S = 2.0
 _HEALTH = "/grpc.health.v1.Health/Check"
-_WILDCARDS = ("0.0.0.0", "::")
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 Speaks = Literal["http", "grpc", "metrics"]
 
 
@@ -41,20 +42,6 @@ class ConfiguredAddress:
         return self.key.partition(".")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """Result of trying to listen on a configured address.
-
-    `problem`: why it cannot be bound, else empty. `is_taken`: another process listens there. `is_ours`: that process
-    answers as Tandem does.
-    """
-
-    configured: ConfiguredAddress
-    problem: str = ""
-    is_taken: bool = False
-    is_ours: bool = False
-
-
 def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
     """Return the addresses to check: those with a port number, and the worker's, whose host must exist."""
     gateway, worker = config.gateway, config.worker
@@ -67,54 +54,36 @@ def configured_addresses(config: Config) -> tuple[ConfiguredAddress, ...]:
     return tuple(place for place in places if place.port > 0 or place.key == "worker.port")
 
 
-def probe_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> ListenAddress:
+def check_address(configured: ConfiguredAddress, cluster: ClusterConfig) -> Finding:
     """Try to bind an address. `cluster` has the TLS files with which to reach a worker that listens there already."""
+    summary = f"{configured.key} {_endpoint(configured)}"
+    fix = (
+        f"a {configured.part}.host of this machine (`ip addr`; 0.0.0.0 means all), and a port from 1024 on unless root"
+    )
     try:
         family, *_, address = socket.getaddrinfo(configured.host, configured.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        return ListenAddress(configured, problem=f"{configured.host} is not a known host: {error.strerror}")
+        return fail("ports", f"{summary}: {configured.host} is not a known host: {error.strerror}", fix)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
-            is_taken = error.errno == errno.EADDRINUSE
-            return ListenAddress(
-                configured, error.strerror or str(error), is_taken, is_taken and _is_ours(configured, cluster)
-            )
-    return ListenAddress(configured)
-
-
-def judge_address(place: ListenAddress) -> Finding:
-    configured = place.configured
-    summary = f"{configured.key} {_endpoint(configured)}"
-    if not place.problem:
-        return ok(
-            "ports", f"{summary} is free" if configured.port else f"{summary}: any free port of a host of this machine"
-        )
-    if place.is_ours:
-        return ok("ports", f"{summary} is taken by a Tandem that answers")
-    if place.is_taken:
-        fix = (
-            f"end the process that listens there (`ss -ltnp 'sport = :{configured.port}'`), or another {configured.key}"
-        )
-        return fail("ports", f"{summary} is taken by another program", fix)
-    fix = (
-        f"a {configured.part}.host of this machine (`ip addr`; 0.0.0.0 means all), and a port from 1024 on unless root"
+            if error.errno != errno.EADDRINUSE:
+                return fail("ports", f"{summary}: {error.strerror or error}", fix)
+            if _is_ours(configured, cluster):
+                return ok("ports", f"{summary} is taken by a Tandem that answers")
+            end = f"end the process that listens there (`ss -ltnp 'sport = :{configured.port}'`)"
+            return fail("ports", f"{summary} is taken by another program", f"{end}, or another {configured.key}")
+    return ok(
+        "ports", f"{summary} is free" if configured.port else f"{summary}: any free port of a host of this machine"
     )
-    return fail("ports", f"{summary}: {place.problem}", fix)
 
 
 def _is_ours(configured: ConfiguredAddress, cluster: ClusterConfig) -> bool:
-    host = (
-        "127.0.0.1"
-        if configured.host == _WILDCARDS[0]
-        else "::1"
-        if configured.host == _WILDCARDS[1]
-        else configured.host
-    )
+    host = _REACHED_AT.get(configured.host, configured.host)
     if configured.speaks == "grpc":
-        target = f"[{host}]:{configured.port}" if ":" in host else f"{host}:{configured.port}"
+        target = _endpoint(replace(configured, host=host))
         return _answers_grpc(target, _credentials(cluster) if configured.part == "worker" else None)
     body = _get(host, configured.port)
     return body.startswith(b'{"status":"ok"') if configured.speaks == "http" else body == b"ok\n"
@@ -140,20 +109,15 @@ def _credentials(cluster: ClusterConfig) -> grpc.ChannelCredentials | None:
         return None
 
 
-def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
-    options = [("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", TLS_NAME)]
-    if credentials is None:
-        return grpc.insecure_channel(target, options=options[:1])
-    return grpc.secure_channel(target, credentials, options=options)
-
-
 def _answers_grpc(target: str, credentials: grpc.ChannelCredentials | None) -> bool:
     """Check whether a Tandem program answers a gRPC health call.
 
     A serving gateway answers it. A worker refuses it with UNIMPLEMENTED, or with UNAUTHENTICATED since it is not
     signed."""
     workers = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED}
-    with _channel(target, credentials) as channel:
+    options = [("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", TLS_NAME)]
+    secured = credentials and grpc.secure_channel(target, credentials, options=options)
+    with secured or grpc.insecure_channel(target, options=options[:1]) as channel:
         try:
             channel.unary_unary(_HEALTH, None, None)(b"", timeout=_ANSWER_S)
         except grpc.RpcError as error:
@@ -162,6 +126,4 @@ def _answers_grpc(target: str, credentials: grpc.ChannelCredentials | None) -> b
 
 
 def _endpoint(configured: ConfiguredAddress) -> str:
-    return (
-        f"[{configured.host}]:{configured.port}" if ":" in configured.host else f"{configured.host}:{configured.port}"
-    )
+    return f"{format_host(configured.host)}:{configured.port}"

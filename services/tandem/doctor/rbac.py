@@ -10,7 +10,6 @@ import json
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tandem.core.config import Config
@@ -33,15 +32,6 @@ class Permission(NamedTuple):
         return f"{self.verb} {self.resource}{'.' * bool(self.group)}{self.group}"
 
 
-@dataclass(frozen=True, slots=True)
-class Reviewed:
-    """Result of a review. `problem`: why the API server did not answer it, else empty."""
-
-    denied: tuple[Permission, ...] = ()
-    num_reviewed: int = 0
-    problem: str = ""
-
-
 Post = Callable[[str, Any], tuple[int, Any]]
 """(path, JSON body) -> (HTTP status, JSON response). Raises OSError."""
 
@@ -57,18 +47,30 @@ def required_permissions(config: Config) -> tuple[Permission, ...]:
     return (*clusters, *services, *pods, *leases)
 
 
-def review(permissions: Sequence[Permission], namespace: str, post: Post) -> Reviewed:
-    denied = []
+def check_review(permissions: Sequence[Permission], namespace: str, post: Post) -> Finding:
+    """Ask the API server for each permission and report those that are denied."""
+    denied: list[Permission] = []
     for permission in permissions:
         try:
             status, answer = post(_REVIEWS, _question(permission, namespace))
         except (OSError, ValueError, http.client.HTTPException) as error:
-            return Reviewed(problem=str(error) or type(error).__name__)
+            return _not_reviewed(str(error) or type(error).__name__)
         if status not in (200, 201) or not isinstance(answer, dict):
-            return Reviewed(problem=f"HTTP status {status}")
+            return _not_reviewed(f"HTTP status {status}")
         if not answer.get("status", {}).get("allowed"):
             denied.append(permission)
-    return Reviewed(tuple(denied), len(permissions))
+    if not denied:
+        return ok("rbac", f"all {len(permissions)} permissions that the planner needs in {namespace}")
+    fix = (
+        "the Role of the chart (`planner.enabled` with `planner.actuator: raycluster`), or "
+        f"`kubectl -n {namespace} create role` with these verbs and a rolebinding to the pod's service account"
+    )
+    return fail("rbac", f"the service account may not {', '.join(map(str, denied))} in {namespace}", fix)
+
+
+def _not_reviewed(problem: str) -> Finding:
+    fix = "the NetworkPolicy must let the planner reach the API server"
+    return fail("rbac", f"the API server does not review our permissions: {problem}", fix)
 
 
 def poster(system: System, pod: PodFacts) -> Post:
@@ -88,21 +90,7 @@ def poster(system: System, pod: PodFacts) -> Post:
     return post
 
 
-def judge_review(reviewed: Reviewed, namespace: str) -> Finding:
-    if reviewed.problem:
-        fix = "the NetworkPolicy must let the planner reach the API server"
-        return fail("rbac", f"the API server does not review our permissions: {reviewed.problem}", fix)
-    if not reviewed.denied:
-        return ok("rbac", f"all {reviewed.num_reviewed} permissions that the planner needs in {namespace}")
-    denied = ", ".join(map(str, reviewed.denied))
-    fix = (
-        "the Role of the chart (`planner.enabled` with `planner.actuator: raycluster`), or "
-        f"`kubectl -n {namespace} create role` with these verbs and a rolebinding to the pod's service account"
-    )
-    return fail("rbac", f"the service account may not {denied} in {namespace}", fix)
-
-
-def examine_permissions(system: System, config: Config) -> Finding:
+def check_permissions(system: System, config: Config) -> Finding:
     """Review the permissions that the planner needs; skipped where it needs none or there is no API server."""
     required, pod = required_permissions(config), read_pod(system)
     if not required:
@@ -113,7 +101,7 @@ def examine_permissions(system: System, config: Config) -> Finding:
         return skip(
             "rbac", "this pod has no service account token: only the planner's pod needs one, run the check there"
         )
-    return judge_review(review(required, pod.namespace, poster(system, pod)), pod.namespace)
+    return check_review(required, pod.namespace, poster(system, pod))
 
 
 def _question(permission: Permission, namespace: str) -> dict[str, Any]:

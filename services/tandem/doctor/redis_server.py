@@ -7,16 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    NoPermissionError,
-    RedisError,
-)
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.doctor.finding import Finding, fail, ok, warn
-from tandem.stores.redis_client import connect
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 
 OLDEST = (7, 0)
 """Oldest version that is tested; the first Valkey version is 7.2."""
@@ -43,20 +38,20 @@ class RedisFacts:
 
 
 async def read_redis(url: str, clock: Clock) -> RedisFacts:
-    client = connect(url, store="doctor")
+    client = RedisClient(url, store="doctor")
     try:
         pings = []
         for _ in range(_NUM_PINGS):
             began = clock.now()
-            await client.ping()
+            await client.execute("PING")
             pings.append(clock.now() - began)
         sent_at, began = wall_ns() / 1e9, clock.now()
-        seconds, micros = await client.time()
+        seconds, micros = await client.execute("TIME")
         took = clock.now() - began
         ahead = seconds + micros / 1e6 - (sent_at + took / 2)
         return RedisFacts("", False, await _info(client), await _script_problem(client), min(pings), ahead, took / 2)
-    except (RedisError, OSError) as error:
-        return RedisFacts(problem=str(error) or type(error).__name__, is_auth=_is_auth(error))
+    except StoreUnavailable as error:
+        return RedisFacts(problem=str(error.__cause__) or str(error), is_auth=_is_auth(error.__cause__))
     finally:
         await client.aclose()
 
@@ -159,18 +154,20 @@ def judge_own_server(problem: str) -> tuple[Finding, ...]:
     return (fail("redis", f"redis.url is empty, and there is no server that `serve` could start: {problem}", fix),)
 
 
-async def _info(client: Any) -> Mapping[str, Any]:
+async def _info(client: RedisClient) -> Mapping[str, Any]:
     try:
-        return _flat(await client.info())
-    except NoPermissionError:
-        return {}
+        return _flat(await client.execute("INFO"))
+    except StoreUnavailable as error:
+        if isinstance(error.__cause__, NoPermissionError):
+            return {}
+        raise
 
 
-async def _script_problem(client: Any) -> str:
+async def _script_problem(client: RedisClient) -> str:
     try:
-        await client.eval("return 1", 1, "{tandem-doctor}")
-    except RedisError as error:
-        return str(error)
+        await client.execute("EVAL", "return 1", 1, "{tandem-doctor}")
+    except StoreUnavailable as error:
+        return str(error.__cause__)
     return ""
 
 
@@ -180,7 +177,7 @@ def _flat(info: Mapping[str, Any]) -> Mapping[str, Any]:
     return first if isinstance(first, Mapping) and "redis_version" in first else info
 
 
-def _is_auth(error: Exception) -> bool:
+def _is_auth(error: BaseException | None) -> bool:
     kinds = (AuthenticationError, AuthorizationError, NoPermissionError)
     return isinstance(error, kinds) or str(error).startswith(("NOAUTH", "WRONGPASS", "NOPERM"))
 

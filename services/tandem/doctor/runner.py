@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -19,15 +20,22 @@ from tandem.doctor.finding import Finding, fail
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+Result = Finding | Sequence[Finding]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Named check. `examine` runs it and returns its findings; `limit_s`: time limit in seconds."""
+    """Named check.
+
+    `examine` runs it and returns what it found: a coroutine function on the event loop, a plain function, which may
+    block (in the kernel, for example), on a thread of its own. `limit_s`: time limit in seconds. `part`: the part of
+    Tandem that it checks, empty if it checks all.
+    """
 
     name: str
-    examine: Callable[[], Awaitable[Sequence[Finding]]]
+    examine: Callable[[], Result] | Callable[[], Awaitable[Result]]
     limit_s: float = 10.0
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,54 +57,37 @@ async def on_thread(work: Callable[[], _T]) -> _T:
 
     The thread is a daemon, so that a hanging file system does not keep the process from exiting.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
-
-    def settle(result: _T | None, error: Exception | None) -> None:
-        if done.done():  # the caller does not wait any more
-            return
-        if error is None:
-            done.set_result(result)  # type: ignore[arg-type]  # without an error it is what `work` returned
-        else:
-            done.set_exception(error)
+    done: Future[_T] = Future()
 
     def run() -> None:
+        done.set_running_or_notify_cancel()
         try:
-            result, error = work(), None
-        except Exception as raised:
-            result, error = None, raised
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
+            result = work()
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
     Thread(target=run, name="doctor-check", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 async def _run(check: Check, clock: Clock) -> Examined:
     began = clock.now()
+    result: Result
     try:
         async with asyncio.timeout(check.limit_s):
-            findings = tuple(await check.examine())
+            examine: Any = check.examine
+            result = await (examine() if iscoroutinefunction(examine) else on_thread(examine))
     except TimeoutError:
-        findings = (_overdue(check),)
+        fix = f"a program or server that it queries hangs: `tandem doctor --only {check.name}` runs it alone"
+        result = fail(check.name, f"not finished within {check.limit_s:g} s", fix)
     except Exception as error:
-        findings = (_broken(check, error),)
+        _log.debug("the check %s raised", check.name, exc_info=error)
+        reason = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
+        fix = (
+            f"`tandem doctor --only {check.name} --log-level debug` shows where; if this machine is fine, report a bug"
+        )
+        result = fail(check.name, f"the check itself failed: {reason}", fix)
+    findings = (result,) if isinstance(result, Finding) else tuple(result)
     return Examined(check.name, findings, clock.now() - began)
-
-
-def _overdue(check: Check) -> Finding:
-    return fail(
-        check.name,
-        f"not finished within {check.limit_s:g} s",
-        f"a program or server that it queries hangs: `tandem doctor --only {check.name}` runs it alone",
-    )
-
-
-def _broken(check: Check, error: Exception) -> Finding:
-    _log.debug("the check %s raised", check.name, exc_info=error)
-    reason = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
-    return fail(
-        check.name,
-        f"the check itself failed: {reason}",
-        f"`tandem doctor --only {check.name} --log-level debug` shows where; if this machine is fine, report a bug",
-    )

@@ -7,7 +7,6 @@ name, a certificate that has expired or is not valid for clients.
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
 
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import TandemError
@@ -20,43 +19,24 @@ _ROUNDS = 8
 """Maximum number of exchanges of messages; TLS 1.3 needs three."""
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFacts:
-    """State of the TLS files.
-
-    `problem`: why a handshake between two programs with these files fails, else empty. `ends_at`: expiry of the
-    certificate, in seconds since the epoch.
-    """
-
-    problem: str = ""
-    ends_at: float = 0.0
-
-
-def read_tls(cluster: ClusterConfig) -> TlsFacts | None:
-    """Load the files and try a handshake; returns None without TLS."""
+def check_tls(cluster: ClusterConfig, now: float) -> Finding:
+    """Report a failed handshake between two programs with these files, or an expiry within `SOON_S`. `now`: seconds
+    since the epoch."""
     if not cluster.has_tls:
-        return None
-    try:
-        TlsFiles(cluster)
-        return TlsFacts(ends_at=_ends_at(cluster))
-    except TandemError as error:
-        return TlsFacts(error.message)
-    except ssl.SSLCertVerificationError as error:
-        return TlsFacts(f"{cluster.tls_cert_file}: {error.verify_message}")
-    except ssl.SSLError as error:
-        return TlsFacts(f"{cluster.tls_cert_file}: {error.reason or error}")
-
-
-def judge_tls(facts: TlsFacts | None, now: float) -> Finding:
-    """Report a failed handshake or an expiry within `SOON_S`. `now`: seconds since the epoch."""
-    if facts is None:
         return skip("tls", "cluster.tls_cert_file is empty: gateways and workers communicate without TLS")
     renew = f"a certificate of the cluster's CA for DNS:{TLS_NAME}, for servers and clients (cert-manager: usages)"
-    if facts.problem:
-        return fail("tls", facts.problem, f"{renew}, its key in tls_key_file and that CA in tls_ca_file")
-    days = (facts.ends_at - now) / 86_400
-    summary = f"certificate, key and CA belong together, {TLS_NAME} is its name, {days:.0f} days left"
-    if facts.ends_at - now < SOON_S:
+    fix = f"{renew}, its key in tls_key_file and that CA in tls_ca_file"
+    try:
+        TlsFiles(cluster)
+        left_s = _ends_at(cluster) - now
+    except TandemError as error:
+        return fail("tls", error.message, fix)
+    except ssl.SSLCertVerificationError as error:
+        return fail("tls", f"{cluster.tls_cert_file}: {error.verify_message}", fix)
+    except ssl.SSLError as error:
+        return fail("tls", f"{cluster.tls_cert_file}: {error.reason or error}", fix)
+    summary = f"certificate, key and CA belong together, {TLS_NAME} is its name, {left_s / 86_400:.0f} days left"
+    if left_s < SOON_S:
         return warn("tls", summary, f"{renew}; the files are read again when they change")
     return ok("tls", summary)
 

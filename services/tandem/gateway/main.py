@@ -47,9 +47,10 @@ from tandem.stores.demand_store import DemandStore
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.prefix_index import IndexReader
 from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.service_counters import ServiceCounters
-from tandem.stores.worker_registry import RegistryUnavailable, WorkerRegistry
+from tandem.stores.worker_registry import WorkerRegistry
 from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ class Gateway:
     async def _discover(self) -> Mapping[WorkerRef, str]:
         try:
             return {record.worker: record.role for record in await self._registry.list()}
-        except RegistryUnavailable as error:
+        except StoreUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
 
 

@@ -27,8 +27,8 @@ from tandem.planner.worker_state import WorkerState, typical
 from tandem.scaling.cluster_state import ClusterState, PoolState
 from tandem.scaling.decision import Decision
 from tandem.scaling.scaler import Scaler
-from tandem.stores.demand_store import DemandStore, DemandUnavailable
-from tandem.stores.worker_registry import RegistryUnavailable
+from tandem.stores.demand_store import DemandStore
+from tandem.stores.redis_client import StoreUnavailable
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Planner:
         try:
             records = await self._demand_store.read()
             workers = await self._inventory.look()
-        except (DemandUnavailable, RegistryUnavailable) as error:
+        except StoreUnavailable as error:
             raise ObservationError(f"workers and demand cannot be read from Redis: {error}") from error
         model = self._config.model or _only_model(workers)
         own_workers = [worker for worker in workers if worker.model == model]

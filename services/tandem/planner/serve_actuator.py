@@ -15,8 +15,8 @@ from tandem.planner.pool_targets import compute_targets
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.planner.worker_state import WorkerState
 from tandem.scaling.decision import Decision
-from tandem.stores.replica_targets import ReplicaTargets, TargetRecord, TargetsUnavailable
-from tandem.stores.worker_registry import RegistryUnavailable
+from tandem.stores.redis_client import StoreUnavailable
+from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 
 
 class ServeActuator:
@@ -46,7 +46,7 @@ class ServeActuator:
         """
         try:
             target, deployed = await self._targets.read(model), await self._targets.deployed(model)
-        except TargetsUnavailable as error:
+        except StoreUnavailable as error:
             raise ActuatorFailed(f"the target cannot be read: {error}") from error
         updates = {**(target.replicas if target is not None else {}), **_of_one_serve(model, deployed)}
         known = self._known.get(model, {}) | updates
@@ -69,7 +69,7 @@ class ServeActuator:
         record = TargetRecord(model=model, planner=self._me, replicas=replicas, reasons=reasons)
         try:
             holder = await self._targets.publish(record)
-        except TargetsUnavailable as error:
+        except StoreUnavailable as error:
             raise ActuatorFailed(f"the target cannot be published: {error}") from error
         self.leads = holder == self._me
         self._published_models.add(model)
@@ -81,7 +81,7 @@ class ServeActuator:
         for worker, role in changed.items():
             try:
                 is_there = await self._inventory.set_role(worker, role)
-            except RegistryUnavailable as error:
+            except StoreUnavailable as error:
                 raise ActuatorFailed(f"the role of {worker.ref.id} cannot be set: {error}") from error
             if is_there:
                 changes.append(f"{worker.ref.id} serves as {role} from now on, no more as {worker.role}")
@@ -92,7 +92,7 @@ class ServeActuator:
         try:
             for model in self._published_models if self.leads else ():
                 await self._targets.resign(model, self._me)
-        except TargetsUnavailable:
+        except StoreUnavailable:
             return
         finally:
             await self._targets.close()

@@ -110,7 +110,7 @@ async def _follow(known: _Known, stop: Event, role: str, path: str, model: str) 
 async def _exchange_target(targets: ReplicaTargets, model: str, role: str, deployed: int | None) -> int | None:
     """Publish how many replicas this Serve intends to have, and return the planner's target, None if it does not apply.
 
-    Raises TargetsUnavailable.
+    Raises StoreUnavailable.
     """
     me = serve_name()
     if deployed is not None:

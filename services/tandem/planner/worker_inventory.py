@@ -38,7 +38,7 @@ class WorkerInventory:
         self._channels: dict[WorkerRef, tuple[grpc.aio.Channel, WorkerStub]] = {}
 
     async def look(self) -> tuple[WorkerState, ...]:
-        """Return all registered workers by id. Raises RegistryUnavailable."""
+        """Return all registered workers by id. Raises StoreUnavailable."""
         records = await self._registry.list()
         await self._close({*self._channels} - {record.worker for record in records})
         at_once = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
@@ -49,7 +49,7 @@ class WorkerInventory:
         return dict(zip((w.ref for w in workers), await asyncio.gather(*map(self._drain, workers)), strict=True))
 
     async def set_role(self, worker: WorkerState, role: str) -> bool:
-        """Set the role of a worker; return False if it is not registered any more. Raises RegistryUnavailable."""
+        """Set the role of a worker; return False if it is not registered any more. Raises StoreUnavailable."""
         return await self._registry.set_role(worker.ref, role)
 
     async def close(self) -> None:

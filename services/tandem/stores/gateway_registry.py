@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tandem.core.ids import GatewayId
-from tandem.stores.lua_script import read_script
-from tandem.stores.redis_client import connect
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.script_pipeline import ScriptPipeline
 
@@ -18,7 +17,7 @@ class GatewayRegistry:
     def __init__(self, url: str, namespace: str, *, ttl_s: float, health: RedisHealth | None = None) -> None:
         self._ttl_ms = round(ttl_s * 1000)
         self._keys = [f"{{{namespace}:gateways}}:roll"]
-        self._calls = ScriptPipeline(connect(url, store="roll", health=health), read_script("roll"))
+        self._calls = ScriptPipeline(RedisClient(url, store="roll", health=health), "roll")
 
     async def beat(self, gateway: GatewayId) -> int:
         """Register a gateway or renew its entry; returns how many are registered, including this one."""

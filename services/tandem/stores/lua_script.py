@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from tandem.stores.redis_client import Client
+from tandem.stores.redis_client import RedisClient
 
 Argument = str | bytes | int
 
 
 class Script:
-    """Callable Lua script. If the server does not have it (after a restart or failover), the call sends its text."""
+    """The Lua script `NAME.lua`. If the server does not have it (after a restart or failover), a call sends its text.
 
-    def __init__(self, client: Client, text: str) -> None:
+    Keys are passed by every call, and calls raise StoreUnavailable.
+    """
+
+    def __init__(self, client: RedisClient, name: str) -> None:
         self._client = client
-        self.text = text
-        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self.text = (files("tandem.stores") / "lua" / f"{name}.lua").read_text()
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        try:
-            return await self._send("EVALSHA", self.sha, keys, args)
-        except NoScriptError:
-            return await self._send("EVAL", self.text, keys, args)
-
-    def _send(self, command: str, script: str, keys: Sequence[str], args: Sequence[Argument]) -> Awaitable[Any]:
-        return self._client.execute_command(command, script, len(keys), *keys, *args)
-
-
-def read_script(name: str) -> str:
-    return (files("tandem.stores") / "lua" / f"{name}.lua").read_text()
+        redis = self._client.redis
+        async with self._client.command_scope("EVALSHA"):
+            try:
+                return await redis.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                return await redis.execute_command("EVAL", self.text, len(keys), *keys, *args)

@@ -18,8 +18,6 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from tandem.core.ids import WorkerId, WorkerRef
 from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.stores.index_format import (
@@ -30,7 +28,7 @@ from tandem.stores.index_format import (
     unpack_entry,
     unpack_snapshot,
 )
-from tandem.stores.redis_client import Client, connect
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 
 NUM_SHARDS = 16
@@ -50,10 +48,6 @@ _FIELD = b"f"
 _log = logging.getLogger(__name__)
 
 
-class IndexUnavailable(Exception):
-    """Redis did not answer, or refused; a write may have been executed or not. The caller may retry later."""
-
-
 def shard_of(worker: WorkerId) -> int:
     """Return the number of the stream to which a worker writes; the same in every process."""
     return int.from_bytes(hashlib.blake2b(worker.encode(), digest_size=8).digest(), "little") % NUM_SHARDS
@@ -62,11 +56,11 @@ def shard_of(worker: WorkerId) -> int:
 class IndexWriter:
     """Write the stream entries and the snapshot of one worker process.
 
-    `url` has a form that `tandem.stores.redis_client.connect` accepts. All methods but `close` raise IndexUnavailable.
+    `url` has a form that `RedisClient` accepts. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, worker: WorkerRef, *, health: RedisHealth | None = None) -> None:
-        self._redis = connect(url, store="index", health=health)
+        self._redis = RedisClient(url, store="index", health=health)
         self._worker = worker
         self._stream = _stream(namespace, shard_of(worker.id))
         self._snapshot_key = _snapshot_key(namespace, worker.id)
@@ -82,9 +76,7 @@ class IndexWriter:
 
     async def write(self, snapshot: IndexSnapshot) -> None:
         """Replace this worker's snapshot."""
-        async with _pipeline(self._redis, "SET") as pipe:
-            pipe.set(self._snapshot_key, pack_snapshot(snapshot), px=_ms(SNAPSHOT_TTL_S))
-            await pipe.execute()
+        await self._redis.execute("SET", self._snapshot_key, pack_snapshot(snapshot), "PX", _ms(SNAPSHOT_TTL_S))
 
     async def renew(self) -> int | None:
         """Extend the snapshot's time to live and return the number of events that a gateway's request needs in it.
@@ -99,9 +91,7 @@ class IndexWriter:
 
     async def withdraw(self) -> None:
         """Delete the snapshot."""
-        async with _pipeline(self._redis, "DEL") as pipe:
-            pipe.delete(self._snapshot_key)
-            await pipe.execute()
+        await self._redis.execute("DEL", self._snapshot_key)
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -115,11 +105,11 @@ class IndexWriter:
 class IndexReader:
     """Read the streams and snapshots for one gateway; keeps the position in each stream.
 
-    `url` has a form that `tandem.stores.redis_client.connect` accepts. All methods but `close` raise IndexUnavailable.
+    `url` has a form that `RedisClient` accepts. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, health: RedisHealth | None = None) -> None:
-        self._redis = connect(url, store="index", health=health)
+        self._redis = RedisClient(url, store="index", health=health)
         self._namespace = namespace
         self._streams = [_stream(namespace, shard) for shard in range(NUM_SHARDS)]
         self._after = [b"0-0"] * NUM_SHARDS
@@ -150,9 +140,7 @@ class IndexReader:
 
     async def snapshot(self, worker: WorkerId) -> IndexSnapshot | None:
         """Return a worker's snapshot, of any incarnation; None if there is none that this version can read."""
-        async with _pipeline(self._redis, "GET") as pipe:
-            pipe.get(_snapshot_key(self._namespace, worker))
-            (raw,) = await pipe.execute()
+        raw = await self._redis.execute("GET", _snapshot_key(self._namespace, worker))
         try:
             return None if raw is None else unpack_snapshot(raw)
         except IndexFormatError as error:
@@ -164,9 +152,8 @@ class IndexReader:
 
         A request replaces that of another gateway, so repeat it until the snapshot is there.
         """
-        async with _pipeline(self._redis, "SET") as pipe:
-            pipe.set(_request_key(self._namespace, worker.id), f"{worker.incarnation}:{number}", px=_ms(REQUEST_TTL_S))
-            await pipe.execute()
+        key = _request_key(self._namespace, worker.id)
+        await self._redis.execute("SET", key, f"{worker.incarnation}:{number}", "PX", _ms(REQUEST_TTL_S))
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -204,13 +191,7 @@ def _ms(seconds: float) -> int:
 
 
 @asynccontextmanager
-async def _pipeline(redis: Client, command: str) -> AsyncGenerator[Any, None]:
-    """Open a pipeline and convert errors of opening and executing it into IndexUnavailable.
-
-    Opening may fail too, because a cluster client first loads the slot table.
-    """
-    try:
-        async with redis.command_scope(command), redis.pipeline(transaction=False) as pipe:
-            yield pipe
-    except (RedisError, OSError) as error:
-        raise IndexUnavailable(f"{type(error).__name__}: {error}") from error
+async def _pipeline(client: RedisClient, command: str) -> AsyncGenerator[Any, None]:
+    """Open a pipeline in a command scope: opening may fail too, because a cluster client first loads the slot table."""
+    async with client.command_scope(command), client.redis.pipeline(transaction=False) as pipe:
+        yield pipe

@@ -12,8 +12,8 @@ from typing import Any
 
 from tandem.admission.quota import Levels, QuotaLimits, Reservation, ReservationResult
 from tandem.core.ids import TenantId
-from tandem.stores.lua_script import Argument, read_script
-from tandem.stores.redis_client import connect
+from tandem.stores.lua_script import Argument
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.script_pipeline import ScriptPipeline
 
@@ -45,7 +45,7 @@ class RedisQuotas:
         self.ttl_s = ttl_s
         self._namespace = namespace
         self._now_ms = now_ms
-        self._calls = ScriptPipeline(connect(url, answer_s, store="quota", health=health), read_script("quota"))
+        self._calls = ScriptPipeline(RedisClient(url, answer_s, store="quota", health=health), "quota")
 
     def reserve(
         self, tenant: TenantId, limits: QuotaLimits, reservation: Reservation

@@ -1,8 +1,9 @@
-"""Make Redis clients for one server or a Redis Cluster, with deadlines and health tracking.
+"""Send commands to one Redis server or a Redis Cluster, with a deadline for each command and health tracking.
 
-A client differs from the library's in three ways. Every command ends within `answer_s`, whatever it waits for: name
-resolution, a connection, a handshake, a retry, another node. Its result is reported to a `RedisHealth`. And connections
-to a server that has become a replica are closed, since the address may lead to the new primary by now.
+The connections, their retries, slots, MOVED, ASK and failover are the library's. `RedisClient` adds three things. Every
+command ends within `answer_s`, whatever it waits for: name resolution, a connection, a handshake, a retry, another
+node. Its result is reported to a `RedisHealth`, and each failure is a `StoreUnavailable`. And connections to a server
+that has become a replica are closed, since the address may lead to the new primary by now.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
@@ -19,99 +20,129 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError, NoScriptError, ReadOnlyError, RedisClusterException, RedisError
+from redis.exceptions import MovedError, ReadOnlyError, RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from tandem.stores.deadline import Deadline
 from tandem.stores.redis_health import RedisHealth
 
 _ANSWER_S = 2.0
 """In seconds; on a healthy server every command of Tandem is faster."""
+_STALL_GRACE_S = 0.05
+"""Time after a deadline to read a reply that arrived while this process did not run (it was stopped, or its host took
+the core away)."""
 _CLUSTER = "+cluster"
 _FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
 """Exceptions that the library raises for a failed command. It raises AttributeError where the failure of another
 command has closed the connection to which this one is about to write."""
 
 
-class _ObservedClient:
-    """Mix-in that adds the deadline and the health reports to both kinds of client."""
+class StoreUnavailable(Exception):
+    """Redis did not answer, or refused; a command may have been executed or not. The caller may retry later.
 
-    store = ""
-    answer_s = _ANSWER_S
-    health: RedisHealth
+    The cause is the library's exception, with a message for operators.
+    """
+
+
+class RedisClient:
+    """Client of one server or of a Redis Cluster, which connects at its first command.
+
+    `redis://`, `rediss://` and `unix://` name one server; `redis+cluster://host:port,host:port` and `rediss+cluster://`
+    a Redis Cluster, of which any reachable node is enough to find the others. Results are reported to `health` under
+    the name `store`. Raises ValueError for other URLs.
+    """
+
+    def __init__(
+        self, url: str, answer_s: float = _ANSWER_S, *, store: str = "redis", health: RedisHealth | None = None
+    ) -> None:
+        self.redis = _cluster(url, answer_s) if _CLUSTER in urlsplit(url).scheme else _server(url, answer_s)
+        self.answer_s = answer_s
+        self.health = health or RedisHealth()
+        self._store = store
+
+    async def execute(self, *command: Any) -> Any:
+        """Send one command and return its reply. Raises StoreUnavailable."""
+        async with self.command_scope(str(command[0])):
+            return await self.redis.execute_command(*command)
 
     @asynccontextmanager
     async def command_scope(self, command: str) -> AsyncGenerator[list[Any], None]:
-        """Run a command or pipeline under the deadline `answer_s` and report its result to `health` as `command`.
+        """Run commands of `redis` under the deadline `answer_s`, and report their result to `health` as `command`.
 
-        The caller may put the replies of a pipeline into the list that it gets: the first error among them is reported
-        like a raised one. NoScriptError counts as a success, since the server answered.
+        The caller may put the replies of a pipeline into the list that it gets. Errors among them are replaced by
+        StoreUnavailable, and the first is reported like a raised one. Raises StoreUnavailable.
         """
-        answers: list[Any] = []
+        replies: list[Any] = []
         task = asyncio.current_task()
         num_cancels = task.cancelling() if task is not None else 0
         try:
-            async with Deadline(self.answer_s):
-                yield answers
-        except NoScriptError:
-            self.health.answered(self.store, command)
-            raise
+            async with asyncio.timeout(None) as deadline:
+                timer = asyncio.get_running_loop().call_later(self.answer_s, _expire, deadline)
+                try:
+                    yield replies
+                finally:
+                    timer.cancel()
         except _FAILURES as error:
-            converted = explained(error, self.answer_s)
-            await self._failed(command, converted)
-            raise converted from error
+            converted = unavailable(error, self.answer_s)
+            await self._report(command, converted)
+            raise converted from converted.__cause__
         finally:
             if task is not None and task.cancelling() > num_cancels:
                 # The library writes in `asyncio.wait_for`, which before Python 3.12 drops a cancel that arrives
                 # together with the result: the caller's loop would then run for ever.
                 raise asyncio.CancelledError
-        answers[:] = [explained(a, self.answer_s) if isinstance(a, Exception) else a for a in answers]
-        first = next((answer for answer in answers if isinstance(answer, Exception)), None)
-        if first is None:
-            self.health.answered(self.store, command)
-        else:
-            await self._failed(command, first)
-
-    async def leave(self) -> None:
-        """Close the connections; the next command resolves the address again and opens new ones."""
-        raise NotImplementedError
-
-    async def _failed(self, command: str, error: Exception) -> None:
-        self.health.failed(self.store, command, error)
-        if isinstance(error, ReadOnlyError):
-            await self.leave()
-
-
-class StandaloneClient(_ObservedClient, Redis):  # type: ignore[misc]  # the library's own bases differ in a method
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        async with self.command_scope(str(args[0])):
-            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-
-    async def leave(self) -> None:
-        await self.connection_pool.disconnect()
-
-
-class ClusterClient(_ObservedClient, RedisCluster):  # type: ignore[misc]
-    """Client of a Redis Cluster. The library handles slots, MOVED, ASK and failover."""
-
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        async with self.command_scope(str(args[0])):
-            return await super().execute_command(*args, **options)
-
-    async def leave(self) -> None:
-        await self.aclose()
+        replies[:] = [unavailable(each, self.answer_s) if isinstance(each, Exception) else each for each in replies]
+        await self._report(command, next((each for each in replies if isinstance(each, StoreUnavailable)), None))
 
     async def aclose(self) -> None:
-        """Close all connections, including those that the library keeps open while it reloads the slot table."""
-        await super().aclose()
-        for kind in ("nodes_cache", "startup_nodes"):
-            await self.nodes_manager.aclose(kind)
+        """Close all connections; the next command resolves the address again and opens new ones."""
+        await self.redis.aclose()
+        if isinstance(self.redis, RedisCluster):
+            # The library keeps these open while it reloads the slot table.
+            await asyncio.gather(*(node.disconnect() for node in self.redis.get_nodes()))
 
-    async def _failed(self, command: str, error: Exception) -> None:
-        await super()._failed(command, error)
-        if isinstance(error, RedisConnectionError | RedisTimeoutError):
-            # In a pipeline the library does not look for the new primary.
-            await self.leave()
+    async def _report(self, command: str, error: StoreUnavailable | None) -> None:
+        if error is None:
+            self.health.answered(self._store, command)
+            return
+        cause = error.__cause__ or error
+        self.health.failed(self._store, command, cause)
+        is_lost = isinstance(self.redis, RedisCluster) and isinstance(cause, RedisConnectionError | RedisTimeoutError)
+        if is_lost or isinstance(cause, ReadOnlyError):  # in a pipeline the library does not look for a new primary
+            await self.aclose()
+
+
+def _expire(deadline: asyncio.Timeout) -> None:
+    deadline.reschedule(asyncio.get_running_loop().time() + _STALL_GRACE_S)
+
+
+def _retry() -> Retry:
+    """Return a policy of one immediate retry, because a pooled connection may have died unnoticed; further retries are
+    up to the callers of the stores."""
+    return Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+
+
+def _server(url: str, answer_s: float) -> Redis:
+    # Without the library's read timeout, which would count time in which this process did not run.
+    return Redis.from_url(url, retry=_retry(), socket_timeout=None, socket_connect_timeout=answer_s)
+
+
+def _cluster(url: str, answer_s: float) -> RedisCluster:
+    """Make a cluster client whose per-node timeout is half of `answer_s`, so that another node can be tried in time.
+
+    The per-node timeout is the library's and also counts time in which this process did not run.
+    """
+    urls = _node_urls(url)
+    nodes = [parse_url(each) for each in urls]
+    seeds = [ClusterNode(node["host"], node.get("port", 6379)) for node in nodes[1:] if "host" in node]
+    waits = {"socket_timeout": answer_s / 2, "socket_connect_timeout": answer_s / 2}
+    try:
+        found = RedisCluster.from_url(
+            urls[0], startup_nodes=seeds, retry=_retry(), require_full_coverage=False, **waits
+        )
+    except RedisClusterException as error:
+        raise ValueError(f"redis.url: {error}") from error
+    found.commands_parser = _KeyPositions()  # type: ignore[assignment]
+    return found
 
 
 class _KeyPositions:
@@ -131,52 +162,6 @@ class _KeyPositions:
         return command[1:2]
 
 
-Client = StandaloneClient | ClusterClient
-
-
-def connect(
-    url: str, answer_s: float = _ANSWER_S, *, store: str = "redis", health: RedisHealth | None = None
-) -> Client:
-    """Make a client that connects at its first command and waits `answer_s` seconds for the result of each.
-
-    `redis://`, `rediss://` and `unix://` name one server; `redis+cluster://host:port,host:port` and `rediss+cluster://`
-    a Redis Cluster, of which any reachable node is enough to find the others. Results are reported to `health` under
-    the name `store`. Raises ValueError for other URLs.
-
-    A command is retried once, immediately, because a pooled connection may have died unnoticed; further retries are up
-    to the caller.
-    """
-    retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
-    client: Client
-    if _CLUSTER in urlsplit(url).scheme:
-        client = _cluster(url, answer_s, retry)
-    else:
-        # Without the library's read timeout, which would count time in which this process did not run.
-        standalone = StandaloneClient.from_url(url, retry=retry, socket_timeout=None, socket_connect_timeout=answer_s)
-        client = cast(StandaloneClient, standalone)
-    client.store = store
-    client.answer_s = answer_s
-    client.health = health or RedisHealth()
-    return client
-
-
-def _cluster(url: str, answer_s: float, retry: Retry) -> ClusterClient:
-    """Make a cluster client whose per-node timeout is half of `answer_s`, so that another node can be tried in time.
-
-    The per-node timeout is the library's and also counts time in which this process did not run.
-    """
-    urls = _node_urls(url)
-    nodes = [parse_url(each) for each in urls]
-    seeds = [ClusterNode(node["host"], node.get("port", 6379)) for node in nodes[1:] if "host" in node]
-    try:
-        waits = {"socket_timeout": answer_s / 2, "socket_connect_timeout": answer_s / 2}
-        found = ClusterClient.from_url(urls[0], startup_nodes=seeds, retry=retry, require_full_coverage=False, **waits)
-    except RedisClusterException as error:
-        raise ValueError(f"redis.url: {error}") from error
-    found.commands_parser = _KeyPositions()  # type: ignore[assignment]
-    return cast(ClusterClient, found)
-
-
 def _node_urls(url: str) -> Sequence[str]:
     """Split a cluster URL into one single-server URL for each node."""
     parts = urlsplit(url)
@@ -188,16 +173,16 @@ def _node_urls(url: str) -> Sequence[str]:
     return found
 
 
-def explained(error: Exception, answer_s: float) -> Exception:
-    """Convert an exception of the library into one with a message for operators; `answer_s` is named in timeouts."""
+def unavailable(error: Exception, answer_s: float) -> StoreUnavailable:
+    """Convert an exception of the library; `answer_s` is named in timeouts."""
     if isinstance(error, MovedError):
-        return RedisError(
+        error = RedisError(
             "this server is one of a Redis Cluster: let redis.url begin with redis+cluster:// (or rediss+)"
         )
-    if isinstance(
-        error, RedisClusterException | AttributeError
-    ):  # neither is a RedisError; the first means that no node answers
-        return RedisConnectionError(str(error))
-    if isinstance(error, TimeoutError):
-        return RedisTimeoutError(f"no answer within {answer_s:g} s")
-    return error
+    elif isinstance(error, RedisClusterException | AttributeError):  # not RedisErrors; the first: no node answers
+        error = RedisConnectionError(str(error))
+    elif isinstance(error, TimeoutError):
+        error = RedisTimeoutError(f"no answer within {answer_s:g} s")
+    found = StoreUnavailable(f"{type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import RegistryUnavailable, WorkerRegistry
+from tandem.stores.worker_registry import WorkerRegistry
 
 BEATS_PER_TTL = 3
 
@@ -47,13 +48,13 @@ class Heartbeat:
                 self._enter(await self._beat())
                 await asyncio.sleep(self._registry.ttl_s / BEATS_PER_TTL)
         finally:
-            with contextlib.suppress(RegistryUnavailable):
+            with contextlib.suppress(StoreUnavailable):
                 await self._registry.withdraw(self._record.worker)
 
     async def _beat(self) -> Registration:
         try:
             status = await self._registry.publish(self._record)
-        except RegistryUnavailable:
+        except StoreUnavailable:
             return Registration.UNREACHABLE
         if status is None:
             return Registration.SUPERSEDED

@@ -7,16 +7,16 @@ intends to run, under its own id.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from redis.exceptions import RedisError
+import msgspec
 
+from tandem.core.config import Count
 from tandem.core.ids import PlannerId, ServeId
-from tandem.stores.lua_script import Argument, Script, read_script
-from tandem.stores.redis_client import connect
+from tandem.stores.json_record import decode_record
+from tandem.stores.lua_script import Argument, Script
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 
 SCHEMA = 1
@@ -30,10 +30,6 @@ OLDER_SERVE = ServeId("one of an older version")
 ROLES = ("prefill", "decode", "mixed")
 
 
-class TargetsUnavailable(Exception):
-    """Redis did not answer, or refused the command. The caller may retry later."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRecord:
     """Number of workers that a planner wants for one model.
@@ -44,67 +40,46 @@ class TargetRecord:
 
     model: str
     planner: PlannerId
-    replicas: Mapping[str, int]
+    replicas: Mapping[str, Count]
     reasons: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        content = {
-            "schema": SCHEMA,
-            "model": self.model,
-            "planner": self.planner,
-            "replicas": dict(self.replicas),
-            "reasons": list(self.reasons),
-        }
-        return json.dumps(content)
+        return msgspec.json.encode({"schema": SCHEMA, **asdict(self)}).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TargetRecord:
         """Parse a stored target. Raises ValueError for a record that this version cannot read."""
-        content = json.loads(text)
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise ValueError(f"not a target of schema {SCHEMA}")
-        replicas = content.get("replicas")
-        if not isinstance(replicas, dict) or not all(_is_count(number) for number in replicas.values()):
-            raise ValueError(f"replicas are not counts by role: {replicas!r}")
-        reasons = content.get("reasons", [])
-        if not isinstance(reasons, list):
-            raise ValueError(f"reasons are not a list: {reasons!r}")
-        return cls(
-            model=str(content.get("model")),
-            planner=PlannerId(str(content.get("planner"))),
-            replicas=replicas,
-            reasons=tuple(map(str, reasons)),
-        )
+        return decode_record(text, cls, SCHEMA)
 
 
 class ReplicaTargets:
     """Store of targets (written by planners) and of deployed numbers (written by each Ray Serve).
 
     `hold_s`: another planner may become the leader when the current one has not published for this long. `url` has a
-    form that `tandem.stores.redis_client.connect` accepts. All methods but `close` raise TargetsUnavailable.
+    form that `RedisClient` accepts. All methods but `close` raise StoreUnavailable.
     """
 
     def __init__(self, url: str, namespace: str, *, hold_s: float = 15.0, health: RedisHealth | None = None) -> None:
-        self._redis = connect(url, store="targets", health=health)
+        self._redis = RedisClient(url, store="targets", health=health)
         self._namespace = namespace
         self._hold_ms = round(hold_s * 1000)
-        self._publish = Script(self._redis, read_script("target"))
-        self._resign = Script(self._redis, read_script("resign"))
-        self._deployed = Script(self._redis, read_script("deployed"))
+        self._publish = Script(self._redis, "target")
+        self._resign = Script(self._redis, "resign")
+        self._deployed = Script(self._redis, "deployed")
 
     async def publish(self, record: TargetRecord) -> PlannerId:
         """Publish a target if no other planner is the leader; returns the leader, whose target counts."""
         arguments: list[Argument] = [record.planner, record.to_json(), round(TTL_S * 1000), self._hold_ms]
-        leader = await self._run(self._publish(self._keys(record.model), arguments))
+        leader = await self._publish(self._keys(record.model), arguments)
         return PlannerId(leader.decode())
 
     async def resign(self, model: str, planner: PlannerId) -> None:
         """Give up leadership for a model; the published target stays in force."""
-        await self._run(self._resign(self._keys(model)[1:], [planner]))
+        await self._resign(self._keys(model)[1:], [planner])
 
     async def read(self, model: str) -> TargetRecord | None:
         """Return a model's target; None if there is none or this version cannot read it."""
-        text = await self._run(self._redis.execute_command("GET", self._keys(model)[0]))
+        text = await self._redis.execute("GET", self._keys(model)[0])
         try:
             return None if text is None else TargetRecord.from_json(text)
         except ValueError:
@@ -113,12 +88,12 @@ class ReplicaTargets:
     async def publish_deployed(self, model: str, role: str, serve: ServeId, number: int) -> None:
         """Publish how many workers of a role `serve` intends to run; lapses after `DEPLOYED_TTL_S`."""
         arguments: list[Argument] = [f"{role} {serve}", number, round(DEPLOYED_TTL_S * 1000)]
-        await self._run(self._deployed(self._deployed_keys(model), arguments))
+        await self._deployed(self._deployed_keys(model), arguments)
 
     async def deployed(self, model: str) -> dict[str, dict[ServeId, int]]:
         """Return the number of workers that each Serve intends to run, by role; roles without a number are absent."""
-        flat = await self._run(self._deployed(self._deployed_keys(model), [""]))
-        older = await self._run(self._redis.execute_command("MGET", *self._older_keys(model)))
+        flat = await self._deployed(self._deployed_keys(model), [""])
+        older = await self._redis.execute("MGET", *self._older_keys(model))
         found: dict[str, dict[ServeId, int]] = {
             role: {OLDER_SERVE: int(number)} for role, number in zip(ROLES, older, strict=True) if number is not None
         }
@@ -143,13 +118,3 @@ class ReplicaTargets:
         """Return the key prefix of a model, with braces escaped: they would end the part that Redis Cluster hashes."""
         name = model.replace("%", "%25").replace("{", "%7b").replace("}", "%7d")
         return f"{{{self._namespace}:target:{name}}}"
-
-    async def _run(self, command: Any) -> Any:
-        try:
-            return await command
-        except (RedisError, OSError) as error:
-            raise TargetsUnavailable(f"{type(error).__name__}: {error}") from error
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

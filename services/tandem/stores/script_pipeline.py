@@ -13,18 +13,14 @@ from collections.abc import Sequence
 from contextvars import Context
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 
 from tandem.stores.lua_script import Argument, Script
-from tandem.stores.redis_client import Client
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 
 MAX_CALLS = 256
 """Calls in one pipeline: a few milliseconds of the server's time, so that other clients are not delayed for long."""
 log = logging.getLogger(__name__)
-
-
-class StoreUnavailable(Exception):
-    """Redis did not answer, or refused; the call may have been executed or not."""
 
 
 class _Call(NamedTuple):
@@ -39,7 +35,7 @@ class ScriptPipeline:
     No call waits longer than one command of `redis` may: when a pipeline fails, all calls that wait behind it fail too.
     """
 
-    def __init__(self, redis: Client, script: str) -> None:
+    def __init__(self, redis: RedisClient, script: str) -> None:
         self._redis = redis
         self._script = Script(redis, script)
         self._waiting: list[_Call] = []
@@ -71,8 +67,9 @@ class ScriptPipeline:
                     answers = await self._answers(calls)
                 except Exception as error:
                     # Fail the waiting calls at any exception: they would wait for ever otherwise.
-                    if not isinstance(error, RedisError | OSError):
+                    if not isinstance(error, StoreUnavailable):
                         log.exception("calls of a script failed")
+                        error = StoreUnavailable(f"{type(error).__name__}: {error}")
                     calls, self._waiting = calls + self._waiting, []
                     answers = [error] * len(calls)
                 for call, answer in zip(calls, answers, strict=True):
@@ -81,7 +78,7 @@ class ScriptPipeline:
             self._sender = None
 
     async def _answers(self, calls: Sequence[_Call]) -> list[Any]:
-        """Return one reply for each call, or an exception in its place."""
+        """Return one reply for each call, or a StoreUnavailable in its place."""
         async with self._redis.command_scope("EVALSHA") as replies:
             answers = await self._round_trip("EVALSHA", self._script.sha, calls)
             unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
@@ -95,7 +92,7 @@ class ScriptPipeline:
         return replies
 
     async def _round_trip(self, command: str, script: str, calls: Sequence[_Call]) -> list[Any]:
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with self._redis.redis.pipeline(transaction=False) as pipe:
             for call in calls:
                 pipe.execute_command(command, script, len(call.keys), *call.keys, *call.arguments)
             answers: list[Any] = await pipe.execute(raise_on_error=False)
@@ -105,9 +102,7 @@ class ScriptPipeline:
 def _resolve(waiting: asyncio.Future[Any], answer: Any) -> None:
     if waiting.done():
         return
-    if isinstance(answer, Exception):
-        error = StoreUnavailable(f"{type(answer).__name__}: {answer}")
-        error.__cause__ = answer
-        waiting.set_exception(error)
+    if isinstance(answer, StoreUnavailable):
+        waiting.set_exception(answer)
     else:
         waiting.set_result(answer)

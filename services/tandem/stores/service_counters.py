@@ -9,50 +9,41 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from redis.exceptions import RedisError
-
 from tandem.admission.queue_item import FlowKey
 from tandem.admission.request_queue import ModelFlow
 from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
-from tandem.stores.lua_script import Script, read_script
-from tandem.stores.redis_client import connect
+from tandem.stores.lua_script import Script
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 
 TTL_S = 10.0
 """A gateway's totals are dropped when it has made no exchange for this long."""
 
 
-class CountersUnavailable(Exception):
-    """Redis did not answer, or refused the command. The caller may retry later."""
-
-
 class ServiceCounters:
     """Exchange one gateway's totals for those of the others, and remember which of them are known already.
 
-    `url` has a form that `tandem.stores.redis_client.connect` accepts.
+    `url` has a form that `RedisClient` accepts.
     """
 
     def __init__(self, url: str, namespace: str, gateway: GatewayId, *, health: RedisHealth | None = None) -> None:
-        self._redis = connect(url, store="service", health=health)
+        self._redis = RedisClient(url, store="service", health=health)
         self._gateway = gateway
         # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:service}}:{name}" for name in ("totals", "lapse")]
-        self._script = Script(self._redis, read_script("exchange"))
+        self._script = Script(self._redis, "exchange")
         self._others: dict[str, dict[ModelFlow, int]] = {}
         self._is_first = True
 
     async def exchange(self, served: Iterable[tuple[ModelFlow, int]]) -> list[tuple[ModelFlow, int]]:
         """Publish this gateway's totals and return what the other gateways have served since the last exchange.
 
-        The first exchange returns nothing: what was served before it does not matter here. Raises CountersUnavailable;
+        The first exchange returns nothing: what was served before it does not matter here. Raises StoreUnavailable;
         the next exchange then returns what this one did not.
         """
         arguments: list[str | int] = [self._gateway, _encode(served), round(TTL_S * 1000)]
-        try:
-            flat = await self._script(self._keys, arguments)
-        except (RedisError, OSError) as error:
-            raise CountersUnavailable(f"{type(error).__name__}: {error}") from error
+        flat = await self._script(self._keys, arguments)
         fresh: list[tuple[ModelFlow, int]] = []
         for gateway, text in zip(flat[::2], flat[1::2], strict=True):
             if gateway.decode() != self._gateway:

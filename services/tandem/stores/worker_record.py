@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from typing import Any
 
+import msgspec
+
+from tandem.core.config import Count
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.topology import Topology
+from tandem.stores.json_record import decode_record
 
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed. A new field needs no
 increase, since readers skip unknown fields."""
 
-_LABELS = ("host", "rack", "zone")
 
+class _Stored(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """JSON form of a record, in which `host`, `rack` and `zone` are missing where the topology has no such label."""
 
-class RecordError(Exception):
-    """The stored record cannot be read by this version."""
+    schema: int
+    id: str
+    incarnation: Count
+    address: str
+    pool: str
+    model: str
+    fingerprint: str
+    layout: str
+    max_model_len: Count
+    bundle_digest: str
+    host: str = ""
+    rack: str = ""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,56 +60,34 @@ class WorkerRecord:
         return self.role or self.pool
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "schema": SCHEMA,
-                "id": self.worker.id,
-                "incarnation": self.worker.incarnation,
-                "address": self.worker.address,
-                "pool": self.pool,
-                "model": self.model,
-                "fingerprint": self.fingerprint,
-                "layout": self.layout,
-                "max_model_len": self.max_model_len,
-                "bundle_digest": self.bundle_digest,
-                **{name: getattr(self.topology, name) for name in _LABELS if getattr(self.topology, name)},
-            },
-            sort_keys=True,
+        stored = _Stored(
+            schema=SCHEMA,
+            id=self.worker.id,
+            incarnation=self.worker.incarnation,
+            address=self.worker.address,
+            pool=self.pool,
+            model=self.model,
+            fingerprint=self.fingerprint,
+            layout=self.layout,
+            max_model_len=self.max_model_len,
+            bundle_digest=self.bundle_digest,
+            host=self.topology.host,
+            rack=self.topology.rack,
+            zone=self.topology.zone,
         )
+        return msgspec.json.encode(stored).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkerRecord:
-        """Parse a stored record. Raises RecordError."""
-        try:
-            content = json.loads(text)
-        except ValueError as error:
-            raise RecordError(f"not JSON: {error}") from None
-        if not isinstance(content, dict) or _count(content, "schema") != SCHEMA:
-            raise RecordError(f"not a worker record of schema {SCHEMA}")
-        worker = WorkerRef(
-            WorkerId(_text(content, "id")), Incarnation(_count(content, "incarnation")), _text(content, "address")
-        )
+        """Parse a stored record. Raises ValueError."""
+        stored = decode_record(text, _Stored, SCHEMA)
         return cls(
-            worker=worker,
-            pool=_text(content, "pool"),
-            model=_text(content, "model"),
-            fingerprint=_text(content, "fingerprint"),
-            layout=_text(content, "layout"),
-            max_model_len=_count(content, "max_model_len"),
-            bundle_digest=_text(content, "bundle_digest"),
-            topology=Topology(**{name: _text(content, name) for name in _LABELS if name in content}),
+            worker=WorkerRef(WorkerId(stored.id), Incarnation(stored.incarnation), stored.address),
+            pool=stored.pool,
+            model=stored.model,
+            fingerprint=stored.fingerprint,
+            layout=stored.layout,
+            max_model_len=stored.max_model_len,
+            bundle_digest=stored.bundle_digest,
+            topology=Topology(stored.host, stored.rack, stored.zone),
         )
-
-
-def _text(content: dict[str, Any], name: str) -> str:
-    value = content.get(name)
-    if not isinstance(value, str):
-        raise RecordError(f"{name} is not text: {value!r}")
-    return value
-
-
-def _count(content: dict[str, Any], name: str) -> int:
-    value = content.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise RecordError(f"{name} is not a count: {value!r}")
-    return value

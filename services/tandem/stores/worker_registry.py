@@ -11,24 +11,18 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-from redis.exceptions import RedisError
+from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
-from tandem.stores.lua_script import Argument, Script, read_script
-from tandem.stores.redis_client import connect
+from tandem.stores.lua_script import Script
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
-from tandem.stores.worker_record import RecordError, WorkerRecord
+from tandem.stores.worker_record import WorkerRecord
 
 DEFAULT_TTL_S = 10.0
 _INCARNATION_DIGITS = 20
 
 _log = logging.getLogger(__name__)
-
-
-class RegistryUnavailable(Exception):
-    """Redis did not answer, or refused; the content of the registry is unknown. The caller may retry later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +49,21 @@ class WorkerRegistry:
     """Publish, withdraw and list records, and set roles.
 
     An entry and its role lapse `ttl_s` seconds after the entry was last published. `url` has a form that
-    `tandem.stores.redis_client.connect` accepts. Nothing is sent before the first call of a method. Methods raise
-    RegistryUnavailable, except `watch` and `close`.
+    `RedisClient` accepts. Nothing is sent before the first call of a method. Methods raise StoreUnavailable, except
+    `watch` and `close`.
     """
 
     def __init__(
         self, url: str, namespace: str, *, ttl_s: float = DEFAULT_TTL_S, health: RedisHealth | None = None
     ) -> None:
         self.ttl_s = ttl_s
-        self._redis = connect(url, store="registry", health=health)
+        self._redis = RedisClient(url, store="registry", health=health)
         # Redis Cluster hashes only the part in braces, so all keys share one slot.
         self._keys = [f"{{{namespace}:workers}}:{name}" for name in ("records", "lapse", "version", "roles")]
-        self._publish = Script(self._redis, read_script("publish"))
-        self._withdraw = Script(self._redis, read_script("withdraw"))
-        self._role = Script(self._redis, read_script("role"))
-        self._list = Script(self._redis, read_script("list"))
+        self._publish = Script(self._redis, "publish")
+        self._withdraw = Script(self._redis, "withdraw")
+        self._role = Script(self._redis, "role")
+        self._list = Script(self._redis, "list")
         self._known = _Known(b"", ())
         self._unreadable: frozenset[bytes] = frozenset()
 
@@ -80,16 +74,16 @@ class WorkerRegistry:
         only to restore the role in that case; otherwise the role in the registry stays.
         """
         ttl_ms = round(self.ttl_s * 1000)
-        is_held, role = await self._run(self._publish, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])
+        is_held, role = await self._publish(self._keys, [*_ids(record.worker), record.to_json(), ttl_ms, record.role])
         return RegistrationStatus(role.decode(errors="replace")) if is_held else None
 
     async def set_role(self, worker: WorkerRef, role: str) -> bool:
         """Set the role by which routers use this incarnation, until its entry lapses. Returns False if it has none."""
-        return bool(await self._run(self._role, [*_ids(worker), role]))
+        return bool(await self._role(self._keys, [*_ids(worker), role]))
 
     async def withdraw(self, worker: WorkerRef) -> bool:
         """Remove the entry of this incarnation. Returns False if it has none."""
-        return bool(await self._run(self._withdraw, _ids(worker)))
+        return bool(await self._withdraw(self._keys, _ids(worker)))
 
     async def list(self) -> tuple[WorkerRecord, ...]:
         """Return the entries that have not lapsed, sorted by worker id, without those that this version cannot read.
@@ -97,7 +91,7 @@ class WorkerRegistry:
         Redis sends the entries only if they have changed since the last call: those of thousands of workers take
         megabytes.
         """
-        version, *changed = await self._run(self._list, [self._known.version])
+        version, *changed = await self._list(self._keys, [self._known.version])
         if changed:
             texts, roles = changed
             self._known = _Known(version, self._readable(texts, dict(zip(roles[::2], roles[1::2], strict=True))))
@@ -111,7 +105,7 @@ class WorkerRegistry:
         for text in texts:
             try:
                 found.append(_with_role(WorkerRecord.from_json(text), roles))
-            except RecordError as error:
+            except ValueError as error:
                 unreadable.add(text)
                 if text not in self._unreadable:
                     _log.warning("a record in the registry is left out: %s", error)
@@ -128,7 +122,7 @@ class WorkerRegistry:
         while True:
             try:
                 seen = RegistryView(await self.list(), reachable=True)
-            except RegistryUnavailable as error:
+            except StoreUnavailable as error:
                 known = view.records if view else ()
                 seen = RegistryView(known, reachable=False)
                 if seen != view:
@@ -141,12 +135,6 @@ class WorkerRegistry:
     async def close(self) -> None:
         """Close the connections. Entries stay until they lapse."""
         await self._redis.aclose()
-
-    async def _run(self, script: Script, arguments: Sequence[Argument]) -> Any:
-        try:
-            return await script(self._keys, arguments)
-        except (RedisError, OSError) as error:
-            raise RegistryUnavailable(f"{type(error).__name__}: {error}") from error
 
 
 def _ids(worker: WorkerRef) -> tuple[str, str]:

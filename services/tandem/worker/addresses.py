@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 
-from tandem.core.addresses import is_loopback, is_wildcard
+from tandem.core.addresses import format_host, is_loopback, is_wildcard
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.wire.peer_auth import PeerAuth
@@ -32,11 +32,6 @@ def advertised_address(
     if is_wildcard(host):
         host = environ.get(POD_IP) or default_address(host)
     return f"{format_host(host)}:{port}"
-
-
-def format_host(host: str) -> str:
-    """Format a host so that a port can follow: IPv6 addresses get brackets."""
-    return f"[{host}]" if ":" in host else host
 
 
 def default_route_address(wildcard: str) -> str:

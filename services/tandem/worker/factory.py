@@ -8,6 +8,7 @@ import socket
 
 import grpc.aio
 
+from tandem.core.addresses import format_host
 from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
@@ -17,7 +18,7 @@ from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.transport import Transport
 from tandem.wire.peer_auth import PeerAuth
-from tandem.worker.addresses import advertised_address, default_route_address, format_host, require_worker_auth
+from tandem.worker.addresses import advertised_address, default_route_address, require_worker_auth
 from tandem.worker.model.transport_factory import OpenTransport, open_transport
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.worker import KVEndpoint, Worker

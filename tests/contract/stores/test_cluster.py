@@ -12,9 +12,8 @@ from tandem.admission.quota import QuotaLimits, Reservation
 from tandem.core.ids import GatewayId, TenantId
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import connect
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
-from tandem.stores.script_pipeline import StoreUnavailable
 from tests.contract.stores.redis_servers import ClusterServers, TcpServer, tcp_server
 from tests.contract.stores.test_loss import Stores, healed
 
@@ -123,16 +122,16 @@ async def test_a_cluster_node_in_single_mode_is_an_error_that_names_the_setting(
 
 async def test_a_single_server_in_cluster_mode_is_an_error() -> None:
     with tcp_server() as server:
-        client = connect(server.url.replace("redis://", "redis+cluster://"))
+        client = RedisClient(server.url.replace("redis://", "redis+cluster://"))
         with pytest.raises(Exception, match="Cluster mode is not enabled"):
-            await client.execute_command("GET", "x")
+            await client.execute("GET", "x")
         await client.aclose()
 
 
 @pytest.mark.parametrize("url", ["redis+cluster://", "redis+cluster://h:1/3", "nothing://h", "redis+cluster://h:x"])
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ValueError):
-        connect(url)
+        RedisClient(url)
 
 
 async def test_the_loss_of_a_whole_cluster_is_logged_like_that_of_one_server(empty: ClusterServers) -> None:

@@ -11,10 +11,10 @@ import pytest
 from tandem.admission.quota import CONCURRENCY, QuotaLimits, Reservation
 from tandem.core.ids import GatewayId, TenantId, WorkerId
 from tandem.stores.gateway_registry import GatewayRegistry
-from tandem.stores.prefix_index import IndexReader, IndexUnavailable
+from tandem.stores.prefix_index import IndexReader
 from tandem.stores.quota_store import RedisQuotas
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
-from tandem.stores.script_pipeline import StoreUnavailable
 from tests.contract.stores.conftest import started
 from tests.contract.stores.redis_servers import FAILOVER, ClusterServers, TcpServer
 from tests.e2e.cluster import PATIENCE_S
@@ -36,7 +36,7 @@ async def answered(call: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await call()
-            except (StoreUnavailable, IndexUnavailable):
+            except StoreUnavailable:
                 await asyncio.sleep(0.02)
 
 

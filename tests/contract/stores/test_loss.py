@@ -17,13 +17,12 @@ from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import IndexUnavailable, IndexWriter
+from tandem.stores.prefix_index import IndexWriter
 from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import connect
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
-from tandem.stores.script_pipeline import StoreUnavailable
-from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
-from tandem.stores.worker_registry import RegistryUnavailable, WorkerRegistry
+from tandem.stores.service_counters import ServiceCounters
+from tandem.stores.worker_registry import WorkerRegistry
 from tests.contract.stores.redis_servers import TcpServer, tcp_server
 from tests.contract.stores.test_stores import record
 
@@ -84,11 +83,11 @@ class Stores:
     def calls(self) -> list[tuple[str, type[Exception], Call]]:
         snapshot = IndexSnapshot(record("w").worker.incarnation, 1, 4, array("Q", [1]))
         return [
-            ("registry", RegistryUnavailable, lambda: self.registry.publish(record("w"))),
+            ("registry", StoreUnavailable, lambda: self.registry.publish(record("w"))),
             ("quota", StoreUnavailable, self._reserve),
             ("roll", StoreUnavailable, lambda: self.roll.beat(GatewayId("g"))),
-            ("service", CountersUnavailable, lambda: self.counters.exchange([])),
-            ("index", IndexUnavailable, lambda: self.index.write(snapshot)),
+            ("service", StoreUnavailable, lambda: self.counters.exchange([])),
+            ("index", StoreUnavailable, lambda: self.index.write(snapshot)),
         ]
 
     def _reserve(self) -> Awaitable[Any]:
@@ -181,12 +180,12 @@ async def test_no_request_fails_or_is_kept_from_its_place(name: str, server: Tcp
 
 async def test_a_connection_to_a_primary_that_was_demoted_is_given_up(server: TcpServer) -> None:
     """An address may lead to the new primary by now; a connection that stays open leads to the old one for ever."""
-    client = connect(server.url)
-    before = await client.execute_command("CLIENT ID")
+    client = RedisClient(server.url)
+    before = await client.execute("CLIENT ID")
     FAULTS["demoted"][0](server)
     with pytest.raises(Exception, match="replica"):
-        await client.set("key", 1)
-    assert await client.execute_command("CLIENT ID") != before
+        await client.execute("SET", "key", 1)
+    assert await client.execute("CLIENT ID") != before
     await client.aclose()
 
 

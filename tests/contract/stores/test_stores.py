@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.index_format import IndexSnapshot
 from tandem.stores.prefix_index import IndexReader, IndexWriter
 from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import Client, connect
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 from tandem.stores.service_counters import ServiceCounters
@@ -43,8 +44,8 @@ def health() -> RedisHealth:
 
 
 @pytest.fixture
-async def client(url: str, health: RedisHealth) -> AsyncIterator[Client]:
-    client = connect(url, health=health)
+async def client(url: str) -> AsyncIterator[Any]:
+    client = RedisClient(url).redis
     yield client
     await client.aclose()
 
@@ -60,12 +61,12 @@ def record(name: str, incarnation: int = 7) -> WorkerRecord:
     )  # fmt: skip
 
 
-async def forget_scripts(client: Client) -> None:
+async def forget_scripts(client: Any) -> None:
     """As a restart or a failover does."""
     await client.execute_command("SCRIPT FLUSH")
 
 
-async def test_the_registry(url: str, namespace: str, client: Client, health: RedisHealth) -> None:
+async def test_the_registry(url: str, namespace: str, client: Any, health: RedisHealth) -> None:
     registry = WorkerRegistry(url, namespace, health=health)
     assert await registry.list() == ()
     assert await registry.publish(record("w1")) is not None
@@ -81,9 +82,7 @@ async def test_the_registry(url: str, namespace: str, client: Client, health: Re
     assert health.is_up and not health.num_errors
 
 
-async def test_quotas_of_many_tenants_in_one_turn(
-    url: str, namespace: str, client: Client, health: RedisHealth
-) -> None:
+async def test_quotas_of_many_tenants_in_one_turn(url: str, namespace: str, client: Any, health: RedisHealth) -> None:
     quotas = RedisQuotas(url, namespace, answer_s=30.0, health=health)
     for number in range(3):
         verdicts = await asyncio.gather(
@@ -106,7 +105,7 @@ def again(quotas: RedisQuotas, tenant: TenantId):  # type: ignore[no-untyped-def
     return quotas.reserve(tenant, LIMITS, Reservation("r5", 1, 100))
 
 
-async def test_counters_and_the_roll(url: str, namespace: str, client: Client, health: RedisHealth) -> None:
+async def test_counters_and_the_roll(url: str, namespace: str, client: Any, health: RedisHealth) -> None:
     service = ModelFlow("m", FlowKey(Lane.BATCH, TenantId("acme")))
     one, two = (ServiceCounters(url, namespace, GatewayId(name), health=health) for name in ("g1", "g2"))
     assert await one.exchange([]) == [] and await two.exchange([(service, 5)]) == []
@@ -163,7 +162,7 @@ def tag(key: str) -> str:
     return key[start + 1 : end] if start >= 0 and end > start + 1 else key
 
 
-async def test_demand_and_targets(url: str, namespace: str, client: Client, health: RedisHealth) -> None:
+async def test_demand_and_targets(url: str, namespace: str, client: Any, health: RedisHealth) -> None:
     """Models whose names have braces, on every node of a cluster."""
     board, targets = DemandStore(url, namespace, health=health), ReplicaTargets(url, namespace, health=health)
     for number in range(3):

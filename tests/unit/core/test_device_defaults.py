@@ -38,4 +38,4 @@ def test_explicit_values_stay_and_a_second_call_changes_nothing(device: str) -> 
     assert with_device_defaults(explicit) == explicit
     defaults = Config(model=ModelConfig(device=device))  # type: ignore[arg-type]
     assert with_device_defaults(with_device_defaults(defaults)) == with_device_defaults(defaults)
-    assert violations(with_device_defaults(defaults)) == ()
+    assert violations(with_device_defaults(defaults)) == []

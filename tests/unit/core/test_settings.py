@@ -47,6 +47,8 @@ def test_later_layers_win_and_origins_name_them() -> None:
     ("key", "raw", "value"),
     [
         ("engine.block_size", "32", 32),
+        ("engine.block_size", " 32 ", 32),
+        ("engine.block_size", 32.0, 32),
         ("engine.kv_cache_memory", "512MiB", 512 << 20),
         ("engine.kv_cache_memory", 1 << 20, 1 << 20),
         ("handoff.lease_s", 3, 3.0),
@@ -70,9 +72,14 @@ def test_values_are_read_by_their_type(key: str, raw: object, value: object) -> 
     ("key", "raw", "allowed"),
     [
         ("engine.block_size", "many", "a whole number"),
-        ("engine.block_size", 16.0, "a whole number"),
+        ("engine.block_size", 16.5, "a whole number"),
+        ("engine.block_size", "1_6", "a whole number"),
         ("engine.block_size", True, "a whole number"),
         ("engine.block_size", None, "a whole number"),
+        ("engine.tensor_parallel", 0, "a whole number of at least 1"),
+        ("gateway.port", 65536, "a whole number of at least 0 and at most 65535"),
+        ("handoff.lease_s", 0, "a finite number of more than 0"),
+        ("engine.gpu_memory_utilization", "1.1", "a finite number of more than 0 and at most 1"),
         ("handoff.lease_s", "nan", "a finite number"),
         ("handoff.lease_s", "inf", "a finite number"),
         ("handoff.lease_s", [], "a finite number"),
@@ -168,13 +175,18 @@ def test_rules_name_the_layer_that_broke_them(layer: dict[str, object], key: str
 
 
 def test_every_broken_rule_is_reported() -> None:
-    error = refusal(("flags", {"engine.block_size": 12, "gateway.port": -1}))
-    assert "engine.block_size = 12" in error.message
-    assert "gateway.port = -1" in error.message
+    """Values outside their ranges are reported together; rules are checked when there is none."""
+    ranges = refusal(("flags", {"engine.num_threads": "many", "gateway.port": -1}))
+    assert "engine.num_threads = 'many'" in ranges.message
+    assert "gateway.port = -1" in ranges.message
+    rules = refusal(("flags", {"engine.block_size": 12, "redis.namespace": "a:b"}))
+    assert "engine.block_size = 12" in rules.message
+    assert "redis.namespace = a:b" in rules.message
 
 
 def test_the_default_tree_breaks_no_rule() -> None:
-    assert violations(Config()) == ()
+    assert violations(Config()) == []
+    assert build([("itself", {leaf.key: leaf.default for leaf in settings()})]) == Config()
 
 
 def test_environment_takes_only_settings() -> None:
@@ -241,7 +253,7 @@ def test_any_values_give_a_valid_tree_or_a_typed_error(layer: dict[str, object])
         assert error.kind is ErrorKind.INVALID_REQUEST
         assert error.param in KEYS
     else:
-        assert violations(config) == ()
+        assert violations(config) == []
 
 
 @given(st.integers(0, 2**50))

@@ -9,7 +9,7 @@ from typing import Any
 from tandem.cli.gateway_checks import require_auth_if_public
 from tandem.core.config import ClusterConfig, Config, WorkerConfig
 from tandem.core.settings import Resolved, resolve
-from tandem.doctor.auth import judge_guard, judge_secret, judge_tenants, read_auth_problem, read_secret
+from tandem.doctor.auth import check_guard, check_secret, check_tenants
 from tandem.worker.addresses import require_worker_auth
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -23,7 +23,7 @@ def settings(**values: Any) -> Resolved:
 
 
 def tenants(resolved: Resolved) -> Any:
-    return judge_tenants(read_auth_problem(require_auth_if_public, resolved), resolved)
+    return check_tenants(require_auth_if_public, resolved)
 
 
 def test_a_valid_tenants_file() -> None:
@@ -49,7 +49,7 @@ def test_the_default_is_for_serve() -> None:
 
 def test_a_worker_that_accepts_unauthenticated_calls() -> None:
     def guard(resolved: Resolved) -> Any:
-        return judge_guard(read_auth_problem(lambda resolved: require_worker_auth(resolved.config) and None, resolved))
+        return check_guard(lambda resolved: require_worker_auth(resolved.config) and None, resolved)
 
     assert_fine(guard(settings()), "guard", "only from its own cluster")
     assert_fails(guard(settings(worker__host="0.0.0.0")), "guard", "others can reach", "--secret-file FILE")
@@ -61,8 +61,12 @@ def written(path: Path, text: str, mode: int = 0o600) -> str:
     return str(path)
 
 
+def with_secret(path: str) -> Config:
+    return Config(cluster=ClusterConfig(secret_file=path))
+
+
 def test_a_file_that_is_fine(tmp_path: Path) -> None:
-    finding = judge_secret(read_secret(written(tmp_path / "s", f"{SECRET}\n{SECRET[::-1]}\n")), Config())
+    finding = check_secret(with_secret(written(tmp_path / "s", f"{SECRET}\n{SECRET[::-1]}\n")))
     assert_fine(finding, "secret", "holds 2 secrets, mode 0600")
     assert SECRET not in finding.found
 
@@ -70,21 +74,20 @@ def test_a_file_that_is_fine(tmp_path: Path) -> None:
 def test_unusable_secret_files(tmp_path: Path) -> None:
     short = written(tmp_path / "short", "tiny")
     for path, found in ((short, "less than 32 bytes"), (str(tmp_path / "none"), "cannot read")):
-        finding = judge_secret(read_secret(path), Config())
+        finding = check_secret(with_secret(path))
         assert_fails(finding, "secret", found, f"`openssl rand -hex 32 > {path}`")
         assert "`cluster.existingSecret`" in finding.fix and "tiny" not in finding.found
 
 
 def test_a_world_readable_secret_file(tmp_path: Path) -> None:
     path = written(tmp_path / "s", SECRET, 0o644)
-    assert_warns(judge_secret(read_secret(path), Config()), "secret", "mode 0644", f"`chmod 600 {path}`")
-    assert_fine(judge_secret(read_secret(written(tmp_path / "g", SECRET, 0o440)), Config()), "secret", "mode 0440")
+    assert_warns(check_secret(with_secret(path)), "secret", "mode 0644", f"`chmod 600 {path}`")
+    assert_fine(check_secret(with_secret(written(tmp_path / "g", SECRET, 0o440))), "secret", "mode 0440")
 
 
 def test_no_secret_file() -> None:
-    assert read_secret("") is None
-    assert_skips(judge_secret(None, Config()), "secret", "cluster.secret_file is empty")
-    assert_fails(judge_secret(None, WORLD), "secret", "worker.host is 0.0.0.0", "--secret-file secret")
+    assert_skips(check_secret(Config()), "secret", "cluster.secret_file is empty")
+    assert_fails(check_secret(WORLD), "secret", "worker.host is 0.0.0.0", "--secret-file secret")
     insecure = replace(WORLD, cluster=ClusterConfig(insecure=True))
-    assert_warns(judge_secret(None, insecure), "secret", "anybody who can reach 0.0.0.0", "--secret-file secret")
-    assert_skips(judge_secret(None, replace(WORLD, cluster=ClusterConfig(tls_ca_file="ca"))), "secret", "is empty")
+    assert_warns(check_secret(insecure), "secret", "anybody who can reach 0.0.0.0", "--secret-file secret")
+    assert_skips(check_secret(replace(WORLD, cluster=ClusterConfig(tls_ca_file="ca"))), "secret", "is empty")

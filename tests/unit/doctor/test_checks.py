@@ -13,9 +13,9 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.settings import Resolved, resolve
-from tandem.doctor.checks import CheckSuite, Dependencies, Options
+from tandem.doctor.checks import Dependencies, Options, list_checks
 from tandem.doctor.finding import Severity
-from tandem.doctor.runner import run_checks
+from tandem.doctor.runner import Check, run_checks
 from tests.unit.doctor.cluster import Listed
 from tests.unit.doctor.trees import system
 
@@ -34,17 +34,18 @@ def members(config: Config) -> Listed:
     raise AssertionError("nobody names a Redis")
 
 
-def checkup(tmp_path: Path, parts: Set[str]) -> CheckSuite:
+def checkup(tmp_path: Path, parts: Set[str]) -> list[Check]:
     here = system(tmp_path, {"/proc/self/limits": "Max open files 9 9999 files\nMax locked memory 9 9 bytes\n"})
     settings = resolve([("test", {"gateway.port": 0, "model.device": "cuda"})])
-    return CheckSuite(settings, here, Dependencies(members, fine, fine, address), Options(), parts, SystemClock())  # type: ignore[arg-type]
+    dependencies = Dependencies(members, fine, fine, address)  # type: ignore[arg-type]
+    return list_checks(settings, here, dependencies, Options(), parts, SystemClock())[0]
 
 
 async def test_checks_of_parts_that_are_not_installed_are_skipped(tmp_path: Path) -> None:
     """Run all checks on a machine without a GPU, an RDMA card, a compiler or shared memory."""
     found = {}
     for parts in ({"gateway"}, {"worker"}):
-        examined = await run_checks([c for c in checkup(tmp_path, parts).checks() if c.name != "ucx"], SystemClock())
+        examined = await run_checks([c for c in checkup(tmp_path, parts) if c.name != "ucx"], SystemClock())
         found[parts.pop()] = {f.check: f for one in examined for f in one.findings}
     for name in ("cpu", "gpu", "rdma", "memlock", "shared-memory", "model", "advertise-address", "guard"):
         assert found["gateway"][name].found == "tandem[worker] is not installed: none runs here"
@@ -62,7 +63,7 @@ def test_every_check_reports_under_its_own_name_or_is_documented() -> None:
     together = {"python", "packages", "cuda", "compiler", "gid", "gpudirect", "cache", "fingerprints", "roles"}
     source = "".join(path.read_text() for path in ROOM.glob("*.py"))
     written = re.findall(r'\b(?:ok|warn|fail|skip|wrong)\(\s*"([a-z-]+)"', source)
-    names = re.findall(r'Check\("([a-z-]+)"', (ROOM / "checks.py").read_text())
+    names = re.findall(r'Check\(\s*"([a-z-]+)"', (ROOM / "checks.py").read_text())
     assert len(names) == len(set(names)) and set(written) | {"pairs"} == (set(names) | together) - {"versions"}
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tandem.doctor.finding import Finding
 from tandem.doctor.host_limits import (
     ResourceLimits,
-    SharedMemory,
+    check_open_files,
+    check_shared_memory,
     judge_memlock,
-    judge_open_files,
-    judge_shared_memory,
     read_limits,
     read_shared_memory,
 )
@@ -69,10 +69,15 @@ def test_without_rdma_nothing_is_locked() -> None:
     )
 
 
-def test_open_files() -> None:
-    assert_fine(judge_open_files(ResourceLimits(None, False, 5120), 4096), "open-files", "5,120 files may be open")
-    assert_fine(judge_open_files(ResourceLimits(None, False, None), 4096), "open-files", "any number of")
-    few = judge_open_files(ResourceLimits(None, False, 5119), 4096)
+def limited(root: Path, num_files: int | None) -> System:
+    limits = f"Max open files 9 {num_files or 'unlimited'} files\nMax locked memory 9 9 bytes"
+    return system(root, {"/proc/self/limits": limits})
+
+
+def test_open_files(tmp_path: Path) -> None:
+    assert_fine(check_open_files(limited(tmp_path, 5120), 4096), "open-files", "5,120 files may be open")
+    assert_fine(check_open_files(limited(tmp_path, None), 4096), "open-files", "any number of")
+    few = check_open_files(limited(tmp_path, 5119), 4096)
     assert_warns(few, "open-files", "gateway.max_connections=4096 needs 5,120", "`ulimit -Hn 5120`")
     assert "gateway.max_connections of 4095" in few.fix
 
@@ -81,28 +86,33 @@ def test_the_size_is_read_from_the_file_system(tmp_path: Path) -> None:
     assert read_shared_memory(System(tmp_path)) is None
     (tmp_path / "dev/shm").mkdir(parents=True)
     found = read_shared_memory(System(tmp_path))
-    assert found is not None and 0 < found.num_free_bytes <= found.num_bytes
+    assert found is not None and 0 < found[1] <= found[0]
 
 
-def test_enough() -> None:
-    assert_fine(judge_shared_memory(SharedMemory(2048 * MIB, 2000 * MIB)), "shared-memory", "2.0GiB of 2GiB are free")
+def judged(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int] | None) -> Finding:
+    monkeypatch.setattr("tandem.doctor.host_limits.read_shared_memory", lambda _: sizes)
+    return check_shared_memory(System())
 
 
-def test_docker_s_default_is_too_little() -> None:
-    finding = judge_shared_memory(SharedMemory(64 * MIB, 64 * MIB))
+def test_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fine(judged(monkeypatch, (2048 * MIB, 2000 * MIB)), "shared-memory", "2.0GiB of 2GiB are free")
+
+
+def test_docker_s_default_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = judged(monkeypatch, (64 * MIB, 64 * MIB))
     assert_fails(finding, "shared-memory", "64MiB of 64MiB are free", "--shm-size=1g")
     assert "`pools.<name>.sharedMemory: 1Gi`" in finding.fix
 
 
-def test_a_full_shared_memory_fails() -> None:
-    finding = judge_shared_memory(SharedMemory(2048 * MIB, 10 * MIB))
+def test_a_full_shared_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = judged(monkeypatch, (2048 * MIB, 10 * MIB))
     assert_fails(finding, "shared-memory", "10MiB of 2GiB are free", "`ls -l /dev/shm`")
 
 
-def test_a_small_shared_memory_is_a_warning() -> None:
-    finding = judge_shared_memory(SharedMemory(512 * MIB, 512 * MIB))
+def test_a_small_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = judged(monkeypatch, (512 * MIB, 512 * MIB))
     assert_warns(finding, "shared-memory", "a few small workers only", "--shm-size=1g")
 
 
-def test_none_at_all() -> None:
-    assert_fails(judge_shared_memory(None), "shared-memory", "there is no /dev/shm", "--shm-size=1g")
+def test_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fails(judged(monkeypatch, None), "shared-memory", "there is no /dev/shm", "--shm-size=1g")

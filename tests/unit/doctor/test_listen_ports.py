@@ -14,9 +14,8 @@ from tandem.core.config import ClusterConfig, Config, GatewayConfig, WorkerConfi
 from tandem.doctor.finding import Finding
 from tandem.doctor.listen_ports import (
     ConfiguredAddress,
+    check_address,
     configured_addresses,
-    judge_address,
-    probe_address,
 )
 from tandem.obs.metrics.metrics_server import MetricsEndpoint
 from tandem.wire.tls import TlsFiles
@@ -36,7 +35,7 @@ def taken() -> Iterator[int]:
 
 
 def judged(configured: ConfiguredAddress, cluster: ClusterConfig = OPEN) -> Finding:
-    return judge_address(probe_address(configured, cluster))
+    return check_address(configured, cluster)
 
 
 def test_a_port_that_is_free() -> None:

@@ -17,11 +17,9 @@ from tandem.core.config import Config, PlannerConfig
 from tandem.doctor.pod import ACCOUNT
 from tandem.doctor.rbac import (
     Permission,
-    Reviewed,
-    examine_permissions,
-    judge_review,
+    check_permissions,
+    check_review,
     required_permissions,
-    review,
 )
 from tests.certificates import Authority
 from tests.unit.doctor.trees import system
@@ -68,15 +66,17 @@ def test_the_chart_s_role_allows_exactly_the_required_permissions() -> None:
 
 
 def test_all_allowed() -> None:
-    reviewed = review(required_permissions(PATCHES), "serving", allowing())
-    assert_fine(judge_review(reviewed, "serving"), "rbac", "all 8 permissions that the planner needs in serving")
+    assert_fine(
+        check_review(required_permissions(PATCHES), "serving", allowing()),
+        "rbac",
+        "all 8 permissions that the planner needs in serving",
+    )
 
 
 def test_denied_permissions_are_named() -> None:
-    reviewed = review(required_permissions(PATCHES), "serving", allowing(PATCH, LEASE))
-    assert reviewed == Reviewed((PATCH, LEASE), 8)
+    reviewed = check_review(required_permissions(PATCHES), "serving", allowing(PATCH, LEASE))
     reason = "the service account may not patch rayclusters.ray.io, create leases.coordination.k8s.io in serving"
-    assert_fails(judge_review(reviewed, "serving"), "rbac", reason, "`kubectl -n serving create role`")
+    assert_fails(reviewed, "rbac", reason, "`kubectl -n serving create role`")
 
 
 def test_a_server_that_does_not_review() -> None:
@@ -84,15 +84,15 @@ def test_a_server_that_does_not_review() -> None:
         raise ConnectionRefusedError("connection refused")
 
     for post, reason in ((refused, "connection refused"), (lambda path, body: (403, {}), "HTTP status 403")):
-        finding = judge_review(review([PATCH], "serving", post), "serving")
+        finding = check_review([PATCH], "serving", post)
         assert_fails(finding, "rbac", f"does not review our permissions: {reason}", "the NetworkPolicy")
 
 
 def test_without_an_api_server_or_token_the_check_is_skipped(tmp_path: Path) -> None:
-    assert_skips(examine_permissions(system(tmp_path, {}), Config()), "rbac", "planner.actuator is serve")
-    assert_skips(examine_permissions(system(tmp_path, {}), PATCHES), "rbac", "this is not a pod")
+    assert_skips(check_permissions(system(tmp_path, {}), Config()), "rbac", "planner.actuator is serve")
+    assert_skips(check_permissions(system(tmp_path, {}), PATCHES), "rbac", "this is not a pod")
     bare = system(tmp_path, {}, KUBERNETES_SERVICE_HOST="127.0.0.1")
-    assert_skips(examine_permissions(bare, PATCHES), "rbac", "no service account token: only the planner's")
+    assert_skips(check_permissions(bare, PATCHES), "rbac", "no service account token: only the planner's")
 
 
 def test_reviews_are_posted_over_tls_as_the_service_account(tmp_path: Path) -> None:
@@ -104,10 +104,10 @@ def test_reviews_are_posted_over_tls_as_the_service_account(tmp_path: Path) -> N
             f"{ACCOUNT}/ca.crt": authority.ca.read_text(),
         }
         place = {"KUBERNETES_SERVICE_HOST": "localhost", "KUBERNETES_SERVICE_PORT": str(port)}
-        assert_fine(examine_permissions(system(tmp_path / "a", files, **place), PATCHES), "rbac", "all 8")
+        assert_fine(check_permissions(system(tmp_path / "a", files, **place), PATCHES), "rbac", "all 8")
         assert seen == ["Bearer sesame"] * 8
         files[f"{ACCOUNT}/ca.crt"] = Authority(tmp_path / "other").ca.read_text()
-        finding = examine_permissions(system(tmp_path / "b", files, **place), PATCHES)
+        finding = check_permissions(system(tmp_path / "b", files, **place), PATCHES)
         assert_fails(finding, "rbac", "CERTIFICATE_VERIFY_FAILED", "the NetworkPolicy")
         assert len(seen) == 8, "an unknown server gets no token"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.config import ClusterConfig
-from tandem.doctor.tls import SOON_S, TlsFacts, judge_tls, read_tls
+from tandem.doctor.tls import check_tls
 from tests.certificates import Authority
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -20,15 +20,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def test_files_that_belong_together(authority: Authority) -> None:
-    facts = read_tls(authority.issue("w0"))
-    assert facts is not None and facts.problem == ""
-    assert 0 < facts.ends_at - time.time() <= 2 * 86_400 + 60, "as the authority of tests makes them"
-    assert_fine(judge_tls(facts, facts.ends_at - 100 * 86_400), "tls", "100 days left")
-
-
-def test_a_certificate_that_expires_soon() -> None:
-    finding = judge_tls(TlsFacts(ends_at=1000.0 + SOON_S), 1001.0)
-    assert_warns(finding, "tls", "14 days left", "DNS:tandem-cluster")
+    files = authority.issue("w0")
+    assert_fine(check_tls(files, time.time() - 98 * 86_400), "tls", "100 days left")
+    assert_warns(check_tls(files, time.time()), "tls", "2 days left", "DNS:tandem-cluster")
 
 
 def test_files_that_do_not_match(authority: Authority, tmp_path: Path) -> None:
@@ -41,8 +35,8 @@ def test_files_that_do_not_match(authority: Authority, tmp_path: Path) -> None:
         "cluster.tls_key_file is empty": replace(good, tls_key_file=""),
     }
     for found, cluster in cases.items():
-        assert_fails(judge_tls(read_tls(cluster), 0.0), "tls", found, "a certificate of the cluster's CA")
+        assert_fails(check_tls(cluster, 0.0), "tls", found, "a certificate of the cluster's CA")
 
 
 def test_without_tls() -> None:
-    assert_skips(judge_tls(read_tls(ClusterConfig()), 0.0), "tls", "cluster.tls_cert_file is empty")
+    assert_skips(check_tls(ClusterConfig(), 0.0), "tls", "cluster.tls_cert_file is empty")

@@ -14,8 +14,8 @@ from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.kv.kv_event_codec import DEVICE, short_hash
 from tandem.kv.kv_event_log import KVEventLog
 from tandem.routing.prefix_accuracy import Prediction
-from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexUnavailable, IndexWriter, shard_of
-from tandem.stores.redis_client import connect
+from tandem.stores.prefix_index import MAX_FACTS, IndexReader, IndexWriter, shard_of
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.worker.gateways.kv_event_publisher import BEACON_S, KVEventPublisher
 
 pytestmark = pytest.mark.redis
@@ -29,7 +29,7 @@ class Cluster:
 
     def __init__(self, url: str, namespace: str) -> None:
         self.url, self.namespace, self.time = url, namespace, 1000.0
-        self.redis = connect(url)
+        self.redis = RedisClient(url).redis
         self.writers: list[IndexWriter] = []
         self.gateway = PrefixIndexClient(IndexReader(url, namespace), self, 1, self)
         self.begin_life()
@@ -174,4 +174,4 @@ async def test_an_older_snapshot_restored_with_redis_is_replaced(cluster: Cluste
 
 
 async def lost(entries: object) -> None:
-    raise IndexUnavailable("planted")
+    raise StoreUnavailable("planted")

@@ -24,8 +24,7 @@ from tandem.gateway.tenants.quotas import TenantQuotas
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.redis_client import connect
-from tandem.stores.script_pipeline import StoreUnavailable
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tests.e2e.gateway.processes import Redis as RedisServer
 from tests.unit.gateway.scripted_worker import until
 
@@ -69,11 +68,11 @@ class Gateways:
         return one, two
 
     async def keys(self) -> list[bytes]:
-        async with connect(self.url) as redis:
+        async with RedisClient(self.url).redis as redis:
             return sorted(await redis.keys(f"{self.namespace}:quota:*"))
 
     async def num_open(self, tenant: Tenant) -> int:
-        async with connect(self.url) as redis:
+        async with RedisClient(self.url).redis as redis:
             return int(await redis.hlen(f"{self.namespace}:quota:{{{tenant.id}}}:open"))  # type: ignore[misc]
 
 
@@ -366,7 +365,7 @@ async def test_a_script_that_redis_forgot_is_loaded_again(gateways: Gateways) ->
     quotas = gateways.add()
     who = tenant(requests_per_minute=50)
     await enter(quotas, who)
-    redis: Redis = connect(gateways.url)
+    redis: Redis = RedisClient(gateways.url).redis
     await redis.script_flush()
     await redis.aclose()
     entries = await asyncio.gather(*(enter(quotas, who) for _ in range(20)))
@@ -463,7 +462,7 @@ async def test_a_gateway_stays_local_while_the_shared_buckets_do_not_answer(
     await quotas._heartbeat()
     (await enter(quotas, who, 100)).close()
     await asyncio.gather(*quotas._posted)
-    async with connect(server.url) as redis:
+    async with RedisClient(server.url).redis as redis:
         await redis.config_set("maxmemory", 1)
         used = await enter(quotas, who, 800)
         used.watch(lambda: TokenUsage(800, 0))
@@ -600,7 +599,7 @@ async def test_the_buckets_of_an_inactive_tenant_expire(gateways: Gateways) -> N
     quotas = gateways.add()
     (await enter(quotas, tenant(requests_per_minute=5))).close()
     await asyncio.gather(*quotas._posted)
-    async with connect(gateways.url) as redis:
+    async with RedisClient(gateways.url).redis as redis:
         for key in await gateways.keys():
             assert 0 < await redis.pttl(key) <= 60_000
 

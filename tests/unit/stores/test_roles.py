@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.stores.redis_client import connect
+from tandem.stores.redis_client import RedisClient
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import RegistrationStatus, WorkerRegistry
@@ -46,7 +46,7 @@ def namespace() -> str:
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = connect(redis_url)
+    client = RedisClient(redis_url).redis
     yield client
     await client.aclose()
 
@@ -171,7 +171,7 @@ def test_any_sequence_of_operations_matches_a_dictionary(redis_url: str, steps: 
 
 async def _run(url: str, namespace: str, steps: list[tuple[object, ...]]) -> None:
     """Run random operations on three incarnations of one worker. `known`: the last role that each has received."""
-    registry, client = WorkerRegistry(url, namespace, ttl_s=60.0), connect(url)
+    registry, client = WorkerRegistry(url, namespace, ttl_s=60.0), RedisClient(url).redis
     lives = [record(incarnation=BORN + life) for life in range(3)]
     held: WorkerRecord | None = None
     known = ["", "", ""]

@@ -18,10 +18,10 @@ from redis.asyncio import Redis
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.topology import Topology
 from tandem.stores.embedded_redis import EmbeddedServer
-from tandem.stores.redis_client import connect
+from tandem.stores.redis_client import RedisClient, StoreUnavailable
 from tandem.stores.registry_heartbeat import Heartbeat, Registration
-from tandem.stores.worker_record import RecordError, WorkerRecord
-from tandem.stores.worker_registry import RegistryUnavailable, RegistryView, WorkerRegistry
+from tandem.stores.worker_record import WorkerRecord
+from tandem.stores.worker_registry import RegistryView, WorkerRegistry
 
 Make = Callable[..., WorkerRegistry]
 
@@ -51,7 +51,7 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = connect(redis_url)
+    client = RedisClient(redis_url).redis
     await client.flushall()
     yield client
     await client.aclose()
@@ -165,7 +165,7 @@ class TestRegistry:
         for _ in range(3):
             assert await registry.list() == (record("w1"),)
         assert [r.getMessage() for r in caplog.records] == [
-            "a record in the registry is left out: not a worker record of schema 1"
+            "a record in the registry is left out: not a record of schema 1"
         ]
 
     async def test_records_are_sent_again_only_when_they_changed(
@@ -284,7 +284,7 @@ class TestOutage:
         assert await registry.publish(record())
         outage.begin()
         for call in (registry.list, lambda: registry.publish(record()), lambda: registry.withdraw(record().worker)):
-            with pytest.raises(RegistryUnavailable):
+            with pytest.raises(StoreUnavailable):
                 await call()
         outage.end()
         assert await registry.list() == ()
@@ -394,7 +394,7 @@ def test_labels_are_there_only_where_they_were_set() -> None:
     labelled = replace(record(), topology=Topology("host-1", "", "zone-a"))
     assert WorkerRecord.from_json(labelled.to_json()) == labelled
     assert not {"host", "rack", "zone"} & json.loads(record().to_json()).keys()
-    with pytest.raises(RecordError):
+    with pytest.raises(ValueError, match=r"."):
         WorkerRecord.from_json(json.dumps({**json.loads(labelled.to_json()), "rack": 7}))
 
 
@@ -402,18 +402,18 @@ def test_every_field_is_checked() -> None:
     content = json.loads(record().to_json())
     wrongs: list[object] = [None, [], True, -1]
     for name, wrong in itertools.product(content, wrongs):
-        with pytest.raises(RecordError):
+        with pytest.raises(ValueError, match=r"."):
             WorkerRecord.from_json(json.dumps({**content, name: wrong}))
-        with pytest.raises(RecordError):
+        with pytest.raises(ValueError, match=r"."):
             WorkerRecord.from_json(json.dumps({k: v for k, v in content.items() if k != name}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", b"\xff", "{", '"text"'])
 def test_garbage_is_a_record_error(text: str) -> None:
-    with pytest.raises(RecordError):
+    with pytest.raises(ValueError, match=r"."):
         WorkerRecord.from_json(text)
 
 
 def test_other_urls_are_refused() -> None:
     with pytest.raises(ValueError, match="scheme"):
-        connect("http://127.0.0.1")
+        RedisClient("http://127.0.0.1")

@@ -14,8 +14,8 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.topology import Topology
 from tandem.routing.link_policy import NUM_PEERS
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import RegistryUnavailable
 from tandem.transfer.link_detection import LinkEndpoints
 from tandem.worker.kv.handshake import SourceGone
 from tandem.worker.kv.read_stats import ReadStats
@@ -127,7 +127,7 @@ async def test_a_registry_that_fails_changes_nothing_and_newcomers_are_measured(
         nonlocal num_failures
         if not listed:
             num_failures += 1
-            raise RegistryUnavailable("down")
+            raise StoreUnavailable("down")
         return listed
 
     _, probe = run(registry)

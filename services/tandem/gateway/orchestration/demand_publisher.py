@@ -9,7 +9,8 @@ from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.orchestration.demand import DemandCounter
-from tandem.stores.demand_store import DemandRecord, DemandStore, DemandUnavailable
+from tandem.stores.demand_store import DemandRecord, DemandStore
+from tandem.stores.redis_client import StoreUnavailable
 
 PERIOD_S = 1.0
 
@@ -34,14 +35,14 @@ class DemandPublisher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            with contextlib.suppress(DemandUnavailable):
+            with contextlib.suppress(StoreUnavailable):
                 await self._board.withdraw(self._gateway)
         await self._board.close()
 
     async def _run(self) -> None:
         while True:
             async with log_and_continue("telling of demand"):
-                with contextlib.suppress(DemandUnavailable):  # `RedisHealth` has said so
+                with contextlib.suppress(StoreUnavailable):  # `RedisHealth` has said so
                     await self._board.publish(self._record())
                 await asyncio.sleep(PERIOD_S)
 

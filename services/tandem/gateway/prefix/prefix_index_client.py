@@ -21,7 +21,8 @@ from tandem.routing.kv_indexer import KVIndexer, WorkerKVEvents
 from tandem.routing.prefix_accuracy import Prediction, PrefixAccuracy
 from tandem.routing.prefix_index import PrefixHit, PrefixTable
 from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import IndexReader, IndexUnavailable
+from tandem.stores.prefix_index import IndexReader
+from tandem.stores.redis_client import StoreUnavailable
 
 POLL_S = 0.025
 RETRY_S = 0.25
@@ -111,7 +112,7 @@ class PrefixIndexClient:
         try:
             has_more = await self._follow()
             self.is_reachable = True
-        except IndexUnavailable:
+        except StoreUnavailable:
             self.is_reachable = False
             return False
         return has_more

@@ -6,7 +6,8 @@ import asyncio
 
 from tandem.admission.request_queue import RequestQueue
 from tandem.gateway.context.supervise import log_and_continue
-from tandem.stores.service_counters import CountersUnavailable, ServiceCounters
+from tandem.stores.redis_client import StoreUnavailable
+from tandem.stores.service_counters import ServiceCounters
 
 PERIOD_S = 0.1
 RETRY_S = 1.0
@@ -39,6 +40,6 @@ class FairnessSync:
                     for service, num_tokens in await self._counters.exchange(self._queue.served()):
                         self._queue.add_remote_usage(service, num_tokens)
                     is_reachable = True
-                except CountersUnavailable:
+                except StoreUnavailable:
                     is_reachable = False
                 await asyncio.sleep(PERIOD_S if is_reachable else RETRY_S)

@@ -27,7 +27,7 @@ from tandem.gateway.tenants.quota_reservation import QuotaReservation, Unlimited
 from tandem.gateway.tenants.tenant_quota_state import TenantQuotaState
 from tandem.stores.gateway_registry import GatewayRegistry
 from tandem.stores.quota_store import RedisQuotas
-from tandem.stores.script_pipeline import StoreUnavailable
+from tandem.stores.redis_client import StoreUnavailable
 
 BEATS_PER_TTL = 4
 RETRY_S = 0.5

@@ -19,7 +19,8 @@ from tandem.core.ids import WorkerRef
 from tandem.kv.kv_event_log import KVEventBatch, KVEventLog
 from tandem.routing.kv_indexer import WorkerKVEvents
 from tandem.stores.index_format import IndexSnapshot
-from tandem.stores.prefix_index import MAX_FACTS, REQUEST_TTL_S, IndexUnavailable, IndexWriter
+from tandem.stores.prefix_index import MAX_FACTS, REQUEST_TTL_S, IndexWriter
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.redis_health import RedisHealth
 
 BATCH_S = 0.02
@@ -71,7 +72,7 @@ class KVEventPublisher:
                 await asyncio.sleep(BATCH_S if self._is_reachable else RETRY_S)
                 await self.turn()
         finally:
-            with contextlib.suppress(IndexUnavailable):
+            with contextlib.suppress(StoreUnavailable):
                 await self._writer.withdraw()
             await self._writer.close()
 
@@ -84,7 +85,7 @@ class KVEventPublisher:
                 self._renew_at = self._clock.now() + RENEW_S
             await self._publish()
             self._is_reachable = True
-        except IndexUnavailable:
+        except StoreUnavailable:
             self._is_reachable = False
             self._covered = None  # the next reply may come from another server, or from one with older data
 
@@ -137,7 +138,7 @@ class KVEventPublisher:
             await asyncio.sleep(0)
         try:
             await self._writer.write(IndexSnapshot(self._worker.incarnation, number, self._capacity, words))
-        except IndexUnavailable:
+        except StoreUnavailable:
             self._covered = None
             raise
         self._covered = number

@@ -20,8 +20,8 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.link import LinkReport
 from tandem.routing.link_policy import evaluate, peers_to_probe, unmeasured
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.worker_record import WorkerRecord
-from tandem.stores.worker_registry import RegistryUnavailable
 from tandem.transfer.nic_counters import read_counters
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.kv.handshake import SourceGone
@@ -77,7 +77,7 @@ class LinkMonitor:
         return f"<link monitor of {self._me.id}: {self.reports}, {len(self._running)} probes running>"
 
     async def run(self, list_workers: Callable[[], Awaitable[Sequence[WorkerRecord]]] | None) -> None:
-        """Probe links until cancelled. `list_workers` may raise RegistryUnavailable; None means that no source is
+        """Probe links until cancelled. `list_workers` may raise StoreUnavailable; None means that no source is
         chosen, while the throughput of transfers is still reported."""
         list_at, pause_s = self._clock.now(), BEAT_S
         while True:
@@ -186,7 +186,7 @@ class LinkMonitor:
         nothing."""
         try:
             records = await list_workers()
-        except RegistryUnavailable:
+        except StoreUnavailable:
             return
         producers = [
             (record.worker, record.topology.zone)

@@ -1,0 +1,23 @@
+"""Decode the JSON records of the stores into typed values."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class _Header(msgspec.Struct):
+    schema: int
+
+
+def decode_record(text: str | bytes, kind: type[T], schema: int) -> T:
+    """Return a record whose field `schema` must have this value; unknown fields are skipped. Raises ValueError."""
+    try:
+        if msgspec.json.decode(text, type=_Header).schema != schema:
+            raise ValueError(f"not a record of schema {schema}")
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from None
