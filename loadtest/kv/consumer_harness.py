@@ -14,14 +14,14 @@ from tandem.core.ids import HandoffId, HandoffKey, RequestId, WorkerRef
 from tandem.core.request import Request, ResumeJob, SamplingParams
 from tandem.engine.effects import Effect, SendEvent, StartRead, TearDownProducer
 from tandem.engine.engine import Engine, HandoffLimits
-from tandem.engine.ports import BlockCopy, TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.layout import KVLayout
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
+from tandem.transfer.interface import BlockCopy, Transport
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.transfer.transport import Transport
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tandem.worker.kv.transfer_client import TransferClient

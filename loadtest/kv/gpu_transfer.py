@@ -34,8 +34,9 @@ from loadtest.kv.device_memory import DeviceMemory, open_memory
 from loadtest.processes.mps import MpsUnavailable, multi_process_service
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_memory import CopySpan

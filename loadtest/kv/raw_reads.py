@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tandem.core.clock import SystemClock
-from tandem.engine.ports import BlockCopy, TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
+from tandem.transfer.interface import BlockCopy
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_agent import open_agent
 from tandem.transfer.nixl_transport import memory_type

@@ -32,15 +32,15 @@ from loadtest.kv.consumer_harness import GUARD_S, ConsumerHarness
 from loadtest.kv.raw_reads import Bare, bare_local, bare_nixl
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.transfer.transport import Transport
 from tandem.worker.main import prepare_process
 
 if TYPE_CHECKING:

@@ -30,17 +30,17 @@ from tandem.engine.effects import (
     TearDownProducer,
 )
 from tandem.engine.engine import Engine, HandoffLimits
-from tandem.engine.ports import BlockCopy, Pipeline
-from tandem.engine.transfer_messages import ConnectPeer, PeerLost, ReadDone, ReadFailed, ReadRequest
+from tandem.engine.ports import Pipeline
+from tandem.engine.transfer_messages import ConnectPeer, PeerLost, ReadDone, ReadFailed
 from tandem.kv.block_pool import BlockPool
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.model_loader import AnyExecutor
 from tandem.sched.state.limits import SchedulerLimits
+from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import TransferEngine
-from tandem.transfer.transport import Transport
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tests.golden.guesses import Method, speculation
 from tests.golden.ranked_movers import RankedMover
@@ -302,7 +302,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 case FollowHandoff() | SendRemainderRequest() | ReleaseHandoff() | RenewLeases():
                     self._send_to_source(node, effect)
                 case StartRead():
-                    node.carrier.accept(self._order(effect))
+                    node.carrier.accept(effect)
                 case JobEnded():
                     pass
                 case TearDownProducer():
@@ -323,12 +323,6 @@ class Cluster(AbstractContextManager["Cluster"]):
             case RenewLeases(_, keys):
                 self._carry_out(producer, producer.engine.renew(keys, node.ref, now))
                 node.engine.renewed(keys, now, 10.0)
-
-    def _order(self, read: StartRead) -> ReadRequest:
-        peer = self._by_ref[read.source].transport.describe(read.source)
-        copies = tuple(BlockCopy(o.block, mine) for o, mine in zip(read.offered, read.local, strict=True))
-        logical = tuple(range(read.first_index, read.first_index + len(copies)))
-        return ReadRequest(read.read, peer, copies, logical, tuple(o.heads for o in read.offered))
 
     def _take(self, node: Node, event: JobEvent) -> None:
         """As a gateway would: tokens once, in order of index; the end is the one of the node that decodes."""

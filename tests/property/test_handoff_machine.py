@@ -458,7 +458,7 @@ class HandoffMachine(RuleBasedStateMachine):
         if not read.has_copied:
             for offered, mine in zip(read.order.offered, read.order.local, strict=True):
                 self.taken[mine] = self.given[offered.block]
-        right = [(read.key, read.order.first_index + i) for i in range(len(read.order.local))]
+        right = [(read.key, index) for index in read.order.positions]
         if self.digests and [self.taken[b] for b in read.order.local] != right:
             pull = self.pulls.find(read.key)
             is_good = pull is not None and pull.lease_until is not None and self.now < pull.lease_until
@@ -501,8 +501,8 @@ class HandoffMachine(RuleBasedStateMachine):
     def start_read(self, order: StartRead) -> None:
         key = next(k for k, table in self.tables.items() if set(order.local) <= set(table.ids()))
         assert self.outcomes[key] == "open"
-        assert order.local == self.tables[key].ids()[order.first_index : order.first_index + len(order.local)]
-        assert order.first_index >= self.hits[key] and len(order.offered) == len(order.local) > 0
+        assert order.local == tuple(self.tables[key].ids()[index] for index in order.positions)
+        assert order.positions[0] >= self.hits[key] and len(order.offered) == len(order.local) > 0
         self.reads[order.read] = Read(order, key)
 
     def end_pull(self, key: HandoffKey, ended: PullEnded) -> None:

@@ -426,7 +426,7 @@ class Engine:
         effects = self._consumer.on_remote_prefix(job, hashes, self._scheduler.demand(), cost, now)
         if effects is None:
             self._scheduler.on_prefix_ready(job.key)
-        return effects or []
+        return self._apply(effects or (), now)
 
     def _tables(self) -> Iterator[BlockTable]:
         return chain(self._scheduler.tables(), self._consumer.prefix_tables())

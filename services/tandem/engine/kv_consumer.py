@@ -17,6 +17,7 @@ from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import (
     ConsumerEffect,
+    Effect,
     FollowHandoff,
     PullEnded,
     ReleaseHandoff,
@@ -234,7 +235,7 @@ class KVConsumer:
         if job.offer in self._pulls:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {job.offer} already")
 
-    def on_resume(self, job: ResumeJob, now: float) -> list[ConsumerEffect]:
+    def on_resume(self, job: ResumeJob, now: float) -> list[Effect]:
         """Follow the hand-off that an accepted Resume pulls; `on_blocks` gives it its local blocks."""
         self._add(Pull(job.offer, job, job.source, now, self._pull_timeout_s), now)
         return [FollowHandoff(job.source, job.offer)]
@@ -567,7 +568,7 @@ class KVConsumer:
             pull.progress_at = now
         pull.open_reads.add(read_id)
         pull.next_index = stop
-        return [StartRead(read_id, pull.source, first, offered, local), *self._request_remainder(pull)]
+        return [StartRead(read_id, pull.source, range(first, stop), offered, local), *self._request_remainder(pull)]
 
     def _arrive(self, pull: Pull, now: float) -> list[ConsumerEffect]:
         """Complete a pull that has all its blocks, once a renewal proves that the lease outlived the last read."""

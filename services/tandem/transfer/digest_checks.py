@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tandem.core.ids import BlockId
 from tandem.transfer.read_task import ReadPart, ReadTask
@@ -20,18 +19,8 @@ One tuple per block, with one 64-bit number per KV head of the pool.
 """
 
 
-@dataclass(slots=True)
-class DigestCheck:
-    """A received part whose digests are to be compared with those that the producer computed.
-
-    `wrong`: index in the request of the first block whose digest differs, set when the check is done; None: all match.
-    `defect`: the exception that the digest function raised instead.
-    """
-
-    task: ReadTask
-    part: ReadPart
-    wrong: int | None = None
-    defect: Exception | None = None
+Check = tuple[ReadTask, ReadPart]
+"""A received part whose digests are to be compared with those that the producer computed."""
 
 
 class DigestChecks:
@@ -43,8 +32,8 @@ class DigestChecks:
     def __init__(self, digest: Digest, heads: range) -> None:
         self._digest = digest
         self._heads = slice(heads.start, heads.stop)
-        self._waiting: queue.SimpleQueue[DigestCheck | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[DigestCheck] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Check] = queue.SimpleQueue()
         self._num_open = 0
 
     @property
@@ -56,12 +45,12 @@ class DigestChecks:
     def may_work(self) -> bool:
         return not self._waiting.empty()
 
-    def share(self, check: DigestCheck) -> None:
+    def share(self, check: Check) -> None:
         """Queue a check for the helper thread, or for `work`."""
         self._num_open += 1
         self._waiting.put(check)
 
-    def do(self, check: DigestCheck) -> None:
+    def do(self, check: Check) -> None:
         """Do a check on the calling thread. Waking the helper may take longer than a small check."""
         self._num_open += 1
         self._do(check)
@@ -85,34 +74,33 @@ class DigestChecks:
         """Make the helper thread return from `help`."""
         self._waiting.put(None)
 
-    def take(self) -> list[DigestCheck]:
-        """Return the checks that were done since the last call. Raises the exception of a check that has a `defect`."""
-        done: list[DigestCheck] = []
+    def take(self) -> list[Check]:
+        """Return the checks that were done since the last call. Raises the `defect` of a part."""
+        done: list[Check] = []
         while not self._done.empty():
             check = self._done.get()
             self._num_open -= 1
-            if check.defect is not None:
-                raise check.defect
+            _, part = check
+            if part.defect is not None:
+                raise part.defect
             done.append(check)
         return done
 
-    def _do(self, check: DigestCheck) -> None:
+    def _do(self, check: Check) -> None:
+        task, part = check
         try:
-            if check.task.failure is None:
-                check.wrong = self._find_wrong(check.task, check.part)
+            if task.failure is None:
+                part.wrong = self._find_wrong(task, part)
         except Exception as defect:
             # Raised again by `take` on the transfer thread, which fails with it.
-            check.defect = defect
+            part.defect = defect
         self._done.put(check)
 
     def _find_wrong(self, task: ReadTask, part: ReadPart) -> int | None:
-        expected = task.request.digests
-        assert expected is not None
-        places = task.places(part)
-        copies = task.request.copies
-        logical = task.request.logical
-        digests_here = self._digest([copies[place].local for place in places], [logical[place] for place in places])
+        places, read = task.places(part), task.read
+        positions = [read.positions[place] for place in places]
+        digests_here = self._digest([read.local[place] for place in places], positions)
         for place, digest_here in zip(places, digests_here, strict=True):
-            if digest_here != expected[place][self._heads]:
+            if digest_here != read.offered[place].heads[self._heads]:
                 return place
         return None

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tandem.engine.transfer_messages import Command, Event
-from tandem.transfer.interfaces import KVTransfer, OpenRankTransfer, RankTransfer
+from tandem.transfer.interface import KVTransfer, OpenKVTransfer
 from tandem.transfer.rank_merge import RankEventMerger
 
 
@@ -22,13 +22,13 @@ class MultiRankTransfer(KVTransfer):
     When one rank stops, the others are halted.
     """
 
-    def __init__(self, open_ranks: Sequence[OpenRankTransfer], on_event: Callable[[Event], None]) -> None:
+    def __init__(self, open_ranks: Sequence[OpenKVTransfer], on_event: Callable[[Event], None]) -> None:
         self._merger = RankEventMerger(len(open_ranks))
         self._on_event = on_event
         self._is_open = True
         self._is_dispatching = False
         self._lock = threading.RLock()
-        self._ranks: list[RankTransfer] = []
+        self._ranks: list[KVTransfer] = []
         with self._lock:
             self._ranks.extend(open_rank(self._listener(rank)) for rank, open_rank in enumerate(open_ranks))
 

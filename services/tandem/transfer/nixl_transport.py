@@ -15,9 +15,10 @@ import numpy as np
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVRegion
 from tandem.transfer.cuda_driver import CudaDriver
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_agent import NixlAgent, open_agent
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
+from tandem.transfer.interface import BlockCopy, PeerError
 from tandem.transfer.memory_pool import MemoryPool
 
 

@@ -11,7 +11,8 @@ from itertools import count
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
 from tandem.transfer.process_identity import ProcessIdentity, start_ticks, this_process

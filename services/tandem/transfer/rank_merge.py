@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from tandem.engine.ports import TransportPeer
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -24,12 +24,12 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadRequest,
     SelfTest,
     SelfTestDone,
     SetPolling,
     TearDownPeer,
     TransferStopped,
+    TransportPeer,
 )
 
 
@@ -113,7 +113,7 @@ class RankEventMerger:
 
     def submit(self, command: Command) -> None:
         match command:
-            case ReadRequest():
+            case StartRead():
                 self._submit_read(command)
             case ConnectPeer():
                 self._submit_connect(command)
@@ -160,18 +160,19 @@ class RankEventMerger:
 
     # Read requests
 
-    def _submit_read(self, request: ReadRequest) -> None:
-        """Send a request to all ranks. A second request with an open id is a duplicate, and is ignored."""
-        if request.id in self._requests:
+    def _submit_read(self, command: StartRead) -> None:
+        """Send a read to all ranks. A second command with the id of an open read is a duplicate, and is ignored."""
+        if command.read in self._requests:
             return
-        known = self._peers.get(request.peer)
-        if known is None or known.phase is not _Phase.UP:
-            reason = f"{request.peer.worker} is not connected"
-            self.events.append(ReadFailed(request.id, FailureKind.REFUSED, reason, drained=True))
+        life = (command.source.id, command.source.incarnation)
+        known = next((x for x in self._peers.values() if x.phase is _Phase.UP and x.peer.life == life), None)
+        if known is None:
+            reason = f"{command.source} is not connected"
+            self.events.append(ReadFailed(command.read, FailureKind.REFUSED, reason, drained=True))
             return
         known.num_requests += 1
-        self._requests[request.id] = _Request(known, set(range(self._num_ranks)))
-        self._send_all(request)
+        self._requests[command.read] = _Request(known, set(range(self._num_ranks)))
+        self._send_all(command)
 
     def _end_request_at(self, rank: int, event: ReadDone | ReadFailed) -> None:
         request = self._requests[event.id]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.engine.ports import PeerError, ReadState, TransportPeer
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -22,17 +22,17 @@ from tandem.engine.transfer_messages import (
     PeerDrained,
     PeerLost,
     ReadFailed,
-    ReadRequest,
     SelfTest,
     SelfTestDone,
     SetPolling,
     TearDownPeer,
     TransferStopped,
+    TransportPeer,
 )
-from tandem.transfer.digest_checks import Digest, DigestCheck, DigestChecks
+from tandem.transfer.digest_checks import Check, Digest, DigestChecks
+from tandem.transfer.interface import PeerError, ReadState, Transport
 from tandem.transfer.peer_layout import CopyRefused
 from tandem.transfer.read_task import ReadPart, ReadTask, split
-from tandem.transfer.transport import Transport
 
 Life = tuple[WorkerId, Incarnation]
 
@@ -64,7 +64,7 @@ class TransferEngine:
         self._newest: dict[WorkerId, Incarnation] = {}
         self._tasks: dict[int, ReadTask] = {}
         self._post_queue: deque[int] = deque()
-        self._arrived: deque[DigestCheck] = deque()
+        self._arrived: deque[Check] = deque()
         self._test: _Test | None = None
         self._leases_open = False
         self._events: list[Event] = []
@@ -95,8 +95,8 @@ class TransferEngine:
 
     def accept(self, command: Command) -> None:
         match command:
-            case ReadRequest():
-                self._accept_request(command)
+            case StartRead():
+                self._accept_read(command)
             case ConnectPeer(peer):
                 self._connect(peer)
             case Cancel(id):
@@ -138,7 +138,7 @@ class TransferEngine:
         reason = error or "the transfer thread was stopped"
         for task in self._tasks.values():
             safe = drained or not task.open
-            self._events.append(ReadFailed(task.request.id, FailureKind.STOPPED, reason, safe))
+            self._events.append(ReadFailed(task.read.read, FailureKind.STOPPED, reason, safe))
         self._tasks.clear()
         if self._test is not None:
             self._end_self_test(reason)
@@ -153,20 +153,21 @@ class TransferEngine:
         events, self._events = self._events, []
         return events
 
-    # Read requests
+    # Reads
 
-    def _accept_request(self, request: ReadRequest) -> None:
-        """Start a task for a request. A second request with an open id is a duplicate, and is ignored."""
-        if request.id in self._tasks:
+    def _accept_read(self, command: StartRead) -> None:
+        """Start a task for a read. A second command with the id of an open read is a duplicate, and is ignored."""
+        if command.read in self._tasks:
             return
-        if self._peers.get(request.peer.life) != request.peer:
-            reason = f"{request.peer.worker} is not connected"
-            self._events.append(ReadFailed(request.id, FailureKind.REFUSED, reason, drained=True))
+        peer = self._peers.get((command.source.id, command.source.incarnation))
+        if peer is None:
+            reason = f"{command.source} is not connected"
+            self._events.append(ReadFailed(command.read, FailureKind.REFUSED, reason, drained=True))
             return
         block_bytes = self._transport.pool.block_bytes
-        parts = deque(split(request, block_bytes, self._max_post_bytes))
-        self._tasks[request.id] = ReadTask(request, block_bytes, self._clock.now(), parts)
-        self._post_queue.append(request.id)
+        parts = deque(split(len(command.local), block_bytes, self._max_post_bytes))
+        self._tasks[command.read] = ReadTask(command, peer, block_bytes, self._clock.now(), parts)
+        self._post_queue.append(command.read)
 
     def _post_next(self) -> None:
         """Post one part of the request whose last post is the longest ago."""
@@ -181,14 +182,14 @@ class TransferEngine:
                 return
 
     def _post(self, task: ReadTask, part: ReadPart) -> None:
-        peer = task.request.peer
+        peer = task.peer
         try:
             handle = self._transport.post_read(peer, task.copies(part))
         except CopyRefused as error:
             task.fail(FailureKind.REFUSED, str(error))
         except PeerError as error:
             # Some transfers of this part may be open; `disconnect` returns whether all have ended.
-            self._disconnect_peer(peer, FailureKind.PEER, str(error), failed_post=task.request.id)
+            self._disconnect_peer(peer, FailureKind.PEER, str(error), failed_post=task.read.read)
         else:
             task.open[handle] = part
 
@@ -199,7 +200,7 @@ class TransferEngine:
                     self._poll(task, handle, part)
 
     def _poll(self, task: ReadTask, handle: int, part: ReadPart) -> None:
-        peer = task.request.peer
+        peer = task.peer
         try:
             state = self._transport.poll(handle)
         except PeerError as error:
@@ -210,9 +211,9 @@ class TransferEngine:
         del task.open[handle]
         if state is ReadState.FAILED:
             self._disconnect_peer(peer, FailureKind.PEER, f"{peer.worker} is gone: a read of it failed")
-        elif task.failure is None and task.request.digests is not None:
+        elif task.failure is None and task.read.is_checked:
             task.num_checking += 1
-            self._arrived.append(DigestCheck(task, part))
+            self._arrived.append((task, part))
 
     def _check_arrived(self) -> None:
         """Queue received parts for a check, or do one check here, and fail requests with a wrong digest.
@@ -227,14 +228,11 @@ class TransferEngine:
             self.checks.do(self._arrived.popleft())
         else:
             self.checks.work()
-        for check in self.checks.take():
-            task = check.task
-            request = task.request
+        for task, part in self.checks.take():
             task.num_checking -= 1
-            if check.wrong is not None:
-                block = request.copies[check.wrong].remote
-                index = request.logical[check.wrong]
-                reason = f"block {block} of {request.peer.worker} (prompt block {index}) has a different digest"
+            if part.wrong is not None:
+                block, index = task.read.offered[part.wrong].block, task.read.positions[part.wrong]
+                reason = f"block {block} of {task.peer.worker} (prompt block {index}) has a different digest"
                 task.fail(FailureKind.DIGEST, reason)
 
     def _report_finished(self) -> None:
@@ -283,7 +281,7 @@ class TransferEngine:
         del self._peers[peer.life]
         proven = self._transport.disconnect(peer)
         for id, task in list(self._tasks.items()):
-            if task.request.peer.life == peer.life:
+            if task.peer.life == peer.life:
                 del self._tasks[id]
                 task.fail(kind, reason)
                 safe = proven or not (task.open or id == failed_post)

@@ -19,12 +19,12 @@ import numpy.typing as npt
 import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import ReadState, TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.interface import ReadState, Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
-from tandem.transfer.transport import Transport
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")

@@ -18,8 +18,8 @@ import torch
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.ports import BlockCopy, ReadState
 from tandem.engine.transfer_messages import ConnectPeer, Event, FailureKind, PeerLost, ReadDone, ReadFailed
+from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.transfer_engine import TransferEngine

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.transfer import nixl_transport
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_agent import NixlAgent
 from tandem.transfer.nixl_transport import NixlTransport

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.transfer.interface import BlockCopy, PeerError
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.peer_layout import CopyRefused, check_copies, check_peer, join_ranks, shares_of
 
