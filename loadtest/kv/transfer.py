@@ -119,7 +119,7 @@ def _open_cache(case: TransferCase, rank: int = 0, num_ranks: int = 1) -> tuple[
     share = whole.group.heads // num_ranks
     cache = KVCache(whole, case.num_blocks + 1, digest, heads=range(rank * share, (rank + 1) * share))
     cache.pool.fill_(1.0)
-    return cache, MemoryPool.of(cache.region, whole, keepalive=cache)
+    return cache, MemoryPool(cache.region, whole, keepalive=cache)
 
 
 def _open_transport(case: TransferCase, pool: MemoryPool, agent: str) -> Transport:

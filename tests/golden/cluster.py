@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
+from tandem.core.config import HandoffConfig
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, KVReceived, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
@@ -29,7 +30,7 @@ from tandem.engine.effects import (
     StartRead,
     TearDownProducer,
 )
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.engine.ports import Pipeline
 from tandem.engine.transfer_messages import ConnectPeer, PeerLost, ReadDone, ReadFailed
 from tandem.kv.block_pool import BlockPool
@@ -111,9 +112,16 @@ class Node:
         pool = BlockPool(
             executor.num_blocks, executor.layout.block_size, num_host_slots=executor.num_host_slots, records_facts=True
         )
-        handoff = HandoffLimits(block_bytes=executor.layout.block_bytes)
         guesses = speculation(knobs.speculation, answers)
-        self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth, speculation=guesses)
+        self.engine = Engine(
+            pool,
+            limits,
+            HandoffConfig(),
+            "golden",
+            block_bytes=executor.layout.block_bytes,
+            plan_depth=knobs.plan_depth,
+            speculation=guesses,
+        )
         self.pipeline: Pipeline = executor if isinstance(executor, AsyncExecutor) else SerialPipeline(executor)
         self.num_open = 0
         self.num_spilled = self.num_filled = 0
@@ -122,7 +130,7 @@ class Node:
         if num_ranks > 1:
             self.transport = self.carrier = RankedMover(knobs.transport, self.ref, executor.cache, clock, num_ranks)
             return
-        memory = MemoryPool.of(executor.cache.region, executor.layout, keepalive=executor)
+        memory = MemoryPool(executor.cache.region, executor.layout, keepalive=executor)
         agent = agent_name(self.ref.id, self.ref.incarnation)
         self.transport = (ProcessVmTransport if knobs.transport == "local" else NixlTransport)(memory, agent)
         self.carrier = TransferEngine(self.transport, executor.cache.digest, clock, 1 << 20)

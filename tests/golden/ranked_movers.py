@@ -18,10 +18,10 @@ from tandem.kv.layout import KVLayout
 from tandem.runtime.kv_cache import KVCache
 from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.multi_rank_transfer import RankEventMerger
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.process_vm_transport import ProcessVmTransport
-from tandem.transfer.rank_merge import RankEventMerger
 from tandem.transfer.transfer_engine import TransferEngine
 from tandem_kernels.reference import pack_blocks, unpack_blocks
 
@@ -34,7 +34,7 @@ class Rank:
     ) -> None:
         share = layout.group.heads // num_ranks
         self.cache = KVCache(layout, num_blocks, heads=range(rank * share, (rank + 1) * share))
-        memory = MemoryPool.of(self.cache.region, layout, keepalive=self.cache)
+        memory = MemoryPool(self.cache.region, layout, keepalive=self.cache)
         agent = agent_name(worker.id, worker.incarnation, rank)
         self.transport: Transport = (ProcessVmTransport if kind == "local" else NixlTransport)(memory, agent)
         self.carrier = TransferEngine(self.transport, self.cache.digest, clock, 1 << 20)

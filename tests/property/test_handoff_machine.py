@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, WorkerId, WorkerRef
@@ -80,7 +81,8 @@ class HandoffMachine(RuleBasedStateMachine):
         self.producer_pool, self.consumer_pool = new_pool(), new_pool()
         self.leases = KVProducer(self.producer_pool, LEASE_S, memory_s=MEMORY_S)
         self.pulls = KVConsumer(
-            self.consumer_pool, lease_s=LEASE_S, pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S
+            self.consumer_pool,
+            HandoffConfig(lease_s=LEASE_S, pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S),
         )
         # The producer's memory.
         self.given: list[Content] = ["none"] * NUM_BLOCKS

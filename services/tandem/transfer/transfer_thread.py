@@ -17,9 +17,8 @@ from tandem.core.clock import Clock
 from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import Command, Event
 from tandem.transfer.core_affinity import CoreAvoidance
-from tandem.transfer.digest_checks import Digest
 from tandem.transfer.interface import KVTransfer, Transport
-from tandem.transfer.transfer_engine import TransferEngine
+from tandem.transfer.transfer_engine import Digest, TransferEngine
 
 MAX_POST_BYTES = 8 << 20
 """Most bytes of one post: a shared-memory read blocks the thread for as long as a copy of these bytes takes."""

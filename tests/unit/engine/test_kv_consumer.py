@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken
 from tandem.core.ids import (
@@ -69,7 +70,7 @@ class Consumer(KVConsumer):
         self.pool = BlockPool(32, 1)
         self.tables = [BlockTable()]
         assert self.pool.grow(self.tables[0], 10)
-        super().__init__(self.pool, lease_s=30.0, pull_timeout_s=20.0, drain_timeout_s=10.0)
+        super().__init__(self.pool, HandoffConfig(lease_s=30.0, pull_timeout_s=20.0, drain_timeout_s=10.0))
 
     def granted(self, num_hits: int, num_known: int, now: float) -> list[ConsumerEffect]:
         table = BlockTable()

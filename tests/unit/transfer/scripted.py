@@ -12,6 +12,7 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.memory_pool import MemoryPool
+from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 BLOCK_BYTES = LAYOUT.block_bytes
@@ -76,7 +77,7 @@ class ScriptedTransport:
     disconnected: list[tuple[str, int]] = field(default_factory=list)
     num_progress: int = 0
     on_post: Callable[[], None] = lambda: None
-    pool: MemoryPool = field(default_factory=lambda: MemoryPool(4096, 100, LAYOUT))
+    pool: MemoryPool = field(default_factory=lambda: memory_pool(4096, 100, LAYOUT))
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         return peer_named(worker.id, worker.incarnation)

@@ -30,7 +30,7 @@ from tandem.engine.transfer_messages import (
     TransportPeer,
 )
 from tandem.transfer.interface import PeerError, ReadState
-from tandem.transfer.rank_merge import RankEventMerger
+from tandem.transfer.multi_rank_transfer import RankEventMerger
 from tandem.transfer.transfer_engine import TransferEngine
 from tests.effort import effort
 from tests.unit.transfer.scripted import BLOCK_BYTES, ManualClock, P, Q, ScriptedTransport, digest, order, peer_named

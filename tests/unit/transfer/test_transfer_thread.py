@@ -28,8 +28,8 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.transfer import transfer_thread as mover_module
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
-from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.transfer_thread import TransferThread
+from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 GUARD_S = 30.0
@@ -48,7 +48,7 @@ def order(id: int) -> StartRead:
 class SteppedTransport:
     """Reads end when the test says so; records which threads call it."""
 
-    pool = MemoryPool(4096, 100, LAYOUT)
+    pool = memory_pool(4096, 100, LAYOUT)
 
     def __init__(self) -> None:
         self.threads: set[str] = set()

@@ -132,7 +132,9 @@ class LinkProbe:
     def _ends(self, result: HandshakeResult) -> LinkEndpoints:
         context = self._context
         is_same = bool(context.machine) and result.machine == context.machine
-        return LinkEndpoints(context.transport_kind, is_same, context.pool.device, result.peer.ranks[0].region.device)
+        return LinkEndpoints(
+            context.transport_kind, is_same, context.pool.region.device, result.peer.ranks[0].region.device
+        )
 
 
 class _Run(NamedTuple):
@@ -149,7 +151,7 @@ class _ProbePasses:
     def __init__(self, context: ProbeContext, peer: TransportPeer, num_bytes: int) -> None:
         self._context = context
         self._peer = peer
-        theirs, ours = peer.ranks[0].region, context.pool
+        theirs, ours = peer.ranks[0].region, context.pool.region
         num = min(theirs.num_probe_blocks, ours.num_probe_blocks)
         if num < 1:
             message = f"cannot measure {peer.worker}: it or this worker has no trial blocks and is of another version"
@@ -204,7 +206,7 @@ class _ProbePasses:
             raise TimeoutError
 
     def _trial(self, shift: int, *, checked: bool) -> StartRead:
-        theirs, ours = self._peer.ranks[0].region, self._context.pool
+        theirs, ours = self._peer.ranks[0].region, self._context.pool.region
         first_target = ours.num_blocks + ours.num_probe_blocks
         sources = [(place + shift) % self._num_sources for place in range(self._num_blocks)]
         digests = self._context.digests

@@ -42,7 +42,7 @@ class RankTransferAgent:
     def open(self, worker: WorkerRef) -> TransportPeer:
         """Open the transport of this rank, once; returns how other workers read this rank. Raises TandemError."""
         assert self._service is None, "an agent is opened once"
-        pool = MemoryPool.of(self._cache.region, self._cache.layout, keepalive=self._cache)
+        pool = MemoryPool(self._cache.region, self._cache.layout, keepalive=self._cache)
         transport = open_transport(self._kind, pool, agent_name(worker.id, worker.incarnation, self._rank))
         digest = self._cache.digest_here
         self._service = TransferServer(
