@@ -9,19 +9,20 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tandem.core.clock import SystemClock
+from tandem.core.config import HandoffConfig
 from tandem.core.events import KVFact, KVReceived, SampledToken
 from tandem.core.ids import HandoffId, HandoffKey, RequestId, WorkerRef
 from tandem.core.request import Request, ResumeJob, SamplingParams
 from tandem.engine.effects import Effect, SendEvent, StartRead, TearDownProducer
-from tandem.engine.engine import Engine, HandoffLimits
-from tandem.engine.ports import BlockCopy, TransportPeer
+from tandem.engine.engine import Engine
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.kv.layout import KVLayout
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
+from tandem.transfer.interface import BlockCopy, Transport
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.transfer.transport import Transport
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tandem.worker.kv.transfer_client import TransferClient
@@ -66,8 +67,13 @@ class ConsumerHarness:
         size = cache.num_blocks
         tokens = size * cache.layout.block_size
         limits = SchedulerLimits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=tokens)
-        deadlines = HandoffLimits(block_bytes=cache.layout.block_bytes)
-        engine = Engine(BlockPool(size, cache.layout.block_size), limits, deadlines, "measured")
+        engine = Engine(
+            BlockPool(size, cache.layout.block_size),
+            limits,
+            HandoffConfig(),
+            "measured",
+            block_bytes=cache.layout.block_bytes,
+        )
         self._driver = EngineDriver(engine, SerialPipeline(_Instant(cache.layout, size)), self, self._clock, GUARD_S)
 
     def start(self, peer: TransportPeer) -> None:

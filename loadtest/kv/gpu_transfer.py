@@ -34,8 +34,9 @@ from loadtest.kv.device_memory import DeviceMemory, open_memory
 from loadtest.processes.mps import MpsUnavailable, multi_process_service
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
-from tandem.kv.layout import KVGroup, KVLayout
+from tandem.engine.transfer_messages import TransportPeer
+from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_memory import CopySpan
@@ -108,6 +109,10 @@ class GpuTransferRow:
         return self.loop_s / self.nixl_s
 
 
+def address_of(pool: MemoryPool, block: int) -> int:
+    return pool.region.address + block * pool.region.block_bytes
+
+
 def content_of(block: int, num_bytes: int) -> bytes:
     """Return the content of the producer's block; no two words of one block are equal, and no two blocks."""
     words = np.arange(block << 32, (block << 32) + num_bytes // 8, dtype=np.uint64)
@@ -122,10 +127,10 @@ def give(case: GpuTransferCase, pipe: Connection) -> None:
     memory = open_memory(case.device)
     pool = _open_pool(case, memory)
     for block in range(case.num_blocks):
-        memory.write(pool.address + block * pool.block_bytes, content_of(block, pool.block_bytes))
+        memory.write(address_of(pool, block), content_of(block, pool.region.block_bytes))
     transport = NixlTransport(pool, "producer.1")
     with _computing(case.device) if case.is_busy else nullcontext():
-        pipe.send(GpuOffer(transport.describe(PRODUCER), memory.share(pool.address)))
+        pipe.send(GpuOffer(transport.describe(PRODUCER), memory.share(pool.region.address)))
         while not pipe.poll(_POLL_S):
             transport.progress()
 
@@ -156,7 +161,9 @@ def _multiply(device: str, ended: threading.Event) -> None:
 
 def _open_pool(case: GpuTransferCase, memory: DeviceMemory) -> MemoryPool:
     num_bytes = case.num_blocks * case.block_kib * KIB
-    return MemoryPool(memory.allocate(num_bytes), case.num_blocks, case.layout, device=memory.device)
+    address, layout = memory.allocate(num_bytes), case.layout
+    region = KVRegion(address, case.num_blocks, layout.block_bytes, 0, layout.group.heads, memory.device)
+    return MemoryPool(region, layout)
 
 
 # ---- the consumer's process
@@ -187,8 +194,8 @@ class Consumer:
 
     def loop(self, copies: Sequence[BlockCopy]) -> float:
         """Return the seconds of the same by plain copies."""
-        size = self._pool.block_bytes
-        spans = [CopySpan(self._remote + c.remote * size, self._pool.block_address(c.local), size) for c in copies]
+        size = self._pool.region.block_bytes
+        spans = [CopySpan(self._remote + c.remote * size, address_of(self._pool, c.local), size) for c in copies]
         began = self._clock.now()
         self._memory.copy(spans)
         return self._clock.now() - began
@@ -196,13 +203,13 @@ class Consumer:
     def spoil(self, copies: Sequence[BlockCopy]) -> None:
         """Overwrite the target blocks, so that a later check sees only data that arrived afterwards."""
         for copy in copies:
-            self._memory.write(self._pool.block_address(copy.local), bytes(self._pool.block_bytes))
+            self._memory.write(address_of(self._pool, copy.local), bytes(self._pool.region.block_bytes))
 
     def check(self, copies: Sequence[BlockCopy]) -> None:
         """Check the content of the target blocks. Raises Broken."""
-        size = self._pool.block_bytes
+        size = self._pool.region.block_bytes
         for copy in copies:
-            if self._memory.read(self._pool.block_address(copy.local), size) != content_of(copy.remote, size):
+            if self._memory.read(address_of(self._pool, copy.local), size) != content_of(copy.remote, size):
                 raise Broken(f"block {copy.remote} has not arrived")
 
 

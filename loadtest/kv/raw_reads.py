@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tandem.core.clock import SystemClock
-from tandem.engine.ports import BlockCopy, TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
+from tandem.transfer.interface import BlockCopy
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_agent import open_agent
 from tandem.transfer.nixl_transport import memory_type
@@ -24,10 +25,15 @@ def bare_local(pool: MemoryPool, peer: TransportPeer, pid: int) -> Bare:
     region = peer.ranks[0].region
 
     def read(copies: Sequence[BlockCopy]) -> float:
-        size = pool.block_bytes
+        size = pool.region.block_bytes
         runs = _runs(copies)
         spans = [
-            CopySpan(region.address + c[0].remote * size, pool.block_address(c[0].local), len(c) * size) for c in runs
+            CopySpan(
+                region.address + c[0].remote * size,
+                pool.region.address + c[0].local * size,
+                len(c) * size,
+            )
+            for c in runs
         ]
         began = clock.now()
         for start in range(0, len(spans), MAX_SPANS):
@@ -54,16 +60,16 @@ def bare_nixl(pool: MemoryPool, peer: TransportPeer) -> Bare:
     continuously."""
     clock = SystemClock()
     api: Any = open_agent("bare-consumer.1").api
-    memory, number = memory_type(pool.device)
-    api.register_memory([(pool.address, pool.num_bytes, number, "")], memory)
+    memory, number = memory_type(pool.region.device)
+    api.register_memory([(pool.region.address, pool.num_bytes, number, "")], memory)
     (rank,) = peer.ranks
     name, region = api.add_remote_agent(rank.metadata), rank.region
 
     def blocks(agent: str, address: int, num: int) -> Any:
-        strided = np.array([(address, pool.block_bytes, number, pool.block_bytes, num)], dtype=np.uint64)
+        strided = np.array([(address, pool.region.block_bytes, number, pool.region.block_bytes, num)], dtype=np.uint64)
         return api.prep_xfer_dlist(agent, strided, memory)
 
-    mine = blocks("NIXL_INIT_AGENT", pool.address, pool.num_blocks)
+    mine = blocks("NIXL_INIT_AGENT", pool.region.address, pool.region.num_blocks)
     theirs = blocks(name.decode() if isinstance(name, bytes) else name, region.address, region.num_blocks)
 
     def read(copies: Sequence[BlockCopy]) -> float:

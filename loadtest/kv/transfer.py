@@ -32,15 +32,15 @@ from loadtest.kv.consumer_harness import GUARD_S, ConsumerHarness
 from loadtest.kv.raw_reads import Bare, bare_local, bare_nixl
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
+from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.transfer.transport import Transport
 from tandem.worker.main import prepare_process
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _open_cache(case: TransferCase, rank: int = 0, num_ranks: int = 1) -> tuple[
     share = whole.group.heads // num_ranks
     cache = KVCache(whole, case.num_blocks + 1, digest, heads=range(rank * share, (rank + 1) * share))
     cache.pool.fill_(1.0)
-    return cache, MemoryPool.of(cache.region, whole, keepalive=cache)
+    return cache, MemoryPool(cache.region, whole, keepalive=cache)
 
 
 def _open_transport(case: TransferCase, pool: MemoryPool, agent: str) -> Transport:

@@ -170,7 +170,7 @@ class Watched:
 def _telemetry(bench: TelemetryBench, clock: Clock) -> Any:
     from tandem.core.bundle import TokenizerBundle
     from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-    from tandem.engine.ports import TransportPeer
+    from tandem.engine.transfer_messages import TransportPeer
     from tandem.worker.model.worker_info import WorkerInfo
     from tandem.worker.telemetry.gauges import MetricSources, StatsReader
     from tandem.worker.telemetry.worker_telemetry import WorkerTelemetry

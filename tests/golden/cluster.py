@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
+from tandem.core.config import HandoffConfig
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, KVReceived, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
@@ -29,18 +30,18 @@ from tandem.engine.effects import (
     StartRead,
     TearDownProducer,
 )
-from tandem.engine.engine import Engine, HandoffLimits
-from tandem.engine.ports import BlockCopy, Pipeline
-from tandem.engine.transfer_messages import ConnectPeer, PeerLost, ReadDone, ReadFailed, ReadRequest
+from tandem.engine.engine import Engine
+from tandem.engine.ports import Pipeline
+from tandem.engine.transfer_messages import ConnectPeer, PeerLost, ReadDone, ReadFailed
 from tandem.kv.block_pool import BlockPool
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.model_loader import AnyExecutor
 from tandem.sched.state.limits import SchedulerLimits
+from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import TransferEngine
-from tandem.transfer.transport import Transport
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tests.golden.guesses import Method, speculation
 from tests.golden.ranked_movers import RankedMover
@@ -111,9 +112,16 @@ class Node:
         pool = BlockPool(
             executor.num_blocks, executor.layout.block_size, num_host_slots=executor.num_host_slots, records_facts=True
         )
-        handoff = HandoffLimits(block_bytes=executor.layout.block_bytes)
         guesses = speculation(knobs.speculation, answers)
-        self.engine = Engine(pool, limits, handoff, "golden", plan_depth=knobs.plan_depth, speculation=guesses)
+        self.engine = Engine(
+            pool,
+            limits,
+            HandoffConfig(),
+            "golden",
+            block_bytes=executor.layout.block_bytes,
+            plan_depth=knobs.plan_depth,
+            speculation=guesses,
+        )
         self.pipeline: Pipeline = executor if isinstance(executor, AsyncExecutor) else SerialPipeline(executor)
         self.num_open = 0
         self.num_spilled = self.num_filled = 0
@@ -122,7 +130,7 @@ class Node:
         if num_ranks > 1:
             self.transport = self.carrier = RankedMover(knobs.transport, self.ref, executor.cache, clock, num_ranks)
             return
-        memory = MemoryPool.of(executor.cache.region, executor.layout, keepalive=executor)
+        memory = MemoryPool(executor.cache.region, executor.layout, keepalive=executor)
         agent = agent_name(self.ref.id, self.ref.incarnation)
         self.transport = (ProcessVmTransport if knobs.transport == "local" else NixlTransport)(memory, agent)
         self.carrier = TransferEngine(self.transport, executor.cache.digest, clock, 1 << 20)
@@ -302,7 +310,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 case FollowHandoff() | SendRemainderRequest() | ReleaseHandoff() | RenewLeases():
                     self._send_to_source(node, effect)
                 case StartRead():
-                    node.carrier.accept(self._order(effect))
+                    node.carrier.accept(effect)
                 case JobEnded():
                     pass
                 case TearDownProducer():
@@ -323,12 +331,6 @@ class Cluster(AbstractContextManager["Cluster"]):
             case RenewLeases(_, keys):
                 self._carry_out(producer, producer.engine.renew(keys, node.ref, now))
                 node.engine.renewed(keys, now, 10.0)
-
-    def _order(self, read: StartRead) -> ReadRequest:
-        peer = self._by_ref[read.source].transport.describe(read.source)
-        copies = tuple(BlockCopy(o.block, mine) for o, mine in zip(read.offered, read.local, strict=True))
-        logical = tuple(range(read.first_index, read.first_index + len(copies)))
-        return ReadRequest(read.read, peer, copies, logical, tuple(o.heads for o in read.offered))
 
     def _take(self, node: Node, event: JobEvent) -> None:
         """As a gateway would: tokens once, in order of index; the end is the one of the node that decodes."""

@@ -12,17 +12,17 @@ import torch
 
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockId, WorkerRef
-from tandem.engine.ports import TransportPeer
-from tandem.engine.transfer_messages import Command, Connected, ConnectPeer, Event, ReadDone, ReadRequest
+from tandem.engine.effects import StartRead
+from tandem.engine.transfer_messages import Command, Connected, ConnectPeer, Event, ReadDone, TransportPeer
 from tandem.kv.layout import KVLayout
 from tandem.runtime.kv_cache import KVCache
+from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.multi_rank_transfer import RankEventMerger
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.process_vm_transport import ProcessVmTransport
-from tandem.transfer.rank_merge import RankEventMerger
 from tandem.transfer.transfer_engine import TransferEngine
-from tandem.transfer.transport import Transport
 from tandem_kernels.reference import pack_blocks, unpack_blocks
 
 
@@ -34,7 +34,7 @@ class Rank:
     ) -> None:
         share = layout.group.heads // num_ranks
         self.cache = KVCache(layout, num_blocks, heads=range(rank * share, (rank + 1) * share))
-        memory = MemoryPool.of(self.cache.region, layout, keepalive=self.cache)
+        memory = MemoryPool(self.cache.region, layout, keepalive=self.cache)
         agent = agent_name(worker.id, worker.incarnation, rank)
         self.transport: Transport = (ProcessVmTransport if kind == "local" else NixlTransport)(memory, agent)
         self.carrier = TransferEngine(self.transport, self.cache.digest, clock, 1 << 20)
@@ -49,7 +49,7 @@ class RankedMover:
             Rank(kind, worker, whole.layout, whole.num_blocks, clock, rank, num_ranks) for rank in range(num_ranks)
         ]
         self._joint = RankEventMerger(num_ranks)
-        self._orders: dict[int, ReadRequest] = {}
+        self._orders: dict[int, StartRead] = {}
 
     @property
     def has_ready_work(self) -> bool:
@@ -67,8 +67,8 @@ class RankedMover:
             rank.transport.progress()
 
     def accept(self, command: Command) -> None:
-        if isinstance(command, ReadRequest):
-            self._orders[command.id] = command
+        if isinstance(command, StartRead):
+            self._orders[command.read] = command
         self._joint.submit(command)
         self._dispatch_commands()
         if isinstance(command, ConnectPeer):
@@ -83,7 +83,7 @@ class RankedMover:
         self._joint.events.clear()
         for event in events:
             if isinstance(event, ReadDone):
-                self._put_together([copy.local for copy in self._orders.pop(event.id).copies])
+                self._put_together(self._orders.pop(event.id).local)
         return events
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, WorkerId, WorkerRef
@@ -80,7 +81,8 @@ class HandoffMachine(RuleBasedStateMachine):
         self.producer_pool, self.consumer_pool = new_pool(), new_pool()
         self.leases = KVProducer(self.producer_pool, LEASE_S, memory_s=MEMORY_S)
         self.pulls = KVConsumer(
-            self.consumer_pool, lease_s=LEASE_S, pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S
+            self.consumer_pool,
+            HandoffConfig(lease_s=LEASE_S, pull_timeout_s=PULL_TIMEOUT_S, drain_timeout_s=DRAIN_TIMEOUT_S),
         )
         # The producer's memory.
         self.given: list[Content] = ["none"] * NUM_BLOCKS
@@ -458,7 +460,7 @@ class HandoffMachine(RuleBasedStateMachine):
         if not read.has_copied:
             for offered, mine in zip(read.order.offered, read.order.local, strict=True):
                 self.taken[mine] = self.given[offered.block]
-        right = [(read.key, read.order.first_index + i) for i in range(len(read.order.local))]
+        right = [(read.key, index) for index in read.order.positions]
         if self.digests and [self.taken[b] for b in read.order.local] != right:
             pull = self.pulls.find(read.key)
             is_good = pull is not None and pull.lease_until is not None and self.now < pull.lease_until
@@ -501,8 +503,8 @@ class HandoffMachine(RuleBasedStateMachine):
     def start_read(self, order: StartRead) -> None:
         key = next(k for k, table in self.tables.items() if set(order.local) <= set(table.ids()))
         assert self.outcomes[key] == "open"
-        assert order.local == self.tables[key].ids()[order.first_index : order.first_index + len(order.local)]
-        assert order.first_index >= self.hits[key] and len(order.offered) == len(order.local) > 0
+        assert order.local == tuple(self.tables[key].ids()[index] for index in order.positions)
+        assert order.positions[0] >= self.hits[key] and len(order.offered) == len(order.local) > 0
         self.reads[order.read] = Read(order, key)
 
     def end_pull(self, key: HandoffKey, ended: PullEnded) -> None:

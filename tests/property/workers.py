@@ -6,8 +6,9 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tandem.core.config import HandoffConfig
 from tandem.core.ids import HandoffKey, Incarnation, JobKey, WorkerId, WorkerRef
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import RemotePrefixRequest
 from tandem.sched.state.limits import SchedulerLimits
@@ -95,7 +96,7 @@ class Worker:
             digest_handoffs=knobs.digests,
             targets=LatencyTargets(interactive=LaneSlo(itl_s=knobs.itl_s)),
         )
-        handoff = HandoffLimits(
+        handoff = HandoffConfig(
             lease_s=knobs.lease_s, pull_timeout_s=knobs.pull_timeout_s, drain_timeout_s=knobs.drain_timeout_s
         )
         pool = BlockPool(knobs.num_blocks[index], knobs.block_size, num_host_slots=knobs.num_host_slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
@@ -81,14 +82,23 @@ class RenewLeases:
 
 @dataclass(frozen=True, slots=True)
 class StartRead:
-    """Read the `offered` remote blocks, which lie at positions `[first_index, ...)` of the prompt, into the `local`
-    blocks."""
+    """Copy the `offered` blocks of `source` into the `local` blocks, compare their digests, and report once under
+    `read`, which is unique among open reads.
+
+    `positions` are those of the blocks in the prompt's block table, which the digests cover. An offered block has one
+    number per KV head of the model. Without `is_checked` nothing is compared.
+    """
 
     read: int
     source: WorkerRef
-    first_index: int
+    positions: Sequence[int]
     offered: tuple[BlockDigest, ...]
     local: tuple[BlockId, ...]
+    is_checked: bool = True
+
+    def __post_init__(self) -> None:
+        if not len(self.positions) == len(self.offered) == len(self.local):
+            raise ValueError(f"{len(self.offered)} blocks with {len(self.positions)} positions into {len(self.local)}")
 
 
 @dataclass(frozen=True, slots=True)

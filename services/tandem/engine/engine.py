@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, KVFact, PromptLogprobs, TokenRun
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
-from tandem.engine.effects import ConsumerEffect, Effect, PullEnded, SendEvent
-from tandem.engine.engine_stats import load
-from tandem.engine.job_completion import JobCompletion
-from tandem.engine.job_events import kv_received, pull_failure_event, tokens
+from tandem.engine.effects import ConsumerEffect, Effect, JobEnded, PullEnded, SendEvent
+from tandem.engine.job_events import ending, kv_received, pull_failure_event, tokens
 from tandem.engine.job_table import JobTable
-from tandem.engine.job_timeline import JobTimeline
+from tandem.engine.job_timeline import EndedChoice, JobTimeline, dropped_choice, ended_choice
 from tandem.engine.job_timings import Outcome
 from tandem.engine.kv_consumer import KVConsumer
 from tandem.engine.kv_producer import KVProducer
@@ -33,51 +31,36 @@ from tandem.sched.phases.decode_run import DecodeRun
 from tandem.sched.phases.spec_decode import Speculation
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.step_plan import StepPlan, StepResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoffLimits:
-    """Time limits of hand-offs in seconds, see `HandoffConfig`. `block_bytes` only converts blocks to bytes in
-    reports."""
-
-    lease_s: float = 10.0
-    pull_timeout_s: float = 30.0
-    drain_timeout_s: float = 10.0
-    block_bytes: int = 0
 
 
 class Engine:
     """Own all decisions of one worker. `begin` and `finish` alternate, with up to `plan_depth` plans open.
 
     Counted since the start: `num_preempted` sequences that lost their blocks, `num_generated` sampled tokens. Without
-    `speculation` a step samples at most one token of a sequence.
+    `speculation` a step samples at most one token of a sequence. `block_bytes` only converts blocks to bytes in
+    reports.
     """
 
     def __init__(
         self,
         pool: BlockPool,
         limits: SchedulerLimits,
-        handoff: HandoffLimits,
+        handoff: HandoffConfig,
         model_fingerprint: str,
         *,
+        block_bytes: int = 0,
         plan_depth: int = 1,
         speculation: Speculation | None = None,
     ) -> None:
         self._pool = pool
         self._scheduler = Scheduler(pool, limits, model_fingerprint, speculation)
         self._producer = KVProducer(pool, handoff.lease_s)
-        self._consumer = KVConsumer(
-            pool,
-            lease_s=handoff.lease_s,
-            pull_timeout_s=handoff.pull_timeout_s,
-            drain_timeout_s=handoff.drain_timeout_s,
-            block_bytes=handoff.block_bytes,
-        )
+        self._consumer = KVConsumer(pool, handoff, block_bytes)
         self._drain_migration = DrainMigration(self._scheduler.state, self._producer)
         self._jobs = JobTable()
         self._times = JobTimeline()
-        self._completion = JobCompletion(self._scheduler, self._jobs, self._drain_migration, self._times)
         self._plan_depth = plan_depth
         self.draining = False
         self.num_preempted = 0
@@ -177,7 +160,7 @@ class Engine:
                 effects += [] if part.has_ended else self._drain_migration.computed(part)
             if isinstance(progress.job, PrefillJob):
                 effects += self._producer.on_chunk(progress.job, progress, now)
-            effects += self._completion.settle(progress, now)
+            effects += self._settle(progress, now)
         effects += self._producer.on_digests(result.number, result.digests, now)
         return effects + self._apply(self._consumer.read_on(now), now)
 
@@ -225,7 +208,7 @@ class Engine:
         sequence that has migrated to the consumer."""
         if self._drain_migration.has(key):
             moved = self._drain_migration.released(key, now, is_taken=is_taken)
-            return [] if moved is None else self._completion.settle(self._scheduler.release_migrated(moved), now)
+            return [] if moved is None else self._settle(self._scheduler.release_migrated(moved), now)
         return self._cancel_all(self._producer.on_release(key, now), now)
 
     def revoke_lease(self, key: HandoffKey, now: float) -> list[Effect]:
@@ -280,7 +263,12 @@ class Engine:
 
     def abandon(self, kind: ErrorKind, message: str, now: float) -> list[Effect]:
         """Fail every live job, because nothing can be computed any more; the engine must not be used afterwards."""
-        return self._completion.abandon(self._jobs.keys(), now, kind, message)
+        effects: list[Effect] = []
+        for key in self.live_jobs():
+            effects.append(SendEvent(Failed(key, kind, message)))
+            ended = dropped_choice(self._scheduler.num_output(key), kind, message, "failed")
+            effects += self._record_end(key, ended, now)
+        return effects
 
     # ---- time
 
@@ -335,7 +323,7 @@ class Engine:
         return self._jobs.keys()
 
     def load(self) -> WorkerLoad:
-        return load(self._scheduler, self._pool, self.draining, self._consumer.num_prefix_tokens)
+        return self._scheduler.load(draining=self.draining, num_remote_hit_tokens=self._consumer.num_prefix_tokens)
 
     def books(self) -> EngineStats:
         pool = self._pool
@@ -376,6 +364,38 @@ class Engine:
 
     # ---- internals
 
+    def _settle(self, progress: SequenceUpdate, now: float) -> list[Effect]:
+        """Remove the choices that the scheduler has ended, and return the events for their gateway."""
+        effects: list[Effect] = []
+        for part in (part for part in progress.parts if part.has_ended):
+            kind = ErrorKind.CANCELLED if part.error is None else part.error_kind
+            effects += self._forget(part.key, now, kind, part.error or "nothing is left to hand over")
+            effects.append(SendEvent(ending(part)))
+            effects += self._record_end(part.key, ended_choice(part), now)
+        return effects
+
+    def _drop(
+        self, keys: Iterable[JobKey], now: float, kind: ErrorKind, reason: str, outcome: Outcome | None = None
+    ) -> list[Effect]:
+        """End running choices without an event to their gateway. `outcome`: overrides the outcome that follows from
+        `kind`."""
+        effects: list[Effect] = []
+        for key in keys:
+            ended = dropped_choice(self._scheduler.num_output(key), kind, reason, outcome)
+            effects += self._forget(key, now, kind, reason)
+            self._scheduler.cancel(key)
+            effects += self._record_end(key, ended, now)
+        return effects
+
+    def _forget(self, key: JobKey, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
+        """Remove an ended choice from the job table, and withdraw its offer to other workers."""
+        self._jobs.end(key, now)
+        return self._drain_migration.ended(key, kind, reason, now)
+
+    def _record_end(self, key: JobKey, ended: EndedChoice, now: float) -> list[Effect]:
+        times = self._times.choice_ended(key, ended, now)
+        return [] if times is None else [JobEnded(times)]
+
     def _stop(self, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         """End a job and its hand-offs without an event to its gateway."""
         effects: list[Effect] = []
@@ -386,12 +406,12 @@ class Engine:
                 effects.append(effect)
         if isinstance(job, PrefillJob):
             effects += self._producer.withdraw(job.offer, kind, reason, now)
-        return effects + self._completion.drop(self._jobs.live_keys(job.key), now, kind, reason)
+        return effects + self._drop(self._jobs.live_keys(job.key), now, kind, reason)
 
     def _stop_choice(self, key: JobKey, job: Job, now: float, kind: ErrorKind, reason: str) -> list[Effect]:
         """End one choice of a job, and the job with its last choice, without an event to its gateway."""
         is_last = self._jobs.live_keys(job.key) == [key]
-        return self._stop(job, now, kind, reason) if is_last else self._completion.drop([key], now, kind, reason)
+        return self._stop(job, now, kind, reason) if is_last else self._drop([key], now, kind, reason)
 
     def _apply(self, effects: Iterable[ConsumerEffect], now: float) -> list[Effect]:
         """Apply the ends of pulls to their jobs, and return the effects for the driver."""
@@ -408,14 +428,14 @@ class Engine:
         if ended.kind is not None:
             # CANCELLED: nothing is left to hand over, so the job has done its part, see `pull_failure_event`.
             outcome: Outcome | None = "finished" if ended.kind is ErrorKind.CANCELLED else None
-            effects = self._completion.drop(keys, now, ended.kind, ended.message, outcome)
+            effects = self._drop(keys, now, ended.kind, ended.message, outcome)
             return effects + [SendEvent(pull_failure_event(key, job, ended.kind, ended.message)) for key in keys]
         if not isinstance(job, ResumeJob):
             self._scheduler.on_prefix_ready(keys[0])
             return [SendEvent(kv_received(keys[0], times))] if times.num_blocks else []
         progress = self._scheduler.kv_arrived(job.key, ended.first_tokens, ended.num_cached, ended.num_computed)
         received = kv_received(progress.parts[0].key, times)
-        return [SendEvent(received), *self._completion.settle(progress, now)]
+        return [SendEvent(received), *self._settle(progress, now)]
 
     def _fetch_remote_prefix(self, job: GenerateJob | PrefillJob, now: float) -> list[Effect]:
         """Request the remote prefix for which an accepted job waits; let the job start if that is not possible."""
@@ -426,7 +446,7 @@ class Engine:
         effects = self._consumer.on_remote_prefix(job, hashes, self._scheduler.demand(), cost, now)
         if effects is None:
             self._scheduler.on_prefix_ready(job.key)
-        return effects or []
+        return self._apply(effects or (), now)
 
     def _tables(self) -> Iterator[BlockTable]:
         return chain(self._scheduler.tables(), self._consumer.prefix_tables())

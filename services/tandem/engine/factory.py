@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tandem.core.config import Config, SpeculativeConfig
 from tandem.core.device_defaults import with_device_defaults
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.engine.ports import Executor
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.phases.spec_decode import Speculation
@@ -36,7 +36,7 @@ def build_engine(
 
     `records_facts`: the caller takes KV events with `Engine.take_events`; without it none are recorded.
     """
-    engine, handoff = config.engine, config.handoff
+    engine = config.engine
     pool = BlockPool(
         executor.num_blocks,
         executor.layout.block_size,
@@ -44,18 +44,13 @@ def build_engine(
         num_host_slots=executor.num_host_slots if engine.enable_prefix_caching else 0,
         records_facts=records_facts,
     )
-    deadlines = HandoffLimits(
-        lease_s=handoff.lease_s,
-        pull_timeout_s=handoff.pull_timeout_s,
-        drain_timeout_s=handoff.drain_timeout_s,
-        block_bytes=executor.layout.block_bytes,
-    )
     limits = replace(engine_limits(config, max_model_len), vocab_size=executor.vocab_size)
     return Engine(
         pool,
         limits,
-        deadlines,
+        config.handoff,
         model_fingerprint,
+        block_bytes=executor.layout.block_bytes,
         plan_depth=with_device_defaults(config).engine.plan_depth,
         speculation=_speculation(config.speculative),
     )

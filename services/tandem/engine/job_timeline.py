@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import JobKey
-from tandem.core.request import Job, ResumeJob
+from tandem.core.request import Job, PrefillJob, ResumeJob
 from tandem.core.request_stages import JobStages
 from tandem.engine.job_timings import MAX_CHUNKS, JobTimes, Outcome, PrefillChunk, PullTimes, stages_of
 from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
@@ -27,27 +28,40 @@ class EndedChoice(NamedTuple):
     error: str = ""
 
 
+_OUTCOMES: dict[ErrorKind, Outcome] = {ErrorKind.CANCELLED: "cancelled", ErrorKind.DRAINING: "given_back"}
+
+
+def ended_choice(part: SequenceUpdate) -> EndedChoice:
+    """Return how a choice ended that the scheduler has ended."""
+    if part.error is not None:
+        return EndedChoice("failed", part.num_output, part.error_kind, part.error)
+    if not part.handed_over:
+        return EndedChoice("finished", part.num_output)
+    return EndedChoice("handed_over" if isinstance(part.job, PrefillJob) else "moved", part.num_output)
+
+
+def dropped_choice(num_output: int, kind: ErrorKind, reason: str, outcome: Outcome | None = None) -> EndedChoice:
+    """Return how a running choice ends. `outcome`: overrides the outcome that follows from `kind`."""
+    outcome = outcome or _OUTCOMES.get(kind, "failed")
+    return EndedChoice(outcome, num_output, kind, reason) if outcome == "failed" else EndedChoice(outcome, num_output)
+
+
+@dataclass(slots=True, eq=False)
 class _JobTimer:
     """Times of one job whose `live` choices have not ended. `firsts`: output index of the first token sampled here, by
     choice."""
 
-    __slots__ = (
-        "accepted_at", "chunks", "end", "first_token_at", "firsts", "job", "live", "num_cached", "num_output", "pull",
-        "started_at",
-    )  # fmt: skip
-
-    def __init__(self, job: Job, now: float) -> None:
-        self.job = job
-        self.accepted_at = now
-        self.started_at: float | None = None
-        self.first_token_at: float | None = None
-        self.num_cached = 0
-        self.num_output = 0
-        self.live = list(job.keys)
-        self.firsts: dict[JobKey, int] = {}
-        self.chunks: list[PrefillChunk] = []
-        self.pull: PullTimes | None = None
-        self.end: EndedChoice | None = None
+    job: Job
+    accepted_at: float
+    live: list[JobKey]
+    started_at: float | None = None
+    first_token_at: float | None = None
+    num_cached: int = 0
+    num_output: int = 0
+    firsts: dict[JobKey, int] = field(default_factory=dict)
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    pull: PullTimes | None = None
+    end: EndedChoice | None = None
 
     def computed(self, chunk: PrefillChunk) -> None:
         if len(self.chunks) < MAX_CHUNKS:
@@ -92,7 +106,7 @@ class JobTimeline:
         self._plan = _Plan(0.0, ())
 
     def accepted(self, job: Job, now: float) -> None:
-        timer = _JobTimer(job, now)
+        timer = _JobTimer(job, now, list(job.keys))
         for key in job.keys:
             self._timers[key] = timer
 

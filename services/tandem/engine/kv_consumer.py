@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockHash, BlockId, HandoffKey, JobKey, WorkerRef
@@ -17,6 +18,7 @@ from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.step_cost import StepCost
 from tandem.engine.effects import (
     ConsumerEffect,
+    Effect,
     FollowHandoff,
     PullEnded,
     ReleaseHandoff,
@@ -44,6 +46,7 @@ PREFIX_FETCH_FACTOR = 2.0
 make computing slower than predicted."""
 
 
+@dataclass(eq=False, repr=False)
 class Pull:
     """State of one open hand-off on its consumer's side: of the KV of a Resume, or of a remote prefix of another job.
 
@@ -63,49 +66,47 @@ class Pull:
     its last blocks.
     """
 
-    def __init__(
-        self,
-        key: HandoffKey,
-        job: Job,
-        source: WorkerRef,
-        now: float,
-        timeout_s: float,
-    ) -> None:
-        self.key = key
-        self.job = job
-        self.source = source
-        self.timeout_s = timeout_s
-        self.ends_at = math.inf
-        self.is_prefix_fetch = not isinstance(job, ResumeJob)
-        self.first_index = 0
-        self.hashes: Sequence[BlockHash] = ()
-        self.state = PullState.WAITING
-        self.was_announced = False
-        self.is_migrating = False
-        self.has_last_announcement = False
-        self.remainder_requested = False
-        self.offered: list[BlockDigest] = []
-        self.first_tokens: tuple[SampledToken, ...] = ()
-        self.num_computed = 0
-        self.num_cached = 0
-        self.table = BlockTable()
-        self.blocks: tuple[BlockId, ...] = ()
-        self.num_writable = 0
-        self.num_known = 0
-        self.num_hits = 0
-        self.num_ready = 0
-        self.next_index = 0
-        self.open_reads: set[int] = set()
-        self.lease_until: float | None = None
-        self.read_at = now
-        self.progress_at = now
-        self.first_announced_at = now
-        self.last_announced_at = now
-        self.busy_since = now
-        self.busy_s = 0.0
-        self.num_exposed = 0
+    key: HandoffKey
+    job: Job
+    source: WorkerRef
+    opened_at: float
+    timeout_s: float
+    ends_at: float = math.inf
+    first_index: int = 0
+    hashes: Sequence[BlockHash] = ()
+    state: PullState = PullState.WAITING
+    was_announced: bool = False
+    is_migrating: bool = False
+    has_last_announcement: bool = False
+    remainder_requested: bool = False
+    offered: list[BlockDigest] = field(default_factory=list)
+    first_tokens: tuple[SampledToken, ...] = ()
+    num_computed: int = 0
+    num_cached: int = 0
+    table: BlockTable = field(default_factory=BlockTable)
+    blocks: tuple[BlockId, ...] = ()
+    num_writable: int = 0
+    num_known: int = 0
+    num_hits: int = 0
+    num_ready: int = 0
+    next_index: int = 0
+    open_reads: set[int] = field(default_factory=set)
+    lease_until: float | None = None
+    busy_since: float = 0.0
+    busy_s: float = 0.0
+    num_exposed: int = 0
+
+    def __post_init__(self) -> None:
+        self.read_at = self.opened_at
+        self.progress_at = self.opened_at
+        self.first_announced_at = self.opened_at
+        self.last_announced_at = self.opened_at
         # Finished reads behind a block that has not arrived yet: number of blocks by first block.
         self._ahead: dict[int, int] = {}
+
+    @property
+    def is_prefix_fetch(self) -> bool:
+        return not isinstance(self.job, ResumeJob)
 
     @property
     def due_at(self) -> float:
@@ -205,18 +206,16 @@ class KVConsumer:
     every reserved pull finds its blocks beside it. All blocks that the fetch needs here are allocated at the beginning,
     its source serves what is already cached there, and both ends have deadlines.
 
-    Leases are renewed three times in `lease_s` seconds. `num_prefix_tokens` counts the tokens of remote prefixes whose
-    KV was fetched, since the start.
+    Leases are renewed three times in `limits.lease_s` seconds. `num_prefix_tokens` counts the tokens of remote prefixes
+    whose KV was fetched, since the start.
     """
 
-    def __init__(
-        self, pool: BlockPool, *, lease_s: float, pull_timeout_s: float, drain_timeout_s: float, block_bytes: int = 0
-    ) -> None:
+    def __init__(self, pool: BlockPool, limits: HandoffConfig, block_bytes: int = 0) -> None:
         self.num_prefix_tokens = 0
         self._pool = pool
-        self._renewal_s = lease_s / 3
-        self._pull_timeout_s = pull_timeout_s
-        self._drain_timeout_s = drain_timeout_s
+        self._renewal_s = limits.lease_s / 3
+        self._pull_timeout_s = limits.pull_timeout_s
+        self._drain_timeout_s = limits.drain_timeout_s
         self._block_bytes = block_bytes
         self._pulls: dict[HandoffKey, Pull] = {}
         self._by_job: dict[JobKey, Pull] = {}
@@ -234,7 +233,7 @@ class KVConsumer:
         if job.offer in self._pulls:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"another job pulls {job.offer} already")
 
-    def on_resume(self, job: ResumeJob, now: float) -> list[ConsumerEffect]:
+    def on_resume(self, job: ResumeJob, now: float) -> list[Effect]:
         """Follow the hand-off that an accepted Resume pulls; `on_blocks` gives it its local blocks."""
         self._add(Pull(job.offer, job, job.source, now, self._pull_timeout_s), now)
         return [FollowHandoff(job.source, job.offer)]
@@ -263,10 +262,8 @@ class KVConsumer:
             return None
         self._past_fetches.put(key, None, now)
         timeout_s, limit_s = prefix_fetch_limits(num_hits, len(hashes), self._pool.block_size, cost)
-        pull = Pull(key, job, source, now, min(timeout_s, self._pull_timeout_s))
-        pull.ends_at = now + limit_s
-        pull.first_index = num_hits
-        pull.hashes = hashes
+        timeout_s = min(timeout_s, self._pull_timeout_s)
+        pull = Pull(key, job, source, now, timeout_s, ends_at=now + limit_s, first_index=num_hits, hashes=hashes)
         self._add(pull, now)
         self._pool.share(pull.table, hashes[:num_hits])
         grown = self._pool.grow(pull.table, len(hashes))
@@ -567,7 +564,7 @@ class KVConsumer:
             pull.progress_at = now
         pull.open_reads.add(read_id)
         pull.next_index = stop
-        return [StartRead(read_id, pull.source, first, offered, local), *self._request_remainder(pull)]
+        return [StartRead(read_id, pull.source, range(first, stop), offered, local), *self._request_remainder(pull)]
 
     def _arrive(self, pull: Pull, now: float) -> list[ConsumerEffect]:
         """Complete a pull that has all its blocks, once a renewal proves that the lease outlived the last read."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -28,6 +28,7 @@ from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.step_plan import PrefixBlock, StepPlan
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lease:
     """One open hand-off on its producer's side.
 
@@ -36,24 +37,16 @@ class Lease:
     caller's clock.
     """
 
-    def __init__(
-        self,
-        key: HandoffKey,
-        job: JobKey | None,
-        expires_at: float,
-        is_migrating: bool,
-        prefix_request: RemotePrefixRequest | None,
-    ) -> None:
-        self.key = key
-        self.job = job
-        self.is_migrating = is_migrating
-        self.prefix_request = prefix_request
-        self.state = LeaseState.RESERVED
-        self.expires_at = expires_at
-        self.blocks: tuple[BlockId, ...] = ()
-        self.num_announced = 0
-        self.announcements: list[Announcement] = []
-        self.consumer: WorkerRef | None = None
+    key: HandoffKey
+    job: JobKey | None
+    expires_at: float
+    is_migrating: bool
+    prefix_request: RemotePrefixRequest | None
+    consumer: WorkerRef | None
+    state: LeaseState = LeaseState.RESERVED
+    blocks: tuple[BlockId, ...] = ()
+    num_announced: int = 0
+    announcements: list[Announcement] = field(default_factory=list)
 
     @property
     def may_be_read(self) -> bool:
@@ -117,8 +110,9 @@ class KVProducer:
         if self.end_reason(key) is not None:
             raise TandemError(ErrorKind.CANCELLED, f"hand-off {key} has ended")
         effects = [] if old is None else self.withdraw(old.key, ErrorKind.CANCELLED, "fenced", now)
-        lease = self._leases[key.handoff] = Lease(key, job, now + self._lease_s, is_migrating, prefix_request)
-        lease.consumer = self._awaited.pop(key)
+        self._leases[key.handoff] = Lease(
+            key, job, now + self._lease_s, is_migrating, prefix_request, consumer=self._awaited.pop(key)
+        )
         return None if old is None else old.job, effects
 
     def start(self, key: HandoffKey, blocks: tuple[BlockId, ...], num_skipped: int = 0) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId, WorkerRef
-from tandem.engine.ports import DeviceLost, TransportPeer
+from tandem.engine.ports import DeviceLost
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.host_offload import Offload, Onload
 
 

@@ -1,32 +1,44 @@
-"""Define the commands to a worker's transfer thread or process and its events, as frozen values."""
+"""Define how a worker is read by others, the commands to its transfer thread or process beside `StartRead`, and the
+events in answer, as frozen values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-from tandem.engine.ports import BlockCopy, TransportPeer
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.engine.effects import StartRead
+from tandem.kv.layout import KVLayout, KVRegion
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """Copy blocks of `peer`, check them, and report once under `id`, which is unique among open reads.
+class TransportRank:
+    """How one tensor-parallel rank of a worker is read.
 
-    `logical[i]` is the position of `copies[i]` in the prompt's block table, which the digest covers. `digests[i]` are
-    the numbers that the producer computed, one per KV head of the model; with `digests=None` nothing is checked.
+    `agent`: name of its transport agent, unique to the incarnation. `metadata`: the transport's own handshake data.
+    `region`: its pool.
     """
 
-    id: int
-    peer: TransportPeer
-    copies: tuple[BlockCopy, ...]
-    logical: tuple[int, ...]
-    digests: tuple[tuple[int, ...], ...] | None = None
+    agent: str
+    metadata: bytes
+    region: KVRegion
 
-    def __post_init__(self) -> None:
-        if len(self.logical) != len(self.copies):
-            raise ValueError(f"{len(self.copies)} copies with {len(self.logical)} logical indices")
-        if self.digests is not None and len(self.digests) != len(self.copies):
-            raise ValueError(f"{len(self.copies)} copies with {len(self.digests)} digests")
+
+@dataclass(frozen=True, slots=True)
+class TransportPeer:
+    """What a worker sends to others so that they can read its blocks; `layout` is the layout of the whole model.
+
+    A block has the same number in the pools of all ranks; each pool holds the KV heads that its region names.
+    """
+
+    worker: WorkerRef
+    layout: KVLayout
+    ranks: tuple[TransportRank, ...]
+
+    @property
+    def life(self) -> tuple[WorkerId, Incarnation]:
+        """Return worker id and incarnation. They identify the peer; its address may be written in several ways."""
+        return self.worker.id, self.worker.incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,7 @@ class SetPolling:
     busy: bool
 
 
-Command = ReadRequest | ConnectPeer | Cancel | TearDownPeer | SelfTest | SetPolling
+Command = StartRead | ConnectPeer | Cancel | TearDownPeer | SelfTest | SetPolling
 
 
 class FailureKind(Enum):

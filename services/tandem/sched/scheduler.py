@@ -19,6 +19,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken, TokenRun
 from tandem.core.ids import BlockHash, BlockId, HostSlot, JobKey, SeqId
 from tandem.core.request import Job, ResumeJob
+from tandem.core.worker_load import WorkerLoad
 from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS
 from tandem.kv.hashing import root_hash
@@ -28,13 +29,12 @@ from tandem.sched.phases.apply_results import append_sampled, apply_slice
 from tandem.sched.phases.decode_run import DecodeRun, advance, forecast
 from tandem.sched.phases.job_admission import check_job
 from tandem.sched.phases.plan_builder import PlanBuilder
-from tandem.sched.phases.prefill_budget import assign_prefill_budget
 from tandem.sched.phases.rejected_jobs import RejectedJobs
-from tandem.sched.phases.slices import plan_decodes, plan_prefills
+from tandem.sched.phases.slices import assign_prefill_budget, plan_decodes, plan_prefills
 from tandem.sched.phases.spec_decode import Speculation
-from tandem.sched.state.backlog import backlog, check_backlog, horizon_tokens
+from tandem.sched.state.backlog import Backlog, backlog, check_backlog, horizon_tokens
 from tandem.sched.state.limits import BlockDemand, SchedulerLimits
-from tandem.sched.state.schedule_result import ScheduleResult, SchedulerLoad, SequenceUpdate
+from tandem.sched.state.schedule_result import ScheduleResult, SequenceUpdate
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence, Status
 from tandem.sched.state.step_plan import PrefixBlock, StepPlan, StepResult
@@ -68,7 +68,7 @@ class Scheduler:
         seq.reusable(self.pool.block_size)
         self._await_remote_prefix(seq)
         if not seq.is_pull:
-            check_backlog(seq, self.pool, self.occupancy().backlog)
+            check_backlog(seq, self.pool, self.backlog())
         self._num_arrived += job.num_choices
         self.state.enqueue(seq)
 
@@ -207,11 +207,36 @@ class Scheduler:
         """Count the known output tokens of a choice; 0 for a choice that is not here."""
         return seq.num_output if (seq := self.state.by_key.get(key)) is not None else 0
 
-    def occupancy(self) -> SchedulerLoad:
-        state = self.state
-        horizon = horizon_tokens(state.limits, self.pacer.model.published or self.pacer.model.cost)
-        queued = backlog(chain(state.running, state.waiting), self.pool.block_size, horizon)
-        return SchedulerLoad(state.num_seated, len(state.waiting), state.num_reserved, queued)
+    def backlog(self) -> Backlog:
+        """Return the prompt tokens that wait for prefill here."""
+        horizon = horizon_tokens(self.state.limits, self.pacer.model.published or self.pacer.model.cost)
+        return backlog(chain(self.state.running, self.state.waiting), self.pool.block_size, horizon)
+
+    def load(self, *, draining: bool = False, num_remote_hit_tokens: int = 0) -> WorkerLoad:
+        """Return the load of the worker, as it is reported to routers; running are also sequences whose KV is being
+        pulled."""
+        queued, pool, state, pacer, drafts = self.backlog(), self.pool, self.state, self.pacer, self.speculation
+        return WorkerLoad(
+            num_running=state.num_seated,
+            num_waiting=len(state.waiting),
+            num_queued_tokens=queued.tokens[-1],
+            lane_tokens=queued.tokens,
+            lane_longest=queued.longest,
+            size_tokens=queued.size_tokens,
+            size_longest=queued.size_longest,
+            num_horizon_tokens=queued.num_horizon_tokens,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_leased_blocks=pool.num_leased,
+            num_reserved_blocks=state.num_reserved,
+            draining=draining,
+            num_drafted_tokens=0 if drafts is None else drafts.num_drafted,
+            num_accepted_tokens=0 if drafts is None else drafts.num_accepted,
+            num_steps_over_target=pacer.num_steps_over_target,
+            num_remote_hit_tokens=num_remote_hit_tokens,
+            num_prefill_tokens=pacer.num_prefill_tokens,
+            num_decode_tokens=pacer.num_decode_tokens,
+        )
 
     def demand(self) -> BlockDemand:
         """Return how many free blocks leases and remote prefixes have to leave."""

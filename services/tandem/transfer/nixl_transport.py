@@ -15,9 +15,10 @@ import numpy as np
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVRegion
 from tandem.transfer.cuda_driver import CudaDriver
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_agent import NixlAgent, open_agent
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
@@ -91,13 +92,13 @@ class NixlTransport:
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
         self.pool = pool
-        memory, number = memory_type(pool.device)
+        memory, number = memory_type(pool.region.device)
         self._driver = CudaDriver() if memory == "VRAM" else None
         self.enter_thread()
-        if self._driver is not None and not self._driver.can_share(pool.address):
+        if self._driver is not None and not self._driver.can_share(pool.region.address):
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
-                f"KV memory of {pool.device} cannot be shared with other processes: "
+                f"KV memory of {pool.region.device} cannot be shared with other processes: "
                 "PYTORCH_CUDA_ALLOC_CONF must not ask for expandable_segments or another allocator",
                 param="device",
             )
@@ -112,13 +113,16 @@ class NixlTransport:
         self._probes: dict[int, tuple[Any, bytes]] = {}
         probe_address = ctypes.addressof(self._probe)
         try:
-            self._api.register_memory([(pool.address, pool.num_bytes, number, "")], memory)
+            self._api.register_memory([(pool.region.address, pool.num_bytes, number, "")], memory)
             self._api.register_memory([(probe_address, 2 * PROBE_BYTES, 0, "")], "DRAM")
-            self._own_lists[0, pool.block_bytes] = self._prepare(_INITIATOR, pool.region(), 0, pool.block_bytes)
+            self._own_lists[0, pool.region.block_bytes] = self._prepare(
+                _INITIATOR, pool.region, 0, pool.region.block_bytes
+            )
             self._metadata: bytes = self._api.get_agent_metadata()
         except self._nixl.errors as error:
             raise TandemError(
-                ErrorKind.UNSUPPORTED, f"NIXL cannot register {pool.num_bytes} bytes of {pool.device} memory: {error}"
+                ErrorKind.UNSUPPORTED,
+                f"NIXL cannot register {pool.num_bytes} bytes of {pool.region.device} memory: {error}",
             ) from error
 
     def __repr__(self) -> str:
@@ -129,7 +133,7 @@ class NixlTransport:
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         """Return this worker's side of the handshake. The value is constant, so any thread may call this."""
-        rank = TransportRank(self._nixl.name, self._metadata, self.pool.region())
+        rank = TransportRank(self._nixl.name, self._metadata, self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
     def connect(self, peer: TransportPeer) -> None:
@@ -204,7 +208,7 @@ class NixlTransport:
     def enter_thread(self) -> None:
         """Give the thread a CUDA context, which UCX needs to register GPU memory or to look at a peer's."""
         if self._driver is not None:
-            self._driver.enter(memory_type(self.pool.device)[1])
+            self._driver.enter(memory_type(self.pool.region.device)[1])
 
     def post_self_test(self) -> int:
         content = secrets.token_bytes(PROBE_BYTES)
@@ -278,7 +282,7 @@ class NixlTransport:
         """Return the descriptor list of the part of local blocks that a share fills; peers of equal layout reuse it."""
         part = (share.local_offset, share.num_bytes)
         if part not in self._own_lists:
-            self._own_lists[part] = self._prepare(_INITIATOR, self.pool.region(), *part)
+            self._own_lists[part] = self._prepare(_INITIATOR, self.pool.region, *part)
         return self._own_lists[part]
 
     def _prepare(self, agent: str, region: KVRegion, offset: int, num_bytes: int) -> Any:

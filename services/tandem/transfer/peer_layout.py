@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
+from tandem.transfer.interface import BlockCopy, PeerError
 from tandem.transfer.memory_pool import MemoryPool
 
 
@@ -59,21 +60,21 @@ def shares_of(pool: MemoryPool, peer: TransportPeer) -> tuple[RankShare, ...]:
     return tuple(
         _share(pool, rank)
         for rank in peer.ranks
-        if rank.region.head_start < pool.heads.stop and pool.head_start < rank.region.head_stop
+        if rank.region.head_start < pool.heads.stop and pool.region.head_start < rank.region.head_stop
     )
 
 
 def _share(pool: MemoryPool, rank: TransportRank) -> RankShare:
     head_bytes = pool.layout.head_bytes
     region = rank.region
-    start = max(region.head_start, pool.head_start)
+    start = max(region.head_start, pool.region.head_start)
     stop = min(region.head_stop, pool.heads.stop)
     return RankShare(
         rank=rank,
         remote_offset=(start - region.head_start) * head_bytes,
-        local_offset=(start - pool.head_start) * head_bytes,
+        local_offset=(start - pool.region.head_start) * head_bytes,
         num_bytes=(stop - start) * head_bytes,
-        is_whole=(region.head_start, region.head_stop) == (pool.head_start, pool.heads.stop),
+        is_whole=(region.head_start, region.head_stop) == (pool.region.head_start, pool.heads.stop),
     )
 
 
@@ -82,7 +83,7 @@ def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCo
     if not copies:
         raise CopyRefused("a read of no blocks")
     theirs = peer.ranks[0].region
-    ours = pool.region()
+    ours = pool.region
     for copy in copies:
         if not 0 <= copy.remote < theirs.num_all_blocks:
             raise CopyRefused(f"{peer.worker} has no block {copy.remote}, it has {theirs.num_all_blocks}")

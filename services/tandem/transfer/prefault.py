@@ -28,12 +28,12 @@ def prefault(pool: MemoryPool, num_threads: int) -> None:
     Where the kernel lacks the call or has no memory left, pages are allocated on first use instead.
     """
     libc = ctypes.CDLL(None)
-    if pool.device != "cpu" or not hasattr(libc, "madvise"):
+    if pool.region.device != "cpu" or not hasattr(libc, "madvise"):
         return
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     page = os.sysconf("SC_PAGE_SIZE")
-    start = -(-pool.address // page) * page
-    stop = pool.address + pool.num_bytes
+    start = -(-pool.region.address // page) * page
+    stop = pool.region.address + pool.num_bytes
 
     def populate(address: int) -> None:
         libc.madvise(address, min(PIECE_BYTES, stop - address), _MADV_POPULATE_WRITE)

@@ -11,7 +11,8 @@ from itertools import count
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
 from tandem.transfer.process_identity import ProcessIdentity, start_ticks, this_process
@@ -63,10 +64,10 @@ class ProcessVmTransport:
     """
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
-        if pool.device != "cpu":
+        if pool.region.device != "cpu":
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
-                f"the local transport reads cpu memory, not {pool.device}: set handoff.transport to nixl",
+                f"the local transport reads cpu memory, not {pool.region.device}: set handoff.transport to nixl",
                 param="handoff.transport",
             )
         try:
@@ -80,7 +81,7 @@ class ProcessVmTransport:
             ) from error
         self._memory.allow_readers()
         self.pool = pool
-        self._block_bytes = pool.block_bytes
+        self._block_bytes = pool.region.block_bytes
         self._agent = agent
         self._nonce = ctypes.create_string_buffer(secrets.token_bytes(NONCE_BYTES), NONCE_BYTES)
         self._seen = ctypes.create_string_buffer(2 * NONCE_BYTES)
@@ -94,7 +95,7 @@ class ProcessVmTransport:
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         """Return this worker's side of the handshake. The value is constant, so any thread may call this."""
-        rank = TransportRank(self._agent, self._own.to_bytes(), self.pool.region())
+        rank = TransportRank(self._agent, self._own.to_bytes(), self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
     def connect(self, peer: TransportPeer) -> None:
@@ -169,7 +170,7 @@ class ProcessVmTransport:
         """Yield one span per run of copies adjacent on both sides, or one per copy where the sides' heads differ."""
         theirs = share.rank.region.address + share.remote_offset
         size = share.num_bytes
-        ours = self.pool.address + share.local_offset
+        ours = self.pool.region.address + share.local_offset
         step = share.rank.region.block_bytes
         own_step = self._block_bytes
         start = 0

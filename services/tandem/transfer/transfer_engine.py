@@ -5,12 +5,14 @@ The engine is the only user of its transport. It owns no thread and does not wai
 
 from __future__ import annotations
 
+import queue
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
-from tandem.core.ids import Incarnation, WorkerId
-from tandem.engine.ports import PeerError, ReadState, TransportPeer
+from tandem.core.ids import BlockId, Incarnation, WorkerId
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -21,18 +23,205 @@ from tandem.engine.transfer_messages import (
     FailureKind,
     PeerDrained,
     PeerLost,
+    ReadDone,
     ReadFailed,
-    ReadRequest,
     SelfTest,
     SelfTestDone,
     SetPolling,
     TearDownPeer,
     TransferStopped,
+    TransportPeer,
 )
-from tandem.transfer.digest_checks import Digest, DigestCheck, DigestChecks
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState, Transport
 from tandem.transfer.peer_layout import CopyRefused
-from tandem.transfer.read_task import ReadPart, ReadTask, split
-from tandem.transfer.transport import Transport
+
+MAX_OPEN_PARTS = 2
+"""Most open parts of one read: two keep a TCP peer busy between polls, and only two must drain after a cancel."""
+LAST_PART_BYTES = 3 << 20
+"""Approximate size of the last part, in bytes.
+
+Its digest takes a tenth of a millisecond, as long as the post of another part.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class ReadPart:
+    """The copies `[start, stop)` of a read, in reading order, that one post carries.
+
+    `wrong`: index in the read of the first block whose digest differs, set when the part was checked; None: all match.
+    `defect`: the exception that the digest function raised instead.
+    """
+
+    start: int
+    stop: int
+    wrong: int | None = None
+    defect: Exception | None = None
+
+
+@dataclass(slots=True)
+class ReadTask:
+    """Own the parts of one read of `peer`: waiting, open under a handle of the transport, or being checked.
+
+    Only the transfer engine changes a task. `block_bytes` are read of each block. Copies are read by rising remote
+    block, whatever their order in the prompt, so that adjacent blocks can be merged: pools hand out freed blocks last
+    one first. After a failure no part is posted any more, but open parts and checks are awaited.
+    """
+
+    read: StartRead
+    peer: TransportPeer
+    block_bytes: int
+    started: float
+    waiting: deque[ReadPart]
+    open: dict[int, ReadPart] = field(default_factory=dict)
+    num_checking: int = 0
+    failure: tuple[FailureKind, str] | None = None
+    _sequence: Sequence[int] = field(init=False)
+    _copies: Sequence[BlockCopy] = field(init=False)
+
+    def __post_init__(self) -> None:
+        remote, local = [offered.block for offered in self.read.offered], self.read.local
+        self._sequence = sorted(range(len(remote)), key=remote.__getitem__)
+        self._copies = [BlockCopy(remote[place], local[place]) for place in self._sequence]
+
+    @property
+    def may_post(self) -> bool:
+        return bool(self.waiting) and len(self.open) < MAX_OPEN_PARTS
+
+    @property
+    def is_over(self) -> bool:
+        return not (self.waiting or self.open or self.num_checking)
+
+    def places(self, part: ReadPart) -> Sequence[int]:
+        """Return the indices of a part's copies in the read."""
+        return self._sequence[part.start : part.stop]
+
+    def copies(self, part: ReadPart) -> Sequence[BlockCopy]:
+        return self._copies[part.start : part.stop]
+
+    def fail(self, kind: FailureKind, reason: str) -> None:
+        """Record a failure and drop the waiting parts. An earlier failure is kept."""
+        self.failure = self.failure or (kind, reason)
+        self.waiting.clear()
+
+    def report(self, now: float) -> ReadDone | ReadFailed:
+        """Return the final event of a task that is over."""
+        if self.failure is None:
+            return ReadDone(self.read.read, len(self.read.local) * self.block_bytes, now - self.started)
+        kind, reason = self.failure
+        return ReadFailed(self.read.read, kind, reason, drained=True)
+
+
+def split(num_blocks: int, block_bytes: int, max_bytes: int) -> Iterator[ReadPart]:
+    """Yield the parts of a read of `num_blocks` blocks, of at most `max_bytes` each, and of at least one block of
+    `block_bytes`.
+
+    Towards the end each part takes two thirds of the rest, down to LAST_PART_BYTES, because the digest of the last
+    part delays the whole read.
+    """
+    most, last = (max(1, num_bytes // block_bytes) for num_bytes in (max_bytes, LAST_PART_BYTES))
+    start = 0
+    while start < num_blocks:
+        left = num_blocks - start
+        num = min(most, left if 2 * left <= 3 * last else max(last, 2 * left // 3))
+        yield ReadPart(start, start + num)
+        start += num
+
+
+Digest = Callable[[Sequence[BlockId], Sequence[int]], Sequence[tuple[int, ...]]]
+"""`digest(blocks, logical)`: digests of blocks of the own pool, `blocks[i]` being block `logical[i]` of the prompt.
+
+One tuple per block, with one 64-bit number per KV head of the pool.
+"""
+
+
+Check = tuple[ReadTask, ReadPart]
+"""A received part whose digests are to be compared with those that the producer computed."""
+
+
+class DigestChecks:
+    """Own the digest checks of one transfer engine: those that wait, run, and are done.
+
+    Every method but `help` is called on the transfer thread. Each check is done once, by that thread or by its helper.
+
+    `heads`: the KV heads of the model that `digest` covers, a rank's part of the producer's digests.
+    """
+
+    def __init__(self, digest: Digest, heads: range) -> None:
+        self._digest = digest
+        self._heads = slice(heads.start, heads.stop)
+        self._waiting: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Check] = queue.SimpleQueue()
+        self._num_open = 0
+
+    @property
+    def num_open(self) -> int:
+        """Count the checks that were shared or begun and whose result `take` has not returned yet."""
+        return self._num_open
+
+    @property
+    def may_work(self) -> bool:
+        return not self._waiting.empty()
+
+    def share(self, check: Check) -> None:
+        """Queue a check for the helper thread, or for `work`."""
+        self._num_open += 1
+        self._waiting.put(check)
+
+    def do(self, check: Check) -> None:
+        """Do a check on the calling thread. Waking the helper may take longer than a small check."""
+        self._num_open += 1
+        self._do(check)
+
+    def work(self) -> None:
+        """Do the oldest queued check, if there is one."""
+        try:
+            check = self._waiting.get_nowait()
+        except queue.Empty:
+            return
+        if check is not None:
+            self._do(check)
+
+    def help(self, on_done: Callable[[], None]) -> None:
+        """Run the helper thread: do queued checks until `close`, and call `on_done` after each."""
+        while (check := self._waiting.get()) is not None:
+            self._do(check)
+            on_done()
+
+    def close(self) -> None:
+        """Make the helper thread return from `help`."""
+        self._waiting.put(None)
+
+    def take(self) -> list[Check]:
+        """Return the checks that were done since the last call. Raises the `defect` of a part."""
+        done: list[Check] = []
+        while not self._done.empty():
+            check = self._done.get()
+            self._num_open -= 1
+            _, part = check
+            if part.defect is not None:
+                raise part.defect
+            done.append(check)
+        return done
+
+    def _do(self, check: Check) -> None:
+        task, part = check
+        try:
+            if task.failure is None:
+                part.wrong = self._find_wrong(task, part)
+        except Exception as defect:
+            # Raised again by `take` on the transfer thread, which fails with it.
+            part.defect = defect
+        self._done.put(check)
+
+    def _find_wrong(self, task: ReadTask, part: ReadPart) -> int | None:
+        places, read = task.places(part), task.read
+        positions = [read.positions[place] for place in places]
+        digests_here = self._digest([read.local[place] for place in places], positions)
+        for place, digest_here in zip(places, digests_here, strict=True):
+            if digest_here != read.offered[place].heads[self._heads]:
+                return place
+        return None
+
 
 Life = tuple[WorkerId, Incarnation]
 
@@ -64,7 +253,7 @@ class TransferEngine:
         self._newest: dict[WorkerId, Incarnation] = {}
         self._tasks: dict[int, ReadTask] = {}
         self._post_queue: deque[int] = deque()
-        self._arrived: deque[DigestCheck] = deque()
+        self._arrived: deque[Check] = deque()
         self._test: _Test | None = None
         self._leases_open = False
         self._events: list[Event] = []
@@ -95,8 +284,8 @@ class TransferEngine:
 
     def accept(self, command: Command) -> None:
         match command:
-            case ReadRequest():
-                self._accept_request(command)
+            case StartRead():
+                self._accept_read(command)
             case ConnectPeer(peer):
                 self._connect(peer)
             case Cancel(id):
@@ -138,7 +327,7 @@ class TransferEngine:
         reason = error or "the transfer thread was stopped"
         for task in self._tasks.values():
             safe = drained or not task.open
-            self._events.append(ReadFailed(task.request.id, FailureKind.STOPPED, reason, safe))
+            self._events.append(ReadFailed(task.read.read, FailureKind.STOPPED, reason, safe))
         self._tasks.clear()
         if self._test is not None:
             self._end_self_test(reason)
@@ -153,20 +342,21 @@ class TransferEngine:
         events, self._events = self._events, []
         return events
 
-    # Read requests
+    # Reads
 
-    def _accept_request(self, request: ReadRequest) -> None:
-        """Start a task for a request. A second request with an open id is a duplicate, and is ignored."""
-        if request.id in self._tasks:
+    def _accept_read(self, command: StartRead) -> None:
+        """Start a task for a read. A second command with the id of an open read is a duplicate, and is ignored."""
+        if command.read in self._tasks:
             return
-        if self._peers.get(request.peer.life) != request.peer:
-            reason = f"{request.peer.worker} is not connected"
-            self._events.append(ReadFailed(request.id, FailureKind.REFUSED, reason, drained=True))
+        peer = self._peers.get((command.source.id, command.source.incarnation))
+        if peer is None:
+            reason = f"{command.source} is not connected"
+            self._events.append(ReadFailed(command.read, FailureKind.REFUSED, reason, drained=True))
             return
-        block_bytes = self._transport.pool.block_bytes
-        parts = deque(split(request, block_bytes, self._max_post_bytes))
-        self._tasks[request.id] = ReadTask(request, block_bytes, self._clock.now(), parts)
-        self._post_queue.append(request.id)
+        block_bytes = self._transport.pool.region.block_bytes
+        parts = deque(split(len(command.local), block_bytes, self._max_post_bytes))
+        self._tasks[command.read] = ReadTask(command, peer, block_bytes, self._clock.now(), parts)
+        self._post_queue.append(command.read)
 
     def _post_next(self) -> None:
         """Post one part of the request whose last post is the longest ago."""
@@ -181,14 +371,14 @@ class TransferEngine:
                 return
 
     def _post(self, task: ReadTask, part: ReadPart) -> None:
-        peer = task.request.peer
+        peer = task.peer
         try:
             handle = self._transport.post_read(peer, task.copies(part))
         except CopyRefused as error:
             task.fail(FailureKind.REFUSED, str(error))
         except PeerError as error:
             # Some transfers of this part may be open; `disconnect` returns whether all have ended.
-            self._disconnect_peer(peer, FailureKind.PEER, str(error), failed_post=task.request.id)
+            self._disconnect_peer(peer, FailureKind.PEER, str(error), failed_post=task.read.read)
         else:
             task.open[handle] = part
 
@@ -199,7 +389,7 @@ class TransferEngine:
                     self._poll(task, handle, part)
 
     def _poll(self, task: ReadTask, handle: int, part: ReadPart) -> None:
-        peer = task.request.peer
+        peer = task.peer
         try:
             state = self._transport.poll(handle)
         except PeerError as error:
@@ -210,9 +400,9 @@ class TransferEngine:
         del task.open[handle]
         if state is ReadState.FAILED:
             self._disconnect_peer(peer, FailureKind.PEER, f"{peer.worker} is gone: a read of it failed")
-        elif task.failure is None and task.request.digests is not None:
+        elif task.failure is None and task.read.is_checked:
             task.num_checking += 1
-            self._arrived.append(DigestCheck(task, part))
+            self._arrived.append((task, part))
 
     def _check_arrived(self) -> None:
         """Queue received parts for a check, or do one check here, and fail requests with a wrong digest.
@@ -227,14 +417,11 @@ class TransferEngine:
             self.checks.do(self._arrived.popleft())
         else:
             self.checks.work()
-        for check in self.checks.take():
-            task = check.task
-            request = task.request
+        for task, part in self.checks.take():
             task.num_checking -= 1
-            if check.wrong is not None:
-                block = request.copies[check.wrong].remote
-                index = request.logical[check.wrong]
-                reason = f"block {block} of {request.peer.worker} (prompt block {index}) has a different digest"
+            if part.wrong is not None:
+                block, index = task.read.offered[part.wrong].block, task.read.positions[part.wrong]
+                reason = f"block {block} of {task.peer.worker} (prompt block {index}) has a different digest"
                 task.fail(FailureKind.DIGEST, reason)
 
     def _report_finished(self) -> None:
@@ -283,7 +470,7 @@ class TransferEngine:
         del self._peers[peer.life]
         proven = self._transport.disconnect(peer)
         for id, task in list(self._tasks.items()):
-            if task.request.peer.life == peer.life:
+            if task.peer.life == peer.life:
                 del self._tasks[id]
                 task.fail(kind, reason)
                 safe = proven or not (task.open or id == failed_post)

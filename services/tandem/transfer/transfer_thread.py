@@ -14,12 +14,11 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from tandem.core.clock import Clock
-from tandem.engine.transfer_messages import Command, Event, ReadRequest
+from tandem.engine.effects import StartRead
+from tandem.engine.transfer_messages import Command, Event
 from tandem.transfer.core_affinity import CoreAvoidance
-from tandem.transfer.digest_checks import Digest
-from tandem.transfer.interfaces import KVTransfer
-from tandem.transfer.transfer_engine import TransferEngine
-from tandem.transfer.transport import Transport
+from tandem.transfer.interface import KVTransfer, Transport
+from tandem.transfer.transfer_engine import Digest, TransferEngine
 
 MAX_POST_BYTES = 8 << 20
 """Most bytes of one post: a shared-memory read blocks the thread for as long as a copy of these bytes takes."""
@@ -132,7 +131,7 @@ class TransferThread(KVTransfer):
             self._is_open = False
         while not self._inbox.empty():
             command = self._inbox.get()
-            if isinstance(command, ReadRequest):
+            if isinstance(command, StartRead):
                 self._engine.accept(command)
         self._emit(self._engine.close(error))
 
@@ -150,7 +149,7 @@ class TransferThread(KVTransfer):
         return False
 
     def _accept(self, command: Command) -> None:
-        if isinstance(command, ReadRequest) and self._helper.native_id is not None:
+        if isinstance(command, StartRead) and self._helper.native_id is not None:
             self._core_avoidance.keep(self._helper.native_id)
         self._engine.accept(command)
 

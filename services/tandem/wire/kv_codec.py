@@ -9,7 +9,7 @@ from __future__ import annotations
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockHash, BlockId, HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, Announcement, BlockDigest, RemotePrefixRequest
 from tandem.kv.hashing import HASH_BYTES
 from tandem.kv.layout import ITEM_BYTES, KVGroup, KVLayout, KVRegion

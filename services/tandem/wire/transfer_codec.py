@@ -7,7 +7,7 @@ TandemError(INVALID_REQUEST) and no other exception.
 from __future__ import annotations
 
 from tandem.core.ids import BlockId
-from tandem.engine.ports import BlockCopy
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -20,23 +20,23 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadRequest,
     SelfTest,
     SelfTestDone,
     SetPolling,
     TearDownPeer,
     TransferStopped,
 )
+from tandem.kv.handoff import BlockDigest
 from tandem.wire.gen import mover_pb2 as pb
-from tandem.wire.kv_codec import decode_peer, encode_peer, malformed, require
+from tandem.wire.kv_codec import decode_peer, decode_worker, encode_peer, encode_worker, malformed, require
 
 _KINDS = {kind.value: kind for kind in FailureKind}
 
 
 def encode_command(command: Command | None) -> pb.MoverCommand:
     match command:
-        case ReadRequest():
-            return pb.MoverCommand(read=_encode_order(command))
+        case StartRead():
+            return pb.MoverCommand(read=_encode_read(command))
         case ConnectPeer(peer):
             return pb.MoverCommand(connect=encode_peer(peer))
         case Cancel(id):
@@ -54,7 +54,7 @@ def encode_command(command: Command | None) -> pb.MoverCommand:
 def decode_command(message: pb.MoverCommand) -> Command | None:
     match message.WhichOneof("command"):
         case "read":
-            return _decode_order(message.read)
+            return _decode_read(message.read)
         case "connect":
             return ConnectPeer(decode_peer(message.connect))
         case "cancel":
@@ -71,31 +71,29 @@ def decode_command(message: pb.MoverCommand) -> Command | None:
             raise malformed("a mover command without content")
 
 
-def _encode_order(order: ReadRequest) -> pb.ReadOrder:
-    digests = order.digests if order.digests is not None else ((),) * len(order.copies)
+def _encode_read(read: StartRead) -> pb.ReadOrder:
     message = pb.ReadOrder(
-        id=order.id,
-        peer=encode_peer(order.peer),
-        local=[copy.local for copy in order.copies],
-        logical=order.logical,
-        checked=order.digests is not None,
+        id=read.read,
+        local=read.local,
+        logical=read.positions,
+        checked=read.is_checked,
+        source=encode_worker(read.source),
     )
-    for copy, heads in zip(order.copies, digests, strict=True):
-        message.blocks.add(block=copy.remote, digests=heads)
+    for offered in read.offered:
+        message.blocks.add(block=offered.block, digests=offered.heads)
     return message
 
 
-def _decode_order(message: pb.ReadOrder) -> ReadRequest:
+def _decode_read(message: pb.ReadOrder) -> StartRead:
     require(
         len(message.blocks) == len(message.local) == len(message.logical),
         "a read has unequal numbers of remote blocks, local blocks and logical indices",
     )
-    copies = tuple(
-        BlockCopy(BlockId(remote.block), BlockId(local))
-        for remote, local in zip(message.blocks, message.local, strict=True)
-    )
-    digests = tuple(tuple(block.digests) for block in message.blocks) if message.checked else None
-    return ReadRequest(message.id, decode_peer(message.peer), copies, tuple(message.logical), digests)
+    require(message.HasField("source"), "a read without a source")
+    offered = tuple(BlockDigest(BlockId(block.block), tuple(block.digests)) for block in message.blocks)
+    local = tuple(map(BlockId, message.local))
+    source = decode_worker(message.source)
+    return StartRead(message.id, source, tuple(message.logical), offered, local, message.checked)
 
 
 def encode_event(event: Event) -> pb.MoverEvent:

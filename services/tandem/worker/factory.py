@@ -13,10 +13,10 @@ from tandem.core.clock import Clock, SystemClock, wall_ns
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
+from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.peer_layout import join_ranks
-from tandem.transfer.transport import Transport
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.addresses import advertised_address, default_route_address, require_worker_auth
 from tandem.worker.model.transport_factory import OpenTransport, open_transport

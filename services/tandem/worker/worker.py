@@ -20,14 +20,15 @@ from tandem.core.ids import WorkerRef
 from tandem.core.topology import Topology
 from tandem.core.worker_load import DrainResult
 from tandem.engine.factory import build_engine, engine_limits
-from tandem.engine.ports import StepObserver, TransportPeer
+from tandem.engine.ports import StepObserver
 from tandem.engine.step_log import StepLogHead, step_settings
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry
+from tandem.transfer.interface import Transport
 from tandem.transfer.process_identity import machine_identity
-from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.engine.calibrate import calibrate

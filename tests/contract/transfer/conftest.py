@@ -19,12 +19,13 @@ import numpy.typing as npt
 import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import ReadState, TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.interface import ReadState, Transport
+from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
-from tandem.transfer.transport import Transport
+from tests.memory_pools import memory_pool
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -152,7 +153,7 @@ def handshake_of(process: subprocess.Popen[str]) -> TransportPeer:
 
 
 def open_transport(kind: str, name: str, content: Bytes, layout: KVLayout) -> Transport:
-    pool = MemoryPool(content.ctypes.data, len(content), layout, keepalive=content)
+    pool = memory_pool(content.ctypes.data, len(content), layout, keepalive=content)
     agent = agent_name(WorkerId(name), Incarnation(1))
     return ProcessVmTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
 

@@ -13,17 +13,19 @@ import torch
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.ports import BlockCopy, TransportPeer
-from tandem.engine.transfer_messages import Event, ReadRequest
+from tandem.engine.effects import StartRead
+from tandem.engine.transfer_messages import Event, TransportPeer
+from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.interface import Transport
+from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import TransferEngine
-from tandem.transfer.transport import Transport
 from tandem_kernels.reference import block_digest
 from tests.contract.transfer.conftest import NUM_BLOCKS, Bytes, Rig, handshake_of, known_content, spawn_rank
+from tests.memory_pools import memory_pool
 
 HEADS = 4
 MAX_POST_BYTES = 1 << 16
@@ -50,7 +52,7 @@ class ConsumerRank:
         share = HEADS // num_ranks
         self.memory = np.zeros((NUM_BLOCKS, share * layout.head_bytes), np.uint8)
         address, start = self.memory.ctypes.data, rank * share
-        pool = MemoryPool(address, NUM_BLOCKS, layout, head_start=start, head_stop=start + share, keepalive=self.memory)
+        pool = memory_pool(address, NUM_BLOCKS, layout, heads=range(start, start + share), keepalive=self.memory)
         agent = agent_name(WorkerId(f"consumer-of-{num_ranks}"), Incarnation(1), rank)
         self.heads = pool.heads
         self.transport: Transport = ProcessVmTransport(pool, agent) if kind == "local" else NixlTransport(pool, agent)
@@ -109,10 +111,11 @@ class World:
             rank.memory[:] = 0xEE
         return self.consumers[num_ranks]
 
-    def order(self, id: int, peer: TransportPeer) -> ReadRequest:
+    def order(self, id: int, peer: TransportPeer) -> StartRead:
         """With the digests that a producer of one rank would offer."""
         remote, local = zip(*COPIES, strict=True)
-        copies = tuple(BlockCopy(BlockId(r), BlockId(o)) for r, o in zip(remote, local, strict=True))
-        logical = tuple(range(5, 5 + len(copies)))
+        positions = range(5, 5 + len(COPIES))
         content = known_content(SEED, NUM_BLOCKS, self.layout)
-        return ReadRequest(id, peer, copies, logical, tuple(digests_of(content, range(HEADS), remote, logical)))
+        digests = digests_of(content, range(HEADS), remote, positions)
+        offered = tuple(map(BlockDigest, map(BlockId, remote), digests))
+        return StartRead(id, peer.worker, positions, offered, tuple(map(BlockId, local)))

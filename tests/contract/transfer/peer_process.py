@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
+from tests.memory_pools import memory_pool
 
 POLL_S = 0.0005 if os.environ.get("UCX_TLS") == "tcp" else 0.003
 """Over TCP every part of a read waits for its target, else only the first contact does."""
@@ -47,13 +48,12 @@ def main() -> None:
     heads = slice(options.head_start, options.head_stop)
     content = np.ascontiguousarray(whole.reshape(options.num_blocks, options.heads, -1)[:, heads])
     address, keepalive = place(content, options.device)
-    pool = MemoryPool(
+    pool = memory_pool(
         address,
         options.num_blocks,
         layout,
         options.device,
-        head_start=options.head_start,
-        head_stop=options.head_stop,
+        heads=range(options.head_start, options.head_stop),
         keepalive=keepalive,
     )
     worker = WorkerRef(WorkerId(options.worker), Incarnation(options.incarnation), "127.0.0.1:1")

@@ -18,13 +18,14 @@ import torch
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.ports import BlockCopy, ReadState
 from tandem.engine.transfer_messages import ConnectPeer, Event, FailureKind, PeerLost, ReadDone, ReadFailed
-from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.interface import BlockCopy, ReadState
+from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.transfer_engine import TransferEngine
 from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content, reference
 from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, World, layout_of, turn_until
+from tests.memory_pools import memory_pool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICE = "cuda:0"
@@ -40,13 +41,12 @@ class ConsumerRank:
         self.memory = torch.zeros(NUM_BLOCKS, share * LAYOUT.head_bytes, dtype=torch.uint8, device=DEVICE)
         torch.cuda.synchronize()
         self.heads = range(rank * share, (rank + 1) * share)
-        pool = MemoryPool(
+        pool = memory_pool(
             self.memory.data_ptr(),
             NUM_BLOCKS,
             LAYOUT,
             DEVICE,
-            head_start=self.heads.start,
-            head_stop=self.heads.stop,
+            heads=range(self.heads.start, self.heads.stop),
             keepalive=self.memory,
         )
         self.transport = NixlTransport(pool, agent_name(WorkerId(f"gpu-consumer-of-{num_ranks}"), Incarnation(1), rank))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tandem.core.ids import BlockId
-from tandem.engine.ports import BlockCopy, ReadState, TransportRank
 from tandem.engine.transfer_messages import (
     Connected,
     ConnectPeer,
@@ -20,8 +19,11 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
+    TransportRank,
 )
+from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVRegion
+from tandem.transfer.interface import BlockCopy, ReadState
 from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content
 from tests.contract.transfer.heads import COPIES, HEADS, SEED, World, layout_of
 
@@ -102,11 +104,10 @@ def crossed(rank: TransportRank, other: TransportRank) -> KVRegion:
 def test_the_digest_of_one_wrong_head_fails_the_rank_that_holds_it_and_no_other(world: World) -> None:
     producer = world.producer(2)
     good = world.order(3, producer)
-    assert good.digests is not None
-    spoilt = tuple((*heads[:3], heads[3] ^ 1) for heads in good.digests)
+    spoilt = tuple(BlockDigest(o.block, (*o.heads[:3], o.heads[3] ^ 1)) for o in good.offered)
     for rank in world.consumer(2):
         rank.carrier.accept(ConnectPeer(producer))
-        rank.carrier.accept(replace(good, digests=spoilt))
+        rank.carrier.accept(replace(good, offered=spoilt))
         end = rank.until(ReadFailed if 3 in rank.heads else ReadDone)[-1]
         assert isinstance(end, ReadFailed if 3 in rank.heads else ReadDone)
 

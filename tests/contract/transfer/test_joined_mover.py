@@ -13,7 +13,6 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
-from tandem.engine.ports import BlockCopy, ReadState
 from tandem.engine.transfer_messages import (
     Connected,
     ConnectFailed,
@@ -26,6 +25,8 @@ from tandem.engine.transfer_messages import (
     SelfTestDone,
     TransferStopped,
 )
+from tandem.kv.handoff import BlockDigest
+from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.transfer_thread import TransferThread
@@ -147,14 +148,15 @@ def test_a_wrong_head_at_either_rank_fails_the_order(world: World, desk: Desk) -
     desk.mover.connect(producer)
     assert desk.take() == Connected(producer)
     good = world.order(0, producer)
-    assert good.digests is not None
     for head in (0, HEADS - 1):
-        spoilt = tuple((*heads[:head], heads[head] ^ 1, *heads[head + 1 :]) for heads in good.digests)
-        desk.mover.read(replace(good, id=head, digests=spoilt))
+        spoilt = tuple(
+            BlockDigest(o.block, (*o.heads[:head], o.heads[head] ^ 1, *o.heads[head + 1 :])) for o in good.offered
+        )
+        desk.mover.read(replace(good, read=head, offered=spoilt))
         failed = desk.take()
         assert isinstance(failed, ReadFailed)
         assert (failed.id, failed.kind, failed.drained) == (head, FailureKind.DIGEST, True)
-    desk.mover.read(replace(good, id=99))
+    desk.mover.read(replace(good, read=99))
     assert isinstance(desk.take(), ReadDone)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId
-from tandem.engine.ports import BlockCopy, ReadState
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Connected,
     Event,
@@ -20,10 +21,11 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadRequest,
     SelfTestDone,
     TransferStopped,
 )
+from tandem.kv.handoff import BlockDigest
+from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.transfer_thread import TransferThread
 
 GUARD_S = 60.0
@@ -50,10 +52,9 @@ class Desk:
         self.mover.connect(peer.handshake)
         assert self.take() == Connected(peer.handshake)
 
-    def order(self, id: int, peer, remote: Sequence[int], local: Sequence[int]) -> ReadRequest:
-        copies = tuple(BlockCopy(BlockId(r), BlockId(b)) for r, b in zip(remote, local, strict=True))
-        digests = tuple(sum_of(peer.content[r], n) for n, r in enumerate(remote))
-        return ReadRequest(id, peer.handshake, copies, tuple(range(len(copies))), digests)
+    def order(self, id: int, peer, remote: Sequence[int], local: Sequence[int]) -> StartRead:
+        offered = tuple(BlockDigest(BlockId(r), sum_of(peer.content[r], n)) for n, r in enumerate(remote))
+        return StartRead(id, peer.handshake.worker, range(len(offered)), offered, tuple(map(BlockId, local)))
 
 
 def sum_of(block: np.ndarray, logical: int) -> tuple[int, ...]:
@@ -94,7 +95,9 @@ def test_orders_are_read_checked_and_reported(desk, good_peer) -> None:
 def test_another_block_than_the_offered_one_is_noticed(desk, good_peer) -> None:
     desk.connect(good_peer)
     order = desk.order(1, good_peer, [3, 4], [0, 1])
-    swapped = ReadRequest(1, order.peer, order.copies[::-1], order.logical, order.digests)
+    heads = [offered.heads for offered in order.offered]
+    offered = tuple(BlockDigest(o.block, other) for o, other in zip(order.offered[::-1], heads, strict=True))
+    swapped = replace(order, offered=offered, local=order.local[::-1])
     desk.mover.read(swapped)
     event = desk.take()
     assert isinstance(event, ReadFailed)

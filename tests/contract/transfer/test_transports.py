@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState
 from tandem.kv.layout import KVGroup, KVRegion
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.peer_layout import CopyRefused
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
@@ -22,7 +23,7 @@ from tandem.engine.effects import (
     StartRead,
     TearDownProducer,
 )
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.sched.state.limits import SchedulerLimits
@@ -40,7 +41,7 @@ REQUEST = Request(
 
 def engine() -> Engine:
     limits = SchedulerLimits(max_num_batched_tokens=4, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-    return Engine(BlockPool(12, 2), limits, HandoffLimits(), "model")
+    return Engine(BlockPool(12, 2), limits, HandoffConfig(), "model")
 
 
 def generate(attempt: int = 1, choice: int = 0) -> GenerateJob:
@@ -365,7 +366,7 @@ def test_a_read_waits_for_what_its_blocks_are_copied_out(is_cancelled: bool) -> 
     """Fill the pool with another prompt's blocks, which host memory is to keep: no read may write into them before the
     end of the step that copies them out, although that step computes nothing."""
     limits = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-    e = Engine(BlockPool(5, 2, num_host_slots=5), limits, HandoffLimits(), "model")
+    e = Engine(BlockPool(5, 2, num_host_slots=5), limits, HandoffConfig(), "model")
     other = replace(
         REQUEST, id=RequestId("o"), prompt_tokens=tuple(range(20, 30)), sampling=SamplingParams(max_tokens=0)
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, SamplingParams
 from tandem.engine.effects import Effect
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.state.limits import SchedulerLimits
 from tests.unit.engine.test_engine import events, finish
@@ -19,7 +20,7 @@ LIMITS = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=8, max_model_le
 
 
 def engine(num_blocks: int) -> Engine:
-    return Engine(BlockPool(num_blocks, 2), LIMITS, HandoffLimits(), "m")
+    return Engine(BlockPool(num_blocks, 2), LIMITS, HandoffConfig(), "m")
 
 
 def request(name: str, first: int, num_prompt: int, max_tokens: int) -> Request:

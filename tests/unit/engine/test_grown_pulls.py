@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import pytest
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, SampledToken
 from tandem.core.ids import BlockId, HandoffId, RequestId
 from tandem.core.request import GenerateJob, Request, ResumeJob, SamplingParams
 from tandem.engine.effects import Effect, SendEvent, StartRead
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.sched.state.limits import SchedulerLimits
@@ -39,7 +40,7 @@ def full_of_prefixes() -> tuple[Engine, BlockPool]:
     """Build an engine with a host cache and a pool that is full of cached blocks."""
     pool = BlockPool(NUM_BLOCKS, SIZE, num_host_slots=8)
     limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-    engine = Engine(pool, limits, HandoffLimits(), "m")
+    engine = Engine(pool, limits, HandoffConfig(), "m")
     for first in (100, 200):
         prompt = range(first, first + NUM_BLOCKS)
         engine.submit(GenerateJob(request=request(f"f{first}", prompt, 1), attempt=1), 0.0)
@@ -94,7 +95,7 @@ def test_a_prefill_that_hands_over_more_than_one_token_ends_only_its_job(num_sam
     """The source offers more blocks than there are local blocks to read into."""
     pool = BlockPool(64, SIZE)
     limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-    engine = Engine(pool, limits, HandoffLimits(), "m")
+    engine = Engine(pool, limits, HandoffConfig(), "m")
     job = ResumeJob(request=request("r", range(4), 30), attempt=1, handoff=HandoffId("h"), source=OTHER)
     engine.submit(job, 1.0)
     blocks = tuple(BlockDigest(BlockId(index), ()) for index in range(8))

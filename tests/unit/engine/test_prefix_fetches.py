@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Finished, KVReceived, Token
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, RequestId, WorkerId, WorkerRef
@@ -23,7 +24,7 @@ from tandem.engine.effects import (
     SendHandoffEnded,
     StartRead,
 )
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import RemotePrefixRequest
 from tandem.sched.state.limits import SchedulerLimits
@@ -43,7 +44,7 @@ class Side:
     def __init__(self, num_blocks: int = 40, num_host_slots: int = 0, max_num_seqs: int = 4) -> None:
         limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=max_num_seqs, max_model_len=64)
         self.pool = BlockPool(num_blocks, 2, num_host_slots=num_host_slots)
-        self.engine = Engine(self.pool, limits, HandoffLimits(lease_s=10.0, pull_timeout_s=20.0), "model")
+        self.engine = Engine(self.pool, limits, HandoffConfig(lease_s=10.0, pull_timeout_s=20.0), "model")
         self.store = KVStore(num_blocks, 2, num_host_slots)
         self.executor = ModelExecutor(self.store)
         self.effects: list[Effect] = []

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken, Token
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
 from tandem.core.request_stages import JobStages
 from tandem.engine.effects import Effect, JobEnded, SendEvent, StartRead
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.engine.job_timings import MAX_CHUNKS, JobTimes, PrefillChunk, PullTimes
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
@@ -32,8 +33,9 @@ class Line:
         limits = SchedulerLimits(
             max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_model_len=2000, digest_handoffs=False
         )
-        handoff = HandoffLimits(block_bytes=BLOCK_BYTES)
-        self.engine = Engine(BlockPool(num_blocks, 2), limits, handoff, "model", plan_depth=plan_depth)
+        self.engine = Engine(
+            BlockPool(num_blocks, 2), limits, HandoffConfig(), "model", block_bytes=BLOCK_BYTES, plan_depth=plan_depth
+        )
         self.plans: list[StepPlan] = []
         self.ended: list[JobTimes] = []
         self.firsts: list[Token] = []

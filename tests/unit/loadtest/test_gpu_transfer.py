@@ -15,7 +15,7 @@ from loadtest.kv import gpu_transfer
 from loadtest.kv.device_memory import BenchHostMemory, CudaMemory
 from loadtest.kv.gpu_transfer import Broken, GpuTransferCase, GpuTransferRow, content_of, copies_of, markdown, measure
 from loadtest.processes.mps import CONTROL, MpsUnavailable, multi_process_service
-from tandem.engine.ports import BlockCopy
+from tandem.transfer.interface import BlockCopy
 from tandem.transfer.process_memory import CopySpan
 from tandem_kernels.native.build import _find_compiler
 

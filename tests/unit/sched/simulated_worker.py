@@ -93,7 +93,7 @@ class SimulatedWorker:
         results = tuple(SliceResult(s.seq, (SampledToken(0),) if s.sampling else ()) for s in plan.slices)
         result = StepResult(plan.number, results)
         progress = self.scheduler.commit(result)
-        opened = self.scheduler.pacer._open[plan.number]
+        opened, _ = self.scheduler.pacer._open[plan.number]
         seconds = self.truth(opened.features) * max(0.3, self._random.gauss(1, self._noise))
         self.now += seconds
         self.num_steps += 1

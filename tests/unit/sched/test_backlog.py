@@ -12,7 +12,6 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.engine import engine_stats
 from tandem.sched.state.backlog import horizon_tokens
 from tandem.sched.state.limits import SchedulerLimits
 from tests.effort import effort
@@ -28,7 +27,7 @@ def worker(budget: int = 512) -> SimulatedWorker:
 
 
 def load_of(one: SimulatedWorker) -> WorkerLoad:
-    return engine_stats.load(one.scheduler, one.scheduler.pool, draining=False)
+    return one.scheduler.load()
 
 
 def refused(one: SimulatedWorker, num_prompt: int, lane: Lane = Lane.INTERACTIVE) -> bool:
@@ -112,7 +111,7 @@ def test_what_lower_lanes_have_queued_keeps_no_higher_one_out() -> None:
         assert not refused(one, 250, Lane.BATCH)
     assert refused(one, 250, Lane.BATCH)
     assert not refused(one, 250, Lane.STANDARD) and not refused(one, 250)
-    load = one.scheduler.occupancy().backlog
+    load = one.scheduler.backlog()
     assert load.tokens == (250, 500, 1750) and load.longest == (250, 250, 250)
 
 
@@ -122,7 +121,7 @@ def test_what_the_cache_holds_need_not_be_computed() -> None:
     one.run()
     for _ in range(20):
         one.add_request(1600, text=7)
-    assert one.scheduler.occupancy().backlog.tokens[0] == 20 * 16
+    assert one.scheduler.backlog().tokens[0] == 20 * 16
 
 
 def test_an_estimate_from_a_load_equals_the_worker_s_own() -> None:

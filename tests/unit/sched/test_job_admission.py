@@ -16,8 +16,7 @@ from tandem.sched.phases.job_admission import (
     check_reservation,
 )
 from tandem.sched.phases.rejected_jobs import Capacity
-from tandem.sched.state.block_needs import num_seats, prefill_need, pull_need
-from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.limits import SchedulerLimits, num_seats, prefill_need, pull_need
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
 EMPTY = ReservedCapacity(num_blocks=10, num_leased=0, num_seqs=0, reservations=(), prefills=())

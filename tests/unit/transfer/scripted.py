@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
-from tandem.engine.transfer_messages import ReadRequest
+from tandem.engine.effects import StartRead
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
+from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.memory_pool import MemoryPool
+from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 BLOCK_BYTES = LAYOUT.block_bytes
@@ -25,11 +28,22 @@ P = peer_named("p")
 Q = peer_named("q")
 
 
-def order(id: int, num_blocks: int = 1, peer: TransportPeer = P, digests: bool = False) -> ReadRequest:
-    copies = tuple(BlockCopy(BlockId(i), BlockId(10 * id + i)) for i in range(num_blocks))
-    logical = tuple(range(num_blocks))
-    expected = tuple(digest_of(c.local, n) for c, n in zip(copies, logical, strict=True)) if digests else None
-    return ReadRequest(id, peer, copies, logical, expected)
+def order(id: int, num_blocks: int = 1, peer: TransportPeer = P, digests: bool = False) -> StartRead:
+    local = tuple(BlockId(10 * id + i) for i in range(num_blocks))
+    offered = tuple(BlockDigest(BlockId(i), digest_of(block, i)) for i, block in enumerate(local))
+    return StartRead(id, peer.worker, range(num_blocks), offered, local, digests)
+
+
+def copies_of(read: StartRead) -> tuple[BlockCopy, ...]:
+    return tuple(map(BlockCopy, (offered.block for offered in read.offered), read.local))
+
+
+def with_digests(read: StartRead, digests: Sequence[tuple[int, ...]]) -> StartRead:
+    return replace(read, offered=tuple(map(replace_heads, read.offered, digests)))
+
+
+def replace_heads(offered: BlockDigest, heads: tuple[int, ...]) -> BlockDigest:
+    return BlockDigest(offered.block, heads)
 
 
 def digest_of(block: int, logical: int) -> tuple[int, ...]:
@@ -63,7 +77,7 @@ class ScriptedTransport:
     disconnected: list[tuple[str, int]] = field(default_factory=list)
     num_progress: int = 0
     on_post: Callable[[], None] = lambda: None
-    pool: MemoryPool = field(default_factory=lambda: MemoryPool(4096, 100, LAYOUT))
+    pool: MemoryPool = field(default_factory=lambda: memory_pool(4096, 100, LAYOUT))
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         return peer_named(worker.id, worker.incarnation)

@@ -12,15 +12,16 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
-from tandem.engine.transfer_messages import ReadRequest
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer import process_vm_transport, read_task
-from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer import process_vm_transport, transfer_engine
+from tandem.transfer.interface import BlockCopy, PeerError
+from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.process_identity import start_ticks, this_process
 from tandem.transfer.process_memory import CopySpan, ProcessMemory
 from tandem.transfer.process_vm_transport import ProcessVmTransport
-from tandem.transfer.read_task import split
+from tandem.transfer.transfer_engine import split
+from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 HOST, PID, TICKS, ADDRESS, NONCE = range(5)
@@ -28,7 +29,7 @@ HOST, PID, TICKS, ADDRESS, NONCE = range(5)
 
 def open_local(name: str) -> tuple[ProcessVmTransport, np.ndarray]:
     memory = np.zeros((4000, LAYOUT.block_bytes), np.uint8)
-    pool = MemoryPool(memory.ctypes.data, len(memory), LAYOUT, keepalive=memory)
+    pool = memory_pool(memory.ctypes.data, len(memory), LAYOUT, keepalive=memory)
     return ProcessVmTransport(pool, agent_name(WorkerId(name), Incarnation(1))), memory
 
 
@@ -107,7 +108,7 @@ def test_more_pieces_than_one_system_call_takes(producer) -> None:
 
 def test_memory_of_a_device_is_not_for_the_local_transport() -> None:
     with pytest.raises(TandemError) as error:
-        ProcessVmTransport(MemoryPool(4096, 1, LAYOUT, "cuda:0"), "x.1")
+        ProcessVmTransport(memory_pool(4096, 1, LAYOUT, "cuda:0"), "x.1")
     assert error.value.kind is ErrorKind.UNSUPPORTED
 
 
@@ -128,19 +129,15 @@ def test_the_start_of_a_process_is_its_own() -> None:
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 3, 7, 64])
 @pytest.mark.parametrize("max_blocks", [0, 1, 3, 100])
 def test_parts_cover_an_order_once_within_the_cap(producer, num_blocks: int, max_blocks: int) -> None:
-    copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(num_blocks))
-    order = ReadRequest(1, producer[2], copies, tuple(range(num_blocks)))
-    parts = list(split(order, LAYOUT.block_bytes, max_blocks * LAYOUT.block_bytes))
+    parts = list(split(num_blocks, LAYOUT.block_bytes, max_blocks * LAYOUT.block_bytes))
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(num_blocks))
     assert all(1 <= part.stop - part.start <= max(1, max_blocks) for part in parts)
 
 
 @pytest.mark.parametrize("num_blocks", range(1, 40))
 def test_the_last_part_is_small_and_no_part_is_tiny(producer, num_blocks: int, monkeypatch) -> None:
-    monkeypatch.setattr(read_task, "LAST_PART_BYTES", 4 * LAYOUT.block_bytes)
-    copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(num_blocks))
-    order = ReadRequest(1, producer[2], copies, tuple(range(num_blocks)))
-    parts = list(split(order, LAYOUT.block_bytes, 12 * LAYOUT.block_bytes))
+    monkeypatch.setattr(transfer_engine, "LAST_PART_BYTES", 4 * LAYOUT.block_bytes)
+    parts = list(split(num_blocks, LAYOUT.block_bytes, 12 * LAYOUT.block_bytes))
     sizes = [part.stop - part.start for part in parts]
     assert min(4, num_blocks) <= sizes[-1] + 1
     assert sizes[-1] <= 6

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.transfer import nixl_transport
-from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.nixl_agent import NixlAgent
 from tandem.transfer.nixl_transport import NixlTransport
+from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 4, 8, "float32"),))
 HEAD = LAYOUT.head_bytes
@@ -125,7 +126,7 @@ def producer(num_ranks: int) -> TransportPeer:
 
 
 def consumer(head_start: int = 0, head_stop: int = 4) -> NixlTransport:
-    return NixlTransport(MemoryPool(ADDRESS, 7, LAYOUT, head_start=head_start, head_stop=head_stop), "consumer.1.0")
+    return NixlTransport(memory_pool(ADDRESS, 7, LAYOUT, heads=range(head_start, head_stop)), "consumer.1.0")
 
 
 COPIES = [BlockCopy(BlockId(1), BlockId(2)), BlockCopy(BlockId(8), BlockId(6))]

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
+from tandem.transfer.interface import BlockCopy, PeerError
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.peer_layout import CopyRefused, check_copies, check_peer, join_ranks, shares_of
+from tests.memory_pools import memory_pool
 
 HEADS = 8
 LAYOUT = KVLayout(16, (KVGroup(2, HEADS, 16, "float8_e4m3fn"),))
@@ -29,7 +31,7 @@ def peer_of(*heads: tuple[int, int]) -> TransportPeer:
 
 
 def pool_of(start: int, stop: int) -> MemoryPool:
-    return MemoryPool(1 << 20, 10, LAYOUT, head_start=start, head_stop=stop)
+    return memory_pool(1 << 20, 10, LAYOUT, heads=range(start, stop))
 
 
 POOL = pool_of(2, 4)
@@ -117,9 +119,9 @@ def test_a_pool_holds_heads_that_the_model_has() -> None:
     for start, stop in ((0, HEADS + 1), (3, 3), (-1, 2), (5, 4)):
         with pytest.raises(ValueError, match="a pool of KV heads"):
             pool_of(start, stop)
-    assert MemoryPool.of(POOL.region(), LAYOUT, keepalive=None) == POOL
+    assert MemoryPool(POOL.region, LAYOUT, keepalive=None) == POOL
     with pytest.raises(ValueError, match="no share of"):
-        MemoryPool.of(replace(POOL.region(), head_stop=8), LAYOUT, keepalive=None)
+        MemoryPool(replace(POOL.region, head_stop=8), LAYOUT, keepalive=None)
 
 
 def test_descriptions_of_ranks_are_merged_into_one_peer() -> None:
@@ -146,9 +148,9 @@ def test_ranks_have_equally_many_trial_blocks() -> None:
 
 @pytest.mark.parametrize(("remote", "local", "is_there"), [(15, 13, True), (16, 0, False), (0, 14, False)])
 def test_trials_reach_the_blocks_behind_the_others_and_no_further(remote: int, local: int, is_there: bool) -> None:
-    peer, pool = with_trials(FOUR, 3, 3, 3, 3), replace(POOL, num_probe_blocks=2)
+    peer, pool = with_trials(FOUR, 3, 3, 3, 3), replace(POOL, region=replace(POOL.region, num_probe_blocks=2))
     copies = [BlockCopy(BlockId(remote), BlockId(local))]
-    assert pool.num_bytes == 14 * pool.block_bytes
+    assert pool.num_bytes == 14 * pool.region.block_bytes
     if is_there:
         check_copies(pool, peer, copies)
     else:

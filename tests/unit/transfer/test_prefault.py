@@ -12,6 +12,7 @@ import pytest
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.prefault import PIECE_BYTES, prefault
+from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 PAGE = mmap.PAGESIZE
@@ -26,7 +27,7 @@ def resident_bytes(address: int) -> int:
 
 
 def pool_over(memory: np.ndarray, device: str = "cpu") -> MemoryPool:
-    return MemoryPool(memory.ctypes.data, memory.nbytes // LAYOUT.block_bytes, LAYOUT, device, keepalive=memory)
+    return memory_pool(memory.ctypes.data, memory.nbytes // LAYOUT.block_bytes, LAYOUT, device, keepalive=memory)
 
 
 @pytest.fixture
@@ -52,4 +53,4 @@ def test_a_pool_on_another_device_is_left_alone(memory: np.ndarray) -> None:
 
 
 def test_memory_that_is_not_there_is_no_error() -> None:
-    prefault(MemoryPool(PAGE, 1 << 20, LAYOUT), 2)
+    prefault(memory_pool(PAGE, 1 << 20, LAYOUT), 2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tandem.engine.ports import PeerError, ReadState, TransportPeer
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -22,14 +22,15 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadRequest,
     SelfTest,
     SelfTestDone,
     SetPolling,
     TearDownPeer,
     TransferStopped,
+    TransportPeer,
 )
-from tandem.transfer.rank_merge import RankEventMerger
+from tandem.transfer.interface import PeerError, ReadState
+from tandem.transfer.multi_rank_transfer import RankEventMerger
 from tandem.transfer.transfer_engine import TransferEngine
 from tests.effort import effort
 from tests.unit.transfer.scripted import BLOCK_BYTES, ManualClock, P, Q, ScriptedTransport, digest, order, peer_named
@@ -244,7 +245,7 @@ class Rank:
             return
         self.is_gone = True
         for command in self.inbox:
-            if isinstance(command, ReadRequest):
+            if isinstance(command, StartRead):
                 self.carrier.accept(command)
         self.inbox.clear()
         self.outbox.extend(self.carrier.close(error))
@@ -298,7 +299,7 @@ class JointMachine(RuleBasedStateMachine):
         match event:
             case ReadDone(id) | ReadFailed(id):
                 peer = self.open_orders.pop(id)
-                assert not any(c.id == id for rank in self.ranks for c in rank.inbox if isinstance(c, ReadRequest))
+                assert not any(c.read == id for rank in self.ranks for c in rank.inbox if isinstance(c, StartRead))
                 if isinstance(event, ReadDone) or event.drained:
                     assert not self.writing(peer, id)
                 else:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tandem.core.ids import BlockId
-from tandem.engine.ports import PeerError, ReadState
 from tandem.engine.transfer_messages import (
     Cancel,
     Connected,
@@ -28,10 +27,22 @@ from tandem.engine.transfer_messages import (
     TearDownPeer,
     TransferStopped,
 )
+from tandem.transfer.interface import PeerError, ReadState
 from tandem.transfer.peer_layout import CopyRefused
 from tandem.transfer.transfer_engine import TransferEngine
 from tests.effort import effort
-from tests.unit.transfer.scripted import BLOCK_BYTES, ManualClock, P, Q, ScriptedTransport, digest, order, peer_named
+from tests.unit.transfer.scripted import (
+    BLOCK_BYTES,
+    ManualClock,
+    P,
+    Q,
+    ScriptedTransport,
+    copies_of,
+    digest,
+    order,
+    peer_named,
+    with_digests,
+)
 
 
 @pytest.fixture
@@ -67,7 +78,7 @@ def test_an_order_goes_out_in_parts_two_at_a_time_and_is_reported_once(carrier, 
     transport.end(1)
     transport.end(3)
     assert run(carrier) == [ReadDone(1, 5 * BLOCK_BYTES, 1.5)]
-    assert sum(transport.posted, ()) == order(1, num_blocks=5).copies
+    assert sum(transport.posted, ()) == copies_of(order(1, num_blocks=5))
     assert run(carrier) == []
 
 
@@ -80,12 +91,11 @@ def test_orders_take_turns(carrier, transport) -> None:
 
 def test_copies_are_read_by_rising_remote_block_and_checked_at_their_place(carrier, transport) -> None:
     good = order(1, num_blocks=4, digests=True)
-    assert good.digests is not None
-    falling = replace(good, copies=good.copies[::-1], digests=good.digests[::-1], logical=good.logical[::-1])
+    falling = replace(good, offered=good.offered[::-1], local=good.local[::-1], positions=good.positions[::-1])
     carrier.accept(falling)
-    carrier.accept(replace(falling, id=2, logical=good.logical))
+    carrier.accept(replace(falling, read=2, positions=good.positions))
     run(carrier)
-    assert sum(transport.posted[::2], ()) == good.copies
+    assert sum(transport.posted[::2], ()) == copies_of(good)
     for handle in list(transport.open):
         transport.end(handle)
     done, failed = run(carrier)
@@ -127,9 +137,8 @@ def test_the_digest_is_checked_before_the_report(carrier, transport) -> None:
 @pytest.mark.parametrize("wrong", range(4))
 def test_one_wrong_block_fails_the_order_and_not_the_peer(carrier, transport, wrong: int) -> None:
     good = order(1, num_blocks=4, digests=True)
-    assert good.digests is not None
-    bad = tuple((0,) if i == wrong else d for i, d in enumerate(good.digests))
-    carrier.accept(replace(good, digests=bad))
+    bad = [(0,) if i == wrong else offered.heads for i, offered in enumerate(good.offered)]
+    carrier.accept(with_digests(good, bad))
     run(carrier)
     for handle in (1, 2):
         transport.end(handle)
@@ -145,7 +154,7 @@ def test_one_wrong_block_fails_the_order_and_not_the_peer(carrier, transport, wr
 
 def test_a_digest_failure_waits_for_the_parts_that_are_still_open(carrier, transport) -> None:
     good = order(1, num_blocks=4, digests=True)
-    carrier.accept(replace(good, digests=((0,),) * 4))
+    carrier.accept(with_digests(good, [(0,)] * 4))
     run(carrier)
     transport.end(1)
     assert run(carrier) == [], "part 2 may still write"
@@ -191,7 +200,7 @@ def test_the_helper_is_woken_just_before_a_post(helped, transport) -> None:
 
 def test_nothing_is_reported_before_the_helper_is_done(helped, transport) -> None:
     good = order(1, num_blocks=4, digests=True)
-    helped.accept(replace(good, digests=((0,),) * 4))
+    helped.accept(with_digests(good, [(0,)] * 4))
     run(helped)
     transport.end(1)
     run(helped)

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, ReadState, TransportPeer, TransportRank
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Connected,
     Event,
@@ -19,14 +19,17 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadRequest,
     SelfTestDone,
     TransferStopped,
+    TransportPeer,
+    TransportRank,
 )
+from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.transfer import transfer_thread as mover_module
-from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.transfer_thread import TransferThread
+from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 GUARD_S = 30.0
@@ -38,14 +41,14 @@ PEER = TransportPeer(
 )
 
 
-def order(id: int) -> ReadRequest:
-    return ReadRequest(id, PEER, (BlockCopy(BlockId(0), BlockId(id)),), (0,))
+def order(id: int) -> StartRead:
+    return StartRead(id, PEER.worker, (0,), (BlockDigest(BlockId(0), ()),), (BlockId(id),), False)
 
 
 class SteppedTransport:
     """Reads end when the test says so; records which threads call it."""
 
-    pool = MemoryPool(4096, 100, LAYOUT)
+    pool = memory_pool(4096, 100, LAYOUT)
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
@@ -222,8 +225,8 @@ def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transpor
     mover = TransferThread(transport, digest, events.put, SystemClock(), max_post_bytes=LAYOUT.block_bytes)
     mover.start()
     mover.connect(PEER)
-    copies = tuple(BlockCopy(BlockId(i), BlockId(i)) for i in range(2))
-    mover.read(ReadRequest(1, PEER, copies, (0, 1), ((0,), (0,))))
+    offered = tuple(BlockDigest(BlockId(i), (0,)) for i in range(2))
+    mover.read(StartRead(1, PEER.worker, (0, 1), offered, (BlockId(0), BlockId(1))))
     assert take(events) == Connected(PEER)
     assert isinstance(take(events), ReadDone)
     assert mover.stop(GUARD_S)
@@ -239,7 +242,7 @@ def test_a_digest_that_breaks_ends_the_mover_loudly(transport, events) -> None:
     mover.start()
     transport.finish.set()
     mover.connect(PEER)
-    mover.read(ReadRequest(1, PEER, (BlockCopy(BlockId(0), BlockId(0)),), (0,), ((0,),)))
+    mover.read(StartRead(1, PEER.worker, (0,), (BlockDigest(BlockId(0), (0,)),), (BlockId(0),)))
     assert take(events) == Connected(PEER)
     failed, stopped = take(events), take(events)
     assert isinstance(failed, ReadFailed)

@@ -6,7 +6,6 @@ import pytest
 
 from tandem.core.errors import ErrorKind
 from tandem.core.ids import BlockId, HostSlot, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import TransportPeer, TransportRank
 from tandem.engine.rank_messages import (
     AgentCommand,
     ClearBlocks,
@@ -25,6 +24,7 @@ from tandem.engine.rank_messages import (
     RankRegistered,
     SpillBlocks,
 )
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire.gen import rank_pb2 as pb
 from tandem.wire.rank_codec import decode_command, decode_event, encode_command, encode_event

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import BlockCopy, TransportPeer, TransportRank
+from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
     Command,
@@ -24,13 +24,15 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadRequest,
     SelfTest,
     SelfTestDone,
     SetPolling,
     TearDownPeer,
     TransferStopped,
+    TransportPeer,
+    TransportRank,
 )
+from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire.gen import mover_pb2 as pb
 from tandem.wire.transfer_codec import decode_command, decode_event, encode_command, encode_event
@@ -51,13 +53,13 @@ errors = st.none() | texts
 
 
 @st.composite
-def orders(draw: st.DrawFn) -> ReadRequest:
-    copies = tuple(draw(st.lists(st.builds(BlockCopy, U64.map(BlockId), U64.map(BlockId)), max_size=4)))
-    num = len(copies)
-    logical = tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=num, max_size=num)))
+def orders(draw: st.DrawFn) -> StartRead:
     heads = st.lists(U64, max_size=4).map(tuple)
-    digests = draw(st.none() | st.lists(heads, min_size=num, max_size=num).map(tuple))
-    return ReadRequest(draw(U64), PEER, copies, logical, digests)
+    offered = tuple(draw(st.lists(st.builds(BlockDigest, U64.map(BlockId), heads), max_size=4)))
+    num = len(offered)
+    positions = tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=num, max_size=num)))
+    local = tuple(draw(st.lists(U64.map(BlockId), min_size=num, max_size=num)))
+    return StartRead(draw(U64), PEER.worker, positions, offered, local, draw(st.booleans()))
 
 
 commands: st.SearchStrategy[Command | None] = st.one_of(
@@ -92,13 +94,13 @@ def test_events_round_trip(event: Event) -> None:
 
 
 def spoilt_order(field: str) -> pb.MoverCommand:
-    order = ReadRequest(1, PEER, (BlockCopy(BlockId(1), BlockId(2)),), (0,), ((1, 2, 3, 4),))
+    order = StartRead(1, PEER.worker, (0,), (BlockDigest(BlockId(1), (1, 2, 3, 4)),), (BlockId(2),))
     message = encode_command(order)
     message.read.ClearField(field)  # type: ignore[arg-type]  # the stubs know literals only
     return message
 
 
-@pytest.mark.parametrize("field", ["peer", "blocks", "local", "logical"])
+@pytest.mark.parametrize("field", ["source", "blocks", "local", "logical"])
 def test_an_order_that_lacks_something_is_refused(field: str) -> None:
     with pytest.raises(TandemError, match="malformed message"):
         decode_command(spoilt_order(field))

@@ -41,7 +41,7 @@ from tandem.core.request import MAX_COUNT, GenerateJob, PrefillJob, RemotePrefix
 from tandem.core.request_stages import JobStages
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import PROMPT_SIZES, EngineStats, WorkerLoad
-from tandem.engine.ports import TransportPeer, TransportRank
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, Announcement, BlockDigest, RemotePrefixRequest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire import job_codec, kv_codec, worker_codec

@@ -20,7 +20,8 @@ from tandem.core.config import (
     TransferConfig,
     WorkerConfig,
 )
-from tandem.engine.ports import BlockCopy, ReadState, TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
+from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.wire.peer_auth import PeerAuth

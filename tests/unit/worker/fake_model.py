@@ -13,8 +13,8 @@ from tandem.core.ids import BlockId
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
-from tandem.transfer.memory_pool import MemoryPool
 from tandem.worker.model.worker_model import WorkerModel
+from tests.memory_pools import memory_pool
 
 BLOCK_SIZE = 4
 VOCAB = 1000
@@ -102,7 +102,7 @@ def fake_model(num_blocks: int = 64, fingerprint: str = "f00d") -> tuple[WorkerM
     model = WorkerModel(
         name=MODEL,
         executor=executor,
-        pool=MemoryPool(
+        pool=memory_pool(
             address, num_blocks, executor.layout, keepalive=executor.memory, num_probe_blocks=NUM_TRIAL_BLOCKS
         ),
         trial_digests=tuple(

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tandem.core.clock import SystemClock
+from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, Token
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
@@ -17,7 +18,7 @@ from tandem.core.request import GenerateJob
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.core.worker_load import EngineStats
 from tandem.engine.effects import Effect, RenewLeases, SendEvent
-from tandem.engine.engine import Engine, HandoffLimits
+from tandem.engine.engine import Engine
 from tandem.engine.ports import DeviceLost
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.state.limits import SchedulerLimits
@@ -85,7 +86,7 @@ class Rig:
         self.pipeline = Watched(self.executor)
         self.limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=200)
         self.engine = Engine(
-            BlockPool(NUM_BLOCKS, BLOCK_SIZE), self.limits, HandoffLimits(), "f00d", plan_depth=plan_depth
+            BlockPool(NUM_BLOCKS, BLOCK_SIZE), self.limits, HandoffConfig(), "f00d", plan_depth=plan_depth
         )
         self.steps = RecentSteps(num_steps=16)
         self.calibrates = False

@@ -14,7 +14,6 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.ports import TransportPeer, TransportRank
 from tandem.engine.rank_messages import (
     ClearBlocks,
     Forward,
@@ -29,6 +28,7 @@ from tandem.engine.rank_messages import (
     RankRegistered,
     RanksLost,
 )
+from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.wire.rank_codec import decode_command, encode_event
 from tandem.worker.ranks.rank_channel import RankChannel, connect, private_directory

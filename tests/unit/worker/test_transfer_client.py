@@ -18,16 +18,14 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadRequest,
     TearDownPeer,
 )
 from tandem.kv.handoff import BlockDigest
-from tandem.transfer.interfaces import KVTransfer
-from tandem.worker.kv.probe_reads import ProbeRead
+from tandem.transfer.interface import KVTransfer
 from tandem.worker.kv.transfer_client import TransferClient
 from tests.unit.transfer.scripted import P, Q
 
-READ = StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),))
+READ = StartRead(7, P.worker, (0,), (BlockDigest(BlockId(1), (9,)),), (BlockId(3),))
 
 
 class Noting(KVTransfer):
@@ -79,7 +77,7 @@ def desk(engine: Engine, mover: Noting, *, digests: bool) -> TransferClient:
 @pytest.mark.parametrize("heads", [(), (1, 2)])
 def test_a_block_without_one_digest_for_each_head_is_read_unchecked_or_not_at_all(heads: tuple[int, ...]) -> None:
     read = StartRead(
-        7, P.worker, 0, (BlockDigest(BlockId(1), (9,)), BlockDigest(BlockId(2), heads)), (BlockId(3), BlockId(4))
+        7, P.worker, range(2), (BlockDigest(BlockId(1), (9,)), BlockDigest(BlockId(2), heads)), (BlockId(3), BlockId(4))
     )
     engine, mover = Engine(), Noting()
     desk(engine, mover, digests=True).start_read(read)
@@ -88,8 +86,8 @@ def test_a_block_without_one_digest_for_each_head_is_read_unchecked_or_not_at_al
     assert "one for each of 1 KV heads" in reason
     desk(engine, mover, digests=False).start_read(read)
     (order,) = mover.commands
-    assert isinstance(order, ReadRequest)
-    assert order.digests is None
+    assert isinstance(order, StartRead)
+    assert not order.is_checked
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
@@ -100,7 +98,7 @@ def test_a_failed_read_is_logged_as_a_warning_only_where_a_job_waited_for_it(
     follows = [ReleaseHandoff(P.worker, HandoffKey(HandoffId("h"), 1))] if is_awaited else []
     engine = Engine(*follows)
     reading = desk(engine, Noting(), digests=True)
-    reading.start_read(StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),)))
+    reading.start_read(StartRead(7, P.worker, (0,), (BlockDigest(BlockId(1), (9,)),), (BlockId(3),)))
     reading.on_event(ReadFailed(7, FailureKind.DIGEST, "block 3 is another", True))
     assert engine.failed == [(7, "block 3 is another")] and engine.done == follows
     ((_, level, text),) = caplog.record_tuples
@@ -116,12 +114,12 @@ def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
     mover = Noting()
     one = desk(Engine(), mover, digests=False)
     one.start_read(READ)
-    trial = one.try_read(P.worker, ProbeRead((), (), None))
+    trial = one.try_read(replace(READ, read=0))
     one.disconnect_when_idle(P.worker)
-    (order, other) = (command for command in mover.commands if isinstance(command, ReadRequest))
-    one.on_event(ReadDone(other.id, 0, 0.0))
+    (order, other) = (command for command in mover.commands if isinstance(command, StartRead))
+    one.on_event(ReadDone(other.read, 0, 0.0))
     assert trial.done() and not teardowns(mover)
-    one.on_event(ReadFailed(order.id, FailureKind.PEER, "broken", drained=True))
+    one.on_event(ReadFailed(order.read, FailureKind.PEER, "broken", drained=True))
     assert [(down.peer, "gone" in down.reason) for down in teardowns(mover)] == [(P, True)]
     one.disconnect_when_idle(P.worker)
     one.on_event(PeerLost(P, True, "gone"))

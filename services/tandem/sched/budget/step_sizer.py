@@ -5,7 +5,7 @@ Time comes from the caller; which prompts use the budget is decided in `prefill_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.sched.budget.step_budget import LEAST_TOKENS, PrefillBudget, StepBudget
@@ -22,19 +22,6 @@ NUM_DEVIATIONS = 1.5
 fifteen is then late."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """Prediction and limits of a plan that is not measured yet; times in seconds."""
-
-    features: StepFeatures
-    predicted_s: float
-    target_s: float
-    num_budget_tokens: int
-    num_preempted: int
-    has_other_work: bool
-    num_drafted: int
-
-
 class StepSizer:
     """Own the step-time model, the current budget, and the plans that are not measured yet.
 
@@ -48,7 +35,8 @@ class StepSizer:
         self.num_steps_over_target = 0
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
-        self._open: dict[int, _Planned] = {}
+        # The record of each open plan, not yet measured, and whether the model may learn from it.
+        self._open: dict[int, tuple[StepRecord, bool]] = {}
         self._target_s = 0.0
         self._num_budget_tokens = 0
 
@@ -74,16 +62,21 @@ class StepSizer:
     def planned(self, plan: StepPlan, num_preempted: int) -> None:
         """Record a plan that was made under the last budget, with its predicted time."""
         step = features(plan.slices)
-        predicted_s, has_other_work = self.model.predict(step), bool(plan.num_host_copies or plan.digests)
-        target_s = self._target_s if plan.slices else 0.0
-        num_drafted = plan.num_drafted if step.num_prefill_tokens else 0
-        opened = _Planned(
-            step, predicted_s, target_s, self._num_budget_tokens, num_preempted, has_other_work, num_drafted
-        )  # fmt: skip
-        self._open[plan.number] = opened
+        record = StepRecord(
+            number=plan.number,
+            features=step,
+            predicted_s=self.model.predict(step),
+            measured_s=0.0,
+            target_s=self._target_s if plan.slices else 0.0,
+            num_budget_tokens=self._num_budget_tokens,
+            num_preempted=num_preempted,
+            has_failed=False,
+            num_drafted=plan.num_drafted if step.num_prefill_tokens else 0,
+        )
+        self._open[plan.number] = record, not (plan.num_host_copies or plan.digests)
         # A driver that does not time its steps leaves them open.
         self._open.pop(plan.number - MAX_OPEN, None)
-        self.num_steps_over_target += 0 < opened.target_s < opened.predicted_s
+        self.num_steps_over_target += record.is_planned_over_target
         self.num_prefill_tokens += step.num_prefill_tokens
         self.num_decode_tokens += step.num_decode_seqs
 
@@ -98,18 +91,8 @@ class StepSizer:
         The model does not learn from a plan that failed, nor from one that also copied blocks to or from host memory or
         digested blocks of prefix fetches, because the model has no terms for that work.
         """
-        opened = self._open.pop(result.number)
+        record, is_learnable = self._open.pop(result.number)
         has_failed = any(piece.error is not None for piece in result.slices)
-        if not has_failed and not opened.has_other_work and seconds > 0:
-            self.model.observe(opened.features, seconds)
-        return StepRecord(
-            number=result.number,
-            features=opened.features,
-            predicted_s=opened.predicted_s,
-            measured_s=seconds,
-            target_s=opened.target_s,
-            num_budget_tokens=opened.num_budget_tokens,
-            num_preempted=opened.num_preempted,
-            has_failed=has_failed,
-            num_drafted=opened.num_drafted,
-        )
+        if is_learnable and not has_failed and seconds > 0:
+            self.model.observe(record.features, seconds)
+        return replace(record, measured_s=seconds, has_failed=has_failed)

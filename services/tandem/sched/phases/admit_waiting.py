@@ -10,8 +10,7 @@ from tandem.core.request import PrefillJob
 from tandem.kv.block_pool import Holder
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.slices import plan_slice
-from tandem.sched.state.block_needs import blocks_for
-from tandem.sched.state.limits import may_offer
+from tandem.sched.state.limits import blocks_for, may_offer
 from tandem.sched.state.schedule_result import PrefillStarted, PullAllocated, SequenceStarted
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence

@@ -15,7 +15,7 @@ from tandem.core.events import FinishReason, SampledToken
 from tandem.core.request import PrefillJob
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import BlockDigest
-from tandem.sched.state.block_needs import blocks_for
+from tandem.sched.state.limits import blocks_for
 from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.sequence import Sequence, Status
 

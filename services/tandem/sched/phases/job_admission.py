@@ -17,8 +17,7 @@ from itertools import chain
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Job, PrefillJob, ResumeJob
 from tandem.sched.phases.rejected_jobs import Capacity, RejectedJobs
-from tandem.sched.state.block_needs import blocks_for, num_seats, prefill_need, pull_need
-from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.limits import SchedulerLimits, blocks_for, num_seats, prefill_need, pull_need
 from tandem.sched.state.scheduler_state import SchedulerState
 
 

@@ -1,4 +1,8 @@
-"""Plan the slices of running sequences, in order: one token of each decode, then chunks of prompts."""
+"""Plan the slices of running sequences, in order: one token of each decode, then chunks of prompts.
+
+Where no block is free for a slice, sequences are preempted, to be recomputed. The victim is the youngest sequence that
+the plan has not reached, that no open plan names, and whose blocks no other worker may read.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,13 @@ from collections.abc import Iterable
 
 from tandem.core.ids import BlockId
 from tandem.core.request import PrefillJob
+from tandem.kv.block_pool import BlockPool
+from tandem.sched.budget.prefill_sharing import prompt_of
+from tandem.sched.budget.step_sizer import StepSizer
+from tandem.sched.budget.step_time_model import features
+from tandem.sched.phases.fork import shares_tail
 from tandem.sched.phases.plan_builder import PlanBuilder
-from tandem.sched.phases.preemption import make_room
-from tandem.sched.state.block_needs import blocks_for
+from tandem.sched.state.limits import blocks_for
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import MigrationState, Sequence, Status
 from tandem.sched.state.step_plan import ScheduledSlice
@@ -93,3 +101,67 @@ def _freeze(seq: Sequence, num_left: int, num_digests_left: int) -> bool:
         return False
     seq.migration_state = MigrationState.FROZEN
     return True
+
+
+def make_room(state: SchedulerState, builder: PlanBuilder, seq: Sequence, num_blocks: int) -> bool:
+    """Grow a table and make its last block exclusive. Preempts sequences for it, the youngest first, none older than
+    `seq`, and possibly `seq` itself. Returns whether the room was found."""
+    while not (state.pool.grow(seq.table, num_blocks) and _own_tail(state, builder, seq)):
+        victim = _victim(state, builder, seq)
+        if victim is None:
+            return False
+        state.preempt(victim)
+        builder.num_preempted += 1
+        if victim is seq:
+            return False
+    return True
+
+
+def _own_tail(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
+    """Copy the block that the sequence writes next if it is shared; the last holder of a block keeps it without a copy.
+    Returns False when there is no free block."""
+    if not shares_tail(seq, state.pool):
+        return True
+    copy = state.pool.make_exclusive(seq.table, seq.num_planned // state.pool.block_size)
+    if copy is not None:
+        builder.copies.append(copy)
+    return copy is not None
+
+
+def _victim(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> Sequence | None:
+    for candidate in reversed(state.running):
+        if candidate.order < seq.order:
+            return None
+        offered = isinstance(candidate.job, PrefillJob) or candidate.migration_state is not MigrationState.NONE
+        if candidate.num_open_plans == 0 and candidate.id not in builder.slices and not offered:
+            return candidate
+    return None
+
+
+def assign_prefill_budget(
+    state: SchedulerState,
+    builder: PlanBuilder,
+    pacer: StepSizer,
+    started: Iterable[Sequence],
+    startable: Iterable[Sequence],
+    now: float,
+) -> None:
+    """Give a plan that holds its decodes the token budget of each prompt. Without chunked prefill there is no split:
+    prompts are computed whole, in order."""
+    targets = state.limits.targets
+    itls = [targets.lane(seq.lane).itl_s for seq in state.running if seq.id in builder.slices]
+    target_s = min((itl for itl in itls if itl > 0), default=0.0)
+    prefill_budget = pacer.budget_for(features(builder.slices.values()), builder.budget, target_s)
+    if not state.limits.enable_chunked_prefill:
+        return
+    prompts = [prompt_of(seq, seq.num_planned, targets, now) for seq in started]
+    if builder.budget:
+        prompts += [prompt_of(seq, _num_hits(seq, state.pool), targets, now) for seq in startable]
+    builder.split_prefill_budget(prompts, prefill_budget)
+
+
+def _num_hits(seq: Sequence, pool: BlockPool) -> int:
+    """Return the length of the prefix-cache hit in tokens; the lookup continues where the last one of this sequence
+    ended."""
+    seq.num_hits_seen += pool.count_hits(seq.reusable(pool.block_size)[seq.num_hits_seen :])
+    return seq.num_hits_seen * pool.block_size

@@ -13,8 +13,8 @@ from dataclasses import replace
 from tandem.core.request import PrefillJob
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.phases.plan_builder import PlanBuilder
-from tandem.sched.state.block_needs import blocks_for
 from tandem.sched.state.draft_length import AdaptiveDraft
+from tandem.sched.state.limits import blocks_for
 from tandem.sched.state.ngram_proposer import Proposer
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import MigrationState, Sequence

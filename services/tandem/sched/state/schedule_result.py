@@ -12,7 +12,6 @@ from tandem.core.request import Job
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.block_pool import BlockTable
 from tandem.kv.handoff import BlockDigest
-from tandem.sched.state.backlog import Backlog
 from tandem.sched.state.step_plan import StepPlan
 
 
@@ -132,17 +131,3 @@ class SequenceUpdate:
     @property
     def has_ended(self) -> bool:
         return self.finish is not None or self.handed_over or self.error is not None
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLoad:
-    """Occupancy of one scheduler.
-
-    `num_running` includes sequences whose KV is being pulled; `num_reserved_blocks` counts blocks reserved for pulls
-    that have none yet.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_reserved_blocks: int
-    backlog: Backlog

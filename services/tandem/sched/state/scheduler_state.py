@@ -5,17 +5,98 @@ The phases of a step are functions over this state. They read its queues freely,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from tandem.core.ids import JobKey, SeqId
 from tandem.core.request import Job
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.state.block_needs import pull_need
-from tandem.sched.state.blocked_pulls import BlockedPulls
-from tandem.sched.state.limits import SchedulerLimits
-from tandem.sched.state.sequence import Sequence, Status
-from tandem.sched.state.sequence_queue import OrderedQueue
+from tandem.sched.state.limits import SchedulerLimits, pull_need
+from tandem.sched.state.schedule_result import PullAllocated
+from tandem.sched.state.sequence import Order, Sequence, Status
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
+
+
+class OrderedQueue:
+    """Sequences sorted by service order: lane, priority, arrival. A preempted sequence returns to its old position,
+    ahead of all that arrived after it."""
+
+    def __init__(self) -> None:
+        self._items: list[Sequence] = []
+
+    def add(self, seq: Sequence) -> None:
+        insort(self._items, seq, key=_order)
+
+    def remove(self, seq: Sequence) -> None:
+        index = bisect_left(self._items, seq.order, key=_order)
+        assert index < len(self._items) and self._items[index] is seq, f"{seq!r} is not queued"
+        del self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._items)
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._items)
+
+    def __contains__(self, seq: object) -> bool:
+        return any(item is seq for item in self._items)
+
+
+def _order(seq: Sequence) -> Order:
+    return seq.order
+
+
+class BlockedPulls:
+    """Own the pulls whose blocks an open plan still copies to host memory or back. `has_clear`: pulls are ready to
+    begin.
+
+    A transfer may not write into a block that is still to be copied out, and a block that is still to be copied in does
+    not hold its content yet. Such a pull begins when the plan is finished; until then the plan counts as one that names
+    the sequence, so the sequence keeps its blocks.
+    """
+
+    def __init__(self) -> None:
+        self._by_plan: dict[int, list[tuple[Sequence, PullAllocated]]] = {}
+        self._clear: list[PullAllocated] = []
+
+    @property
+    def has_clear(self) -> bool:
+        return bool(self._clear)
+
+    def num_plans(self, seq: Sequence) -> int:
+        """Count the open plans for which this sequence's pull waits."""
+        return sum(1 for held in self._by_plan.values() for waiting, _ in held if waiting is seq)
+
+    def take_clear(self, pulling: Container[JobKey]) -> list[PullAllocated]:
+        """Return the pulls that are ready to begin and whose jobs have not ended meanwhile."""
+        clear, self._clear = self._clear, []
+        return [grant for grant in clear if grant.key in pulling]
+
+    def hold(
+        self, grants: Iterable[PullAllocated], plans: Iterable[StepPlan], pulling: Mapping[JobKey, Sequence]
+    ) -> list[PullAllocated]:
+        """Hold back the pulls with blocks that one of the open plans (oldest first) copies; return the others."""
+        last = {block: plan.number for plan in plans for block in plan.host_copied_blocks}
+        free: list[PullAllocated] = []
+        for grant in grants:
+            number = max((last[block] for block in grant.table.ids() if block in last), default=None) if last else None
+            if number is None:
+                free.append(grant)
+                continue
+            seq = pulling[grant.key]
+            seq.num_open_plans += 1
+            self._by_plan.setdefault(number, []).append((seq, grant))
+        return free
+
+    def committed(self, number: int) -> None:
+        """Release the pulls that waited for a plan; those whose sequences have ended meanwhile are dropped."""
+        held = self._by_plan.pop(number, [])
+        for seq, _ in held:
+            seq.num_open_plans -= 1
+        self._clear += [grant for seq, grant in held if seq.status is not Status.CLOSING]
 
 
 class SchedulerState:

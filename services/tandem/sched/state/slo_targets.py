@@ -38,13 +38,7 @@ class LatencyTargets:
         )
 
     def lane(self, lane: Lane) -> LaneSlo:
-        match lane:
-            case Lane.INTERACTIVE:
-                return self.interactive
-            case Lane.STANDARD:
-                return self.standard
-            case Lane.BATCH:
-                return self.batch
+        return (self.interactive, self.standard, self.batch)[lane]
 
 
 NO_TARGETS = LatencyTargets()

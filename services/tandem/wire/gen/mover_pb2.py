@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.wire.gen import kv_pb2 as tandem_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/mover.proto\x12\ttandem.v1\x1a\x12tandem/v1/kv.proto\"\x86\x02\n\x0cMoverCommand\x12$\n\x04read\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ReadOrderH\x00\x12+\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x18.tandem.v1.TransportPeerH\x00\x12\x10\n\x06\x63\x61ncel\x18\x03 \x01(\x04H\x00\x12+\n\x08teardown\x18\x04 \x01(\x0b\x32\x17.tandem.v1.TeardownPeerH\x00\x12\x0e\n\x04\x62usy\x18\x05 \x01(\x08H\x00\x12(\n\tself_test\x18\x06 \x01(\x0b\x32\x13.tandem.v1.SelfTestH\x00\x12\x1f\n\x04halt\x18\x07 \x01(\x0b\x32\x0f.tandem.v1.HaltH\x00\x42\t\n\x07\x63ommand\"\n\n\x08SelfTest\"\x06\n\x04Halt\"\x99\x01\n\tReadOrder\x12\n\n\x02id\x18\x01 \x01(\x04\x12&\n\x04peer\x18\x02 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.tandem.v1.OfferedBlock\x12\r\n\x05local\x18\x04 \x03(\x04\x12\x0f\n\x07logical\x18\x05 \x03(\r\x12\x0f\n\x07\x63hecked\x18\x06 \x01(\x08\"F\n\x0cTeardownPeer\x12&\n\x04peer\x18\x01 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xf7\x02\n\nMoverEvent\x12#\n\x04\x64one\x18\x01 \x01(\x0b\x32\x13.tandem.v1.ReadDoneH\x00\x12\'\n\x06\x66\x61iled\x18\x02 \x01(\x0b\x32\x15.tandem.v1.ReadFailedH\x00\x12-\n\tconnected\x18\x03 \x01(\x0b\x32\x18.tandem.v1.TransportPeerH\x00\x12\x32\n\x0e\x63onnect_failed\x18\x04 \x01(\x0b\x32\x18.tandem.v1.ConnectFailedH\x00\x12#\n\x04lost\x18\x05 \x01(\x0b\x32\x13.tandem.v1.PeerLostH\x00\x12+\n\x07\x64rained\x18\x06 \x01(\x0b\x32\x18.tandem.v1.TransportPeerH\x00\x12\x31\n\x0eself_test_done\x18\x07 \x01(\x0b\x32\x17.tandem.v1.SelfTestDoneH\x00\x12*\n\x07stopped\x18\x08 \x01(\x0b\x32\x17.tandem.v1.MoverStoppedH\x00\x42\x07\n\x05\x65vent\":\n\x08ReadDone\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"G\n\nReadFailed\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64rained\x18\x04 \x01(\x08\"G\n\rConnectFailed\x12&\n\x04peer\x18\x01 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\x12\x0e\n\x06reason\x18\x02 \x01(\t\"R\n\x08PeerLost\x12&\n\x04peer\x18\x01 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\x12\x0e\n\x06proven\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"=\n\x0cSelfTestDone\x12\x12\n\x05\x65rror\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x42\x08\n\x06_error\",\n\x0cMoverStopped\x12\x12\n\x05\x65rror\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_errorb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/mover.proto\x12\ttandem.v1\x1a\x12tandem/v1/kv.proto\"\x86\x02\n\x0cMoverCommand\x12$\n\x04read\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ReadOrderH\x00\x12+\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x18.tandem.v1.TransportPeerH\x00\x12\x10\n\x06\x63\x61ncel\x18\x03 \x01(\x04H\x00\x12+\n\x08teardown\x18\x04 \x01(\x0b\x32\x17.tandem.v1.TeardownPeerH\x00\x12\x0e\n\x04\x62usy\x18\x05 \x01(\x08H\x00\x12(\n\tself_test\x18\x06 \x01(\x0b\x32\x13.tandem.v1.SelfTestH\x00\x12\x1f\n\x04halt\x18\x07 \x01(\x0b\x32\x0f.tandem.v1.HaltH\x00\x42\t\n\x07\x63ommand\"\n\n\x08SelfTest\"\x06\n\x04Halt\"\x9d\x01\n\tReadOrder\x12\n\n\x02id\x18\x01 \x01(\x04\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.tandem.v1.OfferedBlock\x12\r\n\x05local\x18\x04 \x03(\x04\x12\x0f\n\x07logical\x18\x05 \x03(\r\x12\x0f\n\x07\x63hecked\x18\x06 \x01(\x08\x12$\n\x06source\x18\x07 \x01(\x0b\x32\x14.tandem.v1.WorkerRefJ\x04\x08\x02\x10\x03\"F\n\x0cTeardownPeer\x12&\n\x04peer\x18\x01 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xf7\x02\n\nMoverEvent\x12#\n\x04\x64one\x18\x01 \x01(\x0b\x32\x13.tandem.v1.ReadDoneH\x00\x12\'\n\x06\x66\x61iled\x18\x02 \x01(\x0b\x32\x15.tandem.v1.ReadFailedH\x00\x12-\n\tconnected\x18\x03 \x01(\x0b\x32\x18.tandem.v1.TransportPeerH\x00\x12\x32\n\x0e\x63onnect_failed\x18\x04 \x01(\x0b\x32\x18.tandem.v1.ConnectFailedH\x00\x12#\n\x04lost\x18\x05 \x01(\x0b\x32\x13.tandem.v1.PeerLostH\x00\x12+\n\x07\x64rained\x18\x06 \x01(\x0b\x32\x18.tandem.v1.TransportPeerH\x00\x12\x31\n\x0eself_test_done\x18\x07 \x01(\x0b\x32\x17.tandem.v1.SelfTestDoneH\x00\x12*\n\x07stopped\x18\x08 \x01(\x0b\x32\x17.tandem.v1.MoverStoppedH\x00\x42\x07\n\x05\x65vent\":\n\x08ReadDone\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"G\n\nReadFailed\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07\x64rained\x18\x04 \x01(\x08\"G\n\rConnectFailed\x12&\n\x04peer\x18\x01 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\x12\x0e\n\x06reason\x18\x02 \x01(\t\"R\n\x08PeerLost\x12&\n\x04peer\x18\x01 \x01(\x0b\x32\x18.tandem.v1.TransportPeer\x12\x0e\n\x06proven\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"=\n\x0cSelfTestDone\x12\x12\n\x05\x65rror\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x42\x08\n\x06_error\",\n\x0cMoverStopped\x12\x12\n\x05\x65rror\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_errorb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,21 +39,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HALT']._serialized_start=333
   _globals['_HALT']._serialized_end=339
   _globals['_READORDER']._serialized_start=342
-  _globals['_READORDER']._serialized_end=495
-  _globals['_TEARDOWNPEER']._serialized_start=497
-  _globals['_TEARDOWNPEER']._serialized_end=567
-  _globals['_MOVEREVENT']._serialized_start=570
-  _globals['_MOVEREVENT']._serialized_end=945
-  _globals['_READDONE']._serialized_start=947
-  _globals['_READDONE']._serialized_end=1005
-  _globals['_READFAILED']._serialized_start=1007
-  _globals['_READFAILED']._serialized_end=1078
-  _globals['_CONNECTFAILED']._serialized_start=1080
-  _globals['_CONNECTFAILED']._serialized_end=1151
-  _globals['_PEERLOST']._serialized_start=1153
-  _globals['_PEERLOST']._serialized_end=1235
-  _globals['_SELFTESTDONE']._serialized_start=1237
-  _globals['_SELFTESTDONE']._serialized_end=1298
-  _globals['_MOVERSTOPPED']._serialized_start=1300
-  _globals['_MOVERSTOPPED']._serialized_end=1344
+  _globals['_READORDER']._serialized_end=499
+  _globals['_TEARDOWNPEER']._serialized_start=501
+  _globals['_TEARDOWNPEER']._serialized_end=571
+  _globals['_MOVEREVENT']._serialized_start=574
+  _globals['_MOVEREVENT']._serialized_end=949
+  _globals['_READDONE']._serialized_start=951
+  _globals['_READDONE']._serialized_end=1009
+  _globals['_READFAILED']._serialized_start=1011
+  _globals['_READFAILED']._serialized_end=1082
+  _globals['_CONNECTFAILED']._serialized_start=1084
+  _globals['_CONNECTFAILED']._serialized_end=1155
+  _globals['_PEERLOST']._serialized_start=1157
+  _globals['_PEERLOST']._serialized_end=1239
+  _globals['_SELFTESTDONE']._serialized_start=1241
+  _globals['_SELFTESTDONE']._serialized_end=1302
+  _globals['_MOVERSTOPPED']._serialized_start=1304
+  _globals['_MOVERSTOPPED']._serialized_end=1348
 # @@protoc_insertion_point(module_scope)

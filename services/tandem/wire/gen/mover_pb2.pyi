@@ -34,20 +34,20 @@ class Halt(_message.Message):
     def __init__(self) -> None: ...
 
 class ReadOrder(_message.Message):
-    __slots__ = ("id", "peer", "blocks", "local", "logical", "checked")
+    __slots__ = ("id", "blocks", "local", "logical", "checked", "source")
     ID_FIELD_NUMBER: _ClassVar[int]
-    PEER_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     LOGICAL_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     id: int
-    peer: _kv_pb2.TransportPeer
     blocks: _containers.RepeatedCompositeFieldContainer[_kv_pb2.OfferedBlock]
     local: _containers.RepeatedScalarFieldContainer[int]
     logical: _containers.RepeatedScalarFieldContainer[int]
     checked: bool
-    def __init__(self, id: _Optional[int] = ..., peer: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[_kv_pb2.OfferedBlock, _Mapping]]] = ..., local: _Optional[_Iterable[int]] = ..., logical: _Optional[_Iterable[int]] = ..., checked: _Optional[bool] = ...) -> None: ...
+    source: _kv_pb2.WorkerRef
+    def __init__(self, id: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_kv_pb2.OfferedBlock, _Mapping]]] = ..., local: _Optional[_Iterable[int]] = ..., logical: _Optional[_Iterable[int]] = ..., checked: _Optional[bool] = ..., source: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ...) -> None: ...
 
 class TeardownPeer(_message.Message):
     __slots__ = ("peer", "reason")

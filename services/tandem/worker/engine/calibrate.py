@@ -15,8 +15,7 @@ from tandem.core.request import SamplingParams
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.ports import Executor
 from tandem.sched.budget.step_time_model import GENERIC, features, fit
-from tandem.sched.state.block_needs import blocks_for
-from tandem.sched.state.limits import SchedulerLimits
+from tandem.sched.state.limits import SchedulerLimits, blocks_for
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 
 CALIBRATION_S = 1.0

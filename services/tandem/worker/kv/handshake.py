@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import grpc.aio
 
 from tandem.core.ids import WorkerRef
-from tandem.engine.ports import TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.wire.gen import worker_pb2
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.wire.kv_codec import decode_peer

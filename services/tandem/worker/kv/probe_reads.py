@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
-from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
-from tandem.engine.transfer_messages import ReadDone, ReadFailed, ReadRequest
+from tandem.engine.effects import StartRead
+from tandem.engine.transfer_messages import ReadDone, ReadFailed
+from tandem.transfer.interface import PeerError
 
 _FIRST_ID = 1 << 62
 """First id of these orders."""
-
-
-class ProbeRead(NamedTuple):
-    """Copies of a probe read and their verification; fields as in `ReadRequest`."""
-
-    copies: tuple[BlockCopy, ...]
-    logical: tuple[int, ...]
-    digests: tuple[tuple[int, ...], ...] | None
 
 
 class ProbeReads:
@@ -42,18 +35,19 @@ class ProbeReads:
     def __repr__(self) -> str:
         return f"<{len(self._open)} probe reads>"
 
-    def begin(self, peer: TransportPeer, trial: ProbeRead) -> tuple[ReadRequest, Future[ReadDone]]:
-        """Create an order and its future. The caller calls `refuse` if it cannot start the order."""
+    def begin(self, trial: StartRead) -> tuple[StartRead, Future[ReadDone]]:
+        """Create an order under an id of its own, and its future. The caller calls `refuse` if it cannot start the
+        order."""
         future: Future[ReadDone] = Future()
         future.set_running_or_notify_cancel()
-        order = ReadRequest(next(self._ids), peer, trial.copies, trial.logical, trial.digests)
+        order = replace(trial, read=next(self._ids))
         with self._lock:
-            self._open[order.id] = peer.worker, future
+            self._open[order.read] = order.source, future
         return order, future
 
-    def refuse(self, order: ReadRequest, reason: str) -> None:
+    def refuse(self, order: StartRead, reason: str) -> None:
         """Fail an order that was not started."""
-        _, future = self._take(order.id)
+        _, future = self._take(order.read)
         future.set_exception(PeerError(reason))
 
     def end(self, event: ReadDone | ReadFailed) -> bool:

@@ -21,8 +21,9 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import HandoffKey, WorkerRef
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
-from tandem.engine.ports import PeerError, TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, RemotePrefixRequest
+from tandem.transfer.interface import PeerError
 from tandem.wire.gen import kv_pb2
 from tandem.wire.kv_codec import (
     decode_announcement,

@@ -11,7 +11,6 @@ from dataclasses import replace
 from tandem.core.ids import WorkerRef
 from tandem.engine.effects import Effect, StartRead, TearDownProducer
 from tandem.engine.engine import Engine
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.engine.transfer_messages import (
     Connected,
     ConnectFailed,
@@ -20,13 +19,13 @@ from tandem.engine.transfer_messages import (
     PeerLost,
     ReadDone,
     ReadFailed,
-    ReadRequest,
     SelfTestDone,
     TransferStopped,
+    TransportPeer,
 )
-from tandem.transfer.interfaces import KVTransfer
+from tandem.transfer.interface import KVTransfer, PeerError
 from tandem.worker.engine.driver import Command
-from tandem.worker.kv.probe_reads import ProbeRead, ProbeReads
+from tandem.worker.kv.probe_reads import ProbeReads
 from tandem.worker.kv.read_stats import ReadStats
 
 _log = logging.getLogger(__name__)
@@ -109,33 +108,25 @@ class TransferClient:
             required = f"handoff.digests requires one for each of {heads} KV heads here"
             self._refuse(read, f"{read.source} offers blocks without digests: {required}")
             return
-        order = ReadRequest(
-            id=read.read,
-            peer=peer,
-            copies=tuple(BlockCopy(o.block, mine) for o, mine in zip(read.offered, read.local, strict=True)),
-            logical=tuple(range(read.first_index, read.first_index + len(read.local))),
-            digests=tuple(offered.heads for offered in read.offered) if self._digests else None,
-        )
-        self.read_stats.begin(order.id, read.source)
+        self.read_stats.begin(read.read, read.source)
         try:
-            self._attached.read(order)
+            self._attached.read(read if self._digests else replace(read, is_checked=False))
         except RuntimeError as error:
-            self.read_stats.end(order.id)
+            self.read_stats.end(read.read)
             self._refuse(read, str(error))
 
-    def try_read(self, source: WorkerRef, trial: ProbeRead) -> Future[ReadDone]:
-        """Start a read that the engine does not know. The future raises PeerError when the read fails."""
+    def try_read(self, trial: StartRead) -> Future[ReadDone]:
+        """Start a read that the engine does not know, under an id of its own. The future raises PeerError when the read
+        fails."""
+        read, future = self.probe_reads.begin(trial)
         with self._lock:
-            peer = self._peers.get(source)
-        if peer is None:
-            missing: Future[ReadDone] = Future()
-            missing.set_exception(PeerError(f"{source} is not connected"))
-            return missing
-        order, future = self.probe_reads.begin(peer, trial)
+            is_connected = trial.source in self._peers
         try:
-            self._attached.read(order)
+            if not is_connected:
+                raise RuntimeError(f"{trial.source} is not connected")
+            self._attached.read(read)
         except RuntimeError as error:
-            self.probe_reads.refuse(order, str(error))
+            self.probe_reads.refuse(read, str(error))
         return future
 
     def tear_down(self, teardown: TearDownProducer) -> None:

@@ -21,14 +21,14 @@ from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, WorkerRef
 from tandem.core.link import LinkReport
-from tandem.engine.effects import TearDownProducer
-from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
-from tandem.engine.transfer_messages import ReadDone
+from tandem.engine.effects import StartRead, TearDownProducer
+from tandem.engine.transfer_messages import ReadDone, TransportPeer
+from tandem.kv.handoff import BlockDigest
+from tandem.transfer.interface import PeerError
 from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.wire.peer_auth import PeerAuth, reason_of
 from tandem.worker.kv.handshake import ANSWER_S, HandshakeResult, handshake
-from tandem.worker.kv.probe_reads import ProbeRead
 from tandem.worker.kv.transfer_client import TransferClient
 
 ENOUGH_BYTES = 64 << 20
@@ -132,7 +132,9 @@ class LinkProbe:
     def _ends(self, result: HandshakeResult) -> LinkEndpoints:
         context = self._context
         is_same = bool(context.machine) and result.machine == context.machine
-        return LinkEndpoints(context.transport_kind, is_same, context.pool.device, result.peer.ranks[0].region.device)
+        return LinkEndpoints(
+            context.transport_kind, is_same, context.pool.region.device, result.peer.ranks[0].region.device
+        )
 
 
 class _Run(NamedTuple):
@@ -149,7 +151,7 @@ class _ProbePasses:
     def __init__(self, context: ProbeContext, peer: TransportPeer, num_bytes: int) -> None:
         self._context = context
         self._peer = peer
-        theirs, ours = peer.ranks[0].region, context.pool
+        theirs, ours = peer.ranks[0].region, context.pool.region
         num = min(theirs.num_probe_blocks, ours.num_probe_blocks)
         if num < 1:
             message = f"cannot measure {peer.worker}: it or this worker has no trial blocks and is of another version"
@@ -173,7 +175,7 @@ class _ProbePasses:
         try:
             while num_rounds or opened:
                 while num_rounds and len(opened) < most_open:
-                    opened.append(asyncio.wrap_future(reads.try_read(self._peer.worker, trial)))
+                    opened.append(asyncio.wrap_future(reads.try_read(trial)))
                     num_rounds -= 1
                 try:
                     await self._wait(opened[0])
@@ -203,14 +205,14 @@ class _ProbePasses:
         if not done:
             raise TimeoutError
 
-    def _trial(self, shift: int, *, checked: bool) -> ProbeRead:
-        theirs, ours = self._peer.ranks[0].region, self._context.pool
+    def _trial(self, shift: int, *, checked: bool) -> StartRead:
+        theirs, ours = self._peer.ranks[0].region, self._context.pool.region
         first_target = ours.num_blocks + ours.num_probe_blocks
         sources = [(place + shift) % self._num_sources for place in range(self._num_blocks)]
-        copies = (
-            BlockCopy(BlockId(theirs.num_blocks + source), BlockId(first_target + place))
-            for place, source in enumerate(sources)
-        )
         digests = self._context.digests
-        expected = None if digests is None or not checked else tuple(digests[source] for source in sources)
-        return ProbeRead(tuple(copies), tuple(sources), expected)
+        offered = tuple(
+            BlockDigest(BlockId(theirs.num_blocks + source), () if digests is None else digests[source])
+            for source in sources
+        )
+        local = tuple(BlockId(first_target + place) for place in range(self._num_blocks))
+        return StartRead(0, self._peer.worker, sources, offered, local, checked and digests is not None)

@@ -57,7 +57,7 @@ def load_rank_model(config: Config, directory: Path, rank: int) -> Follower:
     group = _join(config, directory, shard)
     follower = load_follower(config.model, config.engine, RankContext(shard, group))
     cache = follower.cache
-    pool = MemoryPool.of(cache.region, cache.layout, keepalive=cache)
+    pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
     prefault(pool, num_compute_threads(config.engine.num_threads))
     cache.fill_trial_blocks()
     group.bound(config.worker.step_stall_s)

@@ -8,14 +8,12 @@ from functools import partial
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.ids import WorkerRef
-from tandem.engine.ports import TransportPeer
-from tandem.engine.transfer_messages import Event
+from tandem.engine.transfer_messages import Event, TransportPeer
 from tandem.runtime.kv_cache import KVCache
-from tandem.transfer.interfaces import KVTransfer
+from tandem.transfer.interface import KVTransfer, Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.transfer_thread import TransferThread
-from tandem.transfer.transport import Transport
 from tandem.worker.model.transport_factory import open_transport
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.ranks.rank_group import RankGroup
@@ -44,7 +42,7 @@ class RankTransferAgent:
     def open(self, worker: WorkerRef) -> TransportPeer:
         """Open the transport of this rank, once; returns how other workers read this rank. Raises TandemError."""
         assert self._service is None, "an agent is opened once"
-        pool = MemoryPool.of(self._cache.region, self._cache.layout, keepalive=self._cache)
+        pool = MemoryPool(self._cache.region, self._cache.layout, keepalive=self._cache)
         transport = open_transport(self._kind, pool, agent_name(worker.id, worker.incarnation, self._rank))
         digest = self._cache.digest_here
         self._service = TransferServer(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
-from tandem.transfer.transport import Transport
 
 OpenTransport = Callable[[str, MemoryPool, str], Transport]
 """Signature of a transport factory: `open(kind, pool, agent)`."""

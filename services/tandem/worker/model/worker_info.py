@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.ids import WorkerRef
 from tandem.core.topology import Topology
-from tandem.engine.ports import TransportPeer
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.wire.gen import worker_pb2
 from tandem.wire.kv_codec import encode_peer, encode_worker
 from tandem.wire.worker_codec import encode_bundle

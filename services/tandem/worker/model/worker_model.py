@@ -13,9 +13,9 @@ from tandem.engine.ports import Executor, Pipeline
 from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.device import num_compute_threads
 from tandem.runtime.model_loader import LoadedModel, load_model
-from tandem.transfer.digest_checks import Digest
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.prefault import prefault
+from tandem.transfer.transfer_engine import Digest
 from tandem.worker.model.rank_model import load_ranked_model
 from tandem.worker.ranks.local_rank import launch_children
 from tandem.worker.ranks.rank_group import Launch, RankGroup
@@ -60,7 +60,7 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
     loaded, rank_group = _load(config, launch or launch_children(config))
     executor = loaded.executor
     cache = executor.cache
-    pool = MemoryPool.of(cache.region, cache.layout, keepalive=cache)
+    pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
     prefault(pool, num_compute_threads(config.engine.num_threads))
     return WorkerModel(
         name=loaded.name,

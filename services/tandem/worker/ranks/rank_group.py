@@ -17,7 +17,6 @@ from typing import Protocol
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
-from tandem.engine.ports import TransportPeer
 from tandem.engine.rank_messages import (
     Loaded,
     MoverBytes,
@@ -28,6 +27,7 @@ from tandem.engine.rank_messages import (
     RankRegistered,
     RanksLost,
 )
+from tandem.engine.transfer_messages import TransportPeer
 from tandem.wire.rank_codec import decode_event, encode_command
 from tandem.worker.ranks.rank_channel import RankChannel, listen
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from tandem.core.errors import TandemError
 from tandem.engine.transfer_messages import Command, Event, TransferStopped
-from tandem.transfer.interfaces import OpenRankTransfer
+from tandem.transfer.interface import KVTransfer, OpenKVTransfer
 from tandem.wire.gen import mover_pb2 as pb
 from tandem.wire.transfer_codec import decode_command, decode_event, encode_command, encode_event
 
@@ -24,9 +24,9 @@ Send = Callable[[bytes], None]
 _log = logging.getLogger(__name__)
 
 
-class RemoteTransfer:
-    """A `RankTransfer` that forwards commands to another process. `send` may call `lost` but must not raise; `received`
-    is called by one thread."""
+class RemoteTransfer(KVTransfer):
+    """A `KVTransfer` of one rank that forwards commands to another process. `send` may call `lost` but must not raise;
+    `received` is called by one thread."""
 
     def __init__(self, send: Send, on_event: Callable[[Event], None]) -> None:
         self._send = send
@@ -86,7 +86,7 @@ class TransferServer:
     """Own the transfer of this process's rank, driven by the first rank. Each event goes to `send`, which must not
     raise, on the transfer thread."""
 
-    def __init__(self, open_mover: OpenRankTransfer, send: Send) -> None:
+    def __init__(self, open_mover: OpenKVTransfer, send: Send) -> None:
         self._send = send
         self._transfer = open_mover(self._send_event)
 
