@@ -104,8 +104,8 @@ class ProcessPlacement(NamedTuple):
         core = [] if self.core < 0 else ["--core", str(self.core)]
         if is_off and self.before is not None:
             # The program of this commit, on the packages of the other.
-            return [sys.executable, "-P", str(Path(__file__).with_name(f"{module}.py")), *arguments, *core]
-        return [sys.executable, "-m", f"loadtest.{module}", *arguments, *core]
+            return [sys.executable, "-P", str(Path(__file__).parents[1] / "telemetry" / f"{module}.py"), *arguments, *core]
+        return [sys.executable, "-m", f"loadtest.telemetry.{module}", *arguments, *core]
 
     def environment(self, *, is_off: bool = False) -> dict[str, str]:
         """Return an environment with a fixed hash seed, so that two processes order their dictionaries alike."""

@@ -165,7 +165,7 @@ class Watched:
         """Send the pending spans."""
         sender = self._spans
         if sender is not None:
-            sender._is_due.set()
+            sender._batch_due.set()
             while sender._waiting:
                 time.sleep(0.01)
             time.sleep(0.1)  # for the call itself

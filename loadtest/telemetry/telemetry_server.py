@@ -81,7 +81,7 @@ class Switch:
             (Tracing, "begin", begin, lambda _, *headers: begin(OFF, *headers)),
             *((RequestMetrics, each, getattr(RequestMetrics, each), _nothing) for each in _MEASURES),
             *((each, "answered", each.answered, _nothing) for each in (RequestLog, Console)),
-            (TokenTiming, "left", TokenTiming.on_token_sent, _nothing),
+            (TokenTiming, "on_token_sent", TokenTiming.on_token_sent, _no_times),
         ]
         if hasattr(RequestRecorder, "admitted"):
             self._parts.append((RequestRecorder, "admitted", RequestRecorder.admitted, _nothing))
@@ -93,6 +93,11 @@ class Switch:
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+def _no_times(timing: object, choice: int) -> list[float]:
+    """Return a list for the caller to fill, of which nothing is evaluated."""
+    return []
 
 
 async def _flush(gateway: Gateway) -> None:
