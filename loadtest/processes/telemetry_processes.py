@@ -104,7 +104,8 @@ class ProcessPlacement(NamedTuple):
         core = [] if self.core < 0 else ["--core", str(self.core)]
         if is_off and self.before is not None:
             # The program of this commit, on the packages of the other.
-            return [sys.executable, "-P", str(Path(__file__).parents[1] / "telemetry" / f"{module}.py"), *arguments, *core]
+            program = Path(__file__).parents[1] / "telemetry" / f"{module}.py"
+            return [sys.executable, "-P", str(program), *arguments, *core]
         return [sys.executable, "-m", f"loadtest.telemetry.{module}", *arguments, *core]
 
     def environment(self, *, is_off: bool = False) -> dict[str, str]:

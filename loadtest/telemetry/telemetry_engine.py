@@ -163,12 +163,8 @@ class Watched:
 
     def flush(self) -> None:
         """Send the pending spans."""
-        sender = self._spans
-        if sender is not None:
-            sender._batch_due.set()
-            while sender._waiting:
-                time.sleep(0.01)
-            time.sleep(0.1)  # for the call itself
+        if self._spans is not None:
+            self._spans._provider.force_flush()
 
 
 def _telemetry(bench: TelemetryBench, clock: Clock) -> Any:

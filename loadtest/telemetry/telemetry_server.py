@@ -68,17 +68,17 @@ class Switch:
     def __init__(self) -> None:
         try:
             from tandem.gateway.console.routes import Console
+            from tandem.gateway.telemetry import request_recorder as recorder
             from tandem.gateway.telemetry.request_log import RequestLog
             from tandem.gateway.telemetry.request_metrics import RequestMetrics
             from tandem.gateway.telemetry.request_recorder import RequestRecorder
             from tandem.gateway.telemetry.token_timing import TokenTiming
-            from tandem.obs.tracing.tracing import OFF, Tracing
+            from tandem.obs.tracing import OFF, begin_trace
         except ImportError:
-            self._parts: list[tuple[type, str, Callable[..., Any], Callable[..., Any]]] = []
+            self._parts: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
             return
-        begin = Tracing.begin
         self._parts = [
-            (Tracing, "begin", begin, lambda _, *headers: begin(OFF, *headers)),
+            (recorder, "begin_trace", begin_trace, lambda _, *given: begin_trace(OFF, *given)),
             *((RequestMetrics, each, getattr(RequestMetrics, each), _nothing) for each in _MEASURES),
             *((each, "answered", each.answered, _nothing) for each in (RequestLog, Console)),
             (TokenTiming, "on_token_sent", TokenTiming.on_token_sent, _no_times),
@@ -102,11 +102,9 @@ def _no_times(timing: object, choice: int) -> list[float]:
 
 async def _flush(gateway: Gateway) -> None:
     """Send the pending spans."""
-    sender = gateway._telemetry._spans
-    if sender is not None:
-        sender._batch_due.set()
-        while sender._waiting:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0.01)
+    spans = gateway._telemetry._spans
+    if spans is not None:
+        await asyncio.to_thread(spans._provider.force_flush)
 
 
 def _say(facts: object) -> None:

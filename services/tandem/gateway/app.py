@@ -185,7 +185,7 @@ def create_app(
     telemetry = telemetry or Telemetry(Metrics())
     measures = RequestMetrics(telemetry.metrics, targets)
     output_specs = OutputSpecFactory(config.tool_parser, config.reasoning_parser)
-    recorder = RequestRecorder(clock or SystemClock(), measures, telemetry.tracing, observers, targets)
+    recorder = RequestRecorder(clock or SystemClock(), measures, telemetry.tracer, observers, targets)
     answers = CompletionService(dispatch, encoders, recorder, output_specs)
     openai = OpenAIRoutes(answers, authenticator, config.max_body, config.heartbeat_s)
     reference = OpenApiDocs()

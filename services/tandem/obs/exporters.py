@@ -1,20 +1,16 @@
 """Create OpenTelemetry's standard exporters as the `OTEL_*` variables select them.
 
-Their packages take 0.2 s to import, so each is imported where it is used. The exporters read endpoints and headers from
-`os.environ` themselves."""
+Only programs that send something import this module, and only the exporters of the chosen protocol: their packages
+take 0.2 s to import. The exporters read endpoints and headers from `os.environ` themselves."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
 
 from tandem.obs.otel_settings import OtelSettings, Protocol
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricExporter
-    from opentelemetry.sdk.resources import Resource
-
-    from tandem.obs.tracing.span_sender import SpanExporter
 
 MAX_BATCH = 2000
 """Series per message: with twenty buckets each, a message stays below the 4 MiB that a gRPC server accepts."""
@@ -46,40 +42,24 @@ class RateLimitFilter(logging.Filter):
 _rate_limit = RateLimitFilter()
 
 
-def span_exporters(settings: OtelSettings, resource: Resource) -> list[SpanExporter[Any]]:
+def span_exporters(settings: OtelSettings) -> list[SpanExporter]:
     protocol = settings.traces_protocol
-    return [_otlp_spans(protocol, resource) if name == "otlp" else _console_spans(resource) for name in settings.traces]
+    return [_otlp_spans(protocol) if name == "otlp" else ConsoleSpanExporter() for name in settings.traces]
 
 
 def metric_exporters(settings: OtelSettings) -> list[MetricExporter]:
-    return [_otlp_metrics(settings) if name == "otlp" else _console_metrics() for name in settings.metrics]
+    return [_otlp_metrics(settings) if name == "otlp" else ConsoleMetricExporter() for name in settings.metrics]
 
 
-def _console_spans(resource: Resource) -> SpanExporter[Any]:
-    from opentelemetry.sdk.trace.export import ConsoleSpanExporter
-
-    from tandem.obs.tracing.readable_spans import ReadableSpans
-
-    return ReadableSpans(ConsoleSpanExporter(), resource)
-
-
-def _console_metrics() -> MetricExporter:
-    from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
-
-    return ConsoleMetricExporter()
-
-
-def _otlp_spans(protocol: Protocol, resource: Resource) -> SpanExporter[Any]:
-    from tandem.obs.tracing.otlp_spans import SpanEncoder
-
+def _otlp_spans(protocol: Protocol) -> SpanExporter:
     _limit_exporter_logs()
     if protocol == "grpc":
-        from tandem.obs.tracing.otlp_grpc_spans import GrpcSpanExporter
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
 
-        return GrpcSpanExporter(SpanEncoder(resource))
-    from tandem.obs.tracing.otlp_http_spans import HttpSpanExporter
+        return GrpcSpanExporter()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
 
-    return HttpSpanExporter(SpanEncoder(resource))
+    return HttpSpanExporter()
 
 
 def _otlp_metrics(settings: OtelSettings) -> MetricExporter:

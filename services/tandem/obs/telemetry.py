@@ -13,13 +13,14 @@ from tandem.obs.metrics.metrics import Metrics
 from tandem.obs.metrics.process_metrics import watch_process
 from tandem.obs.metrics.vllm_metrics import vllm_aliases
 from tandem.obs.otel_settings import OtelSettings, read_otel
-from tandem.obs.tracing.tracing import OFF, Tracing
+from tandem.obs.tracing import OFF
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
+    from opentelemetry.trace import Tracer
 
     from tandem.obs.metrics.metric_exporter import MetricSender
-    from tandem.obs.tracing.span_sender import SpanSender
+    from tandem.obs.span_pipeline import SpanPipeline
 
 
 class Telemetry:
@@ -29,13 +30,12 @@ class Telemetry:
     def __init__(
         self,
         metrics: Metrics,
-        tracing: Tracing = OFF,
-        spans: SpanSender | None = None,
+        spans: SpanPipeline | None = None,
         metric_sender: MetricSender | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.metrics = metrics
-        self.tracing = tracing
+        self.tracer: Tracer = OFF if spans is None else spans.tracer
         self._spans = spans
         self._metric_sender = metric_sender
         self._clock = clock or SystemClock()
@@ -55,8 +55,8 @@ class Telemetry:
         if not settings.traces and not settings.metrics:
             return cls(metrics)
         resource = _resource(service, instance)
-        tracing, spans = _start_tracing(resource, settings) if settings.traces else (OFF, None)
-        return cls(metrics, tracing, spans, _metric_sender(metrics, resource, settings) if settings.metrics else None)
+        spans = _span_pipeline(resource, settings) if settings.traces else None
+        return cls(metrics, spans, _metric_sender(metrics, resource, settings) if settings.metrics else None)
 
     def exposition(self, accept: str) -> tuple[str, bytes]:
         """Return the content type and the body of `/metrics` for an Accept header."""
@@ -91,14 +91,11 @@ def _resource(service: str, instance: str) -> Resource:
     return Resource.create({name: value for name, value in own.items() if name not in detected})
 
 
-def _start_tracing(resource: Resource, settings: OtelSettings) -> tuple[Tracing, SpanSender]:
+def _span_pipeline(resource: Resource, settings: OtelSettings) -> SpanPipeline:
     from tandem.obs.exporters import span_exporters
-    from tandem.obs.tracing.span_maker import SpanMaker
-    from tandem.obs.tracing.span_sender import Batching, SpanSender
+    from tandem.obs.span_pipeline import SpanPipeline
 
-    batching = Batching(settings.max_spans, settings.max_span_batch, settings.spans_delay_s)
-    sender = SpanSender(span_exporters(settings, resource), batching)
-    return Tracing(SpanMaker(settings.sampling, sender.put)), sender
+    return SpanPipeline(span_exporters(settings), resource, settings.max_spans)
 
 
 def _metric_sender(metrics: Metrics, resource: Resource, settings: OtelSettings) -> MetricSender:

@@ -69,7 +69,7 @@ class Program:
         self.actuator: Actuator = self._actuator()
         scaler = Scaler(policy_of(config.planner, targets_of(config.slo)))
         planner = Planner(config.planner, self._demand_store, self._inventory, scaler, self.actuator, self._clock)
-        self.loop = Loop(planner, config.planner.interval_s, self._metrics, self._telemetry.tracing, on_plan)
+        self.loop = Loop(planner, config.planner.interval_s, self._metrics, self._telemetry.tracer, on_plan)
         self.endpoint = MetricsEndpoint(config.planner.host, config.planner.metrics_port, self._telemetry.exposition)
 
     def listen(self) -> None:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from opentelemetry.context import Context
+from opentelemetry.trace import Tracer
+
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.config import PlannerConfig
 from tandem.obs.logs.log_formatters import fields
-from tandem.obs.tracing.tracing import SpanRecord, Tracing
+from tandem.obs.tracing import end_span
 from tandem.planner.actuator import Actuator, ActuatorFailed
 from tandem.planner.demand_delta import DemandDelta, DemandDeltaResult
 from tandem.planner.plan_report import PlanReport
@@ -172,13 +175,13 @@ class Loop:
         planner: Planner,
         interval_s: float,
         metrics: PlannerMetrics,
-        tracing: Tracing,
+        tracer: Tracer,
         on_plan: Callable[[PlanReport], None] = lambda plan: None,
     ) -> None:
         self._planner = planner
         self._interval_s = interval_s
         self._metrics = metrics
-        self._tracing = tracing
+        self._tracer = tracer
         self._on_plan = on_plan
         self._last_summary: tuple[object, ...] = ()
 
@@ -195,13 +198,12 @@ class Loop:
                 continue
 
     async def once(self) -> PlanReport:
-        start = wall_ns() / 1e9
-        trace = self._tracing.begin("", "")
+        span = self._tracer.start_span("plan", Context())
         plan = await self._planner.plan()
         self._metrics.planned(plan)
         error = "; ".join(plan.notes) if plan.outcome == "failed" else ""
-        attributes = plan.attributes()
-        trace.end(SpanRecord(name="plan", start=start, end=wall_ns() / 1e9, attributes=attributes, error=error))
+        span.set_attributes(plan.attributes())
+        end_span(span, wall_ns() / 1e9, error)
         self._log(plan)
         self._on_plan(plan)
         return plan

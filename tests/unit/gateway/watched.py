@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from tandem.core.request import Job
@@ -22,14 +21,10 @@ from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
 from tandem.obs.metrics.metrics import MetricFamily, Metrics
-from tandem.obs.otel_settings import TraceSampling
-from tandem.obs.tracing.readable_spans import readable
-from tandem.obs.tracing.span_limits import SpanLimitSettings
-from tandem.obs.tracing.span_maker import SpanMaker
-from tandem.obs.tracing.tracing import EndedSpan, Tracing
 from tandem.orchestration.phase_ledger import LedgerPhase
 from tests.unit.gateway.rig import Rig, is_probe
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
+from tests.unit.obs.traced import Traced
 
 CLIENT_TRACE = "ab" * 16
 TRACEPARENT = f"00-{CLIENT_TRACE}-{'cd' * 8}-01"
@@ -52,9 +47,8 @@ class Watched:
         self.rig = rig
         self.metrics = Metrics()
         self.records = Records()
-        self.spans: list[ReadableSpan] = []
-        tracing = Tracing(SpanMaker(TraceSampling(), self._span_ended))
-        self.recorder = RequestRecorder(rig.clock, RequestMetrics(self.metrics), tracing, [self.records])
+        self._traced = Traced()
+        self.recorder = RequestRecorder(rig.clock, RequestMetrics(self.metrics), self._traced.tracer, [self.records])
         self.answers = CompletionService(dispatch, encoders, self.recorder, OutputSpecFactory())
 
     def complete(self, **body: Any) -> asyncio.Task[None]:
@@ -74,11 +68,12 @@ class Watched:
         (record,) = self.records.taken
         return record
 
-    def _span_ended(self, span: EndedSpan) -> None:
-        self.spans.append(readable(span, Resource({}), SpanLimitSettings()))
+    @property
+    def spans(self) -> Sequence[ReadableSpan]:
+        return self._traced.spans()
 
     def ended_spans(self) -> dict[str, ReadableSpan]:
-        return {span.name: span for span in self.spans}
+        return self._traced.by_name()
 
     def family(self, name: str) -> MetricFamily:
         return next(family for family in self.metrics.collect() if family.instrument.name == name)

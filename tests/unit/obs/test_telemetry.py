@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
+from opentelemetry.context import Context
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
+from opentelemetry.trace import set_span_in_context
 
 from tandem.obs import exporters
 from tandem.obs.metrics.instruments import INTER_TOKEN_LATENCY, OUTPUT_TOKENS, READY, REQUEST_DURATION, RETRIES
 from tandem.obs.telemetry import Telemetry
-from tandem.obs.tracing.tracing import OFF, SpanEvent, SpanRecord
+from tandem.obs.tracing import OFF, begin_trace, end_span, nanoseconds
 from tests.otlp import OtlpReceiver, attributes, otlp_receiver
 from tests.ports import free_port
 
@@ -52,14 +54,12 @@ def started() -> Telemetry:
 
 def a_request(telemetry: Telemetry) -> str:
     """Record one request and return its trace id."""
-    trace = telemetry.tracing.begin("", "")
-    queue = SpanRecord(name="queue", start=100.0, end=101.0, attributes={"tandem.lane": "batch"})
-    at_once = SpanEvent("chunk", 100.5, {"tokens": 3})
-    trace.end(
-        SpanRecord(
-            name="chat m", start=100.0, end=102.0, attributes={}, children=(queue,), events=(at_once,), error="x"
-        )
-    )
+    trace = begin_trace(telemetry.tracer, "chat m", 100.0, "", "")
+    trace.span.add_event("chunk", {"tokens": 3}, nanoseconds(100.5))
+    context = set_span_in_context(trace.span, Context())
+    attributes = {"tandem.lane": "batch"}
+    end_span(telemetry.tracer.start_span("queue", context, attributes=attributes, start_time=nanoseconds(100.0)), 101.0)
+    end_span(trace.span, 102.0, "x")
     return trace.id
 
 
@@ -139,7 +139,7 @@ def test_nothing_is_sent_unless_a_variable_is_set(monkeypatch: pytest.MonkeyPatc
     num_threads = threading.active_count()
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", " ")
     telemetry = started()
-    assert a_request(telemetry) == "" and telemetry.tracing is OFF
+    assert a_request(telemetry) == "" and telemetry.tracer is OFF
     assert threading.active_count() == num_threads
     telemetry.close(0.0)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+from opentelemetry.trace import Tracer
+
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
@@ -18,12 +20,12 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.telemetry.deferred import DeferredBatches, for_each
 from tandem.gateway.telemetry.request_metrics import Admitted, FirstToken, RequestMetrics
 from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, INTERNAL, RequestObserver, RequestRecord
-from tandem.gateway.telemetry.root_span import SpanFacts, root_span
+from tandem.gateway.telemetry.root_span import SpanFacts, end_root_span
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import UsageCounter
 from tandem.obs.logs.log_context import traced
 from tandem.obs.metrics.metrics import HistogramSeries
-from tandem.obs.tracing.tracing import OFF, Trace, Tracing
+from tandem.obs.tracing import OFF, begin_trace
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
@@ -73,15 +75,6 @@ class RequestEnd(NamedTuple):
     is_complete: bool
 
 
-class SpanSource(NamedTuple):
-    """Values of a request's span that its record lacks. `placement` has the reasons of the last placement; None: the
-    request was never admitted."""
-
-    trace: Trace
-    facts: SpanFacts
-    placement: RequestPath | None
-
-
 class RequestRecorder:
     """Own the open requests of a gateway, and pass the record of each ended one to `measures` and `observers`.
 
@@ -94,26 +87,24 @@ class RequestRecorder:
         "_observers",
         "_open",
         "_targets",
-        "_trace",
         "clock",
         "measures",
-        "tracing",
+        "tracer",
     )  # fmt: skip
 
     def __init__(
         self,
         clock: Clock,
         measures: RequestMetrics,
-        tracing: Tracing = OFF,
+        tracer: Tracer = OFF,
         observers: Sequence[RequestObserver] = (),
         targets: LatencyTargets = NO_TARGETS,
     ) -> None:
         self.clock = clock
         self.measures = measures
-        self.tracing = tracing
+        self.tracer = tracer
         self._deferred = DeferredBatches(clock.now)
         self._conclude_each = for_each(_conclude)
-        self._trace = for_each(_trace)
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
         self._targets = targets
@@ -156,13 +147,10 @@ class RequestRecorder:
         if not self._open:
             self._deferred.do()
 
-    def notify(self, record: RequestRecord, span: SpanSource | None) -> None:
-        """Defer the record for every observer and the span for the exporter; an observer that raises disturbs no other.
-        `span`: None where the trace is not sampled."""
+    def notify(self, record: RequestRecord) -> None:
+        """Defer the record for every observer; an observer that raises disturbs no other."""
         for observer in self._observers:
             self._deferred.later(observer.answered, record)
-        if span is not None:
-            self._deferred.later(self._trace, (record, span))
 
     def _conclude(self, ended: Sequence[tuple[RequestRecording, RequestEnd]]) -> None:
         """Conclude a batch of requests. Evaluating the gaps takes longest and is done for all of them first, so that
@@ -202,7 +190,8 @@ class RequestRecording:
         clock = recorder.clock
         self.pace = TokenTiming(clock.now, HistogramSeries(()), late_s, self._begun)
         self._began = wall_ns() / 1e9 - (clock.now() - caller.received_at)
-        self.trace = recorder.tracing.begin(caller.traceparent, caller.tracestate)
+        headers = caller.traceparent, caller.tracestate
+        self.trace = begin_trace(recorder.tracer, kind.endpoint, self._began, *headers)
         traced(self.trace.traceparent)
         self._recorder = recorder
         self._kind = kind
@@ -252,11 +241,11 @@ class RequestRecording:
         index, stages = self._last(ending.now)
         placement = self.placements[index] if index < len(self.placements) else None
         record = self._record(ending, placement, stages)
-        span: SpanSource | None = None
-        if self.trace.is_sampled:
+        self._recorder.notify(record)
+        if self.trace.span.is_recording():
             facts = SpanFacts(self._ledgers[index], self._max_tokens, ending.tally.reasons)
-            span = SpanSource(self.trace, facts, placement)
-        self._recorder.notify(record, span)
+            reasons = {} if placement is None else placement.reasons
+            end_root_span(self.trace.span, self._recorder.tracer, record, facts, reasons)
 
     @property
     def tenant(self) -> str:
@@ -316,11 +305,6 @@ class RequestRecording:
 def _conclude(ended: tuple[RequestRecording, RequestEnd]) -> None:
     recording, ending = ended
     recording.conclude(ending)
-
-
-def _trace(ended: tuple[RequestRecord, SpanSource]) -> None:
-    record, (trace, facts, placement) = ended
-    trace.end(root_span(record, facts, {} if placement is None else placement.reasons))
 
 
 def _path(text: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ class WorkerTelemetry:
         metrics = self._telemetry.metrics
         self.steps = StepMetrics(metrics)
         self._jobs = JobMetrics(metrics, identity.transport_kind)
-        self._spans = JobSpans(self._telemetry.tracing, identity, clock)
+        self._spans = JobSpans(self._telemetry.tracer, identity, clock)
         host, port = config.worker.host, config.worker.metrics_port
         self._endpoint = None if port < 0 else MetricsEndpoint(host, port, self._telemetry.exposition)
 

@@ -1,0 +1,88 @@
+"""Own OpenTelemetry's tracer and its batch processors, which send spans from threads, so that no request waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from threading import Thread
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+_log = logging.getLogger(__name__)
+
+
+class SpanPipeline:
+    """Create spans (`tracer`) and send them through `exporters`, each of which has at most `max_waiting` spans waiting.
+
+    The SDK reads the variables of the sampler, of the limits of a span and of batches itself."""
+
+    def __init__(self, exporters: Sequence[SpanExporter], resource: Resource, max_waiting: int) -> None:
+        self._exporters = exporters
+        self._processors = [CountingProcessor(exporter, max_waiting) for exporter in exporters]
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        for processor in self._processors:
+            self._provider.add_span_processor(processor)
+        self.tracer = self._provider.get_tracer("tandem")
+
+    @property
+    def num_dropped(self) -> int:
+        """Return the number of spans that were replaced by newer ones or refused by a receiver."""
+        return sum(processor.num_dropped for processor in self._processors)
+
+    def close(self, timeout_s: float) -> None:
+        """Send what waits, at most `timeout_s`; then the sending threads end with the call that they are in. May be
+        called more than once."""
+        closing = Thread(target=self._provider.shutdown, name="telemetry-spans", daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+        if closing.is_alive():
+            _log.warning("telemetry: spans could not be sent in the %.1f s that stopping may take", timeout_s)
+            for exporter in self._exporters:
+                exporter.shutdown()
+
+
+class CountingProcessor(BatchSpanProcessor):
+    """Count the spans that the SDK's processor drops, which it does not report.
+
+    When `max_waiting` spans wait, a new one replaces the oldest. Spans end on one thread at a time."""
+
+    def __init__(self, exporter: SpanExporter, max_waiting: int) -> None:
+        self._counted = _CountingExporter(exporter)
+        self._max_waiting = max_waiting
+        self._num_ended = 0
+        self._num_replaced = 0
+        super().__init__(self._counted, max_queue_size=max_waiting)
+
+    @property
+    def num_dropped(self) -> int:
+        return self._num_replaced + self._counted.num_refused
+
+    def on_end(self, span: ReadableSpan) -> None:
+        num_waiting = self._num_ended - self._num_replaced - self._counted.num_taken
+        self._num_replaced += num_waiting >= self._max_waiting
+        self._num_ended += 1
+        super().on_end(span)
+
+
+class _CountingExporter(SpanExporter):
+    """Export through another exporter; `num_taken` counts its spans, `num_refused` those that were not sent."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.num_taken = 0
+        self.num_refused = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.num_taken += len(spans)
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            if result is not SpanExportResult.SUCCESS:
+                self.num_refused += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()

@@ -1,1 +1,0 @@
-"""Spans: trace context, sampling, encoding and sending."""
