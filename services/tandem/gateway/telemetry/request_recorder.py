@@ -103,7 +103,7 @@ class RequestRecorder:
         self.clock = clock
         self.measures = measures
         self.tracer = tracer
-        self._deferred = DeferredBatches(clock.now)
+        self._deferred = DeferredBatches()
         self._conclude_each = for_each(_conclude)
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
