@@ -80,7 +80,7 @@ def test_text_follows_the_exposition_format() -> None:
 def test_openmetrics_differs_where_it_does() -> None:
     metrics = Metrics()
     metrics.counter(PETS).add(2, "cat", "a")
-    metrics.histogram(SPEED).of("batch").record_all([0.75], ["ab" * 16], 1_700_000_000.25)
+    metrics.histogram(SPEED).of("batch").record_traced(0.75, "ab" * 16, 1_700_000_000.25)
     assert written(*metrics.collect(), openmetrics=True).splitlines() == [
         '# HELP pets Pets, \\"so far\\" \\\\ or\\nso.',
         "# TYPE pets counter",

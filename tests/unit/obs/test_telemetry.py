@@ -92,7 +92,7 @@ def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch:
         telemetry.metrics.counter(OUTPUT_TOKENS).add(7, "local", "acme")
         telemetry.metrics.watch(READY, lambda: {(): 1})
         lag = telemetry.metrics.histogram(INTER_TOKEN_LATENCY)
-        lag.of("batch", "m").record_all([0.011], ["ab" * 16], 5.0)
+        lag.of("batch", "m").record_traced(0.011, "ab" * 16, 5.0)
         lag.of("batch", "m").record(9.0)
         receiver.wait(lambda it: len([1 for _, metric in it.metrics if metric.name == "tandem.ready"]) >= 2)
         telemetry.metrics.counter(RETRIES).add(1)

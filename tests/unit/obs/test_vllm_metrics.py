@@ -68,9 +68,9 @@ def test_a_gateways_figures_are_added_up_by_model() -> None:
 def test_the_last_exemplar_of_a_bucket_is_kept() -> None:
     metrics = Metrics()
     gaps = metrics.histogram(on.INTER_TOKEN_LATENCY)
-    gaps.of("batch", "a").record_all([0.0011], ["aa"], 9.0)
-    gaps.of("interactive", "a").record_all([0.0012], ["bb"], 5.0)
-    gaps.of("interactive", "a").record_all([9.0], ["cc"], 5.0)
+    gaps.of("batch", "a").record_traced(0.0011, "aa", 9.0)
+    gaps.of("interactive", "a").record_traced(0.0012, "bb", 5.0)
+    gaps.of("interactive", "a").record_traced(9.0, "cc", 5.0)
     (point,) = aliases(metrics)["vllm:inter_token_latency_seconds"].points.values()
     assert isinstance(point, HistogramSnapshot)
     assert [each.trace for _, each in sorted(point.exemplars.items())] == ["aa", "cc"]
