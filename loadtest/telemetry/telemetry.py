@@ -9,10 +9,10 @@ kernel books to each process: it holds on a busy machine too. How fast the machi
 strangers do on it: turns are levelled by a core-speed probe that runs beside them.
 
 With telemetry: a step is told to all who look at steps, metrics are scraped, and a gateway also logs each request as
-JSON to a file, traces each to a receiver of OTLP, and has a console that asks once in a round. Without: nobody
-looks, and what counts by itself counts nothing. Streams are measured twice: with every request traced, and with one in
-a hundred, as the chart has it. `--before` is a checkout of an older commit, which is the side without then: what
-telemetry has cost in all, ledgers and time stamps that every request has among it.
+JSON to a file, traces each to a receiver of OTLP, and has a console that asks once in a round. Without: nobody looks,
+and what counts by itself counts nothing. Streams are measured twice: with every request traced, and with one in a
+hundred, as the chart has it; steps with one in a hundred. `--before` is a checkout of an older commit, which is the
+side without then: what telemetry has cost in all, ledgers and time stamps that every request has among it.
 """
 
 from __future__ import annotations

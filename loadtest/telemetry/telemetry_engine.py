@@ -39,6 +39,8 @@ MAX_MODEL_LEN = 2048
 NUM_PROMPT_TOKENS = 16
 NUM_OUTPUT_TOKENS = 256
 NUM_BLOCKS = 16_384
+TRACED = 100
+"""One request of so many is traced, as by default of helm/tandem/values.yaml."""
 LAYOUT = KVLayout(16, (KVGroup(1, 1, 16, "float32"),))
 
 
@@ -86,11 +88,11 @@ class Ends:
 
 
 class Look(NamedTuple):
-    """Observers of an engine. `request` holds the fields that each request has beside its prompt."""
+    """Observers of an engine. `request` returns the fields that a request of some number has beside its prompt."""
 
     observers: Sequence[StepObserver] = ()
     on_effects: Callable[[Sequence[Effect]], None] | None = None
-    request: Mapping[str, Any] = {}
+    request: Callable[[int], Mapping[str, Any]] = lambda number: {}
 
 
 class TelemetryBench:
@@ -101,7 +103,7 @@ class TelemetryBench:
         self.sink = Ends()
         self.pipeline = CountingPipeline(executor)
         self._clock = clock
-        self._request: Mapping[str, Any] = {}
+        self._request = Look().request
         engine = build_engine(Config(), executor, "f", MAX_MODEL_LEN)
         self._always = RecentSteps()
         self.driver = EngineDriver(engine, self.pipeline, self.sink, clock, 60.0, (self._always,))
@@ -136,12 +138,13 @@ class TelemetryBench:
         prompt = tuple((number * 31 + place) % 1000 for place in range(NUM_PROMPT_TOKENS))
         sampling = SamplingParams(max_tokens=NUM_OUTPUT_TOKENS, temperature=0.0)
         identity = RequestId(f"r{number}")
-        request = Request(id=identity, model="m", prompt_tokens=prompt, sampling=sampling, **self._request)
+        request = Request(id=identity, model="m", prompt_tokens=prompt, sampling=sampling, **self._request(number))
         return GenerateJob(request=request, attempt=1)
 
 
 class Watched:
-    """Bench with telemetry as a worker composes it, for fully traced requests. `metrics` is the address of /metrics."""
+    """Bench with telemetry as a worker composes it, for requests of which the gateway traces one in `TRACED`. `metrics`
+    is the address of /metrics."""
 
     def __init__(self, bench: TelemetryBench, clock: Clock) -> None:
         from tandem.engine.effects import JobEnded
@@ -156,7 +159,10 @@ class Watched:
                 if isinstance(effect, JobEnded):
                     telemetry.job_ended(effect.times)
 
-        self._looks = Look(), Look([telemetry.steps], on_effects, {"traceparent": f"00-{1:032x}-{1:016x}-01"})
+        def request(number: int) -> Mapping[str, Any]:
+            return {"traceparent": f"00-{1:032x}-{1:016x}-{number % TRACED == 0:02x}"}
+
+        self._looks = Look(), Look([telemetry.steps], on_effects, request)
 
     def turn(self, *, on: bool) -> None:
         self._bench.take(self._looks[on])

@@ -71,7 +71,6 @@ class Switch:
             from tandem.gateway.telemetry import request_recorder as recorder
             from tandem.gateway.telemetry.request_log import RequestLog
             from tandem.gateway.telemetry.request_metrics import RequestMetrics
-            from tandem.gateway.telemetry.request_recorder import RequestRecorder
             from tandem.gateway.telemetry.token_timing import TokenTiming
             from tandem.obs.tracing import OFF, begin_trace
         except ImportError:
@@ -83,8 +82,6 @@ class Switch:
             *((each, "answered", each.answered, _nothing) for each in (RequestLog, Console)),
             (TokenTiming, "on_token_sent", TokenTiming.on_token_sent, _no_times),
         ]
-        if hasattr(RequestRecorder, "admitted"):
-            self._parts.append((RequestRecorder, "admitted", RequestRecorder.admitted, _nothing))
 
     def turn(self, *, on: bool) -> None:
         for owner, name, real, nothing in self._parts:

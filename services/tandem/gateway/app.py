@@ -7,6 +7,8 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
@@ -37,7 +39,6 @@ from tandem.gateway.telemetry.request_record import RequestObserver
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
 from tandem.obs.logs.log_context import InRequest
 from tandem.obs.metrics.metrics import Metrics
-from tandem.obs.metrics.prometheus import TEXT_TYPE
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
@@ -279,7 +280,7 @@ def _operator_routes(health: HealthRoutes) -> list[Route]:
             path="/metrics",
             handler=health.metrics,
             summary="Metrics for Prometheus",
-            text=TEXT_TYPE.partition(";")[0],
+            text=CONTENT_TYPE_PLAIN_0_0_4.partition(";")[0],
         ),
         Route(
             method="GET",

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Self
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.obs.logs.logging_setup import watch_dropped
-from tandem.obs.metrics import prometheus
 from tandem.obs.metrics.instruments import SPANS_DROPPED
 from tandem.obs.metrics.metrics import Metrics
 from tandem.obs.metrics.process_metrics import watch_process
-from tandem.obs.metrics.vllm_metrics import vllm_aliases
+from tandem.obs.metrics.prometheus import PrometheusCollector
 from tandem.obs.otel_settings import OtelSettings, read_otel
 from tandem.obs.tracing import OFF
 
@@ -35,6 +34,7 @@ class Telemetry:
         clock: Clock | None = None,
     ) -> None:
         self.metrics = metrics
+        self.exposition = PrometheusCollector(metrics).exposition
         self.tracer: Tracer = OFF if spans is None else spans.tracer
         self._spans = spans
         self._metric_sender = metric_sender
@@ -57,14 +57,6 @@ class Telemetry:
         resource = _resource(service, instance)
         spans = _span_pipeline(resource, settings) if settings.traces else None
         return cls(metrics, spans, _metric_sender(metrics, resource, settings) if settings.metrics else None)
-
-    def exposition(self, accept: str) -> tuple[str, bytes]:
-        """Return the content type and the body of `/metrics` for an Accept header."""
-        openmetrics = prometheus.is_openmetrics(accept)
-        counted = self.metrics.collect()
-        families = [*map(prometheus.exposed, counted), *vllm_aliases(counted)]
-        content_type = prometheus.OPENMETRICS_TYPE if openmetrics else prometheus.TEXT_TYPE
-        return content_type, prometheus.exposition(families, openmetrics=openmetrics)
 
     def close(self, timeout_s: float) -> None:
         """Send what is pending, and return when it was sent or after `timeout_s`. Blocks."""

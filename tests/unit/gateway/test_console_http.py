@@ -257,4 +257,4 @@ async def test_watching_counts_in_no_metric(locked: Rig) -> None:
     await locked.state("acme")
     after = responses((await locked.client.get("/metrics")).text)
     # Only the first request to /metrics itself was counted.
-    assert before == [] and len(after) == 1 and after[0].endswith(" 1")
+    assert before == [] and len(after) == 1 and after[0].endswith(" 1.0")

@@ -167,7 +167,7 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
     http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
     after = metrics(http)
     grown = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
-    outcome = 'tandem_requests_total{{endpoint="{}",outcome="{}",lane="interactive",tenant="open"}}'.format
+    outcome = 'tandem_requests_total{{endpoint="{}",lane="interactive",outcome="{}",tenant="open"}}'.format
     num_paris = len(front.ids("Paris"))
     assert {name: grown[name] for name in grown if name.startswith("tandem_requests")} == {
         outcome("chat", "finished"): 1,
@@ -187,7 +187,7 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
     assert sum(grown[name] for name in first) == 4, "all but the one whose model nobody serves"
     gaps = [name for name in grown if name.startswith("tandem_inter_token_latency_seconds_count")]
     assert sum(grown[name] for name in gaps) == 5 * (num_paris - 1) + num_paris, "the end of a sequence is no token"
-    admitted = 'tandem_admissions_total{decision="admitted",reason="",lane="interactive",tenant="open"}'
+    admitted = 'tandem_admissions_total{decision="admitted",lane="interactive",reason="",tenant="open"}'
     assert grown[admitted] == 5
     assert 'tandem_http_responses_total{status="404"}' in grown
 

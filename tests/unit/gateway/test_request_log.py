@@ -13,7 +13,7 @@ from tandem.gateway.telemetry import request_log
 from tandem.gateway.telemetry.request_log import LOGGER, RequestLog
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.telemetry.usage import Usage
-from tandem.obs.logs.log_formatters import JsonFormatter, Origin, TextFormatter
+from tandem.obs.logs.log_formatters import JsonFormatter, Origin
 from tandem.obs.logs.log_rate_limit import UNLIMITED
 from tandem.orchestration.phase_ledger import StageSeconds
 from tests.unit.gateway.records import record
@@ -61,16 +61,6 @@ def test_the_mode_selects_the_logged_requests(caplog: pytest.LogCaptureFixture) 
     every = lines(caplog, "all", *ended)
     assert [line.getMessage().removeprefix("request ") for line in every] == [one.outcome for one in ended]
     assert all(hasattr(line, UNLIMITED) for line in every)
-
-
-def test_similar_requests_that_end_together_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    ended = [replace(RECORD, id=f"a-{number}") for number in range(3)]
-    first, second, third = lines(caplog, "all", *ended[:2], LOST, ended[2])
-    assert [record.levelname for record in (first, second, third)] == ["INFO", "WARNING", "INFO"]
-    json_lines, text_lines = (formatter.format(first).splitlines() for formatter in (FORMATTER, TextFormatter()))
-    assert [json.loads(line)["id"] for line in json_lines] == ["a-0", "a-1"]
-    assert [line.partition(" id=")[2].split()[0] for line in text_lines] == ["a-0", "a-1"]
-    assert len(lines(caplog, "failed", LOST, LOST)) == 2, "so that a flood of them is limited as any"
 
 
 def test_a_line_below_the_log_level_is_not_rendered(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
 from typing import Any
 
@@ -14,11 +13,9 @@ from tandem.obs.logs.log_context import InRequest, traced
 from tandem.obs.logs.log_formatters import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
-    Fields,
     JsonFormatter,
     Origin,
     TextFormatter,
-    batch_record,
     fields,
 )
 
@@ -124,47 +121,3 @@ def test_no_exception_is_none() -> None:
     made = record("m")
     made.exc_info = sys.exc_info()
     assert "exception" not in json.loads(JSON.format(made)) and "\n" not in TEXT.format(made)
-
-
-class Ended(Fields, frozen=True):
-    model: str | None = None
-    seconds: float | None = None
-    workers: tuple[str, ...] | None = None
-
-
-@pytest.mark.parametrize(
-    "ended",
-    [
-        Ended("m", 0.5, ("a", "b")),
-        Ended(),
-        Ended("é\u2028"),
-        Ended("\ud800"),
-        Ended("x\n", math.inf),
-        Ended(seconds=0.0, workers=()),
-    ],
-)
-@pytest.mark.parametrize("error", [None, raised("not today")])
-def test_fields_of_a_struct_are_written_like_plain_fields(ended: Ended, error: BaseException | None) -> None:
-    given = {name: value for name in Ended.__struct_fields__ if (value := getattr(ended, name)) is not None}
-    typed, plain = (JSON.format(record("m", error=error, **extra)) for extra in (ended.extra(), fields(**given)))
-    assert typed.isascii() and len(typed.splitlines()) == 1
-    if ended.seconds != math.inf:  # which JSON has no name for
-        assert json.loads(typed) == json.loads(plain)
-    with InRequest("r-1"):
-        assert "r-1" not in TEXT.format(record("m", error=error, **ended.extra()))
-
-
-@pytest.mark.parametrize("error", [None, raised("not today")])
-def test_a_record_may_stand_for_several_lines(error: BaseException | None) -> None:
-    batch = [Ended("m", 0.5), Ended("é\n"), Ended()]
-    made = record("it %s", "ended", error=error, **batch_record(batch))
-    alone = [record("it %s", "ended", error=error, **each.extra()) for each in batch]
-    assert JSON.format(made).split("\n") == list(map(JSON.format, alone))
-    first, *_ = (text.split("\n") for text in map(TEXT.format, alone))
-    lines = TEXT.format(made).split("\n")
-    assert lines[:3] == [TEXT.format(each).split("\n")[0] for each in alone] and lines[3:] == first[1:]
-
-
-def test_a_type_takes_no_name_of_a_line_s_own() -> None:
-    with pytest.raises(TypeError, match="pid, thread"):
-        type("Wrong", (Fields,), {"__annotations__": {"thread": str, "pid": int, "model": str}})

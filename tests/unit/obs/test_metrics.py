@@ -50,9 +50,9 @@ def test_a_value_on_a_bound_is_in_the_bucket_below_it() -> None:
 def test_a_bucket_shows_the_trace_of_its_last_value() -> None:
     metrics = Metrics()
     speed = metrics.histogram(SPEED).of("batch")
-    speed.record_all([0.5], ["aa"], 1.0)
-    speed.record_all([0.75], ["bb"], 2.0)
-    speed.record_all([5.0], ["cc"], 3.0)
+    speed.record_traced(0.5, "aa", 1.0)
+    speed.record_traced(0.75, "bb", 2.0)
+    speed.record_traced(5.0, "cc", 3.0)
     snapshot = points(metrics, SPEED)["batch",]
     assert isinstance(snapshot, HistogramSnapshot) and snapshot.count == 3
     assert snapshot.exemplars == {0: Exemplar(0.75, "bb", 2.0), 2: Exemplar(5.0, "cc", 3.0)}

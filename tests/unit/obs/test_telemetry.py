@@ -92,7 +92,7 @@ def test_metrics_arrive(protocol: Literal["grpc", "http/protobuf"], monkeypatch:
         telemetry.metrics.counter(OUTPUT_TOKENS).add(7, "local", "acme")
         telemetry.metrics.watch(READY, lambda: {(): 1})
         lag = telemetry.metrics.histogram(INTER_TOKEN_LATENCY)
-        lag.of("batch", "m").record_all([0.011], ["ab" * 16], 5.0)
+        lag.of("batch", "m").record_traced(0.011, "ab" * 16, 5.0)
         lag.of("batch", "m").record(9.0)
         receiver.wait(lambda it: len([1 for _, metric in it.metrics if metric.name == "tandem.ready"]) >= 2)
         telemetry.metrics.counter(RETRIES).add(1)
@@ -164,7 +164,7 @@ def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
         a_request(telemetry)
         telemetry.close(30.0)
         assert receiver.num_calls == 0
-        assert b"tandem_request_retries_total 1\n" in telemetry.exposition("")[1], "what is asked for is still told"
+        assert b"tandem_request_retries_total 1.0\n" in telemetry.exposition("")[1], "what is asked for is still told"
 
 
 @BOTH
@@ -306,7 +306,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         receiver.is_open.set()
         telemetry.close(30.0)
         assert len(receiver.spans) == 8
-        assert b"tandem_span_dropped_total 392\n" in telemetry.exposition("")[1], "two of each request, less those"
+        assert b"tandem_span_dropped_total 392.0\n" in telemetry.exposition("")[1], "two of each request, less those"
 
 
 def test_a_figure_that_cannot_be_read_is_logged_and_the_next_ones_are_sent(

@@ -7,13 +7,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from tandem.obs.metrics import instruments as on
 from tandem.obs.metrics.instrument import Kind
-from tandem.obs.metrics.metrics import HistogramSnapshot, Metrics
-from tandem.obs.metrics.prometheus import Exposed, exposition
+from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily, Metrics
+from tandem.obs.metrics.prometheus import PrometheusCollector
 from tandem.obs.metrics.vllm_metrics import ALIASES, vllm_aliases
 
 
-def aliases(metrics: Metrics) -> dict[str, Exposed]:
-    return {each.name: each for each in vllm_aliases(metrics.collect())}
+def aliases(metrics: Metrics) -> dict[str, MetricFamily]:
+    return {each.instrument.name: each for each in vllm_aliases(metrics.collect())}
 
 
 def a_worker() -> Metrics:
@@ -68,9 +68,9 @@ def test_a_gateways_figures_are_added_up_by_model() -> None:
 def test_the_last_exemplar_of_a_bucket_is_kept() -> None:
     metrics = Metrics()
     gaps = metrics.histogram(on.INTER_TOKEN_LATENCY)
-    gaps.of("batch", "a").record_all([0.0011], ["aa"], 9.0)
-    gaps.of("interactive", "a").record_all([0.0012], ["bb"], 5.0)
-    gaps.of("interactive", "a").record_all([9.0], ["cc"], 5.0)
+    gaps.of("batch", "a").record_traced(0.0011, "aa", 9.0)
+    gaps.of("interactive", "a").record_traced(0.0012, "bb", 5.0)
+    gaps.of("interactive", "a").record_traced(9.0, "cc", 5.0)
     (point,) = aliases(metrics)["vllm:inter_token_latency_seconds"].points.values()
     assert isinstance(point, HistogramSnapshot)
     assert [each.trace for _, each in sorted(point.exemplars.items())] == ["aa", "cc"]
@@ -78,13 +78,14 @@ def test_the_last_exemplar_of_a_bucket_is_kept() -> None:
 
 def test_they_are_written_in_both_formats() -> None:
     for metrics in (a_worker(), a_gateway()):
-        found = vllm_aliases(metrics.collect())
-        read = {family.name for family in read_openmetrics(exposition(found, openmetrics=True).decode())}
-        assert read == {each.name for each in found}
-        text = exposition(found, openmetrics=False).decode()
-        for each in found:
-            assert f"# TYPE {each.name}{'_total' if each.kind is Kind.COUNTER else ''} {each.kind.value}\n" in text
-    assert 'vllm:request_success_total{model_name="a"} 2\n' in text
+        found = {each.name: each.kind for each in (family.instrument for family in vllm_aliases(metrics.collect()))}
+        _, openmetrics = PrometheusCollector(metrics).exposition("application/openmetrics-text")
+        read = {family.name for family in read_openmetrics(openmetrics.decode()) if family.name.startswith("vllm:")}
+        assert read == found.keys()
+        text = PrometheusCollector(metrics).exposition("")[1].decode()
+        for name, kind in found.items():
+            assert f"# TYPE {name}{'_total' if kind is Kind.COUNTER else ''} {kind.value}\n" in text
+    assert 'vllm:request_success_total{model_name="a"} 2.0\n' in text
 
 
 def test_the_table_is_in_order() -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any, Literal
-
-import msgspec
 
 from tandem.core.errors import ERROR_TABLE, ErrorKind
 from tandem.core.request_stages import Stage
 from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, RequestRecord
-from tandem.obs.logs.log_formatters import Fields, batch_record
+from tandem.obs.logs.log_formatters import fields
 from tandem.obs.logs.log_rate_limit import UNLIMITED
 
 LOGGER = "tandem.requests"
@@ -37,82 +33,45 @@ class RequestLog:
         self._mode = mode
 
     def answered(self, records: Sequence[RequestRecord]) -> None:
-        if self._mode == "all":
-            for outcome, alike in groupby(records, attrgetter("outcome")):
-                _write(outcome, alike, {UNLIMITED: True})
-        elif self._mode == "failed":
-            for record in records:
-                if record.outcome not in _WELL:
-                    _write(record.outcome, [record], {})
+        for record in records:
+            if self._mode == "all":
+                _write(record, {UNLIMITED: True})
+            elif self._mode == "failed" and record.outcome not in _WELL:
+                _write(record, {})
 
 
-_Stages = msgspec.defstruct("_Stages", [(stage.value, float) for stage in Stage], frozen=True)
-
-
-class _Line(Fields, frozen=True):
-    """Fields of one line; those that are None are left out. Seconds are rounded to microseconds."""
-
-    request_id: str
-    id: str
-    endpoint: str
-    model: str
-    tenant: str
-    lane: str
-    outcome: str
-    workers: tuple[str, ...]
-    attempts: int
-    is_streamed: bool
-    prompt_tokens: int
-    output_tokens: int
-    total_s: float
-    longest_gap_s: float
-    stages: msgspec.Struct
-    first_token_s: float | None = None
-    token_s: float | None = None
-    cached_tokens: int | None = None
-    path: str | None = None
-    reason: str | None = None
-    error: str | None = None
-    trace_id: str | None = None
-    span_id: str | None = None
-
-
-def _write(outcome: str, alike: Iterable[RequestRecord], extra: dict[str, Any]) -> None:
-    level = logging.WARNING if outcome in _FAULTS else logging.INFO
+def _write(record: RequestRecord, extra: dict[str, Any]) -> None:
+    level = logging.WARNING if record.outcome in _FAULTS else logging.INFO
     if _log.isEnabledFor(level):
-        # As `_log.log` does, without finding the caller's file and line, which no formatter writes.
-        arguments = (_log.name, level, __file__, 0, "request %s", (outcome,), None)
-        _log.handle(_log.makeRecord(*arguments, extra=batch_record(map(_line, alike)) | extra))
+        _log.log(level, "request %s", record.outcome, extra=fields(**_line(record)) | extra)
 
 
-def _line(record: RequestRecord) -> _Line:
-    """Build the line of a record; by position, as keyword arguments take longer than everything else here."""
-    usage, first_s, token_s = record.usage, record.first_token_s, record.token_s
+def _line(record: RequestRecord) -> dict[str, Any]:
+    """Return the fields of a line; those that are None are left out. Seconds are rounded to microseconds."""
+    usage = record.usage
     _, trace, span, *_ = record.traceparent.split("-") if record.traceparent else ("", None, None)
-    # Rounded to microseconds by multiplication: `round(x, 6)` goes through decimal text and takes four times as long.
-    total_s, longest_s, *stages = [round(1e6 * s) / 1e6 for s in (record.total_s, record.longest_gap_s, *record.stages)]
-    return _Line(
-        record.label,
-        record.id,
-        record.endpoint,
-        record.model,
-        record.tenant,
-        record.lane,
-        record.outcome,
-        record.workers,
-        record.num_attempts,
-        record.is_streamed,
-        usage.num_prompt,
-        usage.num_output,
-        total_s,
-        longest_s,
-        _Stages(*stages),
-        None if first_s is None else round(1e6 * first_s) / 1e6,
-        None if token_s is None else round(1e6 * token_s) / 1e6,
-        usage.num_cached,
-        record.path or None,
-        record.reason or None,
-        record.error[:_MAX_ERROR] or None,
-        trace,
-        span,
-    )
+    return {
+        "request_id": record.label,
+        "trace_id": trace,
+        "span_id": span,
+        "id": record.id,
+        "endpoint": record.endpoint,
+        "model": record.model,
+        "tenant": record.tenant,
+        "lane": record.lane,
+        "outcome": record.outcome,
+        "workers": record.workers,
+        "attempts": record.num_attempts,
+        "is_streamed": record.is_streamed,
+        "prompt_tokens": usage.num_prompt,
+        "output_tokens": usage.num_output,
+        "total_s": round(record.total_s, 6),
+        "longest_gap_s": round(record.longest_gap_s, 6),
+        "stages": {stage.value: round(seconds, 6) for stage, seconds in zip(Stage, record.stages, strict=True)},
+        "first_token_s": None if record.first_token_s is None else round(record.first_token_s, 6),
+        "token_s": None if record.token_s is None else round(record.token_s, 6),
+        "cached_tokens": usage.num_cached,
+        "path": record.path or None,
+        "reason": record.reason or None,
+        "error": record.error[:_MAX_ERROR] or None,
+    }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from tandem.core.clock import wall_ns
@@ -13,9 +11,8 @@ from tandem.core.lane import Lane
 from tandem.core.request_stages import Stage
 from tandem.core.slo import Slo
 from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, RequestRecord
-from tandem.gateway.telemetry.usage import Usage
 from tandem.obs.metrics import instruments as have
-from tandem.obs.metrics.metrics import OTHER, Histogram, HistogramSeries, Metrics, Values
+from tandem.obs.metrics.metrics import OTHER, HistogramSeries, Metrics
 from tandem.sched.state.slo_targets import NO_TARGETS, LaneSlo, LatencyTargets
 
 OPERATIONS = {"chat": "chat", "completion": "text_completion"}
@@ -25,15 +22,6 @@ NO_PATH = "none"
 _THEIRS = frozenset({CANCELLED, *(kind.value for kind, facts in ERROR_TABLE.items() if facts.http < 500)})
 """Outcomes that are the client's doing; they count neither for nor against a latency target."""
 _STAGES = [stage.value for stage in Stage]
-_alike = attrgetter("endpoint", "model", "tenant", "lane", "outcome", "path", "reason")
-"""Returns the values of a RequestRecord that determine its series."""
-_series_of = attrgetter("endpoint", "model", "tenant", "lane")
-"""Returns the values of a FirstToken that determine its series."""
-
-
-class Admitted(NamedTuple):
-    lane: Lane
-    tenant: str
 
 
 class FirstToken(NamedTuple):
@@ -79,64 +67,53 @@ class RequestMetrics:
         """Count an HTTP response by its status; called when its head is sent."""
         self._responses.add(1, str(status))
 
-    def admitted(self, requests: Sequence[Admitted]) -> None:
-        for (lane, tenant), number in Counter(requests).items():
-            self._admissions.add(number, "admitted", "", lane.label, tenant)
+    def admitted(self, lane: Lane, tenant: str) -> None:
+        self._admissions.add(1, "admitted", "", lane.label, tenant)
 
     def refused(self, lane: Lane, tenant: str, error: TandemError) -> None:
         """Count a request that was refused at admission."""
         self._admissions.add(1, "refused", error.reason or error.kind.value, lane.label, tenant)
 
-    def begun(self, firsts: Sequence[FirstToken]) -> None:
-        at = wall_ns() / 1e9
-        groups: defaultdict[tuple[str, str, str, Lane], list[FirstToken]] = defaultdict(list)
-        for first in firsts:
-            groups[_series_of(first)].append(first)
-        for values, group in groups.items():
-            endpoint, model, tenant, lane = values
-            series = self._first_token.of(OPERATIONS[endpoint], model, tenant, lane.label)
-            series.record_all([first.after_s for first in group], [first.trace for first in group], at)
+    def begun(self, first: FirstToken) -> None:
+        series = self._first_token.of(OPERATIONS[first.endpoint], first.model, first.tenant, first.lane.label)
+        series.record_traced(first.after_s, first.trace, wall_ns() / 1e9)
 
     def answered(self, records: Sequence[RequestRecord]) -> None:
         at = wall_ns() / 1e9
-        groups: defaultdict[tuple[object, ...], list[RequestRecord]] = defaultdict(list)
         for record in records:
-            groups[_alike(record)].append(record)
-        for alike in groups.values():
-            self._count(alike, at)
-            for record in alike:
-                if record.num_attempts > 1:
-                    self._retries.add(record.num_attempts - 1)
-                self._count_slo(record)
+            self._count(record, at)
+            self._count_tokens(record)
+            self._count_slo(record)
 
-    def _count(self, alike: Sequence[RequestRecord], at: float) -> None:
-        """Count records that belong to the same series, so that each series is looked up once."""
-        first = alike[0]
-        model, traces = first.model or OTHER, [record.trace for record in alike]
-        values = (OPERATIONS[first.endpoint], model, first.tenant, first.lane)
-        is_finished = first.outcome == FINISHED
-        self._requests.add(len(alike), first.endpoint, first.outcome, first.lane, first.tenant)
-        durations = self._duration.of(*values, "" if is_finished else first.outcome)
-        durations.record_all([record.total_s for record in alike], traces, at)
-        if is_finished:
-            _record_all(self._output_token, values, [record.token_s or 0.0 for record in alike], traces, at)
-        for stage, seconds in zip(_STAGES, zip(*(record.stages for record in alike), strict=True), strict=True):
-            _record_all(self._stages, (stage, first.lane, model), seconds, traces, at)
-        self._count_tokens([record.usage for record in alike], first, values)
-        if first.path:
-            self._placements.add(len(alike), first.path, first.reason)
+    def _count(self, record: RequestRecord, at: float) -> None:
+        """Count a record's outcome, path and durations. A duration of 0 is left out: a request that skipped a stage
+        says nothing about how long the stage takes."""
+        model, trace, is_finished = record.model or OTHER, record.trace, record.outcome == FINISHED
+        values = (OPERATIONS[record.endpoint], model, record.tenant, record.lane)
+        self._requests.add(1, record.endpoint, record.outcome, record.lane, record.tenant)
+        error = "" if is_finished else record.outcome
+        self._duration.of(*values, error).record_traced(record.total_s, trace, at)
+        if is_finished and record.token_s:
+            self._output_token.of(*values).record_traced(record.token_s, trace, at)
+        for stage, seconds in zip(_STAGES, record.stages, strict=True):
+            if seconds > 0:
+                self._stages.of(stage, record.lane, model).record_traced(seconds, trace, at)
+        if record.path:
+            self._placements.add(1, record.path, record.reason)
+        if record.num_attempts > 1:
+            self._retries.add(record.num_attempts - 1)
 
-    def _count_tokens(self, usages: Sequence[Usage], first: RequestRecord, values: Values) -> None:
-        counted = [usage for usage in usages if usage.num_prompt]
-        if not counted:
+    def _count_tokens(self, record: RequestRecord) -> None:
+        usage = record.usage
+        if not usage.num_prompt:
             return
-        path_and_tenant = (first.path or NO_PATH, first.tenant)
-        prompts, outputs = [usage.num_prompt for usage in counted], [usage.num_output for usage in counted]
-        self._prompt_tokens.add(sum(prompts), *path_and_tenant)
-        self._cached_tokens.add(sum(usage.num_cached or 0 for usage in counted), *path_and_tenant)
-        self._output_tokens.add(sum(outputs), *path_and_tenant)
-        self._usage.of(*values, "input").record_sorted(sorted(prompts))
-        self._usage.of(*values, "output").record_sorted(sorted(outputs))
+        path_and_tenant = (record.path or NO_PATH, record.tenant)
+        self._prompt_tokens.add(usage.num_prompt, *path_and_tenant)
+        self._cached_tokens.add(usage.num_cached or 0, *path_and_tenant)
+        self._output_tokens.add(usage.num_output, *path_and_tenant)
+        values = (OPERATIONS[record.endpoint], record.model or OTHER, record.tenant, record.lane)
+        self._usage.of(*values, "input").record(usage.num_prompt)
+        self._usage.of(*values, "output").record(usage.num_output)
 
     def _count_slo(self, record: RequestRecord) -> None:
         """Count whether a request met the targets of its lane, by the rule of `core.slo`; a failed request met none."""
@@ -164,14 +141,3 @@ def _slos(target: LaneSlo) -> list[tuple[str, Slo]]:
     single = [("ttft", Slo(whole.ttft_s)), ("itl", Slo(itl_s=whole.itl_s))]
     required = [(name, slo) for name, slo in single if slo != Slo()]
     return [*required, ("both", whole)] if required else []
-
-
-def _record_all(
-    histogram: Histogram, values: Values, seconds: Sequence[float], traces: Sequence[str], at: float
-) -> None:
-    """Record the durations above 0: a request that skipped a stage says nothing about how long the stage takes."""
-    if min(seconds) <= 0:
-        positive = [(duration, trace) for duration, trace in zip(seconds, traces, strict=True) if duration > 0]
-        seconds, traces = [duration for duration, _ in positive], [trace for _, trace in positive]
-    if seconds:
-        histogram.of(*values).record_all(seconds, traces, at)

@@ -62,7 +62,7 @@ class RequestRecord:
 class RequestObserver(Protocol):
     """Receive the records of requests that have ended, admitted ones and those refused after their body was read.
 
-    Called on the event loop with several records at a time, and once for each record. It must not block. Where it
-    raises, the observer loses all records of that call."""
+    Called on the event loop, once for each record. It must not block. Where it raises, the observer loses the records
+    of that call."""
 
     def answered(self, records: Sequence[RequestRecord]) -> None: ...

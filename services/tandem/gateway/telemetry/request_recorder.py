@@ -1,13 +1,14 @@
 """Follow each open request, and make its one record and one span when it ends.
 
-Observers, metrics and spans are served later and in batches (`deferred`), because tokens of other requests wait for the
-event loop."""
+Observers, metrics and spans are served later and many at once (`deferred`), because tokens of other requests wait for
+the event loop."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from opentelemetry.trace import Tracer
@@ -17,8 +18,8 @@ from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.telemetry.deferred import DeferredBatches, for_each
-from tandem.gateway.telemetry.request_metrics import Admitted, FirstToken, RequestMetrics
+from tandem.gateway.telemetry.deferred import DeferredCalls
+from tandem.gateway.telemetry.request_metrics import FirstToken, RequestMetrics
 from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, INTERNAL, RequestObserver, RequestRecord
 from tandem.gateway.telemetry.root_span import SpanFacts, end_root_span
 from tandem.gateway.telemetry.token_timing import TokenTiming
@@ -63,34 +64,13 @@ class RequestTiming(NamedTuple):
     stages: StageSeconds
 
 
-class RequestEnd(NamedTuple):
-    """End of a request: when, with which error, and with how many tokens.
-
-    `now`: on the gateway's clock. `error`: None where nothing was raised. `is_complete`: every choice has ended; with
-    no error and an incomplete output, the client cancelled."""
-
-    now: float
-    error: BaseException | None
-    tally: UsageCounter
-    is_complete: bool
-
-
 class RequestRecorder:
     """Own the open requests of a gateway, and pass the record of each ended one to `measures` and `observers`.
 
     Records are passed on within a second, and at once when no request is open any more, because then no tokens
     wait."""
 
-    __slots__ = (
-        "_conclude_each",
-        "_deferred",
-        "_observers",
-        "_open",
-        "_targets",
-        "clock",
-        "measures",
-        "tracer",
-    )  # fmt: skip
+    __slots__ = ("_deferred", "_observers", "_open", "_targets", "clock", "later", "measures", "tracer")
 
     def __init__(
         self,
@@ -103,8 +83,8 @@ class RequestRecorder:
         self.clock = clock
         self.measures = measures
         self.tracer = tracer
-        self._deferred = DeferredBatches(clock.now)
-        self._conclude_each = for_each(_conclude)
+        self._deferred = DeferredCalls()
+        self.later = self._deferred.later
         self._open: Counter[str] = Counter()
         self._observers = (measures, *observers)
         self._targets = targets
@@ -129,35 +109,19 @@ class RequestRecorder:
             recording.end(error, UsageCounter(1, recording.pace), is_complete=False)
             raise
 
-    def admitted(self, request: Admitted) -> None:
-        """Count one prompt's request as admitted."""
-        self._deferred.later(self.measures.admitted, request)
-
-    def begun(self, first: FirstToken) -> None:
-        """Record the time to the first token of a request."""
-        self._deferred.later(self.measures.begun, first)
-
-    def close(self, recording: RequestRecording, ending: RequestEnd) -> None:
-        """Take an ended request out of the open ones, and defer the rest of the work."""
-        tenant = recording.tenant
+    def close(self, tenant: str, conclude: Callable[[], None]) -> None:
+        """Take an ended request of a tenant out of the open ones, and defer the rest of the work."""
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]
-        self._deferred.later(self._conclude, (recording, ending))
+        self.later(conclude)
         if not self._open:
             self._deferred.do()
 
     def notify(self, record: RequestRecord) -> None:
         """Defer the record for every observer; an observer that raises disturbs no other."""
         for observer in self._observers:
-            self._deferred.later(observer.answered, record)
-
-    def _conclude(self, ended: Sequence[tuple[RequestRecording, RequestEnd]]) -> None:
-        """Conclude a batch of requests. Evaluating the gaps takes longest and is done for all of them first, so that
-        its code stays in the processor's caches."""
-        for recording, _ in ended:
-            recording.pace.end()
-        self._conclude_each(ended)
+            self.later(partial(observer.answered, (record,)))
 
 
 class RequestRecording:
@@ -213,7 +177,8 @@ class RequestRecording:
 
     def admitted(self, request: Request, placement: RequestPath) -> None:
         self.placements.append(placement)
-        self._recorder.admitted(Admitted(request.lane, self._caller.tenant.id))
+        recorder = self._recorder
+        recorder.later(partial(recorder.measures.admitted, request.lane, self._caller.tenant.id))
 
     def refused(self, request: Request, error: TandemError) -> None:
         self._recorder.measures.refused(request.lane, self._caller.tenant.id, error)
@@ -234,29 +199,14 @@ class RequestRecording:
         now = self._recorder.clock.now()
         for ledger in self._ledgers:
             ledger.move(LedgerPhase.OVER, now)
-        self._recorder.close(self, RequestEnd(now, error, tally, is_complete))
-
-    def conclude(self, ending: RequestEnd) -> None:
-        """Make the record and the span and pass them on; called after `end`, when the gaps were evaluated."""
-        index, stages = self._last(ending.now)
-        placement = self.placements[index] if index < len(self.placements) else None
-        record = self._record(ending, placement, stages)
-        self._recorder.notify(record)
-        if self.trace.span.is_recording():
-            facts = SpanFacts(self._ledgers[index], self._max_tokens, ending.tally.reasons)
-            reasons = {} if placement is None else placement.reasons
-            end_root_span(self.trace.span, self._recorder.tracer, record, facts, reasons)
-
-    @property
-    def tenant(self) -> str:
-        return self._caller.tenant.id
+        self._recorder.close(self._caller.tenant.id, partial(self._conclude, now, error, tally, is_complete))
 
     # ---- inside
 
     def _begun(self, now: float) -> None:
         kind, caller = self._kind, self._caller
         values = (kind.endpoint, self.model, caller.tenant.id, kind.lane, now - caller.received_at, self.trace.id)
-        self._recorder.begun(FirstToken(*values))
+        self._recorder.later(partial(self._recorder.measures.begun, FirstToken(*values)))
 
     def _first_token_s(self) -> float | None:
         first_at = self.pace.first_at
@@ -271,10 +221,13 @@ class RequestRecording:
         index = min(range(len(stages)), key=lambda index: stages[index].deliver)
         return index, stages[index]
 
-    def _record(self, ending: RequestEnd, placement: RequestPath | None, stages: StageSeconds) -> RequestRecord:
-        error = ending.error
+    def _conclude(self, now: float, error: BaseException | None, tally: UsageCounter, is_complete: bool) -> None:
+        """Make the record and the span and pass them on; called after `end`, with its arguments and its time."""
+        self.pace.end()
+        index, stages = self._last(now)
+        placement = self.placements[index] if index < len(self.placements) else None
         path, why = _path(placement.path if placement is not None else "")
-        return RequestRecord(
+        record = RequestRecord(
             id=self.id,
             label=self._caller.request_id,
             trace=self.trace.id,
@@ -283,14 +236,14 @@ class RequestRecording:
             model=self.model,
             tenant=self._caller.tenant.id,
             lane=self._kind.lane.label,
-            outcome=_outcome(error, ending.is_complete),
+            outcome=_outcome(error, is_complete),
             error=_message(error),
             path=path,
             reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((each.num_attempts for each in self.placements), default=0),
             workers=() if placement is None else tuple(placement.workers),
             is_streamed=self._kind.is_streamed,
-            usage=ending.tally.usage(),
+            usage=tally.usage(),
             received_at=self._began,
             total_s=stages.total,
             first_token_s=self._first_token_s(),
@@ -300,11 +253,11 @@ class RequestRecording:
             num_late_gaps=self.pace.num_late,
             stages=stages,
         )
-
-
-def _conclude(ended: tuple[RequestRecording, RequestEnd]) -> None:
-    recording, ending = ended
-    recording.conclude(ending)
+        self._recorder.notify(record)
+        if self.trace.span.is_recording():
+            facts = SpanFacts(self._ledgers[index], self._max_tokens, tally.reasons)
+            reasons = {} if placement is None else placement.reasons
+            end_root_span(self.trace.span, self._recorder.tracer, record, facts, reasons)
 
 
 def _path(text: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -23,8 +23,6 @@ MAX_EXCEPTION = 16384
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _JSON = json.JSONEncoder(default=str, separators=(",", ":"))
 _FAST_JSON = msgspec.json.Encoder(enc_hook=str)
-_OWN = frozenset(("timestamp", "severity", "logger", "message", "service", "instance", "pid", "thread", "exception"))
-"""Field names that each JSON line has."""
 _WORD = re.compile(r"[!#-<>-~]+")
 
 
@@ -43,32 +41,8 @@ def fields(**values: Any) -> dict[str, Any]:
     return {"fields": values}
 
 
-class Fields(msgspec.Struct, omit_defaults=True, frozen=True):
-    """Fields of frequent log lines as a type, an efficient alternative to `fields`.
-
-    Fields of the running request are not added. Fields that are None are omitted. Strings are not shortened. Defining a
-    type raises TypeError where a field name is one that each line has anyway."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if taken := _OWN.intersection(cls.__annotations__):
-            raise TypeError(f"{cls.__name__} has what a line has anyway: {', '.join(sorted(taken))}")
-
-    def extra(self) -> dict[str, Any]:
-        return batch_record([self])
-
-
-def batch_record(lines: Iterable[Fields]) -> dict[str, Any]:
-    """Return the `extra` of a record that stands for one or more lines, which differ in these fields only."""
-    return {"fields": tuple(lines)}
-
-
 OF_ANOTHER = fields(request_id=None, trace_id=None, span_id=None)
 """`extra` of a line that does not belong to the running request."""
-
-
-LineFields = Mapping[str, Any] | Fields
-"""Fields of one line."""
 
 
 def message_of(record: logging.LogRecord) -> str:
@@ -85,9 +59,9 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = _one_line(_cut(message_of(record), MAX_MESSAGE))
         start = f"{self.formatTime(record)} {record.levelname} {record.name} {message}"
-        lines = [start + _text_fields(message, known) for known in map(_bounded, _line_fields(record))]
         raised = _exception(record)
-        return "\n".join([*lines, *(f"  {_one_line(each)}" for each in (raised.split("\n") if raised else ()))])
+        traceback_lines = [] if raised is None else [f"  {_one_line(each)}" for each in raised.split("\n")]
+        return "\n".join([start + _text_fields(message, _line_fields(record)), *traceback_lines])
 
 
 class JsonFormatter(logging.Formatter):
@@ -109,46 +83,28 @@ class JsonFormatter(logging.Formatter):
         }
         raised = _exception(record)
         after = {} if raised is None else {"exception": raised}
-        line_fields = _line_fields(record)
-        start = _json(own) if raised is None and isinstance(line_fields[0], Fields) else None
-        return "\n".join(_quick_line(start, each) or _line(own, each, after) for each in line_fields)
+        # `own` comes first for the order of the fields, and again so that no field of the line replaces one of its own.
+        line = {**own, **_line_fields(record), **own, **after}
+        return _json(line) or _JSON.encode(line)
 
 
-def _quick_line(start: str | None, line_fields: LineFields) -> str | None:
-    """Return the JSON object that continues `start`; None where the fast encoder cannot write the fields."""
-    encoded = None if start is None else _json(line_fields)
-    if start is None or encoded is None:
-        return None
-    return start if encoded == "{}" else f"{start[:-1]},{encoded[1:]}"
-
-
-def _line(own: Mapping[str, Any], line_fields: LineFields, after: Mapping[str, Any]) -> str:
-    # `own` comes first for the order of the fields, and again so that no field of the line replaces one of its own.
-    line = {**own, **_bounded(line_fields), **own, **after}
-    return _json(line) or _JSON.encode(line)
-
-
-def _json(value: Mapping[str, Any] | Fields) -> str | None:
-    """Return the value as JSON; None where the fast encoder does not know its type, or writes non-ASCII."""
+def _json(line: Mapping[str, Any]) -> str | None:
+    """Return the line as JSON; None where the fast encoder does not know a type, or writes non-ASCII."""
     try:
-        encoded = _FAST_JSON.encode(value)
+        encoded = _FAST_JSON.encode(line)
     except Exception:
         return None
     return encoded.decode() if encoded.isascii() else None
 
 
-def _line_fields(record: logging.LogRecord) -> Sequence[LineFields]:
-    """Return the fields of each line of a record, which has at least one line."""
-    line_fields: Mapping[str, Any] | tuple[Fields, ...] = getattr(record, "fields", {})
-    return line_fields if isinstance(line_fields, tuple) else ({**request_fields(), **line_fields},)
-
-
-def _bounded(line_fields: LineFields) -> dict[str, Any]:
-    every = msgspec.to_builtins(line_fields) if isinstance(line_fields, Fields) else line_fields
-    known = {name: value for name, value in every.items() if value is not None}
-    for name in [name for name, value in known.items() if isinstance(value, str) and len(value) > MAX_MESSAGE]:
-        known[name] = _cut(known[name], MAX_MESSAGE)
-    return known
+def _line_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields of a record's line, each within MAX_MESSAGE."""
+    every = {**request_fields(), **getattr(record, "fields", {})}
+    return {
+        name: _cut(value, MAX_MESSAGE) if isinstance(value, str) else value
+        for name, value in every.items()
+        if value is not None
+    }
 
 
 def _text_fields(message: str, known: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from select import PIPE_BUF
 
 
 class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]  # it is generic for type checkers only
-    """Write records, each of which may stand for many lines.
+    """Write records, each of which may have many lines.
 
     Several programs may write to one pipe, which takes PIPE_BUF (4,096) bytes without interleaving: as many lines as
     fit are written at once, and a longer line by itself."""

@@ -72,21 +72,13 @@ class HistogramSeries:
         counts[last] += len(values) - below
         self.sum += sum(values)
 
-    def record_all(self, values: Sequence[float], traces: Sequence[str], at: float) -> None:
-        """Record values, each with the id of its trace, which becomes the bucket's exemplar; empty where there is no
-        trace."""
-        if not any(traces):
-            self.record_sorted(sorted(values))
-            return
-        counts, bounds = self.counts, self._bounds
-        traced: dict[int, tuple[float, str]] = {}
-        for value_and_trace in zip(values, traces, strict=True):
-            bucket = bisect_left(bounds, value_and_trace[0])
-            counts[bucket] += 1
-            if value_and_trace[1]:
-                traced[bucket] = value_and_trace
-        self.sum += sum(values)
-        self.exemplars.update((bucket, Exemplar(*last, at)) for bucket, last in traced.items())
+    def record_traced(self, value: float, trace: str, at: float) -> None:
+        """Record a value with the id of its trace, which becomes the bucket's exemplar; empty where there is none."""
+        bucket = bisect_left(self._bounds, value)
+        self.counts[bucket] += 1
+        self.sum += value
+        if trace:
+            self.exemplars[bucket] = Exemplar(value, trace, at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from tandem.core.request_stages import Stage
 from tandem.obs.metrics import instruments as on
 from tandem.obs.metrics.instrument import Instrument, Kind
 from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily, Values, total
-from tandem.obs.metrics.prometheus import Exposed
 
 _MODEL = "gen_ai.request.model"
 _INFO_MODEL = on.WORKER_INFO.attributes.index("model")
@@ -70,23 +69,23 @@ ALIASES = (
 )
 
 
-def vllm_aliases(families: Sequence[MetricFamily]) -> list[Exposed]:
+def vllm_aliases(families: Sequence[MetricFamily]) -> list[MetricFamily]:
     """Return the aliased families by model: the request's model, else the worker's."""
     by_name = {family.instrument.name: family for family in families}
     info = by_name.get(on.WORKER_INFO.name)
     served = next((values[_INFO_MODEL] for values in info.points), "") if info is not None else ""
     return [
-        _exposed(alias, points)
+        MetricFamily(_instrument(alias), points)
         for alias in ALIASES
         if alias.source.name in by_name and (points := _points(alias, by_name[alias.source.name], served))
     ]
 
 
-def _exposed(alias: Alias, points: Mapping[Values, float | HistogramSnapshot]) -> Exposed:
-    unit = "seconds" if alias.name.endswith("_seconds") else ""
+def _instrument(alias: Alias) -> Instrument:
+    unit = "s" if alias.name.endswith("_seconds") else ""
     selection = "".join(f", {name} {value!r}" for name, value in alias.where.items())
     description = f"vLLM's name for {alias.source.name}{selection}."
-    return Exposed(alias.name, alias.kind, unit, description, ("model_name",), alias.source.bounds, points)
+    return Instrument(alias.name, alias.kind, unit, description, ("model_name",), alias.source.bounds)
 
 
 def _points(alias: Alias, family: MetricFamily, served: str) -> dict[Values, float | HistogramSnapshot]:
