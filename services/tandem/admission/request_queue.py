@@ -171,11 +171,6 @@ class RequestQueue:
         """Add tokens that other gateways have served."""
         self._queues.setdefault(model_flow.model, FairQueue()).add_to_counter(model_flow.flow_key, num_tokens)
 
-    def counter(self, model_flow: ModelFlow) -> float:
-        """Return `FairQueue.counter` of a flow; 0 where nothing was served."""
-        queue = self._queues.get(model_flow.model)
-        return 0.0 if queue is None else queue.counter(model_flow.flow_key)
-
     def check(self) -> None:
         """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""
         for queue in self._queues.values():

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
 from tandem.core.request import Request
+from tandem.gateway.context.interfaces import TokenStream
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.telemetry.deferred import DeferredBatches, for_each
 from tandem.gateway.telemetry.request_metrics import Admitted, FirstToken, RequestMetrics
@@ -26,22 +27,6 @@ from tandem.obs.metrics.metrics import HistogramSeries
 from tandem.obs.tracing.tracing import OFF, Trace, Tracing
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
-
-
-class RequestPath(Protocol):
-    """Placement of one prompt's request, while it runs and afterwards; a `TokenStream` is one."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def num_attempts(self) -> int: ...
-
-    @property
-    def workers(self) -> Sequence[str]: ...
-
-    @property
-    def reasons(self) -> Mapping[str, object]: ...
 
 
 class RequestKind(NamedTuple):
@@ -79,7 +64,7 @@ class SpanSource(NamedTuple):
 
     trace: Trace
     facts: SpanFacts
-    placement: RequestPath | None
+    placement: TokenStream | None
 
 
 class RequestRecorder:
@@ -198,7 +183,7 @@ class RequestRecording:
     ) -> None:
         self.id = identity
         self.model = ""
-        self.placements: list[RequestPath] = []
+        self.placements: list[TokenStream] = []
         clock = recorder.clock
         self.pace = TokenTiming(clock.now, HistogramSeries(()), late_s, self._begun)
         self._began = wall_ns() / 1e9 - (clock.now() - caller.received_at)
@@ -222,7 +207,7 @@ class RequestRecording:
         self._ledgers.append(PhaseLedger(self._caller.received_at))
         return self._ledgers[-1]
 
-    def admitted(self, request: Request, placement: RequestPath) -> None:
+    def admitted(self, request: Request, placement: TokenStream) -> None:
         self.placements.append(placement)
         self._recorder.admitted(Admitted(request.lane, self._caller.tenant.id))
 
@@ -282,7 +267,7 @@ class RequestRecording:
         index = min(range(len(stages)), key=lambda index: stages[index].deliver)
         return index, stages[index]
 
-    def _record(self, ending: RequestEnd, placement: RequestPath | None, stages: StageSeconds) -> RequestRecord:
+    def _record(self, ending: RequestEnd, placement: TokenStream | None, stages: StageSeconds) -> RequestRecord:
         error = ending.error
         path, why = _path(placement.path if placement is not None else "")
         return RequestRecord(
