@@ -9,7 +9,6 @@ from typing import NamedTuple
 from tandem.admission.fair_queue import FairQueue
 from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.core.ids import RequestId
-from tandem.core.lane import Lane
 from tandem.core.request import Request
 
 LEARNING = 0.1
@@ -145,9 +144,6 @@ class RequestQueue:
     def first(self, model: str) -> RequestId | None:
         queue = self._queues.get(model)
         return None if queue is None else queue.first()
-
-    def lane(self, request: RequestId) -> Lane:
-        return self._entries[request].item.lane
 
     def charged(self, request: RequestId) -> int:
         """Return the prompt tokens of the request that will probably be computed."""
