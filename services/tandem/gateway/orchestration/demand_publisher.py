@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId
-from tandem.gateway.context.supervise import BackgroundLoop
+from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.orchestration.demand import DemandCounter
 from tandem.stores.demand_store import DemandRecord, DemandStore, DemandUnavailable
 
@@ -23,22 +24,26 @@ class DemandPublisher:
         self._tally = tally
         self._clock = clock
         self._began = clock.now()
-        self._loop = BackgroundLoop("telling of demand", self._publish)
+        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._loop.start()
+        self._task = asyncio.create_task(self._run(), name="demand-beat")
 
     async def stop(self) -> None:
         """A last word is of no use: what has come until now is over."""
-        await self._loop.stop()
-        with contextlib.suppress(DemandUnavailable):
-            await self._board.withdraw(self._gateway)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            with contextlib.suppress(DemandUnavailable):
+                await self._board.withdraw(self._gateway)
         await self._board.close()
 
-    async def _publish(self) -> float:
-        with contextlib.suppress(DemandUnavailable):  # `RedisHealth` has said so
-            await self._board.publish(self._record())
-        return PERIOD_S
+    async def _run(self) -> None:
+        while True:
+            async with log_and_continue("telling of demand"):
+                with contextlib.suppress(DemandUnavailable):  # `RedisHealth` has said so
+                    await self._board.publish(self._record())
+                await asyncio.sleep(PERIOD_S)
 
     def _record(self) -> DemandRecord:
         return DemandRecord(
