@@ -27,23 +27,6 @@ class ToolCallParser:
     not in `names`; an eager call that was emitted stays a call, whatever its arguments turn out to be. Calls beyond
     `max_calls` are dropped. `new_id` creates the id of a call."""
 
-    __slots__ = (
-        "_body",
-        "_call",
-        "_format",
-        "_is_eager",
-        "_max_calls",
-        "_name",
-        "_names",
-        "_new_id",
-        "_num_calls",
-        "_num_emitted",
-        "_pieces",
-        "_raw",
-        "_state",
-        "_text",
-    )
-
     def __init__(
         self,
         call_format: ToolCallFormat,

@@ -60,22 +60,6 @@ class CompletionStream:
     `jobs` has one request per prompt. `model` is the model's name as the client wrote it, which may be an alias. The
     i-th choice of the p-th prompt is choice p * params.num_choices + i."""
 
-    __slots__ = (
-        "_output_spec",
-        "_prompts",
-        "_recording",
-        "_streams",
-        "_unclosed",
-        "_usage_counter",
-        "_wants_explanation",
-        "id",
-        "jobs",
-        "model",
-        "num_choices",
-        "params",
-        "served",
-    )
-
     def __init__(
         self,
         params: GenerationParams,
@@ -285,8 +269,6 @@ class CompletionService:
 
     `encoders` runs the tokenization of long prompts and the compilation of grammars, which would stall the event
     loop."""
-
-    __slots__ = ("_dispatch", "_encoders", "_grammars", "_num_encoding", "_output_specs", "_recorder", "now")
 
     def __init__(
         self,

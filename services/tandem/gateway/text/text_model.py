@@ -32,8 +32,6 @@ class TokenText:
 class Vocabulary:
     """Decode single tokens of both byte notations: GPT-2's byte alphabet, and SentencePiece's `<0xNN>` and U+2581."""
 
-    __slots__ = ("_added", "_alphabet", "_tokenizer")
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = {token: str(added.content) for token, added in tokenizer.get_added_tokens_decoder().items()}
@@ -106,19 +104,6 @@ class TextModel:
     A chat is rendered to one string, which is tokenized as a whole and without the tokenizer's own additions, because
     the template writes them: token ids equal those of transformers' `apply_chat_template`. As there, the text of a
     control token in a user's message becomes that control token."""
-
-    __slots__ = (
-        "_special",
-        "_special_tokens",
-        "_tokenizer",
-        "_vocabulary",
-        "defaults",
-        "digest",
-        "eos_token_ids",
-        "template",
-        "unserved_defaults",
-        "vocab_size",
-    )
 
     def __init__(
         self,
