@@ -33,8 +33,8 @@ from tandem.core.lane import Lane
 class FairQueue:
     """Own the waiting requests of one model and the tenants' counters.
 
-    `push`, `pop`, `remove` and (amortized) `first` cost the logarithm of the number of waiting requests; `charge` is
-    O(1).
+    `push`, `pop`, `remove` and (amortized) `first` cost the logarithm of the number of waiting requests and a shift of
+    two lists of them; `charge` is O(1).
     """
 
     def __init__(self) -> None:

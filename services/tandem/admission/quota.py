@@ -150,10 +150,7 @@ class TenantQuota:
         elapsed = max(0, now_ms - self._at_ms)
         self._at_ms = max(now_ms, self._at_ms)
         self._limits = limits
-        self.levels = Levels(
-            _level(self.levels.requests, limits.requests_per_minute, elapsed),
-            _level(self.levels.tokens, limits.tokens_per_minute, elapsed),
-        )
+        self._add(0, 0, elapsed)
         late = [
             (reservation.expires_ms, name.encode())
             for name, reservation in self.open.items()
@@ -181,15 +178,15 @@ class TenantQuota:
         is_crowded = 0 < limits.max_concurrency <= len(self.open)
         return (CONCURRENCY, 0) if is_crowded else ("", 0)
 
-    def _add(self, requests: int, tokens: int) -> None:
-        """Add to the buckets, or take from them; a full bucket stays full."""
+    def _add(self, requests: int, tokens: int, elapsed_ms: int = 0) -> None:
+        """Refill the buckets for `elapsed_ms`, and add to them or take from them; a full bucket stays full."""
         self.levels = Levels(
-            _level(self.levels.requests, self._limits.requests_per_minute, 0, requests),
-            _level(self.levels.tokens, self._limits.tokens_per_minute, 0, tokens),
+            _level(self.levels.requests, self._limits.requests_per_minute, elapsed_ms, requests),
+            _level(self.levels.tokens, self._limits.tokens_per_minute, elapsed_ms, tokens),
         )
 
 
-def _level(level: int | None, limit: int, elapsed_ms: int, added: int = 0) -> int | None:
+def _level(level: int | None, limit: int, elapsed_ms: int, added: int) -> int | None:
     if not limit:
         return None
     return capacity(limit) if level is None else refill(level + added * UNIT, limit, elapsed_ms)

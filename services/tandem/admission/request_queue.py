@@ -9,7 +9,6 @@ from typing import NamedTuple
 from tandem.admission.fair_queue import FairQueue
 from tandem.admission.queue_item import FlowKey, QueueItem
 from tandem.core.ids import RequestId
-from tandem.core.lane import Lane
 from tandem.core.request import Request
 
 LEARNING = 0.1
@@ -146,9 +145,6 @@ class RequestQueue:
         queue = self._queues.get(model)
         return None if queue is None else queue.first()
 
-    def lane(self, request: RequestId) -> Lane:
-        return self._entries[request].item.lane
-
     def charged(self, request: RequestId) -> int:
         """Return the prompt tokens of the request that will probably be computed."""
         entry = self._entries[request]
@@ -170,11 +166,6 @@ class RequestQueue:
     def add_remote_usage(self, model_flow: ModelFlow, num_tokens: int) -> None:
         """Add tokens that other gateways have served."""
         self._queues.setdefault(model_flow.model, FairQueue()).add_to_counter(model_flow.flow_key, num_tokens)
-
-    def counter(self, model_flow: ModelFlow) -> float:
-        """Return `FairQueue.counter` of a flow; 0 where nothing was served."""
-        queue = self._queues.get(model_flow.model)
-        return 0.0 if queue is None else queue.counter(model_flow.flow_key)
 
     def check(self) -> None:
         """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""

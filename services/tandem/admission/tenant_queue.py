@@ -12,9 +12,8 @@ not longer than it, later ones included.
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,16 +22,19 @@ from tandem.core.ids import RequestId
 
 _SIZE_BITS = 4
 """Significant bits of a token count that define its size class: classes are a sixteenth to an eighth apart."""
-_SPARE = 64
-"""Heap entries of removed requests, beyond as many as wait, before the heap is rebuilt."""
 
 
-class _SortKey(NamedTuple):
-    """Sort key of a request, smallest first; `size` is 0 where only age counts."""
-
+class _ByAge(NamedTuple):
     priority: int
-    size: int
     number: int
+    key: RequestId
+
+
+class _BySize(NamedTuple):
+    priority: int
+    num_tokens: int
+    number: int
+    key: RequestId
 
 
 class _Size(NamedTuple):
@@ -40,8 +42,7 @@ class _Size(NamedTuple):
     size: int
 
 
-@dataclass(slots=True)
-class _QueuedRequest:
+class _QueuedRequest(NamedTuple):
     item: QueueItem
     number: int
 
@@ -49,7 +50,8 @@ class _QueuedRequest:
 @dataclass(eq=False, slots=True)
 class TenantQueue:
     """Own the waiting requests of one tenant in one lane. `counter` is in tokens / weight, `credit` in tokens; the
-    caller maintains `counter` and `stamp` only."""
+    caller maintains `counter` and `stamp` only. `_by_age` and `_by_size` are sorted: at ten thousand entries a shift of
+    the list costs a few microseconds."""
 
     flow_key: FlowKey
     weight: float = 1.0
@@ -58,8 +60,8 @@ class TenantQueue:
     credit: int = 0
     stamp: int = 0
     waiting: dict[RequestId, _QueuedRequest] = field(default_factory=dict)
-    _by_age: list[tuple[_SortKey, RequestId]] = field(default_factory=list)
-    _by_size: list[tuple[_SortKey, RequestId]] = field(default_factory=list)
+    _by_age: list[_ByAge] = field(default_factory=list)
+    _by_size: list[_BySize] = field(default_factory=list)
     _sizes: Counter[_Size] = field(default_factory=Counter)
 
     def enter(self, key: RequestId, item: QueueItem, number: int) -> None:
@@ -68,28 +70,23 @@ class TenantQueue:
         self.waiting[key] = _QueuedRequest(item, number)
         self.num_tokens += item.num_tokens
         self._sizes[_size(item)] += item.num_tokens
-        heapq.heappush(self._by_age, (_age(self.waiting[key]), key))
-        heapq.heappush(self._by_size, (_shortness(self.waiting[key]), key))
-        if len(self._by_age) > 2 * len(self.waiting) + _SPARE:
-            self._by_age = self._heap(_age)
-        if len(self._by_size) > 2 * len(self.waiting) + _SPARE:
-            self._by_size = self._heap(_shortness)
+        insort(self._by_age, _ByAge(item.priority, number, key))
+        insort(self._by_size, _BySize(item.priority, item.num_tokens, number, key))
 
     def first(self) -> RequestId | None:
         """Return the next request; None when none waits."""
-        oldest = self._oldest()
-        if oldest is None or self.credit >= self.waiting[oldest].item.num_tokens:
-            return oldest
-        return self._shortest()
+        if not self.waiting:
+            return None
+        oldest = self._by_age[0].key
+        return oldest if self.credit >= self.waiting[oldest].item.num_tokens else self._by_size[0].key
 
     def take(self, key: RequestId) -> int:
         """Remove a request that is sent. Returns the change of the oldest's credit, for `restore_credit`."""
         before = self.credit
-        oldest = self._oldest()
         num_tokens = self.waiting[key].item.num_tokens
-        if key != oldest:
+        if key != self._by_age[0].key:
             self.credit += num_tokens
-        elif key != self._shortest():
+        elif key != self._by_size[0].key:
             self.credit = max(0, self.credit - num_tokens)
         self.remove(key)
         return self.credit - before
@@ -100,7 +97,9 @@ class TenantQueue:
 
     def remove(self, key: RequestId) -> None:
         """Remove a request."""
-        item = self.waiting.pop(key).item
+        item, number = self.waiting.pop(key)
+        del self._by_age[bisect_left(self._by_age, _ByAge(item.priority, number, key))]
+        del self._by_size[bisect_left(self._by_size, _BySize(item.priority, item.num_tokens, number, key))]
         self.num_tokens -= item.num_tokens
         size = _size(item)
         self._sizes[size] -= item.num_tokens
@@ -128,7 +127,7 @@ class TenantQueue:
 
     def newest(self) -> RequestId:
         """Return the newest request of the least urgent priority; at least one must wait."""
-        return max(self.waiting, key=lambda key: _age(self.waiting[key]))
+        return self._by_age[-1].key
 
     def check(self) -> None:
         """Verify the totals by adding them up again. Raises AssertionError naming the first mismatch."""
@@ -138,39 +137,10 @@ class TenantQueue:
         assert self.num_tokens == sum(sizes.values()), f"{self.flow_key}: tokens"
         assert self._sizes == sizes, f"{self.flow_key}: sizes"
         assert self.credit >= 0 and (self.waiting or not self.credit), f"{self.flow_key}: credit {self.credit}"
-        for heap in (self._by_age, self._by_size):
-            assert self.waiting.keys() <= {key for _, key in heap}, f"{self.flow_key}: a heap lacks one that waits"
-
-    # ---- heaps
-
-    def _oldest(self) -> RequestId | None:
-        return self._top(self._by_age)
-
-    def _shortest(self) -> RequestId | None:
-        return self._top(self._by_size)
-
-    def _top(self, heap: list[tuple[_SortKey, RequestId]]) -> RequestId | None:
-        """Return the first request of a heap; entries of removed requests are dropped here, not at removal."""
-        while heap:
-            sort_key, key = heap[0]
-            queued = self.waiting.get(key)
-            if queued is not None and queued.number == sort_key.number:
-                return key
-            heapq.heappop(heap)
-        return None
-
-    def _heap(self, sort_key: Callable[[_QueuedRequest], _SortKey]) -> list[tuple[_SortKey, RequestId]]:
-        entries = [(sort_key(queued), key) for key, queued in self.waiting.items()]
-        heapq.heapify(entries)
-        return entries
-
-
-def _age(queued: _QueuedRequest) -> _SortKey:
-    return _SortKey(queued.item.priority, 0, queued.number)
-
-
-def _shortness(queued: _QueuedRequest) -> _SortKey:
-    return _SortKey(queued.item.priority, queued.item.num_tokens, queued.number)
+        ages = sorted(_ByAge(item.priority, number, key) for key, (item, number) in self.waiting.items())
+        assert self._by_age == ages, f"{self.flow_key}: order by age"
+        shorter = sorted(_BySize(age.priority, self.waiting[age.key].item.num_tokens, *age[1:]) for age in ages)
+        assert self._by_size == shorter, f"{self.flow_key}: order by size"
 
 
 def _size(item: QueueItem) -> _Size:

@@ -12,6 +12,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -22,7 +23,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.console.routes import Console
-from tandem.gateway.console.snapshot import SnapshotSource
+from tandem.gateway.console.snapshot import take_snapshot
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, Quotas
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.health import PROBES
@@ -149,8 +150,8 @@ class Gateway:
 
     def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
         """Make the console; an empty list where `gateway.console` is off."""
-        snapshot_source = SnapshotSource(name, self._dispatcher, self._fleet, clock)
-        return [Console(snapshot_source.snapshot, self._tenancy.authenticator, clock)] if config.console else []
+        snapshot = partial(take_snapshot, name, self._dispatcher, self._fleet, clock, clock.now())
+        return [Console(snapshot, self._tenancy.authenticator, clock)] if config.console else []
 
     @property
     def url(self) -> str:

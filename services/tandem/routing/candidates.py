@@ -6,9 +6,9 @@ All pairs would grow with the square of the number of workers.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
@@ -23,18 +23,13 @@ NUM_BY_HITS = 8
 """Workers with the longest cached prefixes that are compared, for all roles together."""
 
 
-class PrefillSite(NamedTuple):
-    """A worker that may compute the prompt, and the workers from which it may fetch the part that it lacks."""
+class PrefillCandidate(NamedTuple):
+    """A worker that may compute the prompt, the workers from which it may fetch the part that it lacks, and the workers
+    that may then decode."""
 
     worker: WorkerView
-    producers: tuple[WorkerView, ...] = ()
-
-
-class PrefillCandidate(NamedTuple):
-    """A worker that may prefill, and the workers that may then decode."""
-
-    site: PrefillSite
-    decode_workers: tuple[WorkerView, ...]
+    decode_workers: Sequence[WorkerView]
+    prefix_sources: Sequence[WorkerView] = ()
 
 
 class Shortlist:
@@ -60,46 +55,43 @@ class Shortlist:
         Walks over all prefill workers until enough accept.
         """
         few = self._few_consumers()
-        found: dict[WorkerRef, PrefillCandidate] = {}
-        num_ready = 0
-        with closing(self._candidates.prefill_workers(self._request.model)) as producers:
-            for worker in producers:
-                producer = self._producer(worker, few)
-                is_ready = self._accepts_now(producer.site)
-                if producer.decode_workers and (is_ready or len(found) < 2 * NUM_BY_LOAD):
-                    found[worker.ref] = producer
-                    num_ready += is_ready
-                if num_ready == NUM_BY_LOAD:
-                    break
-        for worker in self._holders:
-            if worker.prefills and worker.ref not in found and (producer := self._producer(worker, few)).decode_workers:
-                found[worker.ref] = producer
-        return list(found.values())
+        holders = [worker for worker in self._holders if worker.prefills]
+        ranking = self._candidates.prefill_workers(self._request.model)
+        with closing(ranking):
+            return self._select(ranking, holders, lambda worker: self._partners(worker, few))
 
-    def mixed_workers(self) -> list[PrefillSite]:
+    def mixed_workers(self) -> list[PrefillCandidate]:
         """Return workers that may both prefill and decode; a prefill worker only where no worker that decodes is
         left."""
-        found: dict[WorkerRef, PrefillSite] = {}
-        num_ready = 0
-        has_decoder = False
-        with closing(self._candidates.mixed_workers(self._request.model)) as workers:
-            for worker in workers:
-                if has_decoder and not worker.decodes:
-                    break
-                has_decoder = worker.decodes
-                site = self._site(worker)
-                is_ready = self._accepts_now(site)
-                if is_ready or len(found) < 2 * NUM_BY_LOAD:
-                    found[worker.ref] = site
-                    num_ready += is_ready
-                if num_ready == NUM_BY_LOAD:
-                    break
-        for worker in self._holders:
-            if worker.ref not in found and (worker.decodes or not has_decoder):
-                found[worker.ref] = self._site(worker)
-        return list(found.values())
+        pools = self._candidates.pools(self._request.model)
+        decodes = bool(pools["decode"] or pools["mixed"])
+        holders = [worker for worker in self._holders if worker.decodes is decodes]
+        with closing(self._candidates.mixed_workers(self._request.model)) as ranking:
+            workers = takewhile(lambda worker: worker.decodes is decodes, ranking)
+            return self._select(workers, holders, lambda worker: (worker,))
 
     # ---- selection
+
+    def _select(
+        self,
+        ranking: Iterable[WorkerView],
+        holders: Iterable[WorkerView],
+        decode_workers: Callable[[WorkerView], Sequence[WorkerView]],
+    ) -> list[PrefillCandidate]:
+        found: dict[WorkerRef, PrefillCandidate] = {}
+        num_ready = 0
+        for worker in ranking:
+            candidate = self._candidate(worker, decode_workers(worker))
+            is_ready = self._accepts_now(candidate)
+            if candidate.decode_workers and (is_ready or len(found) < 2 * NUM_BY_LOAD):
+                found[worker.ref] = candidate
+                num_ready += is_ready
+            if num_ready == NUM_BY_LOAD:
+                break
+        for worker in holders:
+            if worker.ref not in found and (partners := decode_workers(worker)):
+                found[worker.ref] = self._candidate(worker, partners)
+        return list(found.values())
 
     def _find_holders(self) -> list[WorkerView]:
         hits = self._request.hits
@@ -116,19 +108,14 @@ class Shortlist:
         found.update({view.ref: view for view in self._holders if view.decodes})
         return list(found.values())
 
-    def _producer(self, worker: WorkerView, few: Iterable[WorkerView]) -> PrefillCandidate:
-        return PrefillCandidate(self._site(worker), tuple(self._partners(worker, few)))
-
-    def _site(self, worker: WorkerView) -> PrefillSite:
+    def _candidate(self, worker: WorkerView, decode_workers: Sequence[WorkerView]) -> PrefillCandidate:
         if not self._prefix_sources:
-            return PrefillSite(worker)
+            return PrefillCandidate(worker, decode_workers)
         num_held = self._request.held(worker).num_tokens
         sources = (
-            producer
-            for producer, num in self._prefix_sources
-            if num > num_held and self._can_serve_prefix(producer, worker)
+            source for source, num in self._prefix_sources if num > num_held and self._can_serve_prefix(source, worker)
         )
-        return PrefillSite(worker, tuple(islice(sources, NUM_SOURCES)))
+        return PrefillCandidate(worker, decode_workers, tuple(islice(sources, NUM_SOURCES)))
 
     def _can_serve_prefix(self, producer: WorkerView, consumer: WorkerView) -> bool:
         """Return whether `consumer` may fetch a prefix from `producer`. A link that failed for hand-offs in either
@@ -143,12 +130,10 @@ class Shortlist:
             and back not in failed
         )
 
-    def _accepts_now(self, site: PrefillSite) -> bool:
+    def _accepts_now(self, candidate: PrefillCandidate) -> bool:
         """Return whether the worker will probably accept the prompt now, given what it may fetch."""
-        num_remote_tokens = max(
-            (self._request.held(producer).num_device_tokens for producer in site.producers), default=0
-        )
-        return self._request.fits(site.worker, num_remote_tokens)
+        held = (self._request.held(source).num_device_tokens for source in candidate.prefix_sources)
+        return self._request.fits(candidate.worker, max(held, default=0))
 
     def _partners(self, producer: WorkerView, few: Iterable[WorkerView]) -> list[WorkerView]:
         """Return the linked decode workers among `few`, or among all where none of `few` is linked."""

@@ -31,7 +31,7 @@ HOST_BANDWIDTH = 10e9
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
     """Cost of computing the prompt on `worker`: seconds in its queue, of the computation, and weighted seconds by which
-    it stalls the sequences decoding there.
+    it stalls the sequences decoding there. `is_accepted`: the worker probably accepts the prompt now.
 
     With a `prefix_fetch` the other tokens are computed once the prefix is read: `read_s` is the part of the read that
     the queue does not hide.
@@ -39,6 +39,7 @@ class PrefillCost:
 
     worker: WorkerView
     num_uncached: int
+    is_accepted: bool
     wait_s: float
     compute_s: float
     stall_s: float
@@ -64,13 +65,12 @@ class PrefillCost:
 class DecodeCost:
     """Cost of decoding on `worker`, which lacks the KV of `num_lacking` prompt tokens.
 
-    `itl_s`: seconds between tokens. `decode_s`: weighted seconds of all output tokens, including the delay of other
+    `decode_s`: weighted seconds of all output tokens, including the delay of other
     sequences. `prompts_s`: weighted seconds of queued prompts ahead of it. `room_s`: the penalty for missing blocks.
     """
 
     worker: WorkerView
     num_lacking: int
-    itl_s: float
     decode_s: float
     prompts_s: float
     room_s: float
@@ -114,6 +114,7 @@ def prefill_cost(
     return PrefillCost(
         worker,
         num_uncached,
+        is_accepted=worker.takes(num_uncached, request.lane),
         wait_s=wait_s,
         compute_s=host_s + speed.num_steps(num_uncached) * speed.base_s + chunk_s,
         stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,
@@ -135,7 +136,6 @@ def decode_cost(speed: WorkerSpeed, request: RoutingRequest) -> DecodeCost:
     return DecodeCost(
         worker,
         num_context - request.held(worker).num_tokens,
-        itl_s,
         decode_s=DECODE_WEIGHT * request.num_output * (itl_s + slower_s),
         prompts_s=DECODE_WEIGHT * cost.prefill_token_s * worker.queued_tokens,
         room_s=0.0 if _has_room(worker, request) else NO_ROOM_S,

@@ -152,19 +152,11 @@ class PairRegistry:
             producers = [view for view in views if view.prefills]
             consumers = [view for view in views if view.decodes]
             for producer in producers:
-                peers = (
-                    (consumer_view.ref, consumer_view.topology.zone)
-                    for consumer_view in consumers
-                    if self._is_open(producer, consumer_view)
-                )
-                yield from ((producer.ref, consumer) for consumer in peers_to_probe(producer.ref.id, peers))
+                open_consumers = [consumer for consumer in consumers if self._is_open(producer, consumer)]
+                yield from ((producer.ref, consumer) for consumer in _peers(producer, open_consumers))
             for consumer in consumers:
-                peers = (
-                    (producer_view.ref, producer_view.topology.zone)
-                    for producer_view in producers
-                    if self._is_open(producer_view, consumer)
-                )
-                yield from ((producer, consumer.ref) for producer in peers_to_probe(consumer.ref.id, peers))
+                open_producers = [producer for producer in producers if self._is_open(producer, consumer)]
+                yield from ((producer, consumer.ref) for producer in _peers(consumer, open_producers))
 
     def _by_fingerprint(self) -> Iterable[list[WorkerView]]:
         builds: defaultdict[str, list[WorkerView]] = defaultdict(list)
@@ -193,3 +185,7 @@ class PairRegistry:
         if self._mode == "off" or producer.ref == consumer.ref or producer.fingerprint != consumer.fingerprint:
             return False
         return producer.prefills and consumer.decodes and (producer.pool != consumer.pool or self._mode == "strict")
+
+
+def _peers(worker: WorkerView, others: Iterable[WorkerView]) -> list[WorkerRef]:
+    return peers_to_probe(worker.ref.id, ((other.ref, other.topology.zone) for other in others))

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tandem.core.ids import WorkerRef
-from tandem.routing.candidates import PrefillCandidate, PrefillSite, Shortlist, why_no_pair
+from tandem.routing.candidates import PrefillCandidate, Shortlist, why_no_pair
 from tandem.routing.cost import PairCost
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.picker import PickResult, margin_s, pick
 from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
 from tandem.routing.policies import RoutingPolicy, ordered
-from tandem.routing.pricing import CostModel, PricedPlacements
+from tandem.routing.pricing import price
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Cost, WorkerView, decode_cost, local_cost, prefill_cost
@@ -99,7 +99,7 @@ class _PlacementSearch:
         producers = self._shortlist.prefill_workers()
         if not producers:
             return self._why_no_pair()
-        return _finalize(self._cost_model(producers, ()).pairs(producers), self._request)
+        return _finalize(self._priced(producers), self._request)
 
     def local(self) -> Placement | NoPlacement:
         """Return the best placement on a single worker."""
@@ -108,7 +108,7 @@ class _PlacementSearch:
             return NoPlacement("every worker is full", may_pass=True)
         if self._routing.policy != "cost":
             return self._local_by_order()
-        return _finalize(self._cost_model((), workers).mixed_workers(workers), self._request)
+        return _finalize(self._priced(workers), self._request)
 
     def either(self) -> Placement | NoPlacement:
         """Return the cheaper of the best split and the best local placement."""
@@ -116,25 +116,19 @@ class _PlacementSearch:
         producers = [] if problem is not None else self._shortlist.prefill_workers()
         if not producers:
             return _fallback(self.local(), problem or self._why_no_pair())
-        workers = self._shortlist.mixed_workers()
-        cost_model = self._cost_model(producers, workers)
-        pairs = cost_model.pairs(producers)
-        local_placements = cost_model.mixed_workers(workers)
-        placed = _finalize(pairs + local_placements, self._request)
+        priced = self._priced([*producers, *self._shortlist.mixed_workers()])
+        placed = _finalize(priced, self._request)
         if isinstance(placed, NoPlacement) or placed.picked is None:
             return placed
-        other = (local_placements if placed.is_remote else pairs).best
+        others = [offer for offer in priced if offer.is_local is placed.is_remote]
+        other = min(others, key=lambda offer: offer.total_s, default=None)
         why = "" if placed.is_remote or other is None else _why_local(placed.picked.cost, other)
         return replace(placed, other=other, why=why)
 
     # ---- feasibility
 
-    def _cost_model(self, producers: Sequence[PrefillCandidate], local_placements: Sequence[PrefillSite]) -> CostModel:
-        """Return the cost model. Unless every compared worker has reported its step costs, only token counts are
-        compared."""
-        views = [view for producer in producers for view in (producer.site.worker, *producer.decode_workers)]
-        views += [site.worker for site in local_placements]
-        return CostModel(self._request, self._routing.links, all(view.step_cost is not None for view in views))
+    def _priced(self, candidates: Sequence[PrefillCandidate]) -> list[PairCost]:
+        return price(candidates, self._request, self._routing.links)
 
     def _split_problem(self, *, allow_mixed_pairs: bool) -> NoPlacement | None:
         left = self._candidates.pools(self._request.model)
@@ -174,12 +168,14 @@ class _PlacementSearch:
         return ordered(self._routing.policy, list(workers), self._request, load)
 
 
-def _finalize(offers: PricedPlacements, request: RoutingRequest) -> Placement | NoPlacement:
-    """Pick among the placements that can be made now, unless a later one is worth waiting for."""
-    if not offers.now:
+def _finalize(offers: Sequence[PairCost], request: RoutingRequest) -> Placement | NoPlacement:
+    """Pick among the placements that can be made now, unless one at a worker that would reject the prompt now is worth
+    waiting for."""
+    now = [offer for offer in offers if offer.prefill.is_accepted]
+    if not now:
         return BUSY
-    picked = pick(offers.now, request)
-    if any(_is_worth_waiting(later, picked.cost) for later in offers.later):
+    picked = pick(now, request)
+    if any(_is_worth_waiting(offer, picked.cost) for offer in offers if not offer.prefill.is_accepted):
         return WORTH_WAITING
     return _placed(picked)
 

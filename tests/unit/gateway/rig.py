@@ -18,7 +18,7 @@ from tandem.core.events import Finished, FinishReason, JobEvent, KVReceived, Sam
 from tandem.core.ids import GatewayId, JobKey, RequestId, WorkerRef
 from tandem.core.request import Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.core.worker_load import WorkerLoad
-from tandem.gateway.context.interfaces import NO_PREFIXES, KnownPrefixes, Quotas
+from tandem.gateway.context.interfaces import KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.orchestration import driver
 from tandem.gateway.orchestration.active_request import ActiveRequest
@@ -46,7 +46,7 @@ class Rig:
         bundle: TokenizerBundle,
         quotas: Quotas | None = None,
         trust: PeerAuth | None = None,
-        prefixes: KnownPrefixes = NO_PREFIXES,
+        prefixes: KnownPrefixes | None = None,
         transfer: TransferConfig | None = None,
         **config: object,
     ) -> None:
@@ -142,7 +142,7 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     def make(
         quotas: Quotas | None = None,
         trust: PeerAuth | None = None,
-        prefixes: KnownPrefixes = NO_PREFIXES,
+        prefixes: KnownPrefixes | None = None,
         **config: object,
     ) -> Rig:
         made.append(Rig(bundle, quotas, trust, prefixes, **config))

@@ -109,7 +109,7 @@ def test_the_decode_worker_has_few_sequences_and_free_blocks() -> None:
         for n in (1, 60)
     )
     full = decode_cost(WorkerSpeed(worker("d1", "decode", num_free_blocks=10), has_step_costs=True), request(1000))
-    assert busy.decode_s > free.decode_s and busy.itl_s > free.itl_s
+    assert busy.decode_s > free.decode_s
     assert (free.room_s, full.room_s) == (0.0, NO_ROOM_S)
     assert (
         chosen(place(linked_cluster(P1, worker("d1", "decode", num_free_blocks=10), D2), request(1000), "prefer"))

@@ -142,8 +142,6 @@ class ConsoleState:
     """Own the history of one gateway. `number`: of the last ended request; 0: none has ended. Times are seconds of the
     gateway's clock."""
 
-    __slots__ = ("_recent", "_records", "_slices", "_tenants", "number")
-
     def __init__(self) -> None:
         self.number = 0
         self._records: deque[Numbered] = deque(maxlen=NUM_RECORDS)

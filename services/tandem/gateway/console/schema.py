@@ -6,7 +6,11 @@ field says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+
+from tandem.gateway.telemetry.kv_flows import Flow
 
 
 class GatewayRow(msgspec.Struct, kw_only=True):
@@ -54,19 +58,8 @@ class WorkerRow(msgspec.Struct, kw_only=True):
     num_remote_hit_tokens: int = 0
 
 
-class FlowRow(msgspec.Struct, array_like=True):
-    """KV traffic from one worker to another since the gateway began. `kind`: handoff or prefix."""
-
-    source: str
-    target: str
-    kind: str
-    num_moves: int
-    num_bytes: int
-
-
-class Percentiles(msgspec.Struct, array_like=True):
-    p50: float
-    p99: float
+Percentiles = tuple[float, float]
+"""p50 and p99."""
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):
@@ -120,7 +113,7 @@ class StateReply(msgspec.Struct, kw_only=True):
     stages: tuple[str, ...]
     num_workers: int
     workers: list[WorkerRow]
-    flows: list[FlowRow]
+    flows: Sequence[Flow]
     recent: ConsoleFigures
     slice_s: float
     slice_now: int

@@ -78,10 +78,7 @@ def view(snapshot: GatewaySnapshot, state: ConsoleState, viewer: Tenant, since: 
         stages=_STAGES,
         num_workers=len(snapshot.known),
         workers=_workers(snapshot, viewer),
-        flows=[
-            reply.FlowRow(flow.source, flow.target, flow.kind, flow.num_moves, flow.num_bytes)
-            for flow in snapshot.flows
-        ],
+        flows=snapshot.flows,
         recent=_figures(state.recent(_RECENT_SLICES, snapshot.now)),
         slice_s=SLICE_S,
         slice_now=int(snapshot.now // SLICE_S),
@@ -155,8 +152,8 @@ def _figures(lane: LaneFigures) -> reply.ConsoleFigures:
     return reply.ConsoleFigures(
         **_counts(lane),
         gap=_ms(lane.longest_gap_s),
-        ttft=None if first is None else reply.Percentiles(*map(_ms, first)),
-        itl=None if token is None else reply.Percentiles(*map(_ms, token)),
+        ttft=None if first is None else (_ms(first[0]), _ms(first[1])),
+        itl=None if token is None else (_ms(token[0]), _ms(token[1])),
     )
 
 

@@ -1,6 +1,6 @@
 """Define the interfaces through which the HTTP and gRPC front ends use the dispatcher, quotas, prefixes and keys.
 
-The only implementations here are the two that do nothing: `NO_PREFIXES` and `AllowAll`."""
+The only implementation here is the one that checks nothing, `AllowAll`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.events import Finished, PromptLogprobs, Token
-from tandem.core.ids import BlockHash, WorkerId, WorkerRef
+from tandem.core.ids import BlockHash, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
@@ -20,8 +20,6 @@ from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.orchestration.request_queue import Prefixes
 from tandem.routing.circuit_breaker import BreakerState
-from tandem.routing.prefix_accuracy import Prediction
-from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import Pool
 
 
@@ -179,22 +177,6 @@ class KnownPrefixes(Prefixes, Protocol):
     async def name(self, request: Request) -> Sequence[BlockHash]:
         """Return the hashes of the prompt's full blocks; empty where no worker serves the model."""
         ...
-
-
-class _NoPrefixes:
-    """KnownPrefixes without any prefix, for a gateway that has no prefix index; prompts are not even hashed."""
-
-    def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
-        return {}
-
-    async def name(self, request: Request) -> Sequence[BlockHash]:
-        return ()
-
-    def reported(self, predicted: Prediction, num_cached: int) -> None:
-        return
-
-
-NO_PREFIXES: KnownPrefixes = _NoPrefixes()
 
 
 class Authenticator(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 PAUSE_S = 1.0
@@ -26,3 +26,26 @@ async def log_and_continue(work: str) -> AsyncIterator[None]:
     except Exception:
         log.exception("%s failed, next attempt in %g s", work, PAUSE_S)
         await asyncio.sleep(PAUSE_S)
+
+
+class BackgroundLoop:
+    """Repeat `step` in a task until stopped. A step returns the seconds until the next one; one that raises is logged
+    as a failure of `work`, and the next follows after `PAUSE_S`."""
+
+    def __init__(self, work: str, step: Callable[[], Awaitable[float]]) -> None:
+        self._work = work
+        self._step = step
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=self._work)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            async with log_and_continue(self._work):
+                await asyncio.sleep(await self._step())

@@ -18,7 +18,7 @@ from tandem.core.events import Finished, JobEvent, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Job, Request
-from tandem.gateway.context.interfaces import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import KnownPrefixes, Quotas, ScrapeTarget, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.orchestration.active_request import ActiveRequest
@@ -62,7 +62,7 @@ class RequestDriver:
         clock: Clock,
         quotas: Quotas,
         targets: LatencyTargets = NO_TARGETS,
-        prefixes: KnownPrefixes = NO_PREFIXES,
+        prefixes: KnownPrefixes | None = None,
     ) -> None:
         self._fleet = fleet
         self.num_live = fleet.num_live
@@ -136,7 +136,7 @@ class RequestDriver:
         self._refuse_when_closed()
         quota = await self._quotas.enter(tenant, *_size(request))
         try:
-            hashes = await self._prefixes.name(request)
+            hashes = () if self._prefixes is None else await self._prefixes.name(request)
             self._refuse_when_closed()  # it may have been closed meanwhile
             self.demand.on_admitted(request)  # from here on only a lack of room keeps it out
             terms = RequestTerms(

@@ -61,19 +61,15 @@ class PartialJsonObject:
             self._push_between_tokens(character)
 
     def _push_in_string(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif character == "\\":
-            self._escaped = True
-        elif character == '"':
-            self._in_string = False
-            if self._state == "key":
-                self._state = "colon"
-                return
-        if self._state == "key":
-            self._key += character
-        else:
+        is_end = character == '"' and not self._escaped
+        self._escaped = character == "\\" and not self._escaped
+        self._in_string = not is_end
+        if self._state == "value":
             self.members[-1].written.append(character)
+        elif is_end:
+            self._state = "colon"
+        else:
+            self._key += character
 
     def _push_in_value(self, character: str) -> None:
         member = self.members[-1]

@@ -94,10 +94,11 @@ def requested_structured_output(
     return requested[0] if requested else None
 
 
-def schema_source(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """Serialize a JSON schema as a grammar source. With `lenient` unenforceable keywords are ignored."""
-    options = schema.get("x-guidance")
-    known = {**(options if isinstance(options, dict) else {}), **({"lenient": True} if lenient else {})}
+def schema_source(schema: Mapping[str, Any], *, lenient: bool = False, options: Mapping[str, object] = {}) -> str:
+    """Serialize a JSON schema as a grammar source. With `lenient` unenforceable keywords are ignored. `options` are
+    further options of the compiler, which the schema takes in its field `x-guidance`."""
+    own = schema.get("x-guidance")
+    known = {**(own if isinstance(own, dict) else {}), **({"lenient": True} if lenient else {}), **options}
     return _text({**schema, "x-guidance": known} if known else schema)
 
 

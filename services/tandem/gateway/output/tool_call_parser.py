@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from tandem.gateway.output.partial_json import JsonMember, PartialJsonObject
+from tandem.gateway.output.partial_json import PartialJsonObject
 from tandem.gateway.output.text_stream import Delta, ToolCallDelta
 from tandem.gateway.output.tool_formats import ToolCallFormat
 
@@ -26,23 +26,6 @@ class ToolCallParser:
     complete. Text that looked like a call is returned as text where it breaks `call_format` or names a function that is
     not in `names`; an eager call that was emitted stays a call, whatever its arguments turn out to be. Calls beyond
     `max_calls` are dropped. `new_id` creates the id of a call."""
-
-    __slots__ = (
-        "_body",
-        "_call",
-        "_format",
-        "_is_eager",
-        "_max_calls",
-        "_name",
-        "_names",
-        "_new_id",
-        "_num_calls",
-        "_num_emitted",
-        "_pieces",
-        "_raw",
-        "_state",
-        "_text",
-    )
 
     def __init__(
         self,
@@ -159,18 +142,7 @@ class ToolCallParser:
             return
         self._begin_call('{"arguments":{')
         self._name = name
-        self._state = self._in_named_arguments
         self._emit_eagerly()
-
-    def _in_named_arguments(self, character: str) -> None:
-        self._body.append(character)
-        assert self._call is not None
-        self._call.push(character)
-        if self._call.failed:
-            self._fail()
-        elif self._call.is_value_closed:
-            self._call.push("}")
-            self._end_call()
 
     def _in_call(self, character: str) -> None:
         self._body.append(character)
@@ -178,6 +150,9 @@ class ToolCallParser:
         self._call.push(character)
         if self._call.failed:
             self._fail()
+        elif self._name and self._call.is_value_closed:  # only the arguments of a call that begins with its name
+            self._call.push("}")
+            self._end_call()
         elif self._call.is_complete:
             self._end_call()
         elif character == "{":
@@ -261,11 +236,8 @@ class ToolCallParser:
 
     def _close_call(self) -> None:
         self._num_calls += 1
-        self._call = None
-        self._name = ""
         self._num_emitted = -1
-        self._raw = ""
-        self._body.clear()
+        self._drop_call()
         self._state = self._after_call
 
     def _fail(self) -> None:
@@ -273,13 +245,15 @@ class ToolCallParser:
         if self._num_emitted >= 0:
             self._emit_arguments()
             self._close_call()
-            self._state = self._in_text
-            return
-        self._return_as_text()
+        else:
+            self._return_as_text()
         self._state = self._in_text
 
     def _return_as_text(self) -> None:
         self._text += [self._raw, *self._body]
+        self._drop_call()
+
+    def _drop_call(self) -> None:
         self._raw = ""
         self._call = None
         self._name = ""
@@ -294,7 +268,7 @@ class ToolCallParser:
 def _name(call: PartialJsonObject) -> str:
     for member in call.members:
         if member.key == "name" and member.is_complete:
-            return str(_value(member))
+            return str(_loads(member.text))
     return ""
 
 
@@ -306,21 +280,14 @@ def _whole_call(call: PartialJsonObject, name: str) -> tuple[str, str] | None:
     member = next((member for member in call.members if member.key in _ARGUMENTS), None)
     if member is None:
         return name, "{}"
-    arguments = _value(member)
-    if isinstance(arguments, str) and _is_object(arguments):  # some models write the object as a JSON string
+    arguments = _loads(member.text)
+    if isinstance(arguments, str) and isinstance(_loads(arguments), dict):  # some models write the object as a string
         return name, arguments
     return (name, member.text) if isinstance(arguments, dict) else None
 
 
-def _value(member: JsonMember) -> Any:
-    return _loads(member.text)
-
-
-def _is_object(text: str) -> bool:
-    return isinstance(_loads(text), dict)
-
-
 def _loads(text: str) -> Any:
+    """Return the value of a JSON text; None where it is not valid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -11,6 +11,7 @@ from llguidance import regex_to_lark
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import JSON_FORM, Grammar
 from tandem.gateway.output.reasoning_parser import CLOSING, OPENING
+from tandem.gateway.output.response_format import schema_source
 from tandem.gateway.output.tool_formats import ToolCallFormat
 from tandem.gateway.output.tools import FunctionTool, ToolSet
 
@@ -84,7 +85,8 @@ def _reasoning_rule(special: SpecialToken) -> str:
 
 
 def _call(index: int, tool: FunctionTool, call_format: ToolCallFormat, special: SpecialToken) -> str:
-    schema = _embedded(_parameters(tool), lenient=not tool.strict)
+    # A schema within a Lark grammar carries the whitespace rules itself.
+    schema = schema_source(_parameters(tool), lenient=not tool.strict, options=JSON_FORM)
     name = json.dumps(tool.name)
     if call_format.names_first:
         return f"call_{index}: {_quoted(tool.name)} {_mark(call_format.arguments_mark, special)} %json {schema}"
@@ -99,17 +101,9 @@ def _parameters(tool: FunctionTool) -> dict[str, Any]:
     return tool.parameters if "type" in tool.parameters else {"type": "object", **tool.parameters}
 
 
-def _embedded(schema: dict[str, Any], *, lenient: bool = False) -> str:
-    """Serialize a schema for use within a Lark grammar, which takes the whitespace rules (`JSON_FORM`) from the schema
-    itself."""
-    own = schema.get("x-guidance")
-    options = {**(own if isinstance(own, dict) else {}), **({"lenient": True} if lenient else {}), **JSON_FORM}
-    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
-
-
 def _inline(form: Grammar) -> str:
     if form.kind == "json_schema":
-        return "%json " + _embedded(json.loads(form.source))
+        return "%json " + schema_source(json.loads(form.source), options=JSON_FORM)
     return f"/{regex_to_lark(form.source, '')}/"
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockHash, WorkerRef
 from tandem.core.request import Request
-from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.prefix.block_hashes import hash_prompt_blocks
 from tandem.kv.compact_block_set import CompactBlockSet
 from tandem.routing.kv_indexer import KVIndexer, WorkerKVEvents
@@ -56,15 +56,13 @@ class PrefixIndexClient:
         self.false_hits = PrefixAccuracy()
         self._load_at = 0.0
         self.is_reachable = True
-        self._task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop("following the prefix index", self._step)
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._follow_forever(), name="prefix-index")
+        self._loop.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.stop()
         await self._reader.close()
 
     # ---- lookups
@@ -101,11 +99,10 @@ class PrefixIndexClient:
 
     # ---- the task
 
-    async def _follow_forever(self) -> None:
-        while True:
-            async with log_and_continue("following the prefix index"):
-                if not await self.follow():
-                    await asyncio.sleep(POLL_S if self.is_reachable else RETRY_S)
+    async def _step(self) -> float:
+        if await self.follow():
+            return 0.0
+        return POLL_S if self.is_reachable else RETRY_S
 
     async def follow(self) -> bool:
         """Read new entries once. Returns whether more are waiting; False too where Redis is down."""

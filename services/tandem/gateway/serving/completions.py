@@ -57,20 +57,8 @@ class CompletionStream:
     """Own the admitted requests (`jobs`) of one body and stream its response; an async context whose exit ends what
     runs.
 
-    `jobs` has one request per prompt. The i-th choice of the p-th prompt is choice p * params.num_choices + i."""
-
-    __slots__ = (
-        "_output_spec",
-        "_prompts",
-        "_recording",
-        "_streams",
-        "_unclosed",
-        "_usage_counter",
-        "_wants_explanation",
-        "jobs",
-        "params",
-        "served",
-    )
+    `jobs` has one request per prompt. `model` is the model's name as the client wrote it, which may be an alias. The
+    i-th choice of the p-th prompt is choice p * params.num_choices + i."""
 
     def __init__(
         self,
@@ -80,6 +68,9 @@ class CompletionStream:
         prompts: Sequence[Prompt],
         recording: RequestRecording,
     ) -> None:
+        self.id = recording.id
+        self.model = params.body.model
+        self.num_choices = len(prompts) * params.num_choices
         self.params = params
         self.served = served
         self.jobs: list[Request] = []
@@ -111,19 +102,6 @@ class CompletionStream:
                 recording.refused(job, error)
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
-
-    @property
-    def id(self) -> str:
-        return self._recording.id
-
-    @property
-    def model(self) -> str:
-        """Return the model's name as the client wrote it, which may be an alias."""
-        return self.params.body.model
-
-    @property
-    def num_choices(self) -> int:
-        return len(self._prompts) * self.params.num_choices
 
     def usage(self) -> Usage:
         """Return the token usage up to the last part; too expensive to call per token."""
@@ -291,8 +269,6 @@ class CompletionService:
 
     `encoders` runs the tokenization of long prompts and the compilation of grammars, which would stall the event
     loop."""
-
-    __slots__ = ("_dispatch", "_encoders", "_grammars", "_num_encoding", "_output_specs", "_recorder", "now")
 
     def __init__(
         self,

@@ -5,9 +5,8 @@ Counts only grow: a reader derives a rate from two readings."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tandem.core.ids import WorkerId
 
@@ -16,8 +15,7 @@ MAX_FLOWS = 1024
 """Largest number of flows to keep; beyond it the flow without traffic for the longest time is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """Traffic of one kind from `source` to `target` since this gateway began.
 
     `kind`: "handoff" is a request's KV pulled by its decode worker, "prefix" is a remote prefix fetch. `num_moves`:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from opentelemetry.trace import Tracer
 
@@ -17,6 +17,7 @@ from tandem.core.clock import Clock, wall_ns
 from tandem.core.errors import TandemError
 from tandem.core.lane import Lane
 from tandem.core.request import Request
+from tandem.gateway.context.interfaces import TokenStream
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.telemetry.deferred import DeferredCalls
 from tandem.gateway.telemetry.request_metrics import FirstToken, RequestMetrics
@@ -29,22 +30,6 @@ from tandem.obs.metrics.metrics import HistogramSeries
 from tandem.obs.tracing import OFF, begin_trace
 from tandem.orchestration.phase_ledger import LedgerPhase, PhaseLedger, StageSeconds
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
-
-
-class RequestPath(Protocol):
-    """Placement of one prompt's request, while it runs and afterwards; a `TokenStream` is one."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def num_attempts(self) -> int: ...
-
-    @property
-    def workers(self) -> Sequence[str]: ...
-
-    @property
-    def reasons(self) -> Mapping[str, object]: ...
 
 
 class RequestKind(NamedTuple):
@@ -150,7 +135,7 @@ class RequestRecording:
     ) -> None:
         self.id = identity
         self.model = ""
-        self.placements: list[RequestPath] = []
+        self.placements: list[TokenStream] = []
         clock = recorder.clock
         self.pace = TokenTiming(clock.now, HistogramSeries(()), late_s, self._begun)
         self._began = wall_ns() / 1e9 - (clock.now() - caller.received_at)
@@ -175,7 +160,7 @@ class RequestRecording:
         self._ledgers.append(PhaseLedger(self._caller.received_at))
         return self._ledgers[-1]
 
-    def admitted(self, request: Request, placement: RequestPath) -> None:
+    def admitted(self, request: Request, placement: TokenStream) -> None:
         self.placements.append(placement)
         recorder = self._recorder
         recorder.later(partial(recorder.measures.admitted, request.lane, self._caller.tenant.id))

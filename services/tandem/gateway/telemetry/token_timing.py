@@ -25,7 +25,7 @@ class TokenTiming:
     after `end`."""
 
     __slots__ = (
-        "_begun", "_gathered", "_late_s", "_sum_s", "_times", "first_at", "gaps", "longest_s", "now", "num_gaps",
+        "_begun", "_gathered", "_late_s", "_now", "_sum_s", "_times", "first_at", "gaps", "longest_s", "num_gaps",
         "num_late",
     )  # fmt: skip
 
@@ -38,24 +38,21 @@ class TokenTiming:
         self.num_late = 0
         self.gaps = gaps
         self._begun: Callable[[float], None] | None = begun
-        self.now = now
+        self._now = now
         self._late_s = late_s or math.inf
         self._sum_s = 0.0
         self._times: dict[int, list[float]] = {}
         self._gathered: dict[int, int] = {}
 
-    def on_token_sent(self, choice: int) -> list[float]:
-        """Note that a token of a choice is sent now, and return the list of the choice's times.
-
-        The caller may append the times of the next tokens to that list itself until it has `GATHERED` entries: a call
-        for every token of every stream takes twice as long."""
-        now, times = self.now(), self._times.get(choice)
+    def on_token_sent(self, choice: int) -> None:
+        """Note that a token of a choice is sent now."""
+        now, times = self._now(), self._times.get(choice)
         if times is None:
-            return self._first(choice, now)
+            self._first(choice, now)
+            return
         times.append(now)
         if len(times) > GATHERED:
             self._gather(choice, times)
-        return times
 
     def end(self) -> None:
         """Evaluate the remaining times. `begun` is not called any more."""
@@ -77,15 +74,14 @@ class TokenTiming:
         """Return the mean of all gaps in seconds; None: there is none."""
         return self._sum_s / self.num_gaps if self.num_gaps else None
 
-    def _first(self, choice: int, now: float) -> list[float]:
-        times = self._times[choice] = [now]
+    def _first(self, choice: int, now: float) -> None:
+        self._times[choice] = [now]
         if self.first_at is None:
             self.first_at = now
             # Drop the callback: its owner refers to this object, a cycle that only the garbage collector would free.
             begun, self._begun = self._begun, None
             if begun is not None:
                 begun(now)
-        return times
 
     def _gather(self, choice: int, times: list[float]) -> None:
         """Evaluate the gaps between `times` and keep only the last time, where the next gap begins."""

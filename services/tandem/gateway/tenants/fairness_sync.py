@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tandem.admission.request_queue import RequestQueue
-from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.service_counters import ServiceCounters
 
@@ -21,25 +19,19 @@ class FairnessSync:
     def __init__(self, queue: RequestQueue, counters: ServiceCounters) -> None:
         self._queue = queue
         self._counters = counters
-        self._task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop("the exchange of service counters", self._exchange)
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="fair-share")
+        self._loop.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._loop.stop()
         await self._counters.close()
 
-    async def _run(self) -> None:
-        is_reachable = True
-        while True:
-            async with log_and_continue("the exchange of service counters"):
-                try:
-                    for service, num_tokens in await self._counters.exchange(self._queue.served()):
-                        self._queue.add_remote_usage(service, num_tokens)
-                    is_reachable = True
-                except StoreUnavailable:
-                    is_reachable = False
-                await asyncio.sleep(PERIOD_S if is_reachable else RETRY_S)
+    async def _exchange(self) -> float:
+        try:
+            for service, num_tokens in await self._counters.exchange(self._queue.served()):
+                self._queue.add_remote_usage(service, num_tokens)
+        except StoreUnavailable:
+            return RETRY_S
+        return PERIOD_S

@@ -22,7 +22,7 @@ from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.clock import Clock
 from tandem.core.ids import GatewayId, TenantId
 from tandem.gateway.context.rate_limit_status import RateLimitedError
-from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.tenants.quota_reservation import QuotaReservation, UnlimitedReservation, rate_limit_status
 from tandem.gateway.tenants.tenant_quota_state import TenantQuotaState
 from tandem.stores.gateway_registry import GatewayRegistry
@@ -56,19 +56,17 @@ class TenantQuotas:
         self._num_gateways = 1
         self._unsettled: list[_PendingSettlement] = []
         self._posted: set[asyncio.Future[Any]] = set()
-        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._loop = BackgroundLoop("the quota heartbeat", self._beat)
         self._lost = asyncio.Event()
         self.is_reachable = True
 
     async def start(self) -> None:
-        self._heartbeat_task = asyncio.create_task(self._beat_forever(), name="quota-heartbeat")
+        self._loop.start()
 
     async def stop(self) -> None:
         """Wait for pending settlements and retry the failed ones once. Reservations that are still open expire in
         Redis."""
-        if self._heartbeat_task is not None:
-            self._heartbeat_task.cancel()
-            await asyncio.gather(self._heartbeat_task, return_exceptions=True)
+        await self._loop.stop()
         if self._posted:
             await asyncio.wait(self._posted)
         if self._unsettled:
@@ -205,25 +203,19 @@ class TenantQuotas:
 
     # ---- heartbeat
 
-    async def _beat_forever(self) -> None:
-        while True:
-            async with log_and_continue("the quota heartbeat"):
-                try:
-                    await self._heartbeat()
-                except StoreUnavailable as error:
-                    self._lose(error)
-                await self._wait_for_next_beat()
-
-    async def _wait_for_next_beat(self) -> None:
-        """Sleep until the next heartbeat is due, or for `RETRY_S` where Redis is or becomes unreachable."""
+    async def _beat(self) -> float:
+        """Send a heartbeat, and wait until the next one is due or Redis becomes unreachable."""
+        try:
+            await self._heartbeat()
+        except StoreUnavailable as error:
+            self._lose(error)
         self._lost.clear()
         if self.is_reachable:
             with suppress(TimeoutError):
                 # Not `wait_for`, which before Python 3.12 loses a cancellation that arrives with the result.
                 async with asyncio.timeout(self._store.ttl_s / BEATS_PER_TTL):
                     await self._lost.wait()
-        if not self.is_reachable:
-            await asyncio.sleep(RETRY_S)
+        return 0.0 if self.is_reachable else RETRY_S
 
     async def _heartbeat(self) -> None:
         """Register this gateway and renew its reservations in Redis; leave local mode where Redis is back."""

@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.supervise import log_and_continue
+from tandem.gateway.context.supervise import BackgroundLoop
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import Tenants, parse_tenants
 
@@ -46,21 +46,15 @@ class TenantsWatch:
         self._policy = gateway_policy
         self._authenticator = authenticator
         self._last_signature: _Signature | None = None
-        self._task: asyncio.Task[None] | None = None
+        loop = BackgroundLoop("the tenants file watch", self.poll)
+        self.start = loop.start
+        self.stop = loop.stop
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._poll_forever(), name="tenants-file")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def poll(self) -> None:
-        """Read the file if it changed since the last poll."""
+    async def poll(self) -> float:
+        """Read the file if it changed since the last poll; return the seconds until the next one."""
         signature = _signature(self._path)
         if signature == self._last_signature:
-            return
+            return POLL_S
         try:
             # In a thread: a large file takes longer than streams may stall.
             tenants = await asyncio.to_thread(read_tenants, self._path, self._policy)
@@ -73,12 +67,7 @@ class TenantsWatch:
                 log.info("%d tenants with %d keys in %s", len(tenants.tenants), len(tenants.keys), self._path)
         # Taken before the file was read, so that a change during the read is seen by the next poll.
         self._last_signature = signature
-
-    async def _poll_forever(self) -> None:
-        while True:
-            async with log_and_continue("the tenants file watch"):
-                await self.poll()
-                await asyncio.sleep(POLL_S)
+        return POLL_S
 
 
 def _signature(path: Path) -> _Signature:

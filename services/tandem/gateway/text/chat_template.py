@@ -48,8 +48,6 @@ class ChatTemplate:
     `special_tokens` are template variables such as `bos_token`. `now_ns` is the time that `strftime_now` shows, in
     local time."""
 
-    __slots__ = ("_defect", "_developer", "_special_tokens", "_template", "source", "takes_tools")
-
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, now_ns: Callable[[], int] = wall_ns) -> None:
         self.source = source
         self.takes_tools = False

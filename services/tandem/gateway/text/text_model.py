@@ -32,8 +32,6 @@ class TokenText:
 class Vocabulary:
     """Decode single tokens of both byte notations: GPT-2's byte alphabet, and SentencePiece's `<0xNN>` and U+2581."""
 
-    __slots__ = ("_added", "_alphabet", "_tokenizer")
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = {token: str(added.content) for token, added in tokenizer.get_added_tokens_decoder().items()}
@@ -107,19 +105,6 @@ class TextModel:
     the template writes them: token ids equal those of transformers' `apply_chat_template`. As there, the text of a
     control token in a user's message becomes that control token."""
 
-    __slots__ = (
-        "_special",
-        "_special_tokens",
-        "_template",
-        "_tokenizer",
-        "_vocabulary",
-        "defaults",
-        "digest",
-        "eos_token_ids",
-        "unserved_defaults",
-        "vocab_size",
-    )
-
     def __init__(
         self,
         bundle: TokenizerBundle,
@@ -134,7 +119,7 @@ class TextModel:
         self._tokenizer = _tokenizer(bundle.tokenizer_json)
         config = _json_object(bundle.generation_config_json, "generation config")
         self._special_tokens = _json_object(bundle.special_tokens_json, "special tokens")
-        self._template = ChatTemplate(bundle.chat_template, _token_strings(self._special_tokens), now_ns=now_ns)
+        self.template = ChatTemplate(bundle.chat_template, _token_strings(self._special_tokens), now_ns=now_ns)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, added_token in added.items() if added_token.special)
         self._vocabulary = Vocabulary(self._tokenizer)
@@ -159,7 +144,7 @@ class TextModel:
         add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
         """Return the token ids of a conversation. `messages` have `role` and `content` as strings."""
-        prompt = self._template.render(messages, variables or {}, ending, tools)
+        prompt = self.template.render(messages, variables or {}, ending, tools)
         if add_special_tokens:
             return self.encode_text(prompt)
         return self._encode(prompt, add_special_tokens=False, with_offsets=False).ids
@@ -206,10 +191,6 @@ class TextModel:
         skip."""
         special = self._special - shown if skip_special_tokens else frozenset[int]()
         return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop, min_tokens=min_tokens)
-
-    @property
-    def template(self) -> ChatTemplate:
-        return self._template
 
     def knows(self, text: str) -> bool:
         """Return whether the text is one token of the vocabulary."""
