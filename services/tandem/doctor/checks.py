@@ -184,8 +184,8 @@ def _cluster_checks(
         if not chosen:
             return pairs.judge_choice(found, chosen)
         async with dependencies.members_of(config) as members:
-            measured = [await pairs.measure(members, pair) for pair in chosen]
-        return tuple(pairs.judge_pair(each, config.transfer) for each in measured)
+            results = [(pair, await pairs.measure(members, pair)) for pair in chosen]
+        return [r if isinstance(r, Finding) else pairs.judge_link(pair, r, config.transfer) for pair, r in results]
 
     checks = [
         Check("redis", examine_redis),

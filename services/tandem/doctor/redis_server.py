@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError
 
 from tandem.core.clock import Clock, wall_ns
-from tandem.doctor.finding import Finding, fail, ok, warn
+from tandem.doctor.finding import Finding, fail, format_version, ok, warn
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 
 OLDEST = (7, 0)
@@ -106,7 +106,7 @@ def _version(info: Mapping[str, Any], where: str) -> tuple[Finding, ...]:
     kind, version = version_of(info)
     if version >= OLDEST:
         return ()
-    summary = f"{where} is {kind} {version[0]}.{version[1]}, tested are {OLDEST[0]}.{OLDEST[1]} and later, and Valkey"
+    summary = f"{where} is {kind} {format_version(version)}, tested are {format_version(OLDEST)} and later, and Valkey"
     return (fail("redis", summary, "Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)"),)
 
 
@@ -184,7 +184,7 @@ def _is_auth(error: BaseException | None) -> bool:
 
 def _summary(info: Mapping[str, Any]) -> str:
     kind, version = version_of(info)
-    return f"{kind} {version[0]}.{version[1]}, primary, scripts run"
+    return f"{kind} {format_version(version)}, primary, scripts run"
 
 
 def _as_cluster(where: str) -> str:
