@@ -22,11 +22,10 @@ from tandem.doctor import (
     gateway,
     gpu,
     host_limits,
+    kubernetes,
     listen_ports,
     model,
     pairs,
-    pod,
-    rbac,
     rdma,
     redis_server,
     settings_lint,
@@ -103,8 +102,8 @@ def list_checks(
         Check("secret", lambda: auth.check_secret(config)),
         Check("tls", lambda: tls.check_tls(config.cluster, wall_ns() / 1e9)),
         *of_cluster,
-        Check("pod", lambda: pod.judge_pod(pod.read_pod(system))),
-        Check("rbac", lambda: rbac.check_permissions(system, config), 60.0),
+        Check("pod", lambda: kubernetes.judge_pod(kubernetes.read_pod(system))),
+        Check("rbac", lambda: kubernetes.check_permissions(system, config), 60.0),
     ]
     return [check if check.part in ("", *parts) else _skipped(check) for check in checks], alone
 
