@@ -152,7 +152,7 @@ def _cluster_checks(
     """Return the checks of Redis, gateway, workers and their clocks, and the measurement of links."""
     url = config.redis.url
     redis_facts = _once(lambda: redis_server.read_redis(url, clock))
-    gateway_facts = _once(lambda: on_thread(lambda: gateway.read_gateway(options.url, clock)))
+    checked_gateway = _once(lambda: on_thread(lambda: gateway.check_gateway(options.url, clock)))
     worker_list = _once(lambda: _read_workers(config, dependencies, clock))
 
     async def examine_redis() -> Sequence[Finding]:
@@ -166,13 +166,13 @@ def _cluster_checks(
         return (*workers.judge_workers(found), *workers.judge_fingerprints(found), *roles)
 
     async def examine_gateway() -> Finding:
-        return gateway.judge_gateway(await gateway_facts() if options.url else None)
+        return (await checked_gateway())[0]
 
     async def examine_clock() -> Sequence[Finding]:
         skews: list[clock_skew.Skew] = []
         if url and not (redis := await redis_facts()).problem:
             skews.append(clock_skew.Skew("Redis", redis.ahead_s, redis.within_s))
-        if options.url and (skew := (await gateway_facts()).skew) is not None:
+        if (skew := (await checked_gateway())[1]) is not None:
             skews.append(skew)
         return clock_skew.judge_skews([*skews, *workers.skews_of(await worker_list())])
 
