@@ -80,6 +80,8 @@ def list_checks(
     config = with_device_defaults(resolved.config)
     of_cluster, alone = _cluster_checks(config, dependencies, options, clock)
 
+    limits = host_limits.read_limits(system)
+
     def examine_ports() -> Sequence[Finding]:
         addresses = listen_ports.configured_addresses(config)
         return [listen_ports.check_address(a, config.cluster) for a in addresses if a.part in parts]
@@ -87,7 +89,7 @@ def list_checks(
     checks = [
         Check("versions", lambda: versions.judge_versions(versions.read_versions())),
         Check("settings", lambda: settings_lint.judge_settings(resolved)),
-        *_worker_checks(config, system),
+        *_worker_checks(config, system, limits),
         Check("ports", examine_ports, 20.0),
         Check(
             "advertise-address",
@@ -96,7 +98,7 @@ def list_checks(
         ),
         Check("guard", lambda: auth.check_guard(dependencies.check_worker_auth, resolved), part="worker"),
         Check(
-            "open-files", lambda: host_limits.check_open_files(system, config.gateway.max_connections), part="gateway"
+            "open-files", lambda: host_limits.judge_open_files(limits, config.gateway.max_connections), part="gateway"
         ),
         Check("tenants", lambda: auth.check_tenants(dependencies.check_gateway_auth, resolved), part="gateway"),
         Check("secret", lambda: auth.check_secret(config)),
@@ -108,7 +110,7 @@ def list_checks(
     return [check if check.part in ("", *parts) else _skipped(check) for check in checks], alone
 
 
-def _worker_checks(config: Config, system: System) -> list[Check]:
+def _worker_checks(config: Config, system: System, limits: host_limits.ResourceLimits) -> list[Check]:
     """Return the checks of what a worker computes and reads KV with."""
     device, is_required = config.model.device, config.transfer.require == "rdma"
     rdma_facts = _once(lambda: on_thread(lambda: rdma.read_rdma(system)))
@@ -129,14 +131,14 @@ def _worker_checks(config: Config, system: System) -> list[Check]:
     async def examine_memlock() -> Finding:
         pool_bytes = config.engine.kv_cache_memory + config.engine.host_cache_memory
         uses_rdma = (await rdma_facts()).is_usable
-        return host_limits.judge_memlock(host_limits.read_limits(system), pool_bytes, uses_rdma)
+        return host_limits.judge_memlock(limits, pool_bytes, uses_rdma)
 
     def examine_ucx() -> Sequence[Finding]:
         trial = ucx.Trial() if config.handoff.transport == "local" else ucx.read_trial(system)
         return ucx.judge_trial(trial, config.handoff, config.transfer, system.environ.get("UCX_TLS", ""))
 
     return [
-        Check("cpu", lambda: cpu.judge_cpu(cpu.read_cpu(system), device, config.engine.kernels), part="worker"),
+        Check("cpu", lambda: cpu.check_cpu(system, device, config.engine.kernels), part="worker"),
         Check("gpu", examine_gpu, gpu.QUERY_S * 2 + gpu.TORCH_S + 5, part="worker"),
         Check("rdma", examine_rdma, part="worker"),
         Check("memlock", examine_memlock, part="worker"),
