@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from tandem.core.settings import from_environment, resolve
-from tandem.doctor.rbac import required_permissions
+from tandem.doctor.kubernetes import required_permissions
 from tandem.stores.embedded_redis import find_program
 from tandem.stores.redis_client import RedisClient
 from tests.chart.release import CHART, CI, Object, Rendered, ci, env, gateway, pods, render

@@ -18,10 +18,7 @@ from tandem.wire.peer_auth import PeerAuth
 
 
 class ClusterMembers:
-    """Registry and credentials of one cluster; `members_of` makes it.
-
-    `all`, `find` and `set_role` raise TandemError(NO_WORKER) if Redis does not answer.
-    """
+    """Registry and credentials of one cluster; `members_of` makes it."""
 
     def __init__(self, registry: WorkerRegistry, trust: PeerAuth) -> None:
         self._registry = registry
@@ -29,10 +26,7 @@ class ClusterMembers:
 
     async def all(self) -> tuple[WorkerRecord, ...]:
         """Return all registered workers, sorted by id."""
-        try:
-            return await self._registry.list()
-        except StoreUnavailable as error:
-            raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
+        return await self._registry.list()
 
     async def find(self, worker: str) -> WorkerRecord:
         """Return the record of a worker id. Raises TandemError(NOT_FOUND)."""
@@ -45,11 +39,7 @@ class ClusterMembers:
 
     async def set_role(self, record: WorkerRecord, role: str) -> None:
         """Set a worker's role. Raises TandemError(NOT_FOUND) if this incarnation is not registered any more."""
-        try:
-            is_there = await self._registry.set_role(record.worker, role)
-        except StoreUnavailable as error:
-            raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
-        if not is_there:
+        if not await self._registry.set_role(record.worker, role):
             raise TandemError(ErrorKind.NOT_FOUND, f"worker {record.worker.id} is not registered any more")
 
     @asynccontextmanager
@@ -67,7 +57,11 @@ async def open_stub(trust: PeerAuth, worker: WorkerRef) -> AsyncIterator[WorkerS
 
 @asynccontextmanager
 async def members_of(config: Config) -> AsyncIterator[ClusterMembers]:
-    """Connect to the cluster that the settings name. Raises TandemError(INVALID_REQUEST) if they name none."""
+    """Connect to the cluster that the settings name.
+
+    Raises TandemError(INVALID_REQUEST) if they name none, and TandemError(NO_WORKER) if Redis does not answer in the
+    block.
+    """
     if not config.redis.url:
         message = "workers are found in Redis: say where with --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
@@ -75,5 +69,7 @@ async def members_of(config: Config) -> AsyncIterator[ClusterMembers]:
     registry = WorkerRegistry(config.redis.url, config.redis.namespace)
     try:
         yield ClusterMembers(registry, trust)
+    except StoreUnavailable as error:
+        raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
     finally:
         await registry.close()

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tandem.cli import simulate_autoscale, simulate_setup
+from tandem.cli import simulate_setup
 from tandem.cli.progress_bar import ProgressBar
 from tandem.cli.simulate_flags import SECTIONS
 from tandem.core.clock import SystemClock
+from tandem.core.config import PlannerConfig
 from tandem.core.settings import Resolved
 from tandem.core.slo import Slo, parse_slo
+from tandem.planner.policy import policy_of
+from tandem.scaling.cluster_state import Role
+from tandem.scaling.decision import Decision
+from tandem.scaling.scaler import Scaler
 from tandem.sim.cluster.cluster import SimCluster
+from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.machines.deployment import Deployment, parse_pools
 from tandem.sim.report import table
 from tandem.sim.report.latency_stats import GroupTally, LatencyStats
 from tandem.sim.report.report import ALL, SimulationReport
 from tandem.sim.report.time_series import Series
+from tandem.sim.scaling import elastic_table
+from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
+from tandem.sim.scaling.autoscaled_cluster import ROLES, Autoscaler, ElasticSpec
+from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import rare_garbage_collection, simulate
 
 FORMAT = "tandem-simulation-1"
+AUTOSCALE_FORMAT = "tandem-autoscale-1"
 
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
@@ -43,7 +55,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     if args.autoscale:
         if chart is not None:
             raise simulate_setup.refuse("--chart draws fixed numbers of workers; take --json with --autoscale")
-        return simulate_autoscale.run(deployment, resolved.config.planner, args, slo, path)
+        return _run_autoscaled(deployment, resolved.config.planner, args, slo, path)
     series = Series() if path or chart else None
     count = simulate_setup.count_of(args)
     report, tally, wall_s = _run(deployment, args, slo, series, count)
@@ -133,3 +145,66 @@ def _document(
 def _buckets(group: GroupTally) -> dict[str, list[tuple[float, int]]]:
     measures = {"ttft": group.ttft, "itl": group.itl, "tpot": group.tpot, "e2e": group.e2e}
     return {name: [(round(s, 7), number) for s, number in times.buckets()] for name, times in measures.items()}
+
+
+def _run_autoscaled(
+    deployment: Deployment, planner: PlannerConfig, args: argparse.Namespace, slo: Slo, path: Path | None
+) -> int:
+    """Simulate a cluster whose number of workers an autoscaler changes, and print the report; returns 0."""
+    scaler = _scaler(args.autoscale, planner, slo)
+    spec = deployment.cluster(args.seed)
+    elastic = ElasticSpec(
+        kinds=_kinds(spec.workers),
+        degrees={role: pool.degree for pool in deployment.pools for role in ROLES if pool.pool == role},
+        interval_s=planner.interval_s,
+        start_s=planner.start_s,
+    )
+    requests = simulate_setup.workload_requests(args, simulate_setup.count_of(args), args.seed)
+    with rare_garbage_collection():
+        try:
+            done = simulate_elastic(spec, elastic, scaler, requests, slo)
+        except ValueError as error:
+            raise simulate_setup.refuse(str(error)) from error
+    heading = f"{args.workload}, seed {args.seed}: {args.autoscale}, beginning with {deployment}"
+    facts = table.facts(deployment.machine.about)
+    print(f"{heading}\n\n{elastic_table.format_run(done, slo)}\n{facts}")  # noqa: T201 - the command's output
+    if path is not None:
+        decisions = scaler.decisions if isinstance(scaler, ScalerAdapter) else ()
+        simulate_setup.write_json(path, _autoscale_document(args, done, decisions))
+    return 0
+
+
+def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
+    kind, _, rest = text.partition("=")
+    if kind == "planner" and not rest:
+        return ScalerAdapter(
+            Scaler(replace(policy_of(planner, slo), change_roles=False))
+        )  # a simulated worker keeps its role
+    numbers = rest.split(":")
+    if kind != "queue" or len(numbers) != 2 or not all(n.isascii() and n.isdecimal() and int(n) for n in numbers):
+        raise simulate_setup.refuse(
+            f"--autoscale {text}: use planner, or queue=2:16 (requests at each prefill and decode worker)"
+        )
+    return QueueScaler(QueuePolicy(ongoing_per_worker=(float(numbers[0]), float(numbers[1]))))
+
+
+def _kinds(workers: Sequence[tuple[WorkerSpec, int]]) -> dict[Role, WorkerSpec]:
+    kinds = {role: kind for kind, _ in workers for role in ROLES if kind.pool == role}
+    if len(kinds) < len(ROLES):
+        raise simulate_setup.refuse(
+            "--autoscale needs a prefill and a decode worker to begin with: --pools prefill=1,decode=1"
+        )
+    return kinds
+
+
+def _autoscale_document(args: argparse.Namespace, done: ElasticRun, decisions: Sequence[Decision]) -> dict[str, Any]:
+    """Return the content of the `--json` file: GPU hours, the cluster's size at every sample, and every decision with
+    its reasons."""
+    return {
+        "format": AUTOSCALE_FORMAT,
+        "autoscale": args.autoscale,
+        "gpu_hours": done.gpu_hours,
+        "report": asdict(done.report),
+        "moments": [asdict(moment) for moment in done.moments],
+        "decisions": [asdict(decision) for decision in decisions],
+    }

@@ -14,7 +14,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_COUNT = 2**31 - 1
 """Fits every integer type that stores a count on its way to a kernel."""
-MAX_BIAS = 100.0
+MAX_BIAS = 100
 """OpenAI's bound: enough to forbid or to force a token."""
 
 
@@ -69,29 +69,21 @@ class SamplingParams:
         return not (self.needs_history or has_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
-        _require(0 <= self.max_tokens <= MAX_COUNT, "max_tokens", f"must be in [0, {MAX_COUNT}]", self.max_tokens)
-        _require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "must be in [-2, 2]", self.presence_penalty)
-        _require(
-            -2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "must be in [-2, 2]", self.frequency_penalty
-        )
-        _require(
-            0.0 < self.repetition_penalty <= 10.0, "repetition_penalty", "must be in (0, 10]", self.repetition_penalty
-        )
+        _require_within(self.max_tokens, 0, MAX_COUNT, "max_tokens")
+        _require_within(self.presence_penalty, -2, 2, "presence_penalty")
+        _require_within(self.frequency_penalty, -2, 2, "frequency_penalty")
+        repetition = self.repetition_penalty
+        _require(0.0 < repetition <= 10.0, "repetition_penalty", "must be in (0, 10]", repetition)
         _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must be in [0, max_tokens]", self.min_tokens)
         for token, bias in self.logit_bias:
-            _require(-MAX_BIAS <= bias <= MAX_BIAS, f"logit_bias.{token}", "must be in [-100, 100]", bias)
-        _require(0.0 <= self.temperature <= 2.0, "temperature", "must be in [0, 2]", self.temperature)
+            _require_within(bias, -MAX_BIAS, MAX_BIAS, f"logit_bias.{token}")
+        _require_within(self.temperature, 0, 2, "temperature")
         _require(0.0 < self.top_p <= 1.0, "top_p", "must be in (0, 1]", self.top_p)
         _require(0 <= self.top_k <= MAX_COUNT, "top_k", f"must be 0 (off) or in [1, {MAX_COUNT}]", self.top_k)
-        _require(0.0 <= self.min_p <= 1.0, "min_p", "must be in [0, 1]", self.min_p)
+        _require_within(self.min_p, 0, 1, "min_p")
         _require(0 <= self.seed < 2**64, "seed", "must fit in 64 unsigned bits", self.seed)
         if self.logprobs is not None:
-            _require(
-                0 <= self.logprobs <= MAX_TOP_LOGPROBS,
-                "top_logprobs",
-                f"must be in [0, {MAX_TOP_LOGPROBS}]",
-                self.logprobs,
-            )
+            _require_within(self.logprobs, 0, MAX_TOP_LOGPROBS, "top_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +118,9 @@ class Request:
         _require(bool(self.id), "id", "must not be empty", self.id)
         _require(len(self.prompt_tokens) > 0, "prompt", "must hold at least one token", 0)
         _require(-MAX_COUNT <= self.priority <= MAX_COUNT, "priority", "must fit in 32 bits", self.priority)
-        _require(1 <= self.num_choices <= MAX_CHOICES, "n", f"must be in [1, {MAX_CHOICES}]", self.num_choices)
+        _require_within(self.num_choices, 1, MAX_CHOICES, "n")
         if self.prompt_logprobs is not None:
-            _require(
-                0 <= self.prompt_logprobs <= MAX_TOP_LOGPROBS,
-                "prompt_logprobs",
-                f"must be in [0, {MAX_TOP_LOGPROBS}]",
-                self.prompt_logprobs,
-            )
+            _require_within(self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,3 +225,8 @@ Job = GenerateJob | PrefillJob | ResumeJob
 def _require(ok: bool, param: str, rule: str, value: object) -> None:
     if not ok:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"{param} {rule}, got {value!r}", param=param)
+
+
+def _require_within(value: float, low: float, high: float, param: str) -> None:
+    if not low <= value <= high:
+        _require(False, param, f"must be in [{low}, {high}]", value)

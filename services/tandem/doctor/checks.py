@@ -22,11 +22,10 @@ from tandem.doctor import (
     gateway,
     gpu,
     host_limits,
+    kubernetes,
     listen_ports,
     model,
     pairs,
-    pod,
-    rbac,
     rdma,
     redis_server,
     settings_lint,
@@ -81,6 +80,8 @@ def list_checks(
     config = with_device_defaults(resolved.config)
     of_cluster, alone = _cluster_checks(config, dependencies, options, clock)
 
+    limits = host_limits.read_limits(system)
+
     def examine_ports() -> Sequence[Finding]:
         addresses = listen_ports.configured_addresses(config)
         return [listen_ports.check_address(a, config.cluster) for a in addresses if a.part in parts]
@@ -88,7 +89,7 @@ def list_checks(
     checks = [
         Check("versions", lambda: versions.judge_versions(versions.read_versions())),
         Check("settings", lambda: settings_lint.judge_settings(resolved)),
-        *_worker_checks(config, system),
+        *_worker_checks(config, system, limits),
         Check("ports", examine_ports, 20.0),
         Check(
             "advertise-address",
@@ -97,19 +98,19 @@ def list_checks(
         ),
         Check("guard", lambda: auth.check_guard(dependencies.check_worker_auth, resolved), part="worker"),
         Check(
-            "open-files", lambda: host_limits.check_open_files(system, config.gateway.max_connections), part="gateway"
+            "open-files", lambda: host_limits.judge_open_files(limits, config.gateway.max_connections), part="gateway"
         ),
         Check("tenants", lambda: auth.check_tenants(dependencies.check_gateway_auth, resolved), part="gateway"),
         Check("secret", lambda: auth.check_secret(config)),
         Check("tls", lambda: tls.check_tls(config.cluster, wall_ns() / 1e9)),
         *of_cluster,
-        Check("pod", lambda: pod.judge_pod(pod.read_pod(system))),
-        Check("rbac", lambda: rbac.check_permissions(system, config), 60.0),
+        Check("pod", lambda: kubernetes.judge_pod(kubernetes.read_pod(system))),
+        Check("rbac", lambda: kubernetes.check_permissions(system, config), 60.0),
     ]
     return [check if check.part in ("", *parts) else _skipped(check) for check in checks], alone
 
 
-def _worker_checks(config: Config, system: System) -> list[Check]:
+def _worker_checks(config: Config, system: System, limits: host_limits.ResourceLimits) -> list[Check]:
     """Return the checks of what a worker computes and reads KV with."""
     device, is_required = config.model.device, config.transfer.require == "rdma"
     rdma_facts = _once(lambda: on_thread(lambda: rdma.read_rdma(system)))
@@ -130,14 +131,14 @@ def _worker_checks(config: Config, system: System) -> list[Check]:
     async def examine_memlock() -> Finding:
         pool_bytes = config.engine.kv_cache_memory + config.engine.host_cache_memory
         uses_rdma = (await rdma_facts()).is_usable
-        return host_limits.judge_memlock(host_limits.read_limits(system), pool_bytes, uses_rdma)
+        return host_limits.judge_memlock(limits, pool_bytes, uses_rdma)
 
     def examine_ucx() -> Sequence[Finding]:
         trial = ucx.Trial() if config.handoff.transport == "local" else ucx.read_trial(system)
         return ucx.judge_trial(trial, config.handoff, config.transfer, system.environ.get("UCX_TLS", ""))
 
     return [
-        Check("cpu", lambda: cpu.judge_cpu(cpu.read_cpu(system), device, config.engine.kernels), part="worker"),
+        Check("cpu", lambda: cpu.check_cpu(system, device, config.engine.kernels), part="worker"),
         Check("gpu", examine_gpu, gpu.QUERY_S * 2 + gpu.TORCH_S + 5, part="worker"),
         Check("rdma", examine_rdma, part="worker"),
         Check("memlock", examine_memlock, part="worker"),
@@ -153,7 +154,7 @@ def _cluster_checks(
     """Return the checks of Redis, gateway, workers and their clocks, and the measurement of links."""
     url = config.redis.url
     redis_facts = _once(lambda: redis_server.read_redis(url, clock))
-    gateway_facts = _once(lambda: on_thread(lambda: gateway.read_gateway(options.url, clock)))
+    checked_gateway = _once(lambda: on_thread(lambda: gateway.check_gateway(options.url, clock)))
     worker_list = _once(lambda: _read_workers(config, dependencies, clock))
 
     async def examine_redis() -> Sequence[Finding]:
@@ -167,13 +168,13 @@ def _cluster_checks(
         return (*workers.judge_workers(found), *workers.judge_fingerprints(found), *roles)
 
     async def examine_gateway() -> Finding:
-        return gateway.judge_gateway(await gateway_facts() if options.url else None)
+        return (await checked_gateway())[0]
 
     async def examine_clock() -> Sequence[Finding]:
         skews: list[clock_skew.Skew] = []
         if url and not (redis := await redis_facts()).problem:
             skews.append(clock_skew.Skew("Redis", redis.ahead_s, redis.within_s))
-        if options.url and (skew := (await gateway_facts()).skew) is not None:
+        if (skew := (await checked_gateway())[1]) is not None:
             skews.append(skew)
         return clock_skew.judge_skews([*skews, *workers.skews_of(await worker_list())])
 
@@ -184,8 +185,8 @@ def _cluster_checks(
         if not chosen:
             return pairs.judge_choice(found, chosen)
         async with dependencies.members_of(config) as members:
-            measured = [await pairs.measure(members, pair) for pair in chosen]
-        return tuple(pairs.judge_pair(each, config.transfer) for each in measured)
+            results = [(pair, await pairs.measure(members, pair)) for pair in chosen]
+        return [r if isinstance(r, Finding) else pairs.judge_link(pair, r, config.transfer) for pair, r in results]
 
     checks = [
         Check("redis", examine_redis),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-from dataclasses import dataclass
 from typing import Literal
 
 from tandem.doctor.finding import Finding, ok, skip, warn, wrong
@@ -15,49 +14,29 @@ COMPILERS = ("c++", "g++", "clang++")
 _VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
-    """Processor and compiler of this machine.
-
-    `flags`: the processor's features, in the kernel's names. `compiler`: path of the C++ compiler, empty if none is
-    found.
-    """
-
-    machine: str
-    flags: frozenset[str]
-    compiler: str
-
-
-def read_cpu(system: System) -> Cpu:
-    flags = frozenset[str]()
-    for line in system.text("/proc/cpuinfo").splitlines():
-        if line.startswith(("flags", "Features")):
-            flags = frozenset(line.partition(":")[2].split())
-            break
-    names = [name for name in (system.environ.get("CXX"), *COMPILERS) if name]
-    found = (shutil.which(name, path=system.environ.get("PATH")) for name in names)
-    return Cpu(platform.machine(), flags, next(filter(None, found), ""))
-
-
-def judge_cpu(cpu: Cpu, device: Literal["cpu", "cuda"], kernels: str) -> tuple[Finding, ...]:
+def check_cpu(system: System, device: Literal["cpu", "cuda"], kernels: str) -> tuple[Finding, ...]:
     """Report missing vector instructions or a missing compiler, without which a CPU worker computes in plain torch:
     correctly, but slowly."""
     if device == "cuda":
         return (skip("cpu", "model.device is cuda, which uses no CPU kernels"),)
-    return (_vectors(cpu), _compiler(cpu, is_fatal=kernels == "compiled"))
+    return (_vectors(system), _compiler(system, is_fatal=kernels == "compiled"))
 
 
-def _vectors(cpu: Cpu) -> Finding:
+def _vectors(system: System) -> Finding:
+    lines = system.text("/proc/cpuinfo").splitlines()
+    features = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    machine = platform.machine()
     for flag, name in _VECTORS:
-        if flag in cpu.flags:
-            return ok("cpu", f"{cpu.machine} with {name}")
-    summary = f"{cpu.machine} with none of {', '.join(name for _, name in _VECTORS)}"
+        if flag in features:
+            return ok("cpu", f"{machine} with {name}")
+    summary = f"{machine} with none of {', '.join(name for _, name in _VECTORS)}"
     return warn("cpu", f"{summary}: steps take several times as long", "run workers on a processor with AVX2 or NEON")
 
 
-def _compiler(cpu: Cpu, *, is_fatal: bool) -> Finding:
-    if cpu.compiler:
-        return ok("compiler", cpu.compiler)
+def _compiler(system: System, *, is_fatal: bool) -> Finding:
+    for name in filter(None, (system.environ.get("CXX"), *COMPILERS)):
+        if found := shutil.which(name, path=system.environ.get("PATH")):
+            return ok("compiler", found)
     return wrong(
         "compiler",
         f"no C++ compiler (looked for {', '.join(COMPILERS)})",

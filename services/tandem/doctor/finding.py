@@ -68,3 +68,7 @@ def format_bytes(num_bytes: int) -> str:
     if num_bytes % _GIB and num_bytes > _GIB:
         return f"{num_bytes / _GIB:.1f}GiB"
     return str(Bytes(num_bytes if num_bytes < 1 << 20 else num_bytes >> 20 << 20))
+
+
+def format_version(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 from contextlib import closing
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
@@ -17,70 +16,35 @@ ANSWER_S = 5.0
 _MAX_BODY = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayFacts:
-    """State of a gateway.
-
-    `problem`: why it did not answer, else empty. `missing`: why it is not ready, else empty. `warning`: problem that it
-    reports although it is ready.
-    """
-
-    url: str
-    problem: str = ""
-    is_alive: bool = False
-    is_ready: bool = False
-    missing: str = ""
-    warning: str = ""
-    skew: Skew | None = None
-
-
-def read_gateway(url: str, clock: Clock) -> GatewayFacts:
+def check_gateway(url: str, clock: Clock) -> tuple[Finding, Skew | None]:
+    """Return the finding on a gateway, and the difference of its clock, None if there is no date in its responses."""
+    if not url:
+        return skip("gateway", "set --url to check a running gateway"), None
     try:
-        health = _get(url, "/health", clock)
-        ready = _get(url, "/ready", clock)
-        reply = json.loads(ready.body or "{}")
+        health, _, skew = _get(url, "/health", clock)
+        ready, body, _ = _get(url, "/ready", clock)
+        reply = json.loads(body or "{}")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return GatewayFacts(url, problem=str(error) or type(error).__name__)
-    reason = reply.get("reason") or ready.body.decode(errors="replace")
-    return GatewayFacts(
-        url,
-        is_alive=health.status == 200,
-        is_ready=ready.status == 200,
-        missing="" if ready.status == 200 else str(reason),
-        warning=str(reply.get("warning") or ""),
-        skew=health.skew,
-    )
-
-
-def judge_gateway(facts: GatewayFacts | None) -> Finding:
-    if facts is None:
-        return skip("gateway", "set --url to check a running gateway")
-    if facts.problem:
         fix = (
             "check that it runs and that the network lets you reach it: `curl -i URL/health`; in a pod the Service, "
             "the Ingress and the NetworkPolicy"
         )
-        return fail("gateway", f"{facts.url} does not answer: {facts.problem}", fix)
-    if not facts.is_alive:
-        return fail("gateway", f"{facts.url}/health is not ok", "a --url of Tandem's gateway itself, without a path")
-    if not facts.is_ready:
+        return fail("gateway", f"{url} does not answer: {str(error) or type(error).__name__}", fix), None
+    if health != 200:
+        fix = "a --url of Tandem's gateway itself, without a path"
+        return fail("gateway", f"{url}/health is not ok", fix), skew
+    if ready != 200:
         fix = "workers of both roles that reach the same Redis with the same secret: see the checks of workers"
-        return fail("gateway", f"{facts.url} is not ready: {facts.missing}", fix)
-    if facts.warning:
-        return warn(
-            "gateway", f"{facts.url} is ready, with a warning: {facts.warning}", "see the warning; its log has more"
-        )
-    return ok("gateway", f"{facts.url} is ready")
+        missing = reply.get("reason") or body.decode(errors="replace")
+        return fail("gateway", f"{url} is not ready: {missing}", fix), skew
+    if reply.get("warning"):
+        found = f"{url} is ready, with a warning: {reply['warning']}"
+        return warn("gateway", found, "see the warning; its log has more"), skew
+    return ok("gateway", f"{url} is ready"), skew
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    body: bytes
-    skew: Skew | None
-
-
-def _get(url: str, path: str, clock: Clock) -> _Answer:
+def _get(url: str, path: str, clock: Clock) -> tuple[int, bytes, Skew | None]:
+    """Return status, body, and the difference of the server's clock."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is not an http:// or https:// address")
@@ -91,7 +55,7 @@ def _get(url: str, path: str, clock: Clock) -> _Answer:
         answer = connection.getresponse()
         took = clock.now() - began
         body = answer.read(_MAX_BODY)
-        return _Answer(answer.status, body, _skew(answer.getheader("Date"), url, sent_at + took / 2, took / 2))
+        return answer.status, body, _skew(answer.getheader("Date"), url, sent_at + took / 2, took / 2)
 
 
 def _skew(date: str | None, who: str, at: float, within: float) -> Skew | None:

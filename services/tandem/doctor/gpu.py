@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.config import Config
-from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn, wrong
-from tandem.doctor.system import NOT_FOUND, Ran, System
+from tandem.doctor.finding import Finding, fail, format_bytes, format_version, ok, skip, warn, wrong
+from tandem.doctor.system import System
 
 QUERY_S, TORCH_S = 10.0, 30.0
 """Time limits: a failing driver answers late or not at all; torch takes seconds to load its libraries."""
@@ -71,7 +71,7 @@ class Torch:
 def read_driver(system: System) -> Driver:
     ran = system.run(["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"], QUERY_S)
     if ran.code:
-        return Driver(problem=_problem(ran))
+        return Driver(problem=ran.problem)
     return parse_driver(ran.out, system.run(["nvidia-smi"], QUERY_S).out)
 
 
@@ -90,7 +90,7 @@ def read_torch(system: System) -> Torch:
     """Query torch in another process, because a process that has initialized CUDA keeps memory on the GPU."""
     ran = system.run([sys.executable, "-c", _TORCH], TORCH_S)
     if ran.code:
-        return Torch(problem=_problem(ran))
+        return Torch(problem=ran.problem)
     version, cuda, sees_gpu, num_gpus, nixl = json.loads(ran.out.splitlines()[-1])
     return Torch("", version, _version(cuda) if cuda else None, sees_gpu, num_gpus, tuple(n[5:] for n in nixl))
 
@@ -117,10 +117,10 @@ def judge_cuda(torch: Torch, driver: Driver, device: str) -> tuple[Finding, ...]
     if torch.cuda is None:
         fix = "`pip install torch --index-url` of the CUDA build (pytorch.org says which), or model.device=cpu"
         return (fail("cuda", f"torch {torch.version} was built without CUDA", fix),)
-    built = f"torch {torch.version} for CUDA {_version_text(torch.cuda)}"
+    built = f"torch {torch.version} for CUDA {format_version(torch.cuda)}"
     if driver.cuda != (0, 0) and torch.cuda[0] > driver.cuda[0]:
         fix = f"a driver for CUDA {torch.cuda[0]} or later, or a torch built for CUDA {driver.cuda[0]}"
-        return (fail("cuda", f"{built}, and the driver knows CUDA {_version_text(driver.cuda)} at most", fix),)
+        return (fail("cuda", f"{built}, and the driver knows CUDA {format_version(driver.cuda)} at most", fix),)
     if not torch.sees_gpu:
         fix = f"CUDA_VISIBLE_DEVICES and /dev/nvidia* must be there for this user; {_IN_A_POD}"
         return (fail("cuda", f"{built} sees no GPU", fix),)
@@ -165,13 +165,6 @@ def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Se
     return found or (ok("gpu", f"{summary}, {num_free / gpu.num_bytes:.0%} free"),)
 
 
-def _problem(ran: Ran) -> str:
-    if ran.code == NOT_FOUND:
-        return f"{ran.err.partition(':')[0]} is not installed"
-    lines = (ran.err or ran.out).strip().splitlines()
-    return lines[-1] if lines else f"exit code {ran.code}"
-
-
 def _mib(text: str) -> int:
     """Convert a number of MiB to bytes; 0 if the driver does not report it."""
     return int(text) << 20 if text.isdecimal() else 0
@@ -180,7 +173,3 @@ def _mib(text: str) -> int:
 def _version(text: str) -> tuple[int, int]:
     major, _, minor = text.partition(".")
     return int(major), int(minor.partition(".")[0] or 0)
-
-
-def _version_text(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"

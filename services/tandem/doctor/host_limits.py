@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 
 from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn
@@ -33,11 +34,13 @@ class ResourceLimits:
 
 
 def read_limits(system: System) -> ResourceLimits:
-    """Read the limits from /proc. Raises ValueError if a line is missing."""
-    lines = system.text("/proc/self/limits").splitlines()
-    memlock, *_ = _values(lines, "Max locked memory")
-    _, open_files, *_ = _values(lines, "Max open files")
-    return ResourceLimits(_number(memlock), _has_ipc_lock(system), _number(open_files))
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ResourceLimits(
+        None if memlock == resource.RLIM_INFINITY else memlock,
+        _has_ipc_lock(system),
+        None if open_files == resource.RLIM_INFINITY else open_files,
+    )
 
 
 def judge_memlock(limits: ResourceLimits, pool_bytes: int, uses_rdma: bool) -> Finding:
@@ -59,8 +62,8 @@ def judge_memlock(limits: ResourceLimits, pool_bytes: int, uses_rdma: bool) -> F
     )
 
 
-def check_open_files(system: System, max_connections: int) -> Finding:
-    limit = read_limits(system).open_files
+def judge_open_files(limits: ResourceLimits, max_connections: int) -> Finding:
+    limit = limits.open_files
     needed = max_connections + OWN_FILES
     if limit is None or limit >= needed:
         allowed = "any number of" if limit is None else f"{limit:,}"
@@ -71,17 +74,6 @@ def check_open_files(system: System, max_connections: int) -> Finding:
         f"`ulimit -Hn {needed}` (systemd: LimitNOFILE={needed}), or a gateway.max_connections of "
         f"{max(1, limit - OWN_FILES)}",
     )
-
-
-def _values(lines: list[str], name: str) -> list[str]:
-    for line in lines:
-        if line.startswith(name):
-            return line.removeprefix(name).split()
-    raise ValueError(f"/proc/self/limits has no line of {name!r}")
-
-
-def _number(text: str) -> int | None:
-    return None if text == "unlimited" else int(text)
 
 
 def _has_ipc_lock(system: System) -> bool:

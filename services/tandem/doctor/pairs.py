@@ -7,17 +7,20 @@ knows over which kind of link the bytes arrive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import grpc.aio
 
 from tandem.core.config import TransferConfig
 from tandem.core.errors import TandemError
+from tandem.core.link import LinkReport
 from tandem.doctor.finding import Finding, Severity, fail, skip
 from tandem.doctor.workers import MemberList, WorkerFacts, WorkerList
 from tandem.wire.gen import worker_pb2
+from tandem.wire.kv_codec import encode_worker
+from tandem.wire.link_codec import decode_link
 from tandem.wire.peer_auth import reason_of
+from tandem.wire.worker_codec import decode_refusal
 
 MEASURE_S = 30.0
 """Time limit of one pair: connecting may take seconds, and so may the read over a slow link."""
@@ -33,30 +36,6 @@ class Pair(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.consumer.ref.id} <- {self.producer.ref.id}"
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """Measurement of a pair.
-
-    `error`: why nothing was read, else empty. `is_unsupported`: the consumer's version has no `ProbeLink`. `problem`:
-    why the link does not meet the consumer's settings, else empty. `is_refused`: the pair is not used because of it.
-    """
-
-    pair: Pair
-    link_type: str = ""
-    evidence: str = ""
-    num_bytes: int = 0
-    seconds: float = 0.0
-    problem: str = ""
-    is_refused: bool = False
-    error: str = ""
-    is_unsupported: bool = False
-
-    @property
-    def gbps(self) -> float:
-        """Bandwidth in 10^9 bytes per second."""
-        return self.num_bytes / self.seconds / 1e9 if self.seconds else 0.0
 
 
 def choose_pairs(worker_list: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
@@ -75,45 +54,48 @@ def choose_pairs(worker_list: WorkerList, *, is_all: bool) -> tuple[Pair, ...]:
     return tuple(few[:FEW_PAIRS])
 
 
-async def measure(members: MemberList, pair: Pair) -> MeasuredPair:
-    source = pair.producer.ref
-    request = worker_pb2.ProbeLinkRequest(
-        source={"id": source.id, "incarnation": source.incarnation, "address": source.address}
-    )
+async def measure(members: MemberList, pair: Pair) -> LinkReport | Finding:
+    """Let the consumer read from the producer; returns its report, or a finding if nothing was read."""
+    request = worker_pb2.ProbeLinkRequest(source=encode_worker(pair.producer.ref))
     try:
         async with members.stub(pair.consumer.ref) as stub:
             reply = await stub.ProbeLink(request, timeout=MEASURE_S)
+        if reply.HasField("refusal"):
+            raise decode_refusal(reply.refusal)
+        return decode_link(reply.report)
     except grpc.aio.AioRpcError as error:
-        is_unsupported = error.code() is grpc.StatusCode.UNIMPLEMENTED
-        return MeasuredPair(pair, error=reason_of(error), is_unsupported=is_unsupported)
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return skip("pairs", f"{pair}: {pair.consumer.ref.id} cannot measure; its version is older")
+        problem = reason_of(error)
     except TandemError as error:
-        return MeasuredPair(pair, error=error.message)
-    report = reply.report
-    if reply.HasField("refusal"):
-        return MeasuredPair(pair, error=reply.refusal.message)
-    return MeasuredPair(
-        pair, report.link_type, report.evidence, report.num_bytes, report.seconds, report.problem, report.refused
+        problem = error.message
+    fix = (
+        f"check that {pair.consumer.ref.id} can reach {pair.producer.ref.address} and UCX's own ports (pods of "
+        "workers need all of them); its log has NIXL's error"
     )
+    return fail("pairs", f"{pair}: nothing moved: {problem}", fix)
 
 
-def judge_pair(measured: MeasuredPair, transfer: TransferConfig) -> Finding:
+def judge_link(pair: Pair, report: LinkReport, transfer: TransferConfig) -> Finding:
     """Report a measurement: by the consumer's own judgement of its settings, or else by our settings `transfer`."""
-    pair = measured.pair
-    if measured.is_unsupported:
-        return skip("pairs", f"{pair}: {pair.consumer.ref.id} cannot measure; its version is older")
-    if measured.error:
-        fix = (
-            f"check that {pair.consumer.ref.id} can reach {pair.producer.ref.address} and UCX's own ports (pods of "
-            "workers need all of them); its log has NIXL's error"
-        )
-        return fail("pairs", f"{pair}: nothing moved: {measured.error}", fix)
-    summary = f"{pair}  {measured.link_type}  {measured.gbps:.2f} GB/s  ({measured.evidence or 'no evidence'})"
-    problem = measured.problem or _problem(measured, transfer)
+    summary = f"{pair}  {report.link_type}  {report.gbps:.2f} GB/s  ({report.evidence or 'no evidence'})"
+    problem = report.problem or _problem(report, transfer)
+    figures = {
+        "consumer": pair.consumer.ref.id,
+        "producer": pair.producer.ref.id,
+        "link_type": report.link_type,
+        "gbps": round(report.gbps, 3),
+        "num_bytes": report.num_bytes,
+        "seconds": report.seconds,
+        "evidence": report.evidence,
+        "problem": report.problem,
+        "refused": report.refused,
+    }
     if not problem:
-        return Finding("pairs", Severity.OK, summary, figures=_figures(measured))
-    verdict = Severity.FAIL if measured.is_refused else Severity.WARN
-    unused = "; it is not used" if measured.is_refused else ""
-    return Finding("pairs", verdict, f"{summary}: {problem}{unused}", _fix(measured, transfer), _figures(measured))
+        return Finding("pairs", Severity.OK, summary, figures=figures)
+    verdict = Severity.FAIL if report.refused else Severity.WARN
+    unused = "; it is not used" if report.refused else ""
+    return Finding("pairs", verdict, f"{summary}: {problem}{unused}", _fix(report, transfer), figures)
 
 
 def judge_choice(worker_list: WorkerList, pairs: Sequence[Pair]) -> tuple[Finding, ...]:
@@ -125,21 +107,21 @@ def judge_choice(worker_list: WorkerList, pairs: Sequence[Pair]) -> tuple[Findin
     )
 
 
-def _problem(measured: MeasuredPair, transfer: TransferConfig) -> str:
+def _problem(report: LinkReport, transfer: TransferConfig) -> str:
     """Return why a link does not meet our settings; empty if it does.
 
     Workers on one machine need no rdma. Only they know whether they are, so a local link type never misses it.
     """
-    is_local = measured.link_type in ("shared_memory", "cuda_ipc")
-    if transfer.require not in ("any", measured.link_type) and not (transfer.require == "rdma" and is_local):
+    is_local = report.link_type in ("shared_memory", "cuda_ipc")
+    if transfer.require not in ("any", report.link_type) and not (transfer.require == "rdma" and is_local):
         return f"transfer.require is {transfer.require}"
-    if measured.gbps < transfer.min_gbps:
+    if report.gbps < transfer.min_gbps:
         return f"transfer.min_gbps is {transfer.min_gbps:g}"
     return ""
 
 
-def _fix(measured: MeasuredPair, transfer: TransferConfig) -> str:
-    if measured.gbps < transfer.min_gbps:
+def _fix(report: LinkReport, transfer: TransferConfig) -> str:
+    if report.gbps < transfer.min_gbps:
         return "the cards' rate (the check `rdma` on both machines) and what else uses the link, or a smaller min_gbps"
     fixes = {
         "rdma": "`tandem doctor` on both machines: the checks rdma, gid, memlock and ucx; in pods `pools.<name>.rdma`",
@@ -149,17 +131,3 @@ def _fix(measured: MeasuredPair, transfer: TransferConfig) -> str:
     return fixes.get(
         transfer.require, "the consumer's transfer.require and transfer.min_gbps, or a link that meets them"
     )
-
-
-def _figures(measured: MeasuredPair) -> dict[str, object]:
-    return {
-        "consumer": measured.pair.consumer.ref.id,
-        "producer": measured.pair.producer.ref.id,
-        "link_type": measured.link_type,
-        "gbps": round(measured.gbps, 3),
-        "num_bytes": measured.num_bytes,
-        "seconds": measured.seconds,
-        "evidence": measured.evidence,
-        "problem": measured.problem,
-        "refused": measured.is_refused,
-    }

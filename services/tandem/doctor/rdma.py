@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tandem.doctor.finding import Finding, fail, ok, skip, warn, wrong
+from tandem.doctor.finding import Finding, fail, format_version, ok, skip, warn, wrong
 from tandem.doctor.system import System
 
 _CLASS = "/sys/class/infiniband"
@@ -127,11 +127,11 @@ def judge_gpu_direct(rdma: Rdma, *, is_cuda: bool, is_required: bool) -> Finding
     if rdma.has_open_driver and rdma.kernel >= _DMABUF_KERNEL:
         return ok(
             "gpudirect",
-            f"network cards reach GPU memory (dma-buf: open kernel modules, Linux {_version_text(rdma.kernel)})",
+            f"network cards reach GPU memory (dma-buf: open kernel modules, Linux {format_version(rdma.kernel)})",
         )
     return wrong(
         "gpudirect",
-        f"neither nvidia_peermem nor dma-buf (open kernel modules and Linux {_version_text(_DMABUF_KERNEL)} or later)",
+        f"neither nvidia_peermem nor dma-buf (open kernel modules and Linux {format_version(_DMABUF_KERNEL)} or later)",
         "`modprobe nvidia_peermem` on the node (GPU operator: driver.rdma.enabled=true), or the driver's open modules",
         is_fatal=is_required,
     )
@@ -183,7 +183,3 @@ def _gid(port: Port, gid_index: str, *, is_fatal: bool) -> Finding:
         return ok("gid", f"{summary}; UCX_IB_GID_INDEX={gid_index}")
     fix = f"unset UCX_IB_GID_INDEX, or UCX_IB_GID_INDEX={good[0]} (in a pod `pools.<name>.ucx`)"
     return warn("gid", f"{summary}, and UCX_IB_GID_INDEX={gid_index} names another one", fix)
-
-
-def _version_text(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError
 
 from tandem.core.clock import Clock, wall_ns
-from tandem.doctor.finding import Finding, fail, ok, warn
+from tandem.doctor.finding import Finding, fail, format_version, ok, warn
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 
 OLDEST = (7, 0)
@@ -60,17 +60,12 @@ def judge_redis(facts: RedisFacts, url: str) -> tuple[Finding, ...]:
     where = without_password(url)
     if facts.problem:
         return (_unreachable(facts, where),)
-    summary = f"{where}: {_summary(facts.info)}, {facts.ping_s * 1e3:.1f} ms"
-    if not facts.info:
-        fix = "`redis-cli acl setuser <user> +info` for the user of redis.url"
-        unknown = f"{where} hides its version, role and memory policy: our user may not send INFO"
-        return (warn("redis", unknown, fix), *_script(facts, where))
-    wrong_kind = _kind(facts, url, where)
-    if wrong_kind:
-        return wrong_kind
-    wrong = (*_version(facts.info, where), *_memory(facts.info, where), *_script(facts, where))
-    late = (_latency(facts.ping_s, where),) if facts.ping_s > SLOW_S else ()
-    return (*wrong, *late) or (ok("redis", summary),)
+    wrong_kind = _wrong_kind(facts.info, url, where)
+    if wrong_kind is not None:
+        return (wrong_kind,)
+    kind, version = version_of(facts.info)
+    summary = f"{where}: {kind} {format_version(version)}, primary, scripts run, {facts.ping_s * 1e3:.1f} ms"
+    return tuple(_shortcomings(facts, where)) or (ok("redis", summary),)
 
 
 def without_password(url: str) -> str:
@@ -102,48 +97,43 @@ def _unreachable(facts: RedisFacts, where: str) -> Finding:
     return fail("redis", f"{where} does not answer: {facts.problem}", fix)
 
 
-def _version(info: Mapping[str, Any], where: str) -> tuple[Finding, ...]:
-    kind, version = version_of(info)
-    if version >= OLDEST:
-        return ()
-    summary = f"{where} is {kind} {version[0]}.{version[1]}, tested are {OLDEST[0]}.{OLDEST[1]} and later, and Valkey"
-    return (fail("redis", summary, "Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)"),)
-
-
-def _kind(facts: RedisFacts, url: str, where: str) -> tuple[Finding, ...]:
-    """Return a failure unless the server is a primary, and of the kind (cluster or single) that the URL names."""
-    info = facts.info
+def _wrong_kind(info: Mapping[str, Any], url: str, where: str) -> Finding | None:
+    """Return a failure unless the server is a primary, and of the kind (cluster or single) that the URL names; None if
+    it hides what it is."""
+    if not info:
+        return None
     if info.get("role", "master") != "master":
         primary = f"{info.get('master_host', 'unknown')}:{info.get('master_port', '')}"
         fix = f"redis.url of the primary ({primary}), or of a name that follows it"
-        return (fail("redis", f"{where} is a replica, which takes no writes", fix),)
+        return fail("redis", f"{where} is a replica, which takes no writes", fix)
     is_cluster, url_is_cluster = bool(int(info.get("cluster_enabled", 0))), "+cluster" in url.partition(":")[0]
     if is_cluster and not url_is_cluster:
-        return (fail("redis", f"{where} is a node of a Redis Cluster", f"redis.url as {_as_cluster(where)}"),)
+        scheme, _, rest = where.partition("://")
+        return fail("redis", f"{where} is a node of a Redis Cluster", f"redis.url as {scheme}+cluster://{rest}")
     if url_is_cluster and not is_cluster:
-        return (fail("redis", f"{where} is a single server, not a Redis Cluster", f"redis.url as {_as_single(where)}"),)
-    return ()
+        return fail("redis", f"{where} is a single server, not a Redis Cluster", f"redis.url as {_as_single(where)}")
+    return None
 
 
-def _memory(info: Mapping[str, Any], where: str) -> tuple[Finding, ...]:
-    policy = str(info.get("maxmemory_policy", "noeviction"))
-    if policy == "noeviction":
-        return ()
-    fix = "`redis-cli config set maxmemory-policy noeviction`, and the same in its configuration"
-    summary = f"{where} evicts keys when it is full (maxmemory-policy {policy}): quotas and workers would be lost"
-    return (warn("redis", summary, fix),)
-
-
-def _script(facts: RedisFacts, where: str) -> tuple[Finding, ...]:
-    if not facts.script_problem:
-        return ()
-    fix = "`redis-cli acl setuser <user> +eval +evalsha +script` for the user of redis.url"
-    return (fail("redis", f"{where} runs no scripts for our user: {facts.script_problem}", fix),)
-
-
-def _latency(seconds: float, where: str) -> Finding:
-    fix = "a Redis in the same zone, or a less busy one (`redis-cli --latency`, SLOWLOG GET)"
-    return warn("redis", f"{where} takes {seconds * 1e3:.0f} ms for a PING, and requests wait for it", fix)
+def _shortcomings(facts: RedisFacts, where: str) -> Iterator[Finding]:
+    kind, version = version_of(facts.info)
+    policy = str(facts.info.get("maxmemory_policy", "noeviction"))
+    if not facts.info:
+        unknown = f"{where} hides its version, role and memory policy: our user may not send INFO"
+        yield warn("redis", unknown, "`redis-cli acl setuser <user> +info` for the user of redis.url")
+    elif version < OLDEST:
+        old = f"{where} is {kind} {format_version(version)}, tested are {format_version(OLDEST)} and later, and Valkey"
+        yield fail("redis", old, "Redis 7 or Valkey 8 (`redis.mode: builtin` of the chart is one)")
+    if policy != "noeviction":
+        fix = "`redis-cli config set maxmemory-policy noeviction`, and the same in its configuration"
+        evicts = f"{where} evicts keys when it is full (maxmemory-policy {policy}): quotas and workers would be lost"
+        yield warn("redis", evicts, fix)
+    if facts.script_problem:
+        fix = "`redis-cli acl setuser <user> +eval +evalsha +script` for the user of redis.url"
+        yield fail("redis", f"{where} runs no scripts for our user: {facts.script_problem}", fix)
+    if facts.info and facts.ping_s > SLOW_S:
+        fix = "a Redis in the same zone, or a less busy one (`redis-cli --latency`, SLOWLOG GET)"
+        yield warn("redis", f"{where} takes {facts.ping_s * 1e3:.0f} ms for a PING, and requests wait for it", fix)
 
 
 def judge_own_server(problem: str) -> tuple[Finding, ...]:
@@ -180,16 +170,6 @@ def _flat(info: Mapping[str, Any]) -> Mapping[str, Any]:
 def _is_auth(error: BaseException | None) -> bool:
     kinds = (AuthenticationError, AuthorizationError, NoPermissionError)
     return isinstance(error, kinds) or str(error).startswith(("NOAUTH", "WRONGPASS", "NOPERM"))
-
-
-def _summary(info: Mapping[str, Any]) -> str:
-    kind, version = version_of(info)
-    return f"{kind} {version[0]}.{version[1]}, primary, scripts run"
-
-
-def _as_cluster(where: str) -> str:
-    scheme, _, rest = where.partition("://")
-    return f"{scheme}+cluster://{rest}"
 
 
 def _as_single(where: str) -> str:

@@ -25,6 +25,14 @@ class Ran(NamedTuple):
     out: str
     err: str
 
+    @property
+    def problem(self) -> str:
+        """Return why the program failed: the last line that it wrote, else its exit code."""
+        if self.code == NOT_FOUND:
+            return f"{self.err.partition(':')[0]} is not installed"
+        lines = (self.err or self.out).strip().splitlines()
+        return lines[-1] if lines else f"exit code {self.code}"
+
 
 Runner = Callable[[Sequence[str], float, Mapping[str, str]], Ran]
 """(command, time limit in seconds, environment) -> result. Does not raise if the program fails."""

@@ -29,7 +29,6 @@ _LINK_TYPES = {
     "cuda_ipc": ("cuda_ipc",),
     "tcp": ("tcp",),
 }
-_KERNEL_COPY = "cma"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind
@@ -91,7 +90,7 @@ class StartRead:
 
     read: int
     source: WorkerRef
-    positions: Sequence[int]
+    positions: tuple[int, ...]
     offered: tuple[BlockDigest, ...]
     local: tuple[BlockId, ...]
     is_checked: bool = True

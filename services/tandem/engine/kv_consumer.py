@@ -564,7 +564,8 @@ class KVConsumer:
             pull.progress_at = now
         pull.open_reads.add(read_id)
         pull.next_index = stop
-        return [StartRead(read_id, pull.source, range(first, stop), offered, local), *self._request_remainder(pull)]
+        read = StartRead(read_id, pull.source, tuple(range(first, stop)), offered, local)
+        return [read, *self._request_remainder(pull)]
 
     def _arrive(self, pull: Pull, now: float) -> list[ConsumerEffect]:
         """Complete a pull that has all its blocks, once a renewal proves that the lease outlived the last read."""

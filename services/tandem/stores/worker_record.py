@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import msgspec
 
@@ -14,6 +14,8 @@ from tandem.stores.json_record import decode_record
 SCHEMA = 1
 """Version of the record format; increase it when a field changes its meaning or is removed. A new field needs no
 increase, since readers skip unknown fields."""
+
+_SHARED = ("pool", "model", "fingerprint", "layout", "max_model_len", "bundle_digest")
 
 
 class _Stored(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -60,34 +62,14 @@ class WorkerRecord:
         return self.role or self.pool
 
     def to_json(self) -> str:
-        stored = _Stored(
-            schema=SCHEMA,
-            id=self.worker.id,
-            incarnation=self.worker.incarnation,
-            address=self.worker.address,
-            pool=self.pool,
-            model=self.model,
-            fingerprint=self.fingerprint,
-            layout=self.layout,
-            max_model_len=self.max_model_len,
-            bundle_digest=self.bundle_digest,
-            host=self.topology.host,
-            rack=self.topology.rack,
-            zone=self.topology.zone,
-        )
+        shared = {name: getattr(self, name) for name in _SHARED}
+        stored = _Stored(schema=SCHEMA, **asdict(self.worker), **asdict(self.topology), **shared)
         return msgspec.json.encode(stored).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkerRecord:
         """Parse a stored record. Raises ValueError."""
         stored = decode_record(text, _Stored, SCHEMA)
-        return cls(
-            worker=WorkerRef(WorkerId(stored.id), Incarnation(stored.incarnation), stored.address),
-            pool=stored.pool,
-            model=stored.model,
-            fingerprint=stored.fingerprint,
-            layout=stored.layout,
-            max_model_len=stored.max_model_len,
-            bundle_digest=stored.bundle_digest,
-            topology=Topology(stored.host, stored.rack, stored.zone),
-        )
+        worker = WorkerRef(WorkerId(stored.id), Incarnation(stored.incarnation), stored.address)
+        topology = Topology(stored.host, stored.rack, stored.zone)
+        return cls(worker=worker, topology=topology, **{name: getattr(stored, name) for name in _SHARED})

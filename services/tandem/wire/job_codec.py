@@ -14,7 +14,7 @@ from tandem.core.ids import OPEN_TENANT, GatewayId, HandoffId, Incarnation, JobK
 from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
 from tandem.wire.gen import worker_pb2 as pb
-from tandem.wire.kv_codec import decode_worker, encode_worker, malformed, require
+from tandem.wire.kv_codec import decode_worker, encode_worker, malformed, require, same_fields
 
 MAX_TRACEPARENT = 64
 """In characters; W3C Trace Context defines 55."""
@@ -51,44 +51,33 @@ def decode_key(message: pb.JobKey) -> JobKey:
     return JobKey(RequestId(message.request), message.attempt, message.choice)
 
 
+_SAMPLING = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens"),
+    *("presence_penalty", "frequency_penalty"),
+)
+
+
 def encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:
+    grammar = sampling.grammar
     return pb.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
         stop_token_ids=sorted(sampling.stop_token_ids),
         logprobs=sampling.logprobs,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=[pb.TokenBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
-        min_tokens=sampling.min_tokens,
-        grammar=None
-        if sampling.grammar is None
-        else pb.Grammar(kind=sampling.grammar.kind, source=sampling.grammar.source),
+        grammar=None if grammar is None else pb.Grammar(kind=grammar.kind, source=grammar.source),
+        **same_fields(sampling, _SAMPLING),
     )
 
 
 def decode_sampling(message: pb.SamplingParams) -> SamplingParams:
     """Decode sampling parameters; SamplingParams itself checks their ranges."""
     return SamplingParams(
-        max_tokens=message.max_tokens,
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        seed=message.seed,
         stop_token_ids=frozenset(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
         repetition_penalty=message.repetition_penalty or 1.0,
         logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
-        min_tokens=message.min_tokens,
         grammar=_decode_grammar(message.grammar) if message.HasField("grammar") else None,
+        **same_fields(message, _SAMPLING),
     )
 
 
@@ -123,17 +112,13 @@ def encode_submission(submission: Submission) -> pb.SubmitRequest:
         raise TandemError(ErrorKind.INVALID_REQUEST, f"request {request.id} cannot be sent: {error}") from None
     match job:
         case GenerateJob():
+            message.generate.CopyFrom(pb.GenerateJob(prefix=_encode_prefix(job.prefix)))
             message.generate.SetInParent()
-            if job.prefix is not None:
-                message.generate.prefix.CopyFrom(_encode_prefix(job.prefix))
         case PrefillJob():
-            message.prefill.handoff = job.handoff
-            if job.prefix is not None:
-                message.prefill.prefix.CopyFrom(_encode_prefix(job.prefix))
+            message.prefill.CopyFrom(pb.PrefillJob(handoff=job.handoff, prefix=_encode_prefix(job.prefix)))
         case ResumeJob():
-            message.resume.handoff = job.handoff
-            message.resume.source.CopyFrom(encode_worker(job.source))
-            message.resume.offer_attempt = job.offer_attempt
+            source = encode_worker(job.source)
+            message.resume.CopyFrom(pb.ResumeJob(handoff=job.handoff, source=source, offer_attempt=job.offer_attempt))
         case _:
             assert_never(job)
     return message
@@ -189,7 +174,9 @@ def _decode_job(message: pb.SubmitRequest) -> Job:
             raise malformed("a submission has no job")
 
 
-def _encode_prefix(prefix: RemotePrefix) -> pb.RemotePrefix:
+def _encode_prefix(prefix: RemotePrefix | None) -> pb.RemotePrefix | None:
+    if prefix is None:
+        return None
     source = encode_worker(prefix.source)
     return pb.RemotePrefix(handoff=prefix.handoff, source=source, num_blocks=prefix.num_blocks)
 

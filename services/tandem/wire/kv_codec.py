@@ -6,6 +6,9 @@ message raises TandemError(INVALID_REQUEST) and no other exception.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockHash, BlockId, HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
@@ -25,6 +28,12 @@ def require(ok: object, message: str) -> None:
     """Raise the decoders' error unless `ok` is true."""
     if not ok:
         raise malformed(message)
+
+
+def same_fields(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of fields that a message and a value have under the same name. Costs more than naming each
+    field: not for what is converted for every token."""
+    return {name: getattr(source, name) for name in names}
 
 
 # ---- identities
@@ -90,31 +99,18 @@ def _decode_group(message: pb.KVGroup) -> KVGroup:
     return KVGroup(message.layers, message.heads, message.head_dim, message.dtype)
 
 
+_REGION = ("address", "num_blocks", "block_bytes", "head_start", "head_stop", "device")
+
+
 def encode_region(region: KVRegion) -> pb.KVRegion:
-    return pb.KVRegion(
-        address=region.address,
-        num_blocks=region.num_blocks,
-        block_bytes=region.block_bytes,
-        head_start=region.head_start,
-        head_stop=region.head_stop,
-        device=region.device,
-        num_trial_blocks=region.num_probe_blocks,
-    )
+    return pb.KVRegion(num_trial_blocks=region.num_probe_blocks, **same_fields(region, _REGION))
 
 
 def decode_region(message: pb.KVRegion) -> KVRegion:
     require(message.num_blocks and message.block_bytes, "a region has blocks of some size")
     require(message.head_start < message.head_stop, "a region holds at least one head")
     require(message.device, "a region has no device")
-    region = KVRegion(
-        address=message.address,
-        num_blocks=message.num_blocks,
-        block_bytes=message.block_bytes,
-        head_start=message.head_start,
-        head_stop=message.head_stop,
-        device=message.device,
-        num_probe_blocks=message.num_trial_blocks,
-    )
+    region = KVRegion(num_probe_blocks=message.num_trial_blocks, **same_fields(message, _REGION))
     end = region.address + region.num_all_blocks * region.block_bytes
     require(end <= 2**64, "a region ends in the address space")
     return region

@@ -41,6 +41,7 @@ from tandem.wire.kv_codec import (
     encode_worker,
     malformed,
     require,
+    same_fields,
 )
 
 # ---- errors
@@ -114,17 +115,17 @@ def _encode_scores(event: PromptLogprobs) -> pb.PromptScores:
     return message
 
 
+_PULLED = ("num_blocks", "num_bytes", "num_cached_tokens", "num_exposed_bytes")
+
+
 def _encode_pulled(event: KVReceived) -> pb.PulledKV:
     return pb.PulledKV(
         key=encode_key(event.key),
-        num_blocks=event.num_blocks,
-        num_bytes=event.num_bytes,
-        num_cached_tokens=event.num_cached_tokens,
-        num_exposed_bytes=event.num_exposed_bytes,
         total_seconds=event.total_s,
         exposed_seconds=event.exposed_s,
         busy_seconds=event.busy_s,
         source=None if event.source is None else encode_worker(event.source),
+        **same_fields(event, _PULLED),
     )
 
 
@@ -173,14 +174,11 @@ def _decode_scores(message: pb.PromptScores) -> PromptLogprobs:
 def _decode_pulled(message: pb.PulledKV) -> KVReceived:
     return KVReceived(
         key=decode_key(message.key),
-        num_blocks=message.num_blocks,
-        num_bytes=message.num_bytes,
-        num_cached_tokens=message.num_cached_tokens,
-        num_exposed_bytes=message.num_exposed_bytes,
         total_s=message.total_seconds,
         exposed_s=message.exposed_seconds,
         busy_s=message.busy_seconds,
         source=decode_worker(message.source) if message.HasField("source") else None,
+        **same_fields(message, _PULLED),
     )
 
 
@@ -210,11 +208,14 @@ def _decode_reason(value: str) -> FinishReason | None:
 # ---- load, step cost and engine statistics ("books"): protobuf and Python fields have the same names
 
 _LOAD = tuple(field.name for field in fields(WorkerLoad))
+_STEP_COST = tuple(field.name for field in fields(StepCost))
+_STATS = tuple(field.name for field in fields(EngineStats))
+_BUNDLE = tuple(field.name for field in fields(TokenizerBundle))
 _BY_LANE = ("lane_tokens", "lane_longest", "size_tokens", "size_longest")
 
 
 def encode_load(load: WorkerLoad) -> pb.Load:
-    return pb.Load(**{name: getattr(load, name) for name in _LOAD})
+    return pb.Load(**same_fields(load, _LOAD))
 
 
 def decode_load(message: pb.Load) -> WorkerLoad:
@@ -229,37 +230,35 @@ def decode_load(message: pb.Load) -> WorkerLoad:
     )
     num_sizes = len(message.lane_tokens) * len(PROMPT_SIZES)
     require(len(message.size_tokens) in (0, num_sizes), "a load has an unexpected number of prompt sizes")
-    return WorkerLoad(
-        **{name: getattr(message, name) for name in _LOAD} | {name: tuple(getattr(message, name)) for name in _BY_LANE}
-    )
+    return WorkerLoad(**same_fields(message, _LOAD) | {name: tuple(getattr(message, name)) for name in _BY_LANE})
 
 
 def encode_step_cost(cost: StepCost) -> pb.StepCost:
-    return pb.StepCost(**{field.name: getattr(cost, field.name) for field in fields(StepCost)})
+    return pb.StepCost(**same_fields(cost, _STEP_COST))
 
 
 def decode_step_cost(message: pb.StepCost) -> StepCost:
     """Decode a step cost; StepCost itself checks the ranges."""
     try:
-        return StepCost(**{field.name: getattr(message, field.name) for field in fields(StepCost)})
+        return StepCost(**same_fields(message, _STEP_COST))
     except ValueError as error:
         raise malformed(str(error)) from None
 
 
 def encode_books(books: EngineStats) -> pb.Books:
-    return pb.Books(**{field.name: getattr(books, field.name) for field in fields(EngineStats)})
+    return pb.Books(**same_fields(books, _STATS))
 
 
 def decode_books(message: pb.Books) -> EngineStats:
-    return EngineStats(**{field.name: getattr(message, field.name) for field in fields(EngineStats)})
+    return EngineStats(**same_fields(message, _STATS))
 
 
 # ---- tokenizer bundles, with which gateways tokenize
 
 
 def encode_bundle(bundle: TokenizerBundle) -> pb.TokenizerBundle:
-    return pb.TokenizerBundle(**{field.name: getattr(bundle, field.name) for field in fields(TokenizerBundle)})
+    return pb.TokenizerBundle(**same_fields(bundle, _BUNDLE))
 
 
 def decode_bundle(message: pb.TokenizerBundle) -> TokenizerBundle:
-    return TokenizerBundle(**{field.name: getattr(message, field.name) for field in fields(TokenizerBundle)})
+    return TokenizerBundle(**same_fields(message, _BUNDLE))

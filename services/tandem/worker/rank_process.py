@@ -31,7 +31,7 @@ from tandem.engine.rank_messages import (
     RankRegistered,
 )
 from tandem.obs.logs.logging_setup import set_up_logging
-from tandem.wire.rank_codec import decode_command, encode_event
+from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.main import prepare_process
 from tandem.worker.ranks.rank_channel import RankChannel, connect
 
@@ -119,7 +119,7 @@ class _CommandReader:
         agent: RankTransferAgent | None = None
         try:
             while (message := self.channel.receive()) is not None:
-                command = decode_command(message)
+                command = RANK_COMMANDS.decode(message)
                 if not isinstance(command, MoverBytes | OpenMover):
                     self.commands.put(command)
                     continue
@@ -153,7 +153,7 @@ def _follow(
 def _send_event(channel: RankChannel, event: RankEvent) -> None:
     """Send an event to the first rank. Errors are ignored: this process ends soon when the first rank has."""
     with contextlib.suppress(OSError):
-        channel.send(encode_event(event))
+        channel.send(RANK_EVENTS.encode(event))
 
 
 def main() -> int:

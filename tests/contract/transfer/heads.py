@@ -114,7 +114,7 @@ class World:
     def order(self, id: int, peer: TransportPeer) -> StartRead:
         """With the digests that a producer of one rank would offer."""
         remote, local = zip(*COPIES, strict=True)
-        positions = range(5, 5 + len(COPIES))
+        positions = tuple(range(5, 5 + len(COPIES)))
         content = known_content(SEED, NUM_BLOCKS, self.layout)
         digests = digests_of(content, range(HEADS), remote, positions)
         offered = tuple(map(BlockDigest, map(BlockId, remote), digests))

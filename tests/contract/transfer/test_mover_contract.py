@@ -54,7 +54,7 @@ class Desk:
 
     def order(self, id: int, peer, remote: Sequence[int], local: Sequence[int]) -> StartRead:
         offered = tuple(BlockDigest(BlockId(r), sum_of(peer.content[r], n)) for n, r in enumerate(remote))
-        return StartRead(id, peer.handshake.worker, range(len(offered)), offered, tuple(map(BlockId, local)))
+        return StartRead(id, peer.handshake.worker, tuple(range(len(offered))), offered, tuple(map(BlockId, local)))
 
 
 def sum_of(block: np.ndarray, logical: int) -> tuple[int, ...]:

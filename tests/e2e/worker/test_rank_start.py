@@ -22,10 +22,10 @@ pytestmark = pytest.mark.timeout(120)
 _VANISH = """
 import socket, sys
 from tandem.engine.rank_messages import RankReady
-from tandem.wire.rank_codec import encode_event
+from tandem.wire.rank_codec import RANK_EVENTS
 line = socket.socket(socket.AF_UNIX)
 line.connect(sys.argv[1] + "/leader.sock")
-word = encode_event(RankReady(int(sys.argv[2])))
+word = RANK_EVENTS.encode(RankReady(int(sys.argv[2])))
 line.sendall(len(word).to_bytes(4, "big") + word)
 """
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tandem.core.clock import SystemClock
-from tandem.doctor.gateway import GatewayFacts, judge_gateway, read_gateway
+from tandem.doctor.gateway import check_gateway
 from tests.ports import free_port
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -48,38 +48,34 @@ def answering(answers: Mapping[str, tuple[int, Any]], date: str = "") -> Iterato
 
 def test_one_that_is_ready() -> None:
     with answering({"/health": (200, {"status": "ok"}), "/ready": (200, {"status": "ready"})}) as url:
-        facts = read_gateway(url, CLOCK)
-    assert_fine(judge_gateway(facts), "gateway", f"{url} is ready")
-    assert facts.skew is not None and abs(facts.skew.ahead_s) <= facts.skew.within_s + 2
+        finding, skew = check_gateway(url, CLOCK)
+    assert_fine(finding, "gateway", f"{url} is ready")
+    assert skew is not None and abs(skew.ahead_s) <= skew.within_s + 2
 
 
 def test_one_that_is_not() -> None:
     not_ready = {"/health": (200, {}), "/ready": (503, {"status": "not_ready", "reason": "no worker prefills"})}
     with answering(not_ready) as url:
-        assert_fails(
-            judge_gateway(read_gateway(url, CLOCK)), "gateway", "not ready: no worker prefills", "workers of both roles"
-        )
+        assert_fails(check_gateway(url, CLOCK)[0], "gateway", "not ready: no worker prefills", "workers of both roles")
     warning = {"/health": (200, {}), "/ready": (200, {"status": "ready", "warning": "tenants file rejected"})}
     with answering(warning) as url:
-        assert_warns(judge_gateway(read_gateway(url, CLOCK)), "gateway", "tenants file rejected", "its log has more")
+        assert_warns(check_gateway(url, CLOCK)[0], "gateway", "tenants file rejected", "its log has more")
     with answering({}) as url:
-        assert_fails(judge_gateway(read_gateway(url, CLOCK)), "gateway", "/health is not ok", "Tandem's gateway itself")
+        assert_fails(check_gateway(url, CLOCK)[0], "gateway", "/health is not ok", "Tandem's gateway itself")
 
 
 def test_one_that_does_not_answer() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    assert_fails(
-        judge_gateway(read_gateway(url, CLOCK)), "gateway", "does not answer: [Errno 111]", "`curl -i URL/health`"
-    )
-    assert_fails(judge_gateway(read_gateway("nonsense", CLOCK)), "gateway", "is not an http://", "`curl -i URL/health`")
-    assert_skips(judge_gateway(None), "gateway", "set --url")
-    assert GatewayFacts("x").skew is None
+    assert_fails(check_gateway(url, CLOCK)[0], "gateway", "does not answer: [Errno 111]", "`curl -i URL/health`")
+    assert_fails(check_gateway("nonsense", CLOCK)[0], "gateway", "is not an http://", "`curl -i URL/health`")
+    assert check_gateway("nonsense", CLOCK)[1] is None
+    assert_skips(check_gateway("", CLOCK)[0], "gateway", "set --url")
 
 
 def test_the_gateway_s_clock_is_read_from_its_responses() -> None:
     healthy = {"/health": (200, {}), "/ready": (200, {"status": "ready"})}
     with answering(healthy, "Mon, 01 Jan 2001 00:00:00 GMT") as url:
-        old = read_gateway(url, CLOCK).skew
+        old = check_gateway(url, CLOCK)[1]
     assert old is not None and old.who == url and old.ahead_s < -(20 * 365 * 86_400)
     with answering(healthy, "no date") as url:
-        assert read_gateway(url, CLOCK).skew is None
+        assert check_gateway(url, CLOCK)[1] is None

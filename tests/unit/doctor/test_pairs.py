@@ -8,7 +8,9 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.config import TransferConfig
-from tandem.doctor.pairs import FEW_PAIRS, MeasuredPair, Pair, choose_pairs, judge_choice, judge_pair, measure
+from tandem.core.link import LinkReport
+from tandem.doctor.finding import Finding
+from tandem.doctor.pairs import FEW_PAIRS, Pair, choose_pairs, judge_choice, judge_link, measure
 from tandem.doctor.workers import WorkerList, read_workers
 from tandem.wire.gen import worker_pb2 as pb
 from tests.ports import free_port
@@ -16,7 +18,10 @@ from tests.unit.doctor.cluster import Double, running, worker
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
 ANY = TransferConfig()
-FAST = MeasuredPair(Pair(worker("d"), worker("p")), "rdma", "port counters rose", 64 << 20, 0.01)
+PAIR = Pair(worker("d"), worker("p"))
+FAST = LinkReport(
+    source=PAIR.producer.ref, link_type="rdma", evidence="port counters rose", num_bytes=64 << 20, seconds=0.01
+)
 
 
 def names(pairs: tuple[Pair, ...]) -> list[str]:
@@ -53,7 +58,13 @@ def test_only_partners_that_answer() -> None:
 
 async def test_the_consumer_measures() -> None:
     report = pb.LinkReport(
-        link_type="tcp", evidence="eth0 rose", num_bytes=1 << 20, seconds=0.5, problem="slow", refused=True
+        source={"id": "p", "incarnation": 1, "address": "p:1"},
+        link_type="tcp",
+        evidence="eth0 rose",
+        num_bytes=1 << 20,
+        seconds=0.5,
+        problem="slow",
+        refused=True,
     )
     links = {
         "p": pb.ProbeLinkReply(report=report),
@@ -68,19 +79,23 @@ async def test_the_consumer_measures() -> None:
         d, *producers = worker_list.workers
         p, q, r = [await measure(listed, Pair(d, producer)) for producer in producers]
     assert consumer.probed == ["p", "q", "r"]
-    assert (p.link_type, p.evidence, p.num_bytes, p.seconds, p.problem, p.is_refused) == (
+    assert isinstance(p, LinkReport) and isinstance(q, Finding) and isinstance(r, Finding)
+    assert (p.link_type, p.evidence, p.num_bytes, p.seconds, p.problem, p.refused) == (
         *("tcp", "eth0 rose", 1 << 20, 0.5, "slow", True),
     )
-    assert (q.error, r.is_unsupported) == ("unknown worker", True)
+    assert_fails(q, "pairs", "nothing moved: unknown worker", "check that d can reach")
+    assert_skips(r, "pairs", "d cannot measure; its version is older")
     lost = replace(d, ref=replace(d.ref, address=f"127.0.0.1:{free_port()}"))
-    assert (await measure(listed, Pair(lost, producers[0]))).error.startswith("unavailable")
+    absent = await measure(listed, Pair(lost, producers[0]))
+    assert isinstance(absent, Finding)
+    assert_fails(absent, "pairs", "nothing moved: unavailable", "check that d can reach")
 
 
 def test_a_link_that_meets_the_settings() -> None:
-    finding = judge_pair(FAST, TransferConfig(require="rdma", min_gbps=6.0))
+    finding = judge_link(PAIR, FAST, TransferConfig(require="rdma", min_gbps=6.0))
     assert_fine(finding, "pairs", "d <- p  rdma  6.71 GB/s  (port counters rose)")
     assert finding.figures["gbps"] == 6.711 and finding.figures["consumer"] == "d"
-    near = judge_pair(replace(FAST, link_type="shared_memory"), TransferConfig(require="rdma"))
+    near = judge_link(PAIR, replace(FAST, link_type="shared_memory"), TransferConfig(require="rdma"))
     assert_fine(near, "pairs", "shared_memory")
 
 
@@ -100,19 +115,12 @@ def test_a_link_that_meets_the_settings() -> None:
     ],
 )
 def test_a_link_that_does_not_meet_the_settings(
-    measured: MeasuredPair, transfer: TransferConfig, found: str, fix: str
+    measured: LinkReport, transfer: TransferConfig, found: str, fix: str
 ) -> None:
-    assert_warns(judge_pair(measured, transfer), "pairs", found, fix)
+    assert_warns(judge_link(PAIR, measured, transfer), "pairs", found, fix)
 
 
 def test_a_link_that_is_not_used() -> None:
-    finding = judge_pair(replace(FAST, problem="tcp, not rdma", is_refused=True), ANY)
+    finding = judge_link(PAIR, replace(FAST, problem="tcp, not rdma", refused=True), ANY)
     assert_fails(finding, "pairs", "tcp, not rdma; it is not used", "the consumer's transfer.require")
     assert finding.figures["refused"] is True
-
-
-def test_nothing_moved() -> None:
-    finding = judge_pair(MeasuredPair(FAST.pair, error="deadline_exceeded"), ANY)
-    assert_fails(finding, "pairs", "nothing moved: deadline_exceeded", "check that d can reach p:1")
-    old = judge_pair(MeasuredPair(FAST.pair, error="unimplemented", is_unsupported=True), ANY)
-    assert_skips(old, "pairs", "d cannot measure; its version is older")

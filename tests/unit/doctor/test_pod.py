@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tandem.doctor.pod import ACCOUNT, PodFacts, judge_pod, read_pod
+from tandem.doctor.kubernetes import ACCOUNT, PodFacts, judge_pod, read_pod
 from tests.unit.doctor.trees import system
 from tests.unit.doctor.verdicts import assert_fine, assert_skips
 

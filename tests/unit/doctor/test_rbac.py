@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from tandem.core.config import Config, PlannerConfig
-from tandem.doctor.pod import ACCOUNT
-from tandem.doctor.rbac import (
+from tandem.doctor.kubernetes import (
+    ACCOUNT,
     Permission,
     check_permissions,
     check_review,

@@ -31,7 +31,7 @@ Q = peer_named("q")
 def order(id: int, num_blocks: int = 1, peer: TransportPeer = P, digests: bool = False) -> StartRead:
     local = tuple(BlockId(10 * id + i) for i in range(num_blocks))
     offered = tuple(BlockDigest(BlockId(i), digest_of(block, i)) for i, block in enumerate(local))
-    return StartRead(id, peer.worker, range(num_blocks), offered, local, digests)
+    return StartRead(id, peer.worker, tuple(range(num_blocks)), offered, local, digests)
 
 
 def copies_of(read: StartRead) -> tuple[BlockCopy, ...]:

@@ -30,7 +30,7 @@ from tandem.engine.rank_messages import (
 )
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.wire.rank_codec import decode_command, encode_event
+from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.ranks.rank_channel import RankChannel, connect, private_directory
 from tandem.worker.ranks.rank_group import RankGroup
 
@@ -62,9 +62,9 @@ class Rank:
             assert self.line is not None
             with suppress(OSError):  # its leader may have given up by then
                 for event in (RankReady(rank), *messages):
-                    self.line.send(event if isinstance(event, bytes) else encode_event(event))
+                    self.line.send(event if isinstance(event, bytes) else RANK_EVENTS.encode(event))
             while listens and (message := self.line.receive()) is not None:
-                self.received.append(decode_command(message))
+                self.received.append(RANK_COMMANDS.decode(message))
             if listens:
                 self.line.close()
             self.is_gone.set()
@@ -129,7 +129,7 @@ def test_transfer_data_goes_to_and_from_a_single_rank(rig: Rig) -> None:
     assert rig.ranks[1].received == [MoverBytes(b"read")] and rig.ranks[0].received == []
     line = rig.ranks[1].line
     assert line is not None
-    line.send(encode_event(MoverBytes(b"done")))
+    line.send(RANK_EVENTS.encode(MoverBytes(b"done")))
     until(lambda: received)
     assert received == [(2, b"done")]
     rank_group.close()
@@ -144,7 +144,7 @@ def test_the_transport_of_each_rank_is_reported_in_order(rig: Rig) -> None:
     ]
     for rank, peer in reversed([*zip(rig.ranks, peers, strict=True)]):
         assert rank.line is not None
-        rank.line.send(encode_event(RankRegistered(peer)))
+        rank.line.send(RANK_EVENTS.encode(RankRegistered(peer)))
     assert rank_group.open_transfers(WORKER) == peers
     until(lambda: all(rank.received for rank in rig.ranks))
     assert [rank.received for rank in rig.ranks] == [[OpenMover(WORKER)]] * 2
@@ -198,8 +198,11 @@ def test_a_rank_that_fails_while_loading_reports_the_reason(rig: Rig) -> None:
         (lambda line: line.close(), "rank 1 is gone"),
         (lambda line: line.send(b"\xff"), "rank 1 sent an invalid message"),
         (lambda line: line.send(b""), "rank 1 sent an invalid message"),
-        (lambda line: line.send(encode_event(RankReady(1))), "rank 1 sent an invalid message"),
-        (lambda line: line.send(encode_event(RankFailed(ErrorKind.INTERNAL, "out of memory"))), "rank 1: out of mem"),
+        (lambda line: line.send(RANK_EVENTS.encode(RankReady(1))), "rank 1 sent an invalid message"),
+        (
+            lambda line: line.send(RANK_EVENTS.encode(RankFailed(ErrorKind.INTERNAL, "out of memory"))),
+            "rank 1: out of mem",
+        ),
     ],
     ids=["gone", "garbage", "nothing", "out of turn", "failed"],
 )

@@ -215,4 +215,4 @@ class _ProbePasses:
             for source in sources
         )
         local = tuple(BlockId(first_target + place) for place in range(self._num_blocks))
-        return StartRead(0, self._peer.worker, sources, offered, local, checked and digests is not None)
+        return StartRead(0, self._peer.worker, tuple(sources), offered, local, checked and digests is not None)

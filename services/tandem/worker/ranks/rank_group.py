@@ -28,7 +28,7 @@ from tandem.engine.rank_messages import (
     RanksLost,
 )
 from tandem.engine.transfer_messages import TransportPeer
-from tandem.wire.rank_codec import decode_event, encode_command
+from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.ranks.rank_channel import RankChannel, listen
 
 START_S = 120.0
@@ -113,7 +113,7 @@ class RankGroup:
         """Send a command to every rank; a `runtime.parallel.leader.Tell`. Raises RanksLost."""
         if self._lost is not None:
             raise RanksLost(self._lost.message)
-        data = encode_command(command)
+        data = RANK_COMMANDS.encode(command)
         for rank in self._channels:
             self._send(rank, data)
 
@@ -125,7 +125,7 @@ class RankGroup:
     def open_transfers(self, worker: WorkerRef) -> list[TransportPeer]:
         """Have every rank open its transfer agent, once; returns how each is read by other workers, in rank order.
         Raises TandemError."""
-        data = encode_command(OpenMover(worker))
+        data = RANK_COMMANDS.encode(OpenMover(worker))
         for rank in self._channels:
             with contextlib.suppress(RanksLost):  # raised below, for all
                 self._send(rank, data)
@@ -143,7 +143,7 @@ class RankGroup:
     def send_to_transfer(self, rank: int, data: bytes) -> None:
         """Send encoded bytes to one rank's transfer agent. The loss of a rank is reported by `watch`."""
         with contextlib.suppress(RanksLost):
-            self._send(rank, encode_command(MoverBytes(data)))
+            self._send(rank, RANK_COMMANDS.encode(MoverBytes(data)))
 
     def close(self) -> None:
         """End the ranks and wait for their ends; a second call does nothing. Does not raise."""
@@ -177,7 +177,7 @@ class RankGroup:
         """Accept a connection whose first message is RankReady. The directory's permissions authenticate the
         process."""
         message = channel.receive()
-        event = None if message is None else decode_event(message)
+        event = None if message is None else RANK_EVENTS.decode(message)
         if not isinstance(event, RankReady) or event.rank in self._channels or not 0 < event.rank < size:
             channel.close()
             raise TandemError(ErrorKind.INTERNAL, f"a rank's first message is {event}")
@@ -188,7 +188,7 @@ class RankGroup:
         error = TandemError(ErrorKind.WORKER_LOST, f"rank {rank} is gone")
         try:
             while (message := channel.receive()) is not None:
-                event = decode_event(message)
+                event = RANK_EVENTS.decode(message)
                 if isinstance(event, RankFailed):
                     error = TandemError(event.kind, f"rank {rank}: {event.message}")
                     break

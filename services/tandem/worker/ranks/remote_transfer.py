@@ -11,13 +11,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from google.protobuf.message import DecodeError
-
-from tandem.core.errors import TandemError
 from tandem.engine.transfer_messages import Command, Event, TransferStopped
 from tandem.transfer.interface import KVTransfer, OpenKVTransfer
-from tandem.wire.gen import mover_pb2 as pb
-from tandem.wire.transfer_codec import decode_command, decode_event, encode_command, encode_event
+from tandem.wire.rank_codec import TRANSFER_COMMANDS, TRANSFER_EVENTS
 
 Send = Callable[[bytes], None]
 
@@ -46,13 +42,13 @@ class RemoteTransfer(KVTransfer):
         with self._lock:
             if not self._is_open:
                 raise RuntimeError("the transfer thread of another rank has stopped")
-            self._send(encode_command(command).SerializeToString())
+            self._send(TRANSFER_COMMANDS.encode(command))
 
     def halt(self) -> None:
         with self._lock:
             if self._is_open:
                 self._is_open = False
-                self._send(encode_command(None).SerializeToString())
+                self._send(TRANSFER_COMMANDS.encode(None))
 
     def join(self, timeout_s: float) -> bool:
         return self._has_ended.wait(timeout_s)
@@ -60,8 +56,8 @@ class RemoteTransfer(KVTransfer):
     def received(self, data: bytes) -> None:
         """Forward an event of the other process. Events after the last one are dropped."""
         try:
-            event = decode_event(pb.MoverEvent.FromString(data))
-        except (DecodeError, TandemError) as error:
+            event = TRANSFER_EVENTS.decode(data)
+        except ValueError as error:
             self.lost(f"another rank sent an invalid message: {error}")
             return
         if isinstance(event, TransferStopped):
@@ -100,8 +96,8 @@ class TransferServer:
         """Execute a command. A malformed one stops the transfer, since the first rank would wait for its outcome for
         ever."""
         try:
-            command = decode_command(pb.MoverCommand.FromString(data))
-        except (DecodeError, TandemError) as error:
+            command = TRANSFER_COMMANDS.decode(data)
+        except ValueError as error:
             _log.error("the first rank sent an invalid command: %s", error)
             command = None
         if command is None:
@@ -117,4 +113,4 @@ class TransferServer:
         return self._transfer.join(timeout_s)
 
     def _send_event(self, event: Event) -> None:
-        self._send(encode_event(event).SerializeToString())
+        self._send(TRANSFER_EVENTS.encode(event))

@@ -1,6 +1,7 @@
-"""Check the planner's permissions at Kubernetes' API server, without changing an object.
+"""Check what Kubernetes provides to this pod, and the planner's permissions at the API server, without changing an
+object.
 
-The check posts SelfSubjectAccessReview (authorization.k8s.io/v1), which every account may do.
+The check of permissions posts SelfSubjectAccessReview (authorization.k8s.io/v1), which every account may do.
 """
 
 from __future__ import annotations
@@ -10,15 +11,41 @@ import json
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tandem.core.config import Config
 from tandem.doctor.finding import Finding, fail, ok, skip
-from tandem.doctor.pod import ACCOUNT, PodFacts, read_pod
 from tandem.doctor.system import System
 
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 ANSWER_S = 5.0
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """Kubernetes environment of this process. `api`: host:port of the API server, empty outside a cluster."""
+
+    api: str
+    namespace: str
+    has_token: bool
+
+
+def read_pod(system: System) -> PodFacts:
+    host, port = system.environ.get("KUBERNETES_SERVICE_HOST", ""), system.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return PodFacts(
+        api=f"{host}:{port}" if host else "",
+        namespace=system.text(f"{ACCOUNT}/namespace"),
+        has_token=bool(system.text(f"{ACCOUNT}/token")),
+    )
+
+
+def judge_pod(pod: PodFacts) -> Finding:
+    if not pod.api:
+        return skip("pod", "KUBERNETES_SERVICE_HOST is unset: this is not a pod")
+    token = "with" if pod.has_token else "without"
+    return ok("pod", f"in namespace {pod.namespace or 'unknown'}, API server {pod.api}, {token} a token for it")
 
 
 class Permission(NamedTuple):
