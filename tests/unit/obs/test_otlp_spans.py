@@ -88,6 +88,7 @@ def encoded(spans: Sequence[EndedSpan]) -> ExportTraceServiceRequest:
     return request
 
 
+@pytest.mark.slow
 @given(SPANS.filter(bool), HEADERS)
 def test_spans_are_encoded_as_the_sdk_does(roots: tuple[SpanRecord, ...], headers: tuple[str, str]) -> None:
     made = ended(roots, *headers)
