@@ -6,8 +6,14 @@
 # Tests start many processes, each of which would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What `make check` runs: to collect the others' tests takes each process seconds.
-QUICK := tests/architecture tests/unit tests/property
+# What `make check` runs, one process for each part, so that only two import torch. The last part has all rooms that no
+# other has.
+WITH_RAY := tests/unit/worker tests/unit/transfer tests/unit/doctor tests/unit/loadtest
+WITH_MODELS := tests/unit/runtime tests/property
+DECIDING := tests/unit/sched tests/unit/workload tests/unit/scaling tests/unit/admission tests/unit/cli
+OTHERS := tests/architecture tests/unit $(patsubst %,--ignore=%,$(WITH_RAY) $(WITH_MODELS) $(DECIDING) tests/unit/gateway)
+PARTS := "$(WITH_RAY)" "$(WITH_MODELS)" "tests/unit/gateway" "$(DECIDING)" "$(OTHERS)"
+
 # One process more than cores, for tests that wait; each imports and collects everything, so not many.
 PROCESSES := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
 # Side by side, each file in one process, in the order that tests/conftest.py gives them.
@@ -30,7 +36,7 @@ serve: setup ## serve a small model on this machine: one prefill and one decode 
 	@$(BIN)/tandem serve $(ARGS)
 
 check: setup ## format, types, floors, generated files, unit and property tests: at most 90 seconds, before every commit
-	@TANDEM_TEST_EFFORT=check .ci/check -q -m "not slow and not nightly" $(QUICK) $(SIDE_BY_SIDE)
+	@TANDEM_TEST_EFFORT=check PROCESSES=$(PROCESSES) .ci/check -q -m "not slow and not nightly" --timeout=600 -- $(PARTS)
 
 test: setup system ## all of that at full breadth, exactness, one test of each path through real processes: what CI runs
 ifeq ($(ARGS),)

@@ -14,16 +14,16 @@ IS_CHECK = EFFORT == "check"
 IS_NIGHTLY = EFFORT == "nightly"
 PHASES = tuple(phase for phase in Phase if phase is not Phase.shrink or not os.environ.get("TANDEM_NO_SHRINKING"))
 """All that hypothesis does; where mutants are tested, nobody reads the smallest example that fails."""
-_FACTORS = {"check": 1 / 8, "test": 1, "nightly": 15}
+_FACTORS = {"check": 1 / 8, "test": 1 / 2, "nightly": 15}
 
 
 def scaled(number: int) -> int:
-    """Return how many examples to try where `make test` tries `number`."""
+    """Return how many examples to try: `number` times an eighth, a half or fifteen, depending on the target."""
     return max(1, int(number * _FACTORS[EFFORT]))
 
 
 def effort(examples: int, steps: int = 50) -> settings:
-    """Return settings for hypothesis: `examples` in `make test`, each of at most `steps` rules of a state machine.
+    """Return settings for hypothesis: `scaled(examples)`, each of at most `steps` rules of a state machine.
 
     `make nightly` draws new examples each time; the other targets the same ones in every run, so that a red test stays
     red. `make check` runs shorter examples too.

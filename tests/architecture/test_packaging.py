@@ -38,6 +38,7 @@ def test_no_requirement_is_the_package_that_installs_every_cuda_version() -> Non
     assert "nixl" not in names | constraints().keys()
 
 
+@pytest.mark.slow
 def test_the_gateway_runs_without_torch_and_ray() -> None:
     heavy = ("torch", "ray", "numpy", "safetensors", "gguf", "nixl_cu12", "transformers")
     code = f"import sys, tandem.gateway.main; print(*[m for m in {heavy} if m in sys.modules])"

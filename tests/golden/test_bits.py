@@ -60,7 +60,7 @@ def test_cuts_of_a_prompt_change_no_bit(tiny: TinyModels, name: str, quantizatio
     _check_cuts(tiny(name, "float32"), _tokens(3, TINY_VOCAB), cuts, quantization)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.nightly)])
 def test_cuts_of_a_prompt_change_no_bit_of_the_real_model(real: Reference, quantization: Quantization) -> None:
     _check_cuts(real, _tokens(3, _REAL_VOCAB, 50), ((8, (1,)), (32, (7, 30, 2))), quantization)
 

@@ -118,16 +118,16 @@ def _check(real: Reference, judge: Judge, texts: Sequence[list[int]], knobs: Kno
     assert len(ties) <= 2
 
 
-def test_most_prompts_over_the_default_path(real: Reference, judge: Judge, texts: list[list[int]]) -> None:
-    """Up to 700 tokens."""
-    _check(real, judge, texts[:-2], _DEFAULT)
+def test_half_of_the_prompts_over_the_default_path(real: Reference, judge: Judge, texts: list[list[int]]) -> None:
+    """Every other one, up to 700 tokens; `make nightly` takes all."""
+    _check(real, judge, texts[:-2:2], _DEFAULT)
 
 
 @pytest.mark.parametrize("knobs", covering(_PRODUCT), ids=str)
 def test_a_few_prompts_over_each_pair_of_settings(
     real: Reference, judge: Judge, texts: list[list[int]], knobs: Knobs
 ) -> None:
-    _check(real, judge, [texts[i] for i in (0, 9, 19)], knobs)
+    _check(real, judge, [texts[i] for i in (0, 19)], knobs)
 
 
 @pytest.mark.nightly
@@ -201,7 +201,7 @@ def _check_int8(real: Reference, texts: Sequence[list[int]], product: Sequence[K
 
 
 def test_int8_tokens_do_not_depend_on_the_path(real: Reference, texts: list[list[int]]) -> None:
-    _check_int8(real, [texts[i] for i in (0, 4, 9, 19)], _VARIANTS)
+    _check_int8(real, [texts[i] for i in (0, 19)], _VARIANTS)
 
 
 @pytest.mark.nightly

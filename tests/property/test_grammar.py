@@ -18,7 +18,7 @@ from tandem.core.ids import SeqId
 from tandem.gateway.output.response_format import GrammarCheck, StructuredOutput, schema_source
 from tandem.runtime.grammar_engine import LlguidanceMasks
 from tests.effort import effort
-from tests.unit.gateway.conftest import train_tokenizer
+from tests.tokenizer import train_tokenizer
 
 END = 1
 MAX_TOKENS = 400

@@ -9,21 +9,17 @@ from tandem.core.slo import Slo
 from tandem.sim.cluster.cluster import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
-from tandem.sim.cost.model_shapes import LLAMA_8B, LLAMA_70B, QWEN_8B
+from tandem.sim.cost.model_shapes import LLAMA_8B, QWEN_8B
 from tandem.sim.cost.roofline import SERVING, Efficiency, Roofline
 from tandem.sim.report.fidelity import COMPARED, Compared, fidelity
 from tandem.sim.simulate import simulate
 from tandem.workload.mix import RequestClass, poisson
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "one",
-    [
-        # Of the small figures the one that takes least; `make nightly` simulates the others.
-        pytest.param(one, marks=() if (one.shape, one.degree) == (LLAMA_70B, 1) else pytest.mark.nightly)
-        for one in COMPARED
-        if one.output == 128 and one.prompt == 2048
-    ],
+    [one for one in COMPARED if one.output == 128 and one.prompt == 2048],
     ids=lambda one: f"{one.shape.name} on {one.degree} x {one.hardware.name}",
 )
 def test_what_is_stated_as_simulated_is(one: Compared) -> None:

@@ -87,6 +87,7 @@ def test_a_deadline_ends_a_request_everywhere(calm: Pair, method: str) -> None:
         calm.wait_idle()
 
 
+@pytest.mark.nightly
 def test_a_shutdown_lets_streams_end_and_refuses_new_calls(calm: Pair) -> None:
     gateway = calm.cluster.gateway("ending-grpc")
     gateway.wait_ready()

@@ -137,7 +137,8 @@ def test_the_decode_worker_is_killed_while_it_decodes_and_others_wait_in_line(pa
     until(pair.prefill.is_idle, "an idle prefill worker")
 
 
-@pytest.mark.parametrize("role", ["decode", pytest.param("prefill", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_a_worker_that_is_suspended_and_resumed_late_harms_no_request(pair: Pair, role: str) -> None:
     sleeper = pair.prefill if role == "prefill" else pair.decode
     body = completion(LONG_PROMPT, 850, 40)

@@ -17,7 +17,8 @@ from tests.e2e.gateway.processes import Gateway, cluster
 MODEL = "smollm2-135m-instruct"
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
-pytestmark = pytest.mark.timeout(240)
+# `make test` has the exactness in tests/golden, and answers of a tiny model in e2e/calm.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

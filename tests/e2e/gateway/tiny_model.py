@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.unit.gateway.conftest import TEMPLATE, train_tokenizer
+from tests.tokenizer import TEMPLATE, train_tokenizer
 
 CONTEXT = 16384
 

@@ -18,8 +18,11 @@ from tests.e2e.gateway.test_ranks import follower_of
 from tests.e2e.worker.conftest import Start
 from tests.e2e.worker.test_two_workers import fresh_request, half_computed, in_one_place
 
+# `make test` has the hand-offs of ranks in tests/golden, and their processes in e2e/gateway/test_ranks.py.
+pytestmark = pytest.mark.nightly
 
-@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.nightly), "nixl"])
+
+@pytest.fixture(params=["local", "nixl"])
 def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
     """Start a worker of one rank, and one of two."""
     kind = request.param

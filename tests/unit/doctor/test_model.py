@@ -112,6 +112,7 @@ def test_the_check_neither_fetches_nor_creates_anything(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_converted_model_is_found(tmp_path: Path) -> None:
     made = resolve_model("random:smollm2-135m@7", tmp_path)
     assert find_local_model("random:smollm2-135m@7", tmp_path) == made

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 import uvloop
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
@@ -36,42 +36,14 @@ from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.worker_view import Pool
 from tandem.wire.channels import channel_options
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
+from tests.tokenizer import TEMPLATE, train_tokenizer
 from tests.unit.gateway.instant import instant_events
 from tests.unit.gateway.rig import Rig, rigs
 
-SPECIAL = ["<s>", "<|im_end|>", "<|im_start|>"]
-CORPUS = [
-    "The capital of France is Paris. The capital of Germany is Berlin.",
-    "def main():\n    return 12345 + 67890\n",
-    "你好。世界。東京は日本の首都です。",
-    "Grüße aus Köln, naïve café, Ελλάδα, Россия, 😀😃🎉👩‍🚀",
-]
-TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 _ALTERNATIVES = tuple((token, -0.5 - token) for token in range(42, 62))
 HEARTBEAT_S = 0.05
 """Tests that hold a stream back see heartbeats soon; tests that do not hold it back end before the first one."""
 Step = Token | PromptLogprobs | Finished | Exception | asyncio.Event
-
-
-def train_tokenizer() -> Tokenizer:
-    """Byte-level BPE with all 256 bytes, ids 0 to 2 special, and a post-processor that adds `<s>`."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS * 4, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return tokenizer
 
 
 @pytest.fixture(scope="session")

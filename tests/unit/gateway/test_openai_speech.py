@@ -17,7 +17,7 @@ from tandem.core.events import FinishReason
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.text.text_model import TextModel
-from tests.unit.gateway.conftest import TEMPLATE
+from tests.tokenizer import TEMPLATE
 
 Front = Any  # the fixtures' class lives in conftest
 SCHEMA: dict[str, Any] = {

@@ -118,6 +118,7 @@ def test_a_schema_that_cannot_be_used_is_refused_with_the_reason(schema: Any, re
     assert reason in caught.value.message
 
 
+@pytest.mark.slow
 def test_depth_is_bounded_before_anything_recurses() -> None:
     for depth, is_fine in ((120, True), (129, False), (100_000, False)):
         deep: dict[str, Any] = {}

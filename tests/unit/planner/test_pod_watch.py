@@ -88,6 +88,7 @@ async def test_whatever_fails_is_tried_again(error: Exception) -> None:
         assert pauses.number >= 3
 
 
+@pytest.mark.slow
 def test_a_token_that_is_not_there_is_a_failed_call() -> None:
     def missing(settings: client.Configuration) -> None:
         raise config.ConfigException("no token")

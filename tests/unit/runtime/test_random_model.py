@@ -63,6 +63,7 @@ def test_its_tokenizer_knows_every_text_and_every_id(tmp_path: Path) -> None:
     assert "assistant" in bundle.chat_template
 
 
+@pytest.mark.slow
 def test_a_digest_is_a_function_of_name_and_seed(tmp_path: Path) -> None:
     ids = ["random:qwen3-8b", "random:qwen3-8b@0", "random:qwen3-8b@1", "random:llama-3.1-8b"]
     first, same, other_seed, other_name = (weights_digest(resolve_model(i, tmp_path), tmp_path) for i in ids)

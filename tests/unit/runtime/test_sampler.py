@@ -60,6 +60,7 @@ def _chi_square(seen: list[int], expected: list[float]) -> float:
     return sum((s - e) ** 2 / e for s, e in zip(seen, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_samples_follow_the_distribution(temperature: float) -> None:
     count = 3000

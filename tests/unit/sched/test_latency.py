@@ -70,6 +70,7 @@ def test_a_chunk_late_in_a_prompt_is_smaller() -> None:
     assert all(r.measured_s < 0.35 for r in worker.records[first:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target_s", [0.001, 0.03])
 def test_an_unreachable_target_is_counted_and_nothing_stalls(target_s: float) -> None:
     """Decodes alone take longer than the target."""
@@ -135,6 +136,7 @@ def test_a_wrong_model_keeps_the_target_nevertheless() -> None:
     assert sum(r.measured_s for r in worker.records[settled:]) > 250 * 0.2 * 0.6
 
 
+@pytest.mark.slow
 def test_the_ladder_does_not_swing_under_noise() -> None:
     worker = SimulatedWorker(targets=ITL, noise=0.08)
     worker.decoding(8)
@@ -199,7 +201,7 @@ def test_with_a_target_too_a_short_prompt_is_soon_done() -> None:
 
 
 @pytest.mark.parametrize("target_s", [0.0, 0.2, 0.001])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_nobody_starves(seed: int, target_s: float) -> None:
     """Half of the machine goes to the oldest, however many shorter ones keep coming: the bound of `share`."""
     random = Random(seed)

@@ -36,6 +36,7 @@ async def test_all_local_workers_drain(nodes: Nodes, tmp_path: Path, capsys: pyt
     assert lines == [f"w{number} takes no new work, nothing is left" for number in (0, 1)]
 
 
+@pytest.mark.slow
 async def test_work_left_at_the_timeout_is_reported(
     nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

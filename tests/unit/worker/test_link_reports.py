@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.worker.links import link_reports
@@ -66,6 +68,7 @@ def test_a_report_is_fresh_for_a_while() -> None:
     assert book.fresh(ref("a"), 1.0 + FRESH_S) is None and book.fresh(ref("b"), 1.0) is None
 
 
+@pytest.mark.slow
 def test_the_number_of_sources_is_bounded() -> None:
     book = LinkReports()
     for number in range(link_reports.MAX_SOURCES + 5):

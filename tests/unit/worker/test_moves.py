@@ -39,6 +39,7 @@ def resume(request: Request, producer: Node, key: JobKey, offer: HandoffKey, att
     )
 
 
+@pytest.mark.slow
 async def test_all_running_sequences_migrate(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
     pace(producer.executor, 0.02)

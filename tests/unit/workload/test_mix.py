@@ -61,6 +61,7 @@ def test_each_group_has_its_share_of_every_few_requests(parts: list[int], seed: 
         assert all(abs(found[str(i)] - share * EXACT_AMONG) < 1 + 1e-9 for i, share in enumerate(shares))
 
 
+@pytest.mark.slow
 def test_integral_shares_are_exact_and_others_hold_in_the_long_run() -> None:
     exact = Counter(scheduled.group for scheduled in first(Mix(GROUPS), 10 * EXACT_AMONG))
     assert exact == {"short": 140, "medium": 40, "long": 20}
@@ -132,6 +133,7 @@ def test_a_mix_is_generated_lazily_and_without_end() -> None:
 # ---- arrivals
 
 
+@pytest.mark.slow
 def test_a_group_with_its_own_arrivals_is_independent_of_the_others() -> None:
     mix = Mix((replace(ONE, share=0.6), RequestClass("batch", 0.4, (1, 1), (1, 1), arrivals=Batches(50))))
     requests = first(mix, 5000, rate=10.0)

@@ -28,6 +28,7 @@ def test_every_built_in_mix_has_a_rate_and_all_its_groups(name: str) -> None:
     assert {scheduled.group for scheduled in requests} == {group.name for group in built_in(name).groups}
 
 
+@pytest.mark.slow
 def test_built_in_mixes_have_their_shapes() -> None:
     def shape(name: str) -> dict[str, tuple[float, object]]:
         return {group.name: (group.share, group.prompt) for group in built_in(name).groups}
