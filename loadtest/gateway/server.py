@@ -29,7 +29,6 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
 from tandem.gateway.app import create_app
 from tandem.gateway.context.interfaces import AllowAll, RequestDispatcher
-from tandem.gateway.http.exchange import Exchange
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.tenants.quota_reservation import NoQuotas
@@ -114,15 +113,23 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": f"{kind}.complete"})
             if kind == "lifespan.shutdown":
                 return
-    exchange = Exchange(scope, receive, send)
-    body = json.loads(await exchange.read_body(MAX_BODY))
-    if not body.get("stream"):
-        await exchange.send_json(200, _BODY)
+    message = await receive()
+    received = message["body"]
+    while message["more_body"]:
+        message = await receive()
+        received += message["body"]
+    body = json.loads(received)
+    is_stream = body.get("stream")
+    headers = [(b"content-type", b"text/event-stream" if is_stream else b"application/json")]
+    if not is_stream:
+        headers.append((b"content-length", str(len(_BODY)).encode()))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if not is_stream:
+        await send({"type": "http.response.body", "body": _BODY, "more_body": False})
         return
-    await exchange.start(200, [(b"content-type", b"text/event-stream")])
-    async for chunk in _chunks(body):
-        await exchange.write(chunk, more=True)
-    await exchange.write(b"data: [DONE]\n\n", more=False)
+    async for chunk in _with_end(body):
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _chunks(body: dict[str, Any]) -> AsyncIterator[bytes]:

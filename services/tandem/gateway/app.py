@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import chain
+
+from starlette.requests import ClientDisconnect
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
-from tandem.gateway.http.exchange import ClientDisconnected, Exchange, Receive, Scope, Send
+from tandem.gateway.http.exchange import Exchange, error_response
 from tandem.gateway.http.health import HealthRoutes
-from tandem.gateway.http.openai_routes import MODELS_PREFIX, OpenAIRoutes
-from tandem.gateway.http.openai_schema import (
-    ChatChunk,
-    ChatCompletion,
-    DetokenizeReply,
-    HealthReply,
-    ModelCard,
-    ModelList,
-    ScrapeGroup,
-    TextChunk,
-    TextCompletion,
-    TokenizeReply,
-)
+from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.http.openapi import OpenApiDocs
-from tandem.gateway.http.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Handler, Route
+from tandem.gateway.http.routes import HandlerRoute, routes_of
 from tandem.gateway.openai.output_spec import OutputSpecFactory
-from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.serving.completions import CompletionService
 from tandem.gateway.telemetry.gauges import watch_answers, watch_dispatch
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
@@ -37,7 +30,6 @@ from tandem.gateway.telemetry.request_record import RequestObserver
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
 from tandem.obs.logs.log_context import InRequest
 from tandem.obs.metrics.metrics import Metrics
-from tandem.obs.metrics.prometheus import TEXT_TYPE
 from tandem.obs.telemetry import Telemetry
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
@@ -76,23 +68,20 @@ _UNSERVED = {
 class GatewayApp:
     """ASGI 3 application of the gateway, for any ASGI server or middleware. The gRPC server shares its `answers`."""
 
-    __slots__ = ("_encoders", "_exact", "_measures", "_prefixes", "answers")
+    __slots__ = ("_encoders", "_measures", "_router", "answers")
 
     def __init__(
-        self, routes: Sequence[Route], answers: CompletionService, encoders: Executor, measures: RequestMetrics
+        self, routes: Iterable[HandlerRoute], answers: CompletionService, encoders: Executor, measures: RequestMetrics
     ) -> None:
         self.answers = answers
-        self._exact: dict[str, dict[str, Handler]] = {}
-        self._prefixes: dict[str, dict[str, Handler]] = {}
         self._encoders = encoders
         self._measures = measures
+        self._router = Router([], redirect_slashes=False, default=_refuse_path, lifespan=self._lifespan)
         self.serve(routes)
 
-    def serve(self, routes: Sequence[Route]) -> None:
+    def serve(self, routes: Iterable[HandlerRoute]) -> None:
         """Add routes."""
-        for route in routes:
-            found = self._exact if route.prefix is None else self._prefixes
-            found.setdefault(route.prefix or route.path, {})[route.method] = route.handler
+        self._router.routes.extend(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -101,15 +90,18 @@ class GatewayApp:
             with InRequest(exchange.request_id):
                 await self._exchange(exchange)
         elif kind == "lifespan":
-            await self._lifespan(receive, send)
+            await self._router(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _exchange(self, exchange: Exchange) -> None:
-        """Handle one exchange and make sure that it ends in one response, whatever its handler does."""
+        """Handle one exchange and make sure that it ends in one response, whatever its handler does. Starlette's own
+        handlers of exceptions see neither a cancellation nor an error after the head of the response."""
+        scope = exchange.scope
+        scope["exchange"] = exchange
         try:
-            await self._route(exchange)
-        except ClientDisconnected:
+            await self._router(scope, exchange.receive, exchange.send)
+        except ClientDisconnect:
             return
         except asyncio.CancelledError:
             # The server's grace period is over. This is the task's outermost frame: send the client an error.
@@ -121,50 +113,25 @@ class GatewayApp:
             message = f"internal error (request {exchange.request_id})"
             await self._refuse(exchange, TandemError(ErrorKind.INTERNAL, message))
         finally:
-            exchange.late_error = None  # breaks a reference cycle that only the garbage collector would free
+            # These break reference cycles that only the garbage collector would free.
+            exchange.late_error = None
+            del scope["exchange"]
             if exchange.started and exchange.is_counted:
                 self._measures.responded(exchange.status)
 
     async def _refuse(self, exchange: Exchange, error: TandemError) -> None:
         if not exchange.started:
-            await exchange.send_error(error)
+            await error_response(error)(exchange.scope, exchange.receive, exchange.send)
         elif exchange.late_error is not None and not exchange.complete:
-            await exchange.write(exchange.late_error(error), more=False)
+            await exchange.send({"type": "http.response.body", "body": exchange.late_error(error)})
         else:
             # The server closes a connection whose response is incomplete.
             _log.error("request %s failed after its response: %r", exchange.request_id, error)
 
-    async def _route(self, exchange: Exchange) -> None:
-        path, method = exchange.scope["path"], exchange.scope["method"]
-        handlers = self._find(path)
-        if handlers is None:
-            unsupported = unsupported_feature(path)
-            message = f"there is nothing at {path}" if unsupported is None else f"{path}: {unsupported}"
-            raise TandemError(ErrorKind.NOT_FOUND, message)
-        handler = handlers.get("GET" if method == "HEAD" else method)
-        if handler is None:
-            allowed = ", ".join(sorted(handlers))
-            error = TandemError(ErrorKind.METHOD_NOT_ALLOWED, f"{path} takes {allowed}, not {method}")
-            await exchange.send_error(error, [(b"allow", allowed.encode())])
-            return
-        await handler(exchange)
-
-    def _find(self, path: str) -> dict[str, Handler] | None:
-        if path in self._exact:
-            return self._exact[path]
-        matching = (
-            handlers for prefix, handlers in self._prefixes.items() if path.startswith(prefix) and path != prefix
-        )
-        return next(matching, None)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.shutdown":
-                self._encoders.shutdown(wait=False, cancel_futures=True)
-                await send({"type": "lifespan.shutdown.complete"})
-                return
-            await send({"type": "lifespan.startup.complete"})
+    @asynccontextmanager
+    async def _lifespan(self, _: object) -> AsyncGenerator[None, None]:
+        yield
+        self._encoders.shutdown(wait=False, cancel_futures=True)
 
 
 def create_app(
@@ -188,108 +155,20 @@ def create_app(
     recorder = RequestRecorder(clock or SystemClock(), measures, telemetry.tracing, observers, targets)
     answers = CompletionService(dispatch, encoders, recorder, output_specs)
     openai = OpenAIRoutes(answers, authenticator, config.max_body, config.heartbeat_s)
-    reference = OpenApiDocs()
     watch_answers(telemetry.metrics, recorder)
     watch_dispatch(telemetry.metrics, dispatch)
     health = HealthRoutes(dispatch, authenticator, telemetry)
-    routes = [*_answer_routes(openai), *_lookup_routes(openai), *_operator_routes(health), *reference.routes()]
+    reference = OpenApiDocs()
+    routes = list(chain.from_iterable(map(routes_of, (openai, health, reference))))
     reference.write(routes)
     return GatewayApp(routes, answers, encoders, measures)
 
 
-def _answer_routes(openai: OpenAIRoutes) -> list[Route]:
-    return [
-        Route(
-            method="POST",
-            path="/v1/chat/completions",
-            handler=openai.chat,
-            summary="Chat completion",
-            body=ChatBody,
-            reply=ChatCompletion,
-            chunk=ChatChunk,
-            errors=OF_COMPLETIONS,
-        ),
-        Route(
-            method="POST",
-            path="/v1/completions",
-            handler=openai.completions,
-            summary="Completion of one or several prompts",
-            body=CompletionBody,
-            reply=TextCompletion,
-            chunk=TextChunk,
-            errors=OF_COMPLETIONS,
-        ),
-    ]
-
-
-def _lookup_routes(openai: OpenAIRoutes) -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path="/v1/models",
-            handler=openai.models,
-            summary="All models, one entry for each name or alias",
-            reply=ModelList,
-            errors=OF_EVERY_REQUEST,
-        ),
-        Route(
-            method="GET",
-            path=MODELS_PREFIX + "{model}",
-            handler=openai.model,
-            summary="One model",
-            reply=ModelCard,
-            errors=(*OF_EVERY_REQUEST, ErrorKind.MODEL_NOT_FOUND, ErrorKind.NO_WORKER),
-        ),
-        Route(
-            method="POST",
-            path="/tokenize",
-            handler=openai.tokenize,
-            summary="Token ids of a prompt or a conversation",
-            body=TokenizeBody,
-            reply=TokenizeReply,
-            errors=(*OF_BODIES, ErrorKind.UNSUPPORTED),
-        ),
-        Route(
-            method="POST",
-            path="/detokenize",
-            handler=openai.detokenize,
-            summary="Text of token ids",
-            body=DetokenizeBody,
-            reply=DetokenizeReply,
-            errors=OF_BODIES,
-        ),
-    ]
-
-
-def _operator_routes(health: HealthRoutes) -> list[Route]:
-    alive = "Liveness: 200 while this process answers"
-    return [
-        Route(method="GET", path="/health", handler=health.health, summary=alive, reply=HealthReply),
-        Route(method="GET", path="/live", handler=health.health, summary=alive, reply=HealthReply),
-        Route(
-            method="GET",
-            path="/ready",
-            handler=health.ready,
-            summary="Readiness: 200 when requests can be served",
-            reply=HealthReply,
-            not_ready=HealthReply,
-        ),
-        Route(
-            method="GET",
-            path="/metrics",
-            handler=health.metrics,
-            summary="Metrics for Prometheus",
-            text=TEXT_TYPE.partition(";")[0],
-        ),
-        Route(
-            method="GET",
-            path="/metrics/targets",
-            handler=health.targets,
-            summary="Addresses of the workers' own metrics, for Prometheus' HTTP service discovery",
-            reply=ScrapeGroup,
-            is_list=True,
-        ),
-    ]
+async def _refuse_path(scope: Scope, receive: Receive, send: Send) -> None:
+    path = scope["path"]
+    unsupported = unsupported_feature(path)
+    message = f"there is nothing at {path}" if unsupported is None else f"{path}: {unsupported}"
+    raise TandemError(ErrorKind.NOT_FOUND, message)
 
 
 def unsupported_feature(path: str) -> str | None:

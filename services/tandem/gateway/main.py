@@ -27,6 +27,7 @@ from tandem.gateway.context.interfaces import AllowAll, Authenticator, Quotas
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
+from tandem.gateway.http.routes import routes_of
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.demand_publisher import DemandPublisher
 from tandem.gateway.orchestration.driver import RequestDriver
@@ -133,7 +134,7 @@ class Gateway:
             clock=clock,
         )
         for console in consoles:
-            app.serve(console.routes())
+            app.serve(routes_of(console))
         options = config.gateway
         self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=_limits(options))
         self._grpc = GrpcServer(

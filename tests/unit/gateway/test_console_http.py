@@ -20,6 +20,7 @@ from tandem.gateway.console.history import NUM_RECORDS
 from tandem.gateway.console.routes import Console
 from tandem.gateway.console.view import MAX_ERROR_CHARS, MAX_WORKERS, GatewaySnapshot
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, ServedModel
+from tandem.gateway.http.routes import routes_of
 from tandem.gateway.telemetry.kv_flows import Flow
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
@@ -72,7 +73,7 @@ class Rig:
         self.app: GatewayApp = create_app(
             ScriptedDispatch(served), authenticator, GatewayConfig(), observers=[self.console], clock=StillClock()
         )
-        self.app.serve(self.console.routes())
+        self.app.serve(routes_of(self.console))
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app), base_url="http://gateway", verify=False
         )

@@ -20,7 +20,7 @@ from tandem.core.request import Request, SamplingParams
 from tandem.gateway.app import create_app
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
-from tandem.gateway.http.exchange import Exchange, header_value
+from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.output.text_stream import ChoiceTextStream
@@ -51,7 +51,7 @@ class Client:
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
-        if message["type"] == "http.response.body" and not message["more_body"]:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
             self.gone.set()
 
     def exchange(self, *headers: tuple[bytes, bytes]) -> Exchange:
@@ -67,7 +67,7 @@ def test_cleanup_after_a_complete_response_is_not_cancelled() -> None:
 
         async def work() -> None:
             nonlocal tidied
-            await exchange.send_json(200, b"{}")
+            await json_response(b"{}")(exchange.scope, exchange.receive, exchange.send)
             for _ in range(5):
                 await asyncio.sleep(0)
             tidied = True
@@ -216,7 +216,7 @@ def test_invalid_request_ids_are_replaced(value: bytes) -> None:
 
 
 def test_header_values_carry_no_line_breaks() -> None:
-    assert header_value("a\r\nb\x00ü") == b"a??b???"
+    assert header_value("a\r\nb\x00ü") == "a??b???"
 
 
 async def test_the_characters_queued_for_tokenization_are_bounded(

@@ -15,20 +15,9 @@ from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator
-from tandem.gateway.context.rate_limit_status import rate_limit_headers, refusal_headers
-from tandem.gateway.context.request_context import (
-    EXPLAIN_HEADER,
-    LANE_HEADER,
-    SESSION_HEADER,
-    TIMING_HEADER,
-    TRACEPARENT_HEADER,
-    TRACESTATE_HEADER,
-    RequestContext,
-    is_flag_set,
-    label_of,
-    lane_of,
-)
-from tandem.gateway.http.exchange import header_value, refusal
+from tandem.gateway.context.rate_limit_status import rate_limit_headers
+from tandem.gateway.context.request_context import RequestContext, label_of, read_context
+from tandem.gateway.http.exchange import error_headers, header_value, refusal
 from tandem.gateway.serving.completions import CompletionStream
 from tandem.gateway.tenants.authenticator import api_key_from_headers
 from tandem.wire.gen import inference_pb2 as pb
@@ -51,8 +40,9 @@ class GrpcCall:
         self._context = context
         self._opened = False
         # Of several entries with one name the first counts, as over HTTP.
-        self._metadata = dict(reversed(list(context.invocation_metadata() or ())))
-        self.request_id = label_of((self._text("x-request-id") or "").encode())
+        entries = reversed(list(context.invocation_metadata() or ()))
+        self._metadata = {name: value for name, value in entries if isinstance(value, str)}
+        self.request_id = label_of(self._metadata.get("x-request-id"))
 
     async def __aenter__(self) -> GrpcCall:
         return self
@@ -69,17 +59,12 @@ class GrpcCall:
     def caller(self, authenticator: Authenticator, received_at: float) -> RequestContext:
         """Authenticate the caller and read its metadata. Raises UNAUTHENTICATED, or INVALID_REQUEST for a value that a
         metadata key must not have."""
-        return RequestContext(
+        return read_context(
+            self._metadata,
+            authenticator.identify(api_key_from_headers(self._metadata)),
             request_id=self.request_id,
             received_at=received_at,
-            tenant=authenticator.identify(api_key_from_headers(self._text("authorization"), self._text("x-api-key"))),
-            lane=lane_of(self._text(LANE_HEADER)),
             timeout_s=self._context.time_remaining(),
-            session=self._text(SESSION_HEADER) or "",
-            wants_explanation=is_flag_set(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
-            wants_timing=is_flag_set(TIMING_HEADER, self._text(TIMING_HEADER)),
-            traceparent=self._text(TRACEPARENT_HEADER) or "",
-            tracestate=self._text(TRACESTATE_HEADER) or "",
         )
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:
@@ -97,15 +82,11 @@ class GrpcCall:
         if self._opened:
             return
         self._opened = True
-        path = header_value(answer.path).decode()
-        limits = [(name.decode(), value.decode()) for name, value in rate_limit_headers(answer.rate_limits)]
-        reasons = () if answer.reasons is None else (("x-tandem-reasons", json.dumps(answer.reasons)),)
-        metadata = (("x-request-id", self.request_id), ("x-tandem-path", path), *reasons, *limits)
-        await self._context.send_initial_metadata(metadata)
-
-    def _text(self, name: str) -> str | None:
-        value = self._metadata.get(name)
-        return value if isinstance(value, str) else None
+        metadata = {"x-request-id": self.request_id, "x-tandem-path": header_value(answer.path)}
+        if answer.reasons is not None:
+            metadata["x-tandem-reasons"] = json.dumps(answer.reasons)
+        metadata |= rate_limit_headers(answer.rate_limits)
+        await self._context.send_initial_metadata(tuple(metadata.items()))
 
     async def _abort(self, error: TandemError) -> None:
         code = grpc.StatusCode[error.facts.grpc]
@@ -143,12 +124,8 @@ def _trailers(
         ("x-request-id", request_id),
         ("tandem-error-bin", detail),
         ("grpc-status-details-bin", status.SerializeToString()),
+        *error_headers(error).items(),
     ]
     if retry_after_s is not None:
-        wait_s = max(0.0, retry_after_s)
-        trailers.append(("retry-after", str(math.ceil(wait_s))))
-        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1e3))))
-    if reject_reason is not None:
-        trailers.append(("x-tandem-reject-reason", header_value(reject_reason).decode()))
-    trailers += [(name.decode(), value.decode()) for name, value in refusal_headers(error)]
+        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(max(0.0, retry_after_s) * 1e3))))
     return tuple(trailers)

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from tandem.gateway.context.rate_limit_status import rate_limit_headers
 from tandem.gateway.context.request_context import TIMING_HEADER
-from tandem.gateway.http.exchange import Exchange, Header, header_value
+from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_response import ResponseFormatter
 from tandem.gateway.http.openai_schema import TandemFacts
 from tandem.gateway.http.server_timing import server_timing, timing_facts
@@ -45,7 +45,7 @@ async def _stream(
     sse = EventStream(exchange)
     part = await _first(sse, answer, parts, heartbeat_s)
     if not exchange.started:
-        await sse.open([*rate_limit_headers(answer.rate_limits), _path_header(answer)])
+        await sse.open(_headers(answer))
     opened: set[int] = set()
     num_open = answer.num_choices
     while True:
@@ -86,11 +86,12 @@ async def _collect(
     exchange: Exchange, formatter: ResponseFormatter, answer: CompletionStream, parts: AsyncGenerator[Part, None]
 ) -> None:
     gathered = [part async for part in parts]
-    headers = [*rate_limit_headers(answer.rate_limits), _path_header(answer)]
+    headers = _headers(answer)
     timing = answer.timing
     if timing is not None:
-        headers.append((TIMING_HEADER.encode(), server_timing(timing)))
-    await exchange.send_json(200, formatter.body(gathered, answer.usage(), _facts(answer, timing)), headers)
+        headers[TIMING_HEADER] = server_timing(timing)
+    response = json_response(formatter.body(gathered, answer.usage(), _facts(answer, timing)), headers=headers)
+    await response(exchange.scope, exchange.receive, exchange.send)
 
 
 def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFacts:
@@ -102,5 +103,5 @@ def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFact
     )
 
 
-def _path_header(answer: CompletionStream) -> Header:
-    return (b"x-tandem-path", header_value(answer.path))
+def _headers(answer: CompletionStream) -> dict[str, str]:
+    return {**rate_limit_headers(answer.rate_limits), "x-tandem-path": header_value(answer.path)}

@@ -19,11 +19,11 @@ def timing_facts(timing: RequestTiming) -> TimingFacts:
     return TimingFacts(**timing_ms(timing))
 
 
-def server_timing(timing: RequestTiming) -> bytes:
+def server_timing(timing: RequestTiming) -> str:
     """Format the stages and their `total` in the syntax of the header Server-Timing
     (https://www.w3.org/TR/server-timing/)."""
     named = {**timing.stages._asdict(), "total": timing.total_s}
-    return ", ".join(f"{name};dur={_ms(seconds)}" for name, seconds in named.items()).encode()
+    return ", ".join(f"{name};dur={_ms(seconds)}" for name, seconds in named.items())
 
 
 def _ms(seconds: float) -> float:

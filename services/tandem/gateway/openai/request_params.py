@@ -16,7 +16,7 @@ from tandem.core.lane import Lane
 from tandem.core.request import MAX_CHOICES, MAX_TOP_LOGPROBS, Request, SamplingParams
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.openai.request_schema import ChatBody, ChatMessage, CompletionBody, SharedBody
+from tandem.gateway.openai.request_schema import MAX_SALT_CHARS, ChatBody, ChatMessage, CompletionBody, SharedBody
 from tandem.gateway.output.tools import parse_message_calls
 from tandem.gateway.text.chat_template import GenerationPrompt
 
@@ -26,7 +26,6 @@ MAX_MESSAGES = 2048
 """Largest number of messages in a chat, the same as OpenAI's. A template's time may grow with its square."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
-MAX_SALT_CHARS = 256
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSERVED_IN_MESSAGES = ("function_call", "audio")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
