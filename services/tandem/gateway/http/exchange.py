@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.rate_limit_status import refusal_headers
 from tandem.gateway.context.request_context import label_of
+from tandem.gateway.http.openai_schema import ErrorBody, ErrorReply
 
 _REFUSALS = (429, 503)
 DEFAULT_RETRY_S = 1.0
@@ -133,24 +134,16 @@ def error_headers(error: TandemError) -> dict[str, str]:
     `x-tandem-reject-reason`, the exceeded limit."""
     headers = refusal_headers(error)
     retry_after_s, reject_reason = refusal(error)
-    if reject_reason is not None:
-        headers["x-tandem-reject-reason"] = header_value(reject_reason)
     if retry_after_s is not None:
         headers["retry-after"] = str(max(0, math.ceil(retry_after_s)))
+    if reject_reason is not None:
+        headers["x-tandem-reject-reason"] = header_value(reject_reason)
     return headers
 
 
 def error_body(error: TandemError) -> bytes:
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": error.message,
-                "type": error.facts.openai_type,
-                "param": error.param,
-                "code": error.kind.value,
-            }
-        }
-    )
+    body = ErrorBody(error.message, error.facts.openai_type, error.param, error.kind.value)
+    return msgspec.json.encode(ErrorReply(body))
 
 
 def header_value(text: str) -> str:

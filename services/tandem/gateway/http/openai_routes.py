@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 from starlette.responses import Response
 
@@ -12,7 +13,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator, ServedModel
 from tandem.gateway.context.request_context import TIMEOUT_HEADER, RequestContext, read_context, timeout_of
 from tandem.gateway.http.exchange import Exchange, json_response
-from tandem.gateway.http.openai_response import ChatFormatter, ChunkHeader, CompletionFormatter, ResponseFormatter
+from tandem.gateway.http.openai_response import ChatFormatter, CompletionFormatter, ResponseFormatter
 from tandem.gateway.http.openai_schema import (
     ChatChunk,
     ChatCompletion,
@@ -122,11 +123,11 @@ class OpenAIRoutes:
         self,
         exchange: Exchange,
         admit: Callable[[], Awaitable[CompletionStream]],
-        make_formatter: Callable[[ChunkHeader], ResponseFormatter],
+        make_formatter: Callable[[CompletionStream, int], ResponseFormatter[Any]],
     ) -> None:
         async def answer() -> None:
             async with await admit() as given:
-                formatter = make_formatter(ChunkHeader.of(given, wall_ns() // 10**9))
+                formatter = make_formatter(given, wall_ns() // 10**9)
                 await send_completion(exchange, given, formatter, self._heartbeat_s)
 
         await exchange.run_until_disconnect(answer())

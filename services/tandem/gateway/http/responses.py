@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from msgspec import UNSET
 
@@ -22,14 +23,14 @@ from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
 async def send_completion(
-    exchange: Exchange, answer: CompletionStream, formatter: ResponseFormatter, heartbeat_s: float
+    exchange: Exchange, answer: CompletionStream, formatter: ResponseFormatter[Any], heartbeat_s: float
 ) -> None:
     """Send a response, streamed or whole as the client requested.
 
     A streamed response begins with its first part, or with a heartbeat where the first part takes longer than
     `heartbeat_s`. An error before that is answered with its HTTP status; a later one becomes an event."""
     async with aclosing(answer.parts()) as parts:
-        if answer.params.stream:
+        if answer.params.body.stream:
             await _stream(exchange, formatter, answer, parts, heartbeat_s)
         else:
             await _collect(exchange, formatter, answer, parts)
@@ -37,7 +38,7 @@ async def send_completion(
 
 async def _stream(
     exchange: Exchange,
-    formatter: ResponseFormatter,
+    formatter: ResponseFormatter[Any],
     answer: CompletionStream,
     parts: AsyncGenerator[Part, None],
     heartbeat_s: float,
@@ -52,12 +53,12 @@ async def _stream(
         events: list[bytes] = []
         if not isinstance(part, ScoredPrompt) and part.choice not in opened:
             opened.add(part.choice)
-            events = formatter.opening(part.choice, answer.usage)
+            events = formatter.opening(part.choice)
         if isinstance(part, ChoiceEnd):
             num_open -= 1
-            events += formatter.closing(part, answer.usage, None if num_open else _facts(answer, answer.timing))
+            events += formatter.closing(part, None if num_open else _facts(answer, answer.timing))
         elif not isinstance(part, ScoredPrompt):
-            events += formatter.chunk(part, answer.usage)
+            events += formatter.chunk(part)
         if not num_open:
             await sse.close(*events)
             return
@@ -83,14 +84,14 @@ async def _first(
 
 
 async def _collect(
-    exchange: Exchange, formatter: ResponseFormatter, answer: CompletionStream, parts: AsyncGenerator[Part, None]
+    exchange: Exchange, formatter: ResponseFormatter[Any], answer: CompletionStream, parts: AsyncGenerator[Part, None]
 ) -> None:
     gathered = [part async for part in parts]
     headers = _headers(answer)
     timing = answer.timing
     if timing is not None:
         headers[TIMING_HEADER] = server_timing(timing)
-    response = json_response(formatter.body(gathered, answer.usage(), _facts(answer, timing)), headers=headers)
+    response = json_response(formatter.body(gathered, _facts(answer, timing)), headers=headers)
     await response(exchange.scope, exchange.receive, exchange.send)
 
 
