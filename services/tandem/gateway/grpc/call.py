@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -14,12 +12,10 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.interfaces import Authenticator
 from tandem.gateway.context.rate_limit_status import rate_limit_headers
-from tandem.gateway.context.request_context import RequestContext, label_of, read_context
+from tandem.gateway.context.request_context import label_of
 from tandem.gateway.http.exchange import error_headers, header_value, refusal
 from tandem.gateway.serving.completions import CompletionStream
-from tandem.gateway.tenants.authenticator import api_key_from_headers
 from tandem.wire.gen import inference_pb2 as pb
 
 MAX_MESSAGE, MAX_PATH = 1000, 200
@@ -27,45 +23,19 @@ MAX_MESSAGE, MAX_PATH = 1000, 200
 refuse it at random; a byte of the message takes up to three as `grpc-message`, and the details repeat both."""
 DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 
-_log = logging.getLogger(__name__)
-
 
 class GrpcCall:
-    """Asynchronous context around the handler of one call. An exception inside ends the call with its status and an
-    ErrorDetail."""
+    """One call: its metadata, and its messages and status. `metadata`: without binary values."""
 
-    __slots__ = ("_context", "_metadata", "_opened", "request_id")
+    __slots__ = ("_context", "_opened", "metadata", "request_id")
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
         self._opened = False
         # Of several entries with one name the first counts, as over HTTP.
         entries = reversed(list(context.invocation_metadata() or ()))
-        self._metadata = {name: value for name, value in entries if isinstance(value, str)}
-        self.request_id = label_of(self._metadata.get("x-request-id"))
-
-    async def __aenter__(self) -> GrpcCall:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, TandemError):
-            await self._abort(error)
-        elif isinstance(error, Exception):
-            _log.error("request %s failed", self.request_id, exc_info=error)
-            await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
-
-    def caller(self, authenticator: Authenticator, received_at: float) -> RequestContext:
-        """Authenticate the caller and read its metadata. Raises UNAUTHENTICATED, or INVALID_REQUEST for a value that a
-        metadata key must not have."""
-        return read_context(
-            self._metadata,
-            authenticator.identify(api_key_from_headers(self._metadata)),
-            request_id=self.request_id,
-            received_at=received_at,
-            timeout_s=self._context.time_remaining(),
-        )
+        self.metadata = {name: value for name, value in entries if isinstance(value, str)}
+        self.request_id = label_of(self.metadata.get("x-request-id"))
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:
         """Send one message of a stream. Raises CANCELLED when the client reads nothing for `stalled_client_s`; the
@@ -88,7 +58,9 @@ class GrpcCall:
         metadata |= rate_limit_headers(answer.rate_limits)
         await self._context.send_initial_metadata(tuple(metadata.items()))
 
-    async def _abort(self, error: TandemError) -> None:
+    async def abort(self, error: TandemError) -> None:
+        """End the call with the status of an error and an ErrorDetail; raises AbortError, or CancelledError where the
+        client has disconnected."""
         code = grpc.StatusCode[error.facts.grpc]
         message = _cut(error.message, MAX_MESSAGE)
         try:

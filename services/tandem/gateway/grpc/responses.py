@@ -10,9 +10,9 @@ import msgspec
 from msgspec import UNSET
 
 from tandem.core.events import SampledToken
-from tandem.gateway.http.openai_response import LOWEST_LOGPROB, GatheredParts, OutputFormatter, usage_reply
+from tandem.gateway.http.openai_response import LOWEST_LOGPROB, GatheredParts, OutputFormatter, join_calls, usage_reply
 from tandem.gateway.http.server_timing import timing_ms
-from tandem.gateway.output.text_stream import Delta, ToolCallDelta
+from tandem.gateway.output.text_stream import Delta
 from tandem.gateway.serving.completions import CompletionStream, Part
 from tandem.gateway.serving.echo import ScoredPrompt
 from tandem.wire.gen import inference_pb2 as pb
@@ -103,7 +103,9 @@ class GrpcChatFormatter(ReplyFormatter[pb.ChatReply]):
         message = choice.message
         message.content = "".join(delta.text for delta in deltas)
         message.reasoning_content = "".join(delta.reasoning for delta in deltas)
-        message.tool_calls.extend(_tool_calls([call for delta in deltas for call in delta.tool_calls]))
+        for call in join_calls(deltas):
+            function = pb.FunctionCall(name=call.name, arguments=call.arguments)
+            message.tool_calls.add(index=call.index, id=call.id, type="function" if call.id else "", function=function)
         if index not in self._spoken:
             self._spoken.add(index)
             message.role = "assistant"
@@ -123,15 +125,3 @@ class GrpcTextFormatter(ReplyFormatter[pb.CompleteReply]):
             logprobs=self._logprobs(deltas),
             token_ids=self._ids(deltas),
         )
-
-
-def _tool_calls(pieces: Sequence[ToolCallDelta]) -> list[pb.ToolCall]:
-    """Join the pieces of each tool call, sorted by its index."""
-    calls: dict[int, pb.ToolCall] = {}
-    for piece in pieces:
-        call = calls.setdefault(piece.index, pb.ToolCall(index=piece.index))
-        if piece.id:
-            call.id, call.type = piece.id, "function"
-        call.function.name += piece.name
-        call.function.arguments += piece.arguments
-    return [calls[index] for index in sorted(calls)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
@@ -11,16 +12,18 @@ import grpc.aio
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator
-from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.context.request_context import RequestContext, read_context
 from tandem.gateway.grpc.call import GrpcCall
 from tandem.gateway.grpc.requests import body_of
 from tandem.gateway.grpc.responses import GrpcChatFormatter, GrpcTextFormatter, ReplyFormatter
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.serving.completions import CompletionService, CompletionStream, Part
+from tandem.gateway.tenants.authenticator import api_key_from_headers
 from tandem.obs.logs.log_context import InRequest
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 
+_log = logging.getLogger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 MAX_HELD = 256
@@ -87,18 +90,35 @@ class InferenceService(InferenceServicer):
 
     @asynccontextmanager
     async def _call(self, context: Context) -> AsyncIterator[tuple[GrpcCall, RequestContext]]:
-        """Count a call and authenticate its caller, so that a client without a valid key costs nothing."""
+        """Count a call and authenticate its caller, so that a client without a valid key costs nothing. An exception
+        inside ends the call with its status."""
         call = GrpcCall(context)
         with InRequest(call.request_id):
-            async with call:
-                if self._num_calls >= self._max_calls:
-                    message = f"{self._max_calls} calls are open already"
-                    raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
+            try:
+                caller = self._caller(call, context)
                 self._num_calls += 1
                 try:
-                    yield call, call.caller(self._authenticator, self._answers.now())
+                    yield call, caller
                 finally:
                     self._num_calls -= 1
+            except TandemError as error:
+                await call.abort(error)
+            except Exception:
+                _log.exception("request %s failed", call.request_id)
+                await call.abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {call.request_id})"))
+
+    def _caller(self, call: GrpcCall, context: Context) -> RequestContext:
+        if self._num_calls >= self._max_calls:
+            message = f"{self._max_calls} calls are open already"
+            raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
+        received_at = self._answers.now()
+        return read_context(
+            call.metadata,
+            self._authenticator.identify(api_key_from_headers(call.metadata)),
+            request_id=call.request_id,
+            received_at=received_at,
+            timeout_s=context.time_remaining(),
+        )
 
     @asynccontextmanager
     async def _completion(

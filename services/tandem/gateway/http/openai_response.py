@@ -189,7 +189,8 @@ class ChatFormatter(ResponseFormatter[reply.ChatChunkChoice]):
         return msgspec.json.encode(whole)
 
     def _choice(self, index: int, deltas: Sequence[Delta], reason: str) -> reply.ChatChoice:
-        calls = _whole_calls([call for delta in deltas for call in delta.tool_calls])
+        joined = join_calls(deltas)
+        calls = [reply.ToolCall(call.id, reply.FunctionCall(call.arguments, call.name)) for call in joined]
         content = "".join(delta.text for delta in deltas)
         reasoning = "".join(delta.reasoning for delta in deltas) or UNSET
         message = reply.AssistantMessage(
@@ -281,13 +282,14 @@ def _call_piece(call: ToolCallDelta) -> reply.ToolCallPiece:
     return reply.ToolCallPiece(call.index, function, call.id or UNSET, "function" if call.id else UNSET)
 
 
-def _whole_calls(pieces: Iterable[ToolCallDelta]) -> list[reply.ToolCall]:
-    calls: dict[int, reply.ToolCall] = {}
-    for piece in pieces:
-        if piece.index not in calls:
-            calls[piece.index] = reply.ToolCall(piece.id, reply.FunctionCall("", piece.name))
-        calls[piece.index].function.arguments += piece.arguments
-    return list(calls.values())
+def join_calls(deltas: Iterable[Delta]) -> list[ToolCallDelta]:
+    """Join the pieces of each tool call, sorted by its index."""
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        call = calls.get(piece.index, ToolCallDelta(piece.index))
+        arguments = call.arguments + piece.arguments
+        calls[piece.index] = ToolCallDelta(piece.index, arguments, call.id or piece.id, call.name + piece.name)
+    return [calls[index] for index in sorted(calls)]
 
 
 def usage_reply(usage: Usage) -> reply.UsageReply:

@@ -34,40 +34,39 @@ code {{ font-size: 14px; }} td, th {{ text-align: left; vertical-align: top; pad
 """
 
 
-_FLAG = {"type": "string", "enum": ["0", "1"]}
-_COMPLETION_HEADERS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
-    (
+def _header(name: str, meaning: str, **schema: Any) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": meaning, "schema": {"type": "string", **schema}}
+
+
+_COMPLETION_HEADERS = [
+    _header(
         LANE_HEADER,
-        {"type": "string", "enum": [lane.label for lane in Lane]},
         "Lane (priority class) of the request, at most the highest lane that the key allows.",
+        enum=[lane.label for lane in Lane],
     ),
-    (
+    _header(
         TIMEOUT_HEADER,
-        {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
         "The client's deadline: a request that would miss it is refused at once, one that misses it is ended.",
+        type="integer",
+        minimum=1,
+        maximum=MAX_TIMEOUT_MS,
     ),
-    (
+    _header(
         SESSION_HEADER,
-        {"type": "string"},
         "Session: its requests go to the same workers where that costs nothing. Default: the field `user`.",
     ),
-    (
+    _header(
         EXPLAIN_HEADER,
-        _FLAG,
         "1: the response's field `tandem` has the reasons of the placement, with the predicted costs.",
+        enum=["0", "1"],
     ),
-    (
+    _header(
         TIMING_HEADER,
-        _FLAG,
         "1: the response's field `tandem` has the time of each stage; unless streamed, so has a header.",
+        enum=["0", "1"],
     ),
-    (
-        TRACEPARENT_HEADER,
-        {"type": "string"},
-        "The client's trace, which the request joins where the gateway exports traces.",
-    ),
-)
-"""Name, schema and meaning of each header of a completion."""
+    _header(TRACEPARENT_HEADER, "The client's trace, which the request joins where the gateway exports traces."),
+]
 
 
 class OpenApiDocs:
@@ -127,8 +126,7 @@ def _operation(route: HandlerRoute, schemas: Mapping[Any, Mapping[str, Any]]) ->
         for name in route.param_convertors
     ]
     if documented.chunk is not None:
-        for header, schema, meaning in _COMPLETION_HEADERS:
-            parameters.append({"name": header, "in": "header", "description": meaning, "schema": schema})
+        parameters += _COMPLETION_HEADERS
     found: dict[str, Any] = {
         "operationId": name,
         "summary": documented.summary,

@@ -13,8 +13,8 @@ from tandem.gateway.context.rate_limit_status import rate_limit_headers
 from tandem.gateway.context.request_context import TIMING_HEADER
 from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_response import ResponseFormatter
-from tandem.gateway.http.openai_schema import TandemFacts
-from tandem.gateway.http.server_timing import server_timing, timing_facts
+from tandem.gateway.http.openai_schema import TandemFacts, TimingFacts
+from tandem.gateway.http.server_timing import server_timing, timing_ms
 from tandem.gateway.http.sse import EventStream
 from tandem.gateway.output.text_stream import ChoiceEnd
 from tandem.gateway.serving.completions import CompletionStream, Part
@@ -100,7 +100,7 @@ def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFact
         answer.path,
         answer.num_attempts,
         UNSET if answer.reasons is None else answer.reasons,
-        UNSET if timing is None else timing_facts(timing),
+        UNSET if timing is None else TimingFacts(**timing_ms(timing)),
     )
 
 

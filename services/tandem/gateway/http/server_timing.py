@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tandem.gateway.http.openai_schema import TimingFacts
 from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
@@ -13,10 +12,6 @@ def timing_ms(timing: RequestTiming) -> dict[str, float]:
     if timing.first_token_s is not None:
         found["first_token_ms"] = _ms(timing.first_token_s)
     return found
-
-
-def timing_facts(timing: RequestTiming) -> TimingFacts:
-    return TimingFacts(**timing_ms(timing))
 
 
 def server_timing(timing: RequestTiming) -> str:
