@@ -27,7 +27,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, RequestDispatcher
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.driver import RequestDriver
@@ -78,7 +78,7 @@ async def _start(args: argparse.Namespace, stack: AsyncExitStack) -> int:
     else:
         config = GatewayConfig(max_body=MAX_BODY)
         dispatch = InstantDispatch() if args.front == "tandem" else await _linked(args.worker, config, stack)
-        app = create_app(dispatch, AllowAll(), config)
+        app = GatewayApp(dispatch, AllowAll(), config)
     server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
     await server.start()
     stack.push_async_callback(server.stop)

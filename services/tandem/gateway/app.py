@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from itertools import chain
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import Router
@@ -71,13 +70,33 @@ class GatewayApp:
     __slots__ = ("_encoders", "_measures", "_router", "answers")
 
     def __init__(
-        self, routes: Iterable[HandlerRoute], answers: CompletionService, encoders: Executor, measures: RequestMetrics
+        self,
+        dispatch: RequestDispatcher,
+        authenticator: Authenticator,
+        config: GatewayConfig,
+        *,
+        telemetry: Telemetry | None = None,
+        observers: Sequence[RequestObserver] = (),
+        targets: LatencyTargets = NO_TARGETS,
+        clock: Clock | None = None,
     ) -> None:
-        self.answers = answers
-        self._encoders = encoders
-        self._measures = measures
-        self._router = Router([], redirect_slashes=False, default=_refuse_path, lifespan=self._lifespan)
-        self.serve(routes)
+        """Make the application over a dispatcher.
+
+        `observers`: receive the record of every request that has ended. `clock`: the dispatcher's; the system's by
+        default. `telemetry`: by default metrics that only `/metrics` exports, and no traces."""
+        telemetry = telemetry or Telemetry(Metrics())
+        self._encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
+        self._measures = RequestMetrics(telemetry.metrics, targets)
+        output_specs = OutputSpecFactory(config.tool_parser, config.reasoning_parser)
+        recorder = RequestRecorder(clock or SystemClock(), self._measures, telemetry.tracing, observers, targets)
+        self.answers = CompletionService(dispatch, self._encoders, recorder, output_specs)
+        watch_answers(telemetry.metrics, recorder)
+        watch_dispatch(telemetry.metrics, dispatch)
+        openai = OpenAIRoutes(self.answers, authenticator, config.max_body, config.heartbeat_s)
+        health = HealthRoutes(dispatch, authenticator, telemetry)
+        routes = [*routes_of(openai), *routes_of(health)]
+        routes += routes_of(OpenApiDocs(routes))
+        self._router = Router(routes, redirect_slashes=False, default=_refuse_path, lifespan=self._lifespan)
 
     def serve(self, routes: Iterable[HandlerRoute]) -> None:
         """Add routes."""
@@ -134,46 +153,9 @@ class GatewayApp:
         self._encoders.shutdown(wait=False, cancel_futures=True)
 
 
-def create_app(
-    dispatch: RequestDispatcher,
-    authenticator: Authenticator,
-    config: GatewayConfig,
-    *,
-    telemetry: Telemetry | None = None,
-    observers: Sequence[RequestObserver] = (),
-    targets: LatencyTargets = NO_TARGETS,
-    clock: Clock | None = None,
-) -> GatewayApp:
-    """Make the gateway's HTTP application over a dispatcher.
-
-    `observers`: receive the record of every request that has ended. `clock`: the dispatcher's; the system's by default.
-    `telemetry`: by default metrics that only `/metrics` exports, and no traces."""
-    encoders = ThreadPoolExecutor(_NUM_ENCODERS, thread_name_prefix="tokenize")
-    telemetry = telemetry or Telemetry(Metrics())
-    measures = RequestMetrics(telemetry.metrics, targets)
-    output_specs = OutputSpecFactory(config.tool_parser, config.reasoning_parser)
-    recorder = RequestRecorder(clock or SystemClock(), measures, telemetry.tracing, observers, targets)
-    answers = CompletionService(dispatch, encoders, recorder, output_specs)
-    openai = OpenAIRoutes(answers, authenticator, config.max_body, config.heartbeat_s)
-    watch_answers(telemetry.metrics, recorder)
-    watch_dispatch(telemetry.metrics, dispatch)
-    health = HealthRoutes(dispatch, authenticator, telemetry)
-    reference = OpenApiDocs()
-    routes = list(chain.from_iterable(map(routes_of, (openai, health, reference))))
-    reference.write(routes)
-    return GatewayApp(routes, answers, encoders, measures)
-
-
 async def _refuse_path(scope: Scope, receive: Receive, send: Send) -> None:
     path = scope["path"]
-    unsupported = unsupported_feature(path)
-    message = f"there is nothing at {path}" if unsupported is None else f"{path}: {unsupported}"
-    raise TandemError(ErrorKind.NOT_FOUND, message)
-
-
-def unsupported_feature(path: str) -> str | None:
-    """Return a sentence saying that the feature behind a path is not served; None for an unknown path."""
     for prefix, feature in _UNSERVED.items():
         if path == prefix or path.startswith(prefix + "/"):
-            return f"Tandem does not serve {feature}"
-    return None
+            raise TandemError(ErrorKind.NOT_FOUND, f"{path}: Tandem does not serve {feature}")
+    raise TandemError(ErrorKind.NOT_FOUND, f"there is nothing at {path}")

@@ -17,10 +17,10 @@ from pathlib import Path
 import uvloop
 
 from tandem.core.clock import Clock, SystemClock, wall_ns
-from tandem.core.config import Config, GatewayConfig
+from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.console.routes import Console
 from tandem.gateway.console.snapshot import SnapshotSource
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, Quotas
@@ -123,8 +123,11 @@ class Gateway:
         self._demand = DemandPublisher(name, board, self._dispatcher.demand, clock)
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
         self._watch_stores(health)
-        consoles = self._consoles(name, config.gateway, clock)
-        app = create_app(
+        consoles: list[Console] = []
+        if config.gateway.console:
+            snapshots = SnapshotSource(name, self._dispatcher, self._fleet, clock)
+            consoles.append(Console(snapshots.snapshot, self._tenancy.authenticator, clock))
+        app = GatewayApp(
             self._dispatcher,
             self._tenancy.authenticator,
             config.gateway,
@@ -136,7 +139,13 @@ class Gateway:
         for console in consoles:
             app.serve(routes_of(console))
         options = config.gateway
-        self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=_limits(options))
+        limits = HttpLimits(
+            request_timeout_s=options.request_timeout_s,
+            stalled_client_s=options.stalled_client_s,
+            max_connections=options.max_connections,
+            probes=PROBES,
+        )
+        self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=limits)
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
@@ -146,11 +155,6 @@ class Gateway:
             stalled_client_s=config.gateway.stalled_client_s,
         )
         self._config = config.gateway
-
-    def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
-        """Make the console; an empty list where `gateway.console` is off."""
-        snapshot_source = SnapshotSource(name, self._dispatcher, self._fleet, clock)
-        return [Console(snapshot_source.snapshot, self._tenancy.authenticator, clock)] if config.console else []
 
     @property
     def url(self) -> str:
@@ -206,15 +210,6 @@ class Gateway:
             return {record.worker: record.role for record in await self._registry.list()}
         except RegistryUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
-
-
-def _limits(config: GatewayConfig) -> HttpLimits:
-    return HttpLimits(
-        request_timeout_s=config.request_timeout_s,
-        stalled_client_s=config.stalled_client_s,
-        max_connections=config.max_connections,
-        probes=PROBES,
-    )
 
 
 def new_name() -> GatewayId:

@@ -14,7 +14,7 @@ from tandem.admission.api_keys import hash_text, key_digest
 from tandem.core.config import GatewayConfig
 from tandem.core.ids import Incarnation, TenantId, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
-from tandem.gateway.app import GatewayApp, create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.console.assets import load_assets
 from tandem.gateway.console.history import NUM_RECORDS
 from tandem.gateway.console.routes import Console
@@ -70,7 +70,7 @@ class Rig:
             num_open={(TenantId("acme"), False): 1, (TenantId("other"), True): 2},
         )
         self.console = Console(lambda: self.glance, authenticator, StillClock())
-        self.app: GatewayApp = create_app(
+        self.app = GatewayApp(
             ScriptedDispatch(served), authenticator, GatewayConfig(), observers=[self.console], clock=StillClock()
         )
         self.app.serve(routes_of(self.console))

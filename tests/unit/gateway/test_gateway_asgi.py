@@ -17,7 +17,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.http.exchange import Exchange, header_value, json_response
@@ -203,7 +203,7 @@ def test_lifespan_is_answered(front: Any) -> None:
         async def send(message: Any) -> None:
             sent.append(message["type"])
 
-        await create_app(front.dispatch, AllowAll(), GatewayConfig())({"type": "lifespan"}, receive, send)
+        await GatewayApp(front.dispatch, AllowAll(), GatewayConfig())({"type": "lifespan"}, receive, send)
         return sent
 
     assert asyncio.run(scenario()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
@@ -237,7 +237,7 @@ async def test_the_characters_queued_for_tokenization_are_bounded(
             assert (b"retry-after", b"1") in client.sent[0]["headers"]
         return int(client.sent[0]["status"])
 
-    app = create_app(front.dispatch, AllowAll(), GatewayConfig())
+    app = GatewayApp(front.dispatch, AllowAll(), GatewayConfig())
     for _ in range(2):  # both threads
         app._encoders.submit(gate.wait)
     waiting = [asyncio.create_task(post_completion(num_chars)) for num_chars in (20_000, 9_000, 100)]

@@ -23,7 +23,7 @@ from tandem.gateway.context.request_context import (
 )
 from tandem.gateway.http.exchange import Exchange, json_response
 from tandem.gateway.http.openai_schema import ErrorReply
-from tandem.gateway.http.routes import HandlerRoute, Operation
+from tandem.gateway.http.routes import HandlerRoute, Operation, routes_of
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Tandem</title><style>
@@ -70,18 +70,15 @@ _COMPLETION_HEADERS = [
 
 
 class OpenApiDocs:
-    """Serve `/openapi.json` and `/docs`, which describe all routes, these two included."""
+    """Serve `/openapi.json` and `/docs`, which describe the routes given and these two."""
 
     __slots__ = ("_document", "_page")
 
-    def __init__(self) -> None:
-        self._document = b""
-        self._page = ""
-
-    def write(self, routes: Sequence[HandlerRoute]) -> None:
-        document = describe(routes)
+    def __init__(self, routes: Sequence[HandlerRoute]) -> None:
+        described = [*routes, *routes_of(self)]
+        document = describe(described)
         self._document = msgspec.json.encode(document)
-        self._page = _PAGE.format(body="".join([*map(_section, routes), _schema_tables(document)]))
+        self._page = _PAGE.format(body="".join([*map(_section, described), _schema_tables(document)]))
 
     @Operation("GET", "/openapi.json", "OpenAPI document of this server", text="application/json")
     async def show_document(self, exchange: Exchange) -> Response:
