@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -34,34 +34,29 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 _NUM_ENCODERS = 2
 _log = logging.getLogger(__name__)
-_UNSERVED = {
-    "/v1/embeddings": "embeddings",
-    "/v1/responses": "the Responses API",
-    "/v1/conversations": "the Responses API",
-    "/v1/batches": "the Batch API (the lane `batch` of a completion is for work that can wait)",
-    "/v1/files": "files",
-    "/v1/uploads": "files",
-    "/v1/vector_stores": "vector stores",
-    "/v1/fine_tuning": "fine-tuning",
-    "/v1/audio": "audio",
-    "/v1/realtime": "realtime sessions",
-    "/v1/images": "images",
-    "/v1/videos": "videos",
-    "/v1/moderations": "moderations",
-    "/v1/assistants": "assistants",
-    "/v1/threads": "assistants",
-    "/v1/evals": "evaluations",
-    "/v1/containers": "containers",
-    "/v1/messages": "Anthropic's Messages API",
-    "/v1/load_lora_adapter": "LoRA adapters",
-    "/v1/unload_lora_adapter": "LoRA adapters",
-    "/v1/rerank": "reranking",
-    "/rerank": "reranking",
-    "/v1/score": "scoring of pairs",
-    "/score": "scoring of pairs",
-    "/pooling": "pooling",
-    "/classify": "classification",
+_UNSERVED: Mapping[str, Sequence[str]] = {
+    "embeddings": ["/v1/embeddings"],
+    "the Responses API": ["/v1/responses", "/v1/conversations"],
+    "the Batch API (the lane `batch` of a completion is for work that can wait)": ["/v1/batches"],
+    "files": ["/v1/files", "/v1/uploads"],
+    "vector stores": ["/v1/vector_stores"],
+    "fine-tuning": ["/v1/fine_tuning"],
+    "audio": ["/v1/audio"],
+    "realtime sessions": ["/v1/realtime"],
+    "images": ["/v1/images"],
+    "videos": ["/v1/videos"],
+    "moderations": ["/v1/moderations"],
+    "assistants": ["/v1/assistants", "/v1/threads"],
+    "evaluations": ["/v1/evals"],
+    "containers": ["/v1/containers"],
+    "Anthropic's Messages API": ["/v1/messages"],
+    "LoRA adapters": ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"],
+    "reranking": ["/v1/rerank", "/rerank"],
+    "scoring of pairs": ["/v1/score", "/score"],
+    "pooling": ["/pooling"],
+    "classification": ["/classify"],
 }
+"""Paths of other servers' features, with what is below them."""
 
 
 class GatewayApp:
@@ -155,7 +150,7 @@ class GatewayApp:
 
 async def _refuse_path(scope: Scope, receive: Receive, send: Send) -> None:
     path = scope["path"]
-    for prefix, feature in _UNSERVED.items():
-        if path == prefix or path.startswith(prefix + "/"):
+    for feature, prefixes in _UNSERVED.items():
+        if any(path == prefix or path.startswith(prefix + "/") for prefix in prefixes):
             raise TandemError(ErrorKind.NOT_FOUND, f"{path}: Tandem does not serve {feature}")
     raise TandemError(ErrorKind.NOT_FOUND, f"there is nothing at {path}")

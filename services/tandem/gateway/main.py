@@ -73,7 +73,7 @@ class Tenancy:
         self.authenticator: Authenticator = AllowAll()
         self.quotas: Quotas = NoQuotas()
         self.shared_quotas: TenantQuotas | None = None
-        self._running: tuple[TenantsWatch, TenantQuotas] | None = None
+        self._watch: TenantsWatch | None = None
         if config.gateway.auth == "off":
             return
         path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
@@ -84,19 +84,17 @@ class Tenancy:
         quotas = TenantQuotas(gateway, store, registry, clock)
         self.quotas = quotas
         self.shared_quotas = quotas
-        self._running = TenantsWatch(path, policy, authenticator), quotas
+        self._watch = TenantsWatch(path, policy, authenticator)
 
     async def start(self) -> None:
-        if self._running is not None:
-            watch, quotas = self._running
-            watch.start()
-            await quotas.start()
+        if self._watch is not None and self.shared_quotas is not None:
+            self._watch.start()
+            await self.shared_quotas.start()
 
     async def stop(self) -> None:
-        if self._running is not None:
-            watch, quotas = self._running
-            await watch.stop()
-            await quotas.stop()
+        if self._watch is not None and self.shared_quotas is not None:
+            await self._watch.stop()
+            await self.shared_quotas.stop()
 
 
 class Gateway:

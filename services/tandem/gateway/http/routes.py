@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -53,6 +54,8 @@ class HandlerRoute(Route):
     def __init__(self, operation: Operation, handler: Handler) -> None:
         super().__init__(operation.path, handler, methods=[operation.method])
         self.operation = operation
+        # Starlette's `$` also matches before a line break at the end, and its `.` matches no line break.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, allowed = scope["method"], self.operation.method
