@@ -53,7 +53,7 @@ class Console:
     async def _show_state(self, exchange: Exchange) -> Response:
         """Send the state, which alone needs an API key; the page and its assets hold no data."""
         exchange.is_counted = False
-        viewer = self._authenticator.identify(api_key_from_headers(exchange.headers))
+        viewer = self._authenticator.identify(api_key_from_headers(exchange.fields))
         snapshot = self._snapshot()
         state = view(snapshot, self._state, viewer, _since(exchange, snapshot.life))
         return json_response(state, headers={"cache-control": "no-store", **GUARDS})
@@ -68,7 +68,7 @@ class Console:
     def _asset(self, exchange: Exchange, name: str) -> Response:
         exchange.is_counted = False
         asset = self._assets[name]
-        if asset.is_known(exchange.headers.get("if-none-match")):
+        if asset.is_known(exchange.fields.get("if-none-match")):
             return Response(b"", 304, asset.headers)
         return Response(asset.content, headers={"content-type": asset.kind, **asset.headers})
 

@@ -30,11 +30,13 @@ class Exchange(Request):
 
     `request_id`: the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
     response carries it. It is only a label and identifies nothing, because clients repeat theirs. `started`: the head
-    of the response was sent. `complete`: its whole body was sent.
+    of the response was sent. `complete`: its whole body was sent. `fields`: the headers by lower-case name, the first
+    of those with one name; Starlette's `headers` would search for each name anew.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
+        self.fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         self.started = False
         self.complete = False
         self.status = 0
@@ -43,7 +45,7 @@ class Exchange(Request):
         """Whether metrics count the response; the console's own requests are not traffic."""
         self.late_error: Callable[[TandemError], bytes] | None = None
         """Formats an error for a response whose head was sent; None where such a response cannot hold an error."""
-        self.request_id = label_of(self.headers.get("x-request-id"))
+        self.request_id = label_of(self.fields.get("x-request-id"))
 
     async def send(self, message: Message) -> None:
         """Send one ASGI message of the response, with the request's label in the head."""
@@ -62,11 +64,11 @@ class Exchange(Request):
         one could expand to any size; or ClientDisconnect. The HTTP server discards what the client still sends after
         an error, so that the connection can be used again.
         """
-        encoding = self.headers.get("content-encoding", "identity")
+        encoding = self.fields.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
             reason = f"content-encoding {encoding!r} is not supported; send the body uncompressed"
             raise TandemError(ErrorKind.UNSUPPORTED, reason, param="content-encoding")
-        length = self.headers.get("content-length", "0")
+        length = self.fields.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise _too_large(limit)
         body = bytearray()

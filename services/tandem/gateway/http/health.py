@@ -50,7 +50,7 @@ class HealthRoutes:
     @Operation("GET", "/metrics", "Metrics for Prometheus", text=TEXT_TYPE.partition(";")[0])
     async def metrics(self, exchange: Exchange) -> Response:
         """Send the metrics, formatted on a thread because formatting thousands of series would delay the streams."""
-        accept = exchange.headers.get("accept", "")
+        accept = exchange.fields.get("accept", "")
         content_type, body = await asyncio.to_thread(self._telemetry.exposition, accept)
         return Response(body, headers={"content-type": content_type})
 

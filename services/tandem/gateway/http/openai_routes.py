@@ -62,7 +62,8 @@ class OpenAIRoutes:
     )
     async def chat(self, exchange: Exchange) -> None:
         caller, body = await self._read(exchange, ChatBody)
-        await self._answer(exchange, partial(self._answers.chat, body, caller), ChatFormatter)
+        work = self._answer(exchange, partial(self._answers.chat, body, caller), ChatFormatter)
+        await exchange.run_until_disconnect(work)
 
     @Operation(
         "POST",
@@ -75,7 +76,8 @@ class OpenAIRoutes:
     )
     async def completions(self, exchange: Exchange) -> None:
         caller, body = await self._read(exchange, CompletionBody)
-        await self._answer(exchange, partial(self._answers.complete, body, caller), CompletionFormatter)
+        work = self._answer(exchange, partial(self._answers.complete, body, caller), CompletionFormatter)
+        await exchange.run_until_disconnect(work)
 
     @Operation("GET", "/v1/models", _MODELS, reply=ModelList, errors=OF_EVERY_REQUEST)
     async def models(self, exchange: Exchange) -> Response:
@@ -110,13 +112,13 @@ class OpenAIRoutes:
 
     def _caller(self, exchange: Exchange) -> RequestContext:
         received_at = self._answers.now()
-        tenant = self._authenticator.identify(api_key_from_headers(exchange.headers))
+        tenant = self._authenticator.identify(api_key_from_headers(exchange.fields))
         return read_context(
-            exchange.headers,
+            exchange.fields,
             tenant,
             request_id=exchange.request_id,
             received_at=received_at,
-            timeout_s=timeout_of(exchange.headers.get(TIMEOUT_HEADER)),
+            timeout_s=timeout_of(exchange.fields.get(TIMEOUT_HEADER)),
         )
 
     async def _answer(
@@ -125,12 +127,9 @@ class OpenAIRoutes:
         admit: Callable[[], Awaitable[CompletionStream]],
         make_formatter: Callable[[CompletionStream, int], ResponseFormatter[Any]],
     ) -> None:
-        async def answer() -> None:
-            async with await admit() as given:
-                formatter = make_formatter(given, wall_ns() // 10**9)
-                await send_completion(exchange, given, formatter, self._heartbeat_s)
-
-        await exchange.run_until_disconnect(answer())
+        async with await admit() as given:
+            formatter = make_formatter(given, wall_ns() // 10**9)
+            await send_completion(exchange, given, formatter, self._heartbeat_s)
 
 
 def _model_card(model: ServedModel, name: str) -> ModelCard:
