@@ -1,6 +1,6 @@
 """Measure what the gateway's HTTP front end costs with nothing behind it, beside servers that do less.
 
-    python -m loadtest frontend [--quick] [--core N] [--fronts tandem,link,bare,fastapi] [--json FILE]
+    python -m loadtest frontend [--quick] [--core N] [--fronts tandem,link,bare,starlette,fastapi] [--json FILE]
 
 Each front end is a process of its own on one core; the client has the others. A round visits every front end in turn.
 *Added* is the difference to `bare`, an ASGI endpoint that answers at once on the gateway's own server. Processor time

@@ -3,8 +3,8 @@
     python -m loadtest.gateway.server FRONT [--core N]
 
 `tandem` is the gateway's app and server over an instant backend, `link` the same over the whole path from a worker,
-`bare` an ASGI endpoint that answers at once on the same server, `fastapi` an empty FastAPI endpoint on uvicorn. The
-program prints its URL on stdout and serves until stdin ends.
+`bare` an ASGI endpoint that answers at once on the same server, `starlette` the same as a Starlette application,
+`fastapi` an empty FastAPI endpoint on uvicorn. The program prints its URL on stdout and serves until stdin ends.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import uvloop
 from loadtest.gateway.instant_backend import NEVER, InstantDispatch
 from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, GatewayConfig
+from tandem.core.errors import TandemError
 from tandem.core.ids import GatewayId, Incarnation, WorkerId, WorkerRef
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, RequestDispatcher
-from tandem.gateway.http.exchange import Exchange
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.tenants.quota_reservation import NoQuotas
@@ -36,7 +36,7 @@ from tandem.gateway.text.text_models import TextModels
 from tandem.gateway.workers.worker_pool import WorkerPool
 from tandem.wire.peer_auth import PeerAuth
 
-FRONTS = ("tandem", "link", "bare", "fastapi")
+FRONTS = ("tandem", "link", "bare", "starlette", "fastapi")
 MAX_BODY = Bytes(4 << 20)
 _CHUNK = (
     b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
@@ -73,10 +73,12 @@ async def _start(args: argparse.Namespace, stack: AsyncExitStack) -> int:
         return await _start_fastapi(stack)
     if args.front == "bare":
         app: Any = bare
+    elif args.front == "starlette":
+        app = _starlette()
     else:
         config = GatewayConfig(max_body=MAX_BODY)
         dispatch = InstantDispatch() if args.front == "tandem" else await _linked(args.worker, config, stack)
-        app = create_app(dispatch, AllowAll(), config)
+        app = GatewayApp(dispatch, AllowAll(), config)
     server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
     await server.start()
     stack.push_async_callback(server.stop)
@@ -111,15 +113,23 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": f"{kind}.complete"})
             if kind == "lifespan.shutdown":
                 return
-    exchange = Exchange(scope, receive, send)
-    body = json.loads(await exchange.read_body(MAX_BODY))
-    if not body.get("stream"):
-        await exchange.send_json(200, _BODY)
+    message = await receive()
+    received = message["body"]
+    while message["more_body"]:
+        message = await receive()
+        received += message["body"]
+    body = json.loads(received)
+    is_stream = body.get("stream")
+    headers = [(b"content-type", b"text/event-stream" if is_stream else b"application/json")]
+    if not is_stream:
+        headers.append((b"content-length", str(len(_BODY)).encode()))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if not is_stream:
+        await send({"type": "http.response.body", "body": _BODY, "more_body": False})
         return
-    await exchange.start(200, [(b"content-type", b"text/event-stream")])
-    async for chunk in _chunks(body):
-        await exchange.write(chunk, more=True)
-    await exchange.write(b"data: [DONE]\n\n", more=False)
+    async for chunk in _with_end(body):
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _chunks(body: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -128,6 +138,40 @@ async def _chunks(body: dict[str, Any]) -> AsyncIterator[bytes]:
         if body["model"] == NEVER:
             await asyncio.Event().wait()
         await asyncio.sleep(0)
+
+
+def _starlette() -> Any:
+    """Make a Starlette application with one middleware and one exception handler, which all its messages pass."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.requests import Request
+    from starlette.responses import Response, StreamingResponse
+    from starlette.routing import Route
+
+    async def answer(request: Request) -> Response:
+        body = json.loads(await request.body())
+        if not body.get("stream"):
+            return Response(_BODY, media_type="application/json")
+        return StreamingResponse(_with_end(body), media_type="text/event-stream")
+
+    def label(app: Any) -> Any:
+        async def labelled(scope: Any, receive: Any, send: Any) -> None:
+            async def send_labelled(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    message["headers"].append((b"x-request-id", b"label"))
+                await send(message)
+
+            await app(scope, receive, send_labelled)
+
+        return labelled
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        return Response(str(error), 500)
+
+    # As many routes precede the measured one as in the gateway.
+    others = [Route(f"/other/{number}", answer) for number in range(9)]
+    routes = [*others, Route("/v1/chat/completions", answer, methods=["POST"])]
+    return Starlette(routes=routes, middleware=[Middleware(label)], exception_handlers={TandemError: refuse})
 
 
 async def _start_fastapi(stack: AsyncExitStack) -> int:

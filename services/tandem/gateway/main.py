@@ -18,16 +18,17 @@ from pathlib import Path
 import uvloop
 
 from tandem.core.clock import Clock, SystemClock, wall_ns
-from tandem.core.config import Config, GatewayConfig
+from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import GatewayId, WorkerRef
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.console.routes import Console
 from tandem.gateway.console.snapshot import take_snapshot
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, Quotas
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
+from tandem.gateway.http.routes import routes_of
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.orchestration.demand_publisher import DemandPublisher
 from tandem.gateway.orchestration.driver import RequestDriver
@@ -74,7 +75,7 @@ class Tenancy:
         self.authenticator: Authenticator = AllowAll()
         self.quotas: Quotas = NoQuotas()
         self.shared_quotas: TenantQuotas | None = None
-        self._running: tuple[TenantsWatch, TenantQuotas] | None = None
+        self._watch: TenantsWatch | None = None
         if config.gateway.auth == "off":
             return
         path, policy = Path(config.gateway.tenants), config.gateway.disaggregation
@@ -85,19 +86,17 @@ class Tenancy:
         quotas = TenantQuotas(gateway, store, registry, clock)
         self.quotas = quotas
         self.shared_quotas = quotas
-        self._running = TenantsWatch(path, policy, authenticator), quotas
+        self._watch = TenantsWatch(path, policy, authenticator)
 
     async def start(self) -> None:
-        if self._running is not None:
-            watch, quotas = self._running
-            watch.start()
-            await quotas.start()
+        if self._watch is not None and self.shared_quotas is not None:
+            self._watch.start()
+            await self.shared_quotas.start()
 
     async def stop(self) -> None:
-        if self._running is not None:
-            watch, quotas = self._running
-            await watch.stop()
-            await quotas.stop()
+        if self._watch is not None and self.shared_quotas is not None:
+            await self._watch.stop()
+            await self.shared_quotas.stop()
 
 
 class Gateway:
@@ -124,8 +123,11 @@ class Gateway:
         self._demand = DemandPublisher(name, board, self._dispatcher.demand, clock)
         self._telemetry = Telemetry.start("tandem-gateway", name, config.telemetry.max_values)
         self._watch_stores(health)
-        consoles = self._consoles(name, config.gateway, clock)
-        app = create_app(
+        consoles: list[Console] = []
+        if config.gateway.console:
+            snapshot = partial(take_snapshot, name, self._dispatcher, self._fleet, clock, clock.now())
+            consoles.append(Console(snapshot, self._tenancy.authenticator, clock))
+        app = GatewayApp(
             self._dispatcher,
             self._tenancy.authenticator,
             config.gateway,
@@ -135,9 +137,15 @@ class Gateway:
             clock=clock,
         )
         for console in consoles:
-            app.serve(console.routes())
+            app.serve(routes_of(console))
         options = config.gateway
-        self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=_limits(options))
+        limits = HttpLimits(
+            request_timeout_s=options.request_timeout_s,
+            stalled_client_s=options.stalled_client_s,
+            max_connections=options.max_connections,
+            probes=PROBES,
+        )
+        self._server = HttpServer(app, options.host, options.port, graceful_s=FLUSH_S, limits=limits)
         self._grpc = GrpcServer(
             self._dispatcher,
             app.answers,
@@ -147,11 +155,6 @@ class Gateway:
             stalled_client_s=config.gateway.stalled_client_s,
         )
         self._config = config.gateway
-
-    def _consoles(self, name: GatewayId, config: GatewayConfig, clock: Clock) -> list[Console]:
-        """Make the console; an empty list where `gateway.console` is off."""
-        snapshot = partial(take_snapshot, name, self._dispatcher, self._fleet, clock, clock.now())
-        return [Console(snapshot, self._tenancy.authenticator, clock)] if config.console else []
 
     @property
     def url(self) -> str:
@@ -207,15 +210,6 @@ class Gateway:
             return {record.worker: record.role for record in await self._registry.list()}
         except StoreUnavailable as error:
             raise TandemError(ErrorKind.NO_WORKER, f"the registry does not answer: {error}") from error
-
-
-def _limits(config: GatewayConfig) -> HttpLimits:
-    return HttpLimits(
-        request_timeout_s=config.request_timeout_s,
-        stalled_client_s=config.stalled_client_s,
-        max_connections=config.max_connections,
-        probes=PROBES,
-    )
 
 
 def new_name() -> GatewayId:

@@ -73,7 +73,8 @@ def test_the_doctor_runs_without_the_packages_of_workers_and_gateways() -> None:
     code = """
 import sys
 for name in ("torch", "ray", "numpy", "nixl_cu12", "safetensors", "gguf", "tokenizers", "jinja2",
-             "httptools", "uvicorn", "uvloop", "llguidance", "httpx", "kubernetes", "grpc_health", "grpc_reflection"):
+             "httptools", "starlette", "uvicorn", "uvloop", "llguidance", "httpx", "kubernetes", "grpc_health",
+             "grpc_reflection"):
     sys.modules[name] = None
 from tandem.cli import main
 import tandem.doctor.versions as versions

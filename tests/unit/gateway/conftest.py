@@ -24,7 +24,7 @@ from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledTo
 from tandem.core.ids import JobKey, RequestId, WorkerId
 from tandem.core.lane import Lane
 from tandem.core.request import Request
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, ScrapeTarget, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
@@ -255,7 +255,7 @@ class Front:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        app = create_app(self.dispatch, self._door, self._config)
+        app = GatewayApp(self.dispatch, self._door, self._config)
         server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0)
         self._loop = asyncio.get_running_loop()
         self.port = server.port

@@ -151,7 +151,7 @@ def test_a_wrong_method_is_refused_with_the_allowed_ones(front: Front, http: htt
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions/", "/v1/models/", "//v1/models", "/V1/models", "/v1/models/%0d%0ax"]
+    "path", ["/v1/chat/completions/", "/v1/models/", "//v1/models", "/V1/models", "/v1/models/%0d%0ax", "/health%0a"]
 )
 def test_paths_are_not_normalized(front: Front, http: httpx.Client, path: str) -> None:
     answer = http.get(path)

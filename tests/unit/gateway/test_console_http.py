@@ -14,12 +14,13 @@ from tandem.admission.api_keys import hash_text, key_digest
 from tandem.core.config import GatewayConfig
 from tandem.core.ids import Incarnation, TenantId, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
-from tandem.gateway.app import GatewayApp, create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.console.assets import load_assets
 from tandem.gateway.console.history import NUM_RECORDS
 from tandem.gateway.console.routes import Console
 from tandem.gateway.console.view import MAX_ERROR_CHARS, MAX_WORKERS, GatewaySnapshot
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, ServedModel
+from tandem.gateway.http.routes import routes_of
 from tandem.gateway.telemetry.kv_flows import Flow
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
@@ -69,10 +70,10 @@ class Rig:
             num_open={(TenantId("acme"), False): 1, (TenantId("other"), True): 2},
         )
         self.console = Console(lambda: self.glance, authenticator, StillClock())
-        self.app: GatewayApp = create_app(
+        self.app = GatewayApp(
             ScriptedDispatch(served), authenticator, GatewayConfig(), observers=[self.console], clock=StillClock()
         )
-        self.app.serve(self.console.routes())
+        self.app.serve(routes_of(self.console))
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app), base_url="http://gateway", verify=False
         )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec import UNSET
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tandem.core.events import FinishReason, SampledToken
-from tandem.gateway.http.openai_response import ChatFormatter, ChunkHeader
+from tandem.gateway.http.openai_response import ChatFormatter
 from tandem.gateway.http.openai_schema import TandemFacts
+from tandem.gateway.openai.request_schema import StreamOptions
 from tandem.gateway.output.text_stream import ChoiceEnd, Delta, ToolCallDelta
 from tandem.gateway.telemetry.usage import Usage
 from tandem.gateway.text.text_model import TextModel
@@ -35,17 +35,26 @@ def uncounted_usage() -> Usage:
 
 @pytest.fixture
 def form(make_text: Callable[..., TextModel]) -> ChatFormatter:
-    return ChatFormatter(heading(make_text()))
+    return formatter(make_text())
 
 
-def heading(text: TextModel, model: str = "m", **requested: bool) -> ChunkHeader:
-    names = ("include_usage", "continuous_usage", "with_logprobs", "with_token_ids")
-    flags: dict[str, Any] = dict.fromkeys(names, False) | requested
-    return ChunkHeader(id="x", created=1, model=model, service_tier=UNSET, text=text, **flags)
+def formatter(
+    text: TextModel,
+    model: str = "m",
+    usage: Callable[[], Usage] = uncounted_usage,
+    options: StreamOptions | None = None,
+) -> ChatFormatter:
+    """Make the formatter of a request without other options."""
+    body = SimpleNamespace(return_token_ids=None, service_tier=None, stream_options=options)
+    params = SimpleNamespace(body=body, logprobs=None)
+    served = SimpleNamespace(text=text)
+    answer: Any = SimpleNamespace(id="x", model=model, params=params, served=served, usage=usage)
+    return ChatFormatter(answer, 1)
 
 
-def test_a_whole_message_with_calls_has_no_content(form: ChatFormatter) -> None:
-    body = form.body([*CALLS, ChoiceEnd(FinishReason.STOP, 4, None)], USAGE, TandemFacts("local", 1))
+def test_a_whole_message_with_calls_has_no_content(make_text: Callable[..., TextModel]) -> None:
+    form = formatter(make_text(), usage=lambda: USAGE)
+    body = form.body([*CALLS, ChoiceEnd(FinishReason.STOP, 4, None)], TandemFacts("local", 1))
     (choice,) = ChatCompletion.model_validate_json(body).choices
     assert choice.message.content is None
     assert (choice.message.model_extra or {})["reasoning_content"] == "I should look."
@@ -56,20 +65,16 @@ def test_a_whole_message_with_calls_has_no_content(form: ChatFormatter) -> None:
     ]
 
 
-def test_text_before_calls_stays_content(form: ChatFormatter) -> None:
-    body = form.body(
-        [Delta("Let me see.", 0), *CALLS, ChoiceEnd(FinishReason.STOP, 4, None)], USAGE, TandemFacts("local", 1)
-    )
+def test_text_before_calls_stays_content(make_text: Callable[..., TextModel]) -> None:
+    form = formatter(make_text(), usage=lambda: USAGE)
+    parts = [Delta("Let me see.", 0), *CALLS, ChoiceEnd(FinishReason.STOP, 4, None)]
+    body = form.body(parts, TandemFacts("local", 1))
     message = ChatCompletion.model_validate_json(body).choices[0].message
     assert message.content == "Let me see." and message.tool_calls
 
 
 def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatFormatter) -> None:
-    chunks = [
-        ChatCompletionChunk.model_validate_json(chunk)
-        for delta in CALLS
-        for chunk in form.chunk(delta, uncounted_usage)
-    ]
+    chunks = [ChatCompletionChunk.model_validate_json(chunk) for delta in CALLS for chunk in form.chunk(delta)]
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert [delta.content for delta in deltas] == [None] * 5
     assert [(delta.model_extra or {}).get("reasoning_content") for delta in deltas[:2]] == ["I should ", "look."]
@@ -84,25 +89,25 @@ def test_pieces_of_calls_and_thoughts_stream_one_by_one(form: ChatFormatter) -> 
 def test_every_text_survives_a_chunk_with_nothing_else(
     make_text: Callable[..., TextModel], model: str, include_usage: bool
 ) -> None:
-    form = ChatFormatter(heading(make_text(), model, include_usage=include_usage))
+    form = formatter(make_text(), model, options=StreamOptions(include_usage))
     expected = {"id": "x", "created": 1, "model": model, "object": "chat.completion.chunk"}
     expected |= {"usage": None} if include_usage else {}
     for text in (" river", '"', "\\", "\0", "\n\n", "Köln \u2028 🏞", "data: [DONE]"):
         for choice in (0, 11, 0):
-            (chunk,) = form.chunk(Delta(text, 7, SampledToken(3), choice), uncounted_usage)
+            (chunk,) = form.chunk(Delta(text, 7, SampledToken(3), choice))
             assert b"\n" not in chunk
             shown = {"index": choice, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
             assert json.loads(chunk) == expected | {"choices": [shown]}
 
 
 def test_continuous_usage_is_computed_for_each_chunk(make_text: Callable[..., TextModel]) -> None:
-    form = ChatFormatter(heading(make_text(), include_usage=True, continuous_usage=True))
-    counts = []
-    for num_output in (1, 2):
-        (chunk,) = form.chunk(Delta(" river", 0, SampledToken(3)), partial(Usage, 3, num_output, None))
+    counts, usages = [], iter([Usage(3, 1, None), Usage(3, 2, None)])
+    form = formatter(make_text(), usage=lambda: next(usages), options=StreamOptions(True, True))
+    for _ in range(2):
+        (chunk,) = form.chunk(Delta(" river", 0, SampledToken(3)))
         counts.append(json.loads(chunk)["usage"]["completion_tokens"])
     assert counts == [1, 2]
 
 
 def test_an_empty_delta_makes_no_chunk(form: ChatFormatter) -> None:
-    assert form.chunk(Delta("", 0), uncounted_usage) == []
+    assert form.chunk(Delta("", 0)) == []

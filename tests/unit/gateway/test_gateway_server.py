@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tandem.core.config import GatewayConfig
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
 from tandem.gateway.http.server import HttpServer
 from tandem.gateway.text.text_model import TextModel
@@ -56,7 +56,7 @@ def test_stopping_lets_streams_end_or_sends_them_an_error(
     body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
 
     async def scenario() -> list[str]:
-        server = HttpServer(create_app(dispatch, AllowAll(), GatewayConfig()), "127.0.0.1", 0, graceful_s=1.0)
+        server = HttpServer(GatewayApp(dispatch, AllowAll(), GatewayConfig()), "127.0.0.1", 0, graceful_s=1.0)
         await server.start()
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         async with (

@@ -16,7 +16,7 @@ async def opened(writes: list[bytes]) -> tuple[Exchange, EventStream]:
 
     exchange = Exchange({"type": "http", "headers": []}, None, send)  # type: ignore[arg-type]
     stream = EventStream(exchange)
-    await stream.open([])
+    await stream.open({})
     return exchange, stream
 
 

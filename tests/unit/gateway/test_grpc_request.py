@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.grpc.requests import _RENAMED, _SHAPES, chat_body, completion_body
+from tandem.gateway.grpc.requests import _RENAMED, _SHAPES, body_of
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.wire.gen import inference_pb2 as pb
 
@@ -40,6 +40,8 @@ def missing(struct: type, message: Descriptor, where: str = "") -> Iterator[str]
 def structs_in(info: Any) -> list[type]:
     if isinstance(info, msgspec.inspect.StructType):
         return [info.cls]
+    if isinstance(info, msgspec.inspect.Metadata):
+        return structs_in(info.type)
     inside = [info.item_type] if isinstance(info, msgspec.inspect.ListType) else getattr(info, "types", ())
     return [struct for each in inside for struct in structs_in(each)]
 
@@ -67,26 +69,26 @@ def test_the_walk_would_find_what_is_missing() -> None:
 
 def test_absent_is_not_zero() -> None:
     message = pb.ChatMessage(role="user", content="")
-    body = chat_body(pb.ChatRequest(model="m", messages=[message], temperature=0.0, n=0, logprobs=False))
+    body = body_of(pb.ChatRequest(model="m", messages=[message], temperature=0.0, n=0, logprobs=False), ChatBody)
     assert (body.temperature, body.n, body.logprobs, body.messages[0].content) == (0.0, 0, False, "")
     assert (body.top_p, body.seed, body.stop, body.messages[0].name) == (None, None, None, None)
 
 
 def test_content_may_be_parts() -> None:
     parts = [pb.ContentPart(type="text", text="a"), pb.ContentPart(type="text")]
-    body = chat_body(pb.ChatRequest(model="m", messages=[pb.ChatMessage(role="user", content_parts=parts)]))
+    body = body_of(pb.ChatRequest(model="m", messages=[pb.ChatMessage(role="user", content_parts=parts)]), ChatBody)
     content = body.messages[0].content
     assert isinstance(content, list) and [(part.type, part.text) for part in content] == [("text", "a"), ("text", None)]
 
 
 def test_prompts_keep_their_order_and_kind() -> None:
     prompts = [pb.Prompt(text="a"), pb.Prompt(token_ids=pb.TokenIds(ids=[1, 2])), pb.Prompt(), pb.Prompt(text="")]
-    assert completion_body(pb.CompleteRequest(model="m", prompt=prompts)).prompt == ["a", [1, 2], "", ""]
+    assert body_of(pb.CompleteRequest(model="m", prompt=prompts), CompletionBody).prompt == ["a", [1, 2], "", ""]
 
 
 @pytest.mark.parametrize("text", ['{"b": 1, "a": {"z": 12345678901234567890, "y": [1.0, null]}}', "{}"])
 def test_json_text_keeps_order_and_numbers(text: str) -> None:
-    body = chat_body(pb.ChatRequest(model="m", chat_template_kwargs_json=text))
+    body = body_of(pb.ChatRequest(model="m", chat_template_kwargs_json=text), ChatBody)
     assert msgspec.json.encode(body.chat_template_kwargs) == text.replace(" ", "").encode()
 
 
@@ -95,7 +97,7 @@ def test_json_text_keeps_order_and_numbers(text: str) -> None:
 )
 def test_bad_json_text_is_refused_by_name(text: str) -> None:
     with pytest.raises(TandemError) as refusal:
-        chat_body(pb.ChatRequest(model="m", chat_template_kwargs_json=text))
+        body_of(pb.ChatRequest(model="m", chat_template_kwargs_json=text), ChatBody)
     assert refusal.value.kind is ErrorKind.INVALID_REQUEST
     assert refusal.value.param == "chat_template_kwargs"
 
@@ -105,11 +107,11 @@ def test_bad_json_text_is_refused_by_name(text: str) -> None:
 def test_values_that_json_cannot_express_are_refused_by_name(name: str, value: float) -> None:
     """As JSON these values would become null, which means that the field is absent."""
     with pytest.raises(TandemError) as refusal:
-        chat_body(pb.ChatRequest(model="m", **{name: value}))
+        body_of(pb.ChatRequest(model="m", **{name: value}), ChatBody)
     assert refusal.value.kind is ErrorKind.INVALID_REQUEST and refusal.value.param == name
 
 
 def test_a_bias_that_json_cannot_express_is_refused_by_its_token() -> None:
     with pytest.raises(TandemError) as refusal:
-        completion_body(pb.CompleteRequest(model="m", logit_bias={7: float("nan")}))
+        body_of(pb.CompleteRequest(model="m", logit_bias={7: float("nan")}), CompletionBody)
     assert refusal.value.param == "logit_bias.7"

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
 from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.text.text_model import TextModel
@@ -50,7 +50,7 @@ async def serving(
 
 
 def make_server(dispatch: ScriptedDispatch, **limits: Any) -> GrpcServer:
-    return GrpcServer(dispatch, create_app(dispatch, AllowAll(), GatewayConfig()).answers, AllowAll(), **limits)
+    return GrpcServer(dispatch, GatewayApp(dispatch, AllowAll(), GatewayConfig()).answers, AllowAll(), **limits)
 
 
 def check(channel: grpc.Channel, service: str) -> int:

@@ -19,7 +19,7 @@ from tandem.core.config import Bytes
 from tandem.core.events import Finished, FinishReason, JobEvent, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Job
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll
 from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
@@ -85,7 +85,7 @@ class GuardedGateway:
     def __init__(self, rig: Rig, worker: ScriptedWorker, limits: HttpLimits) -> None:
         self.rig, self.worker = rig, worker
         self.server = HttpServer(
-            create_app(rig.dispatch, AllowAll(), rig.config), "127.0.0.1", 0, graceful_s=1.0, limits=limits
+            GatewayApp(rig.dispatch, AllowAll(), rig.config), "127.0.0.1", 0, graceful_s=1.0, limits=limits
         )
         self.clients: list[Client] = []
 

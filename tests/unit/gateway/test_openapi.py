@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tandem.core.errors import ERROR_TABLE
-from tandem.gateway.http.openapi import RANGES
 from tandem.gateway.http.routes import OF_COMPLETIONS
+from tandem.gateway.openai.request_schema import ChatBody, CompletionBody
 
 Front = Any  # the fixtures' class lives in conftest
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -70,7 +71,14 @@ def inside(facts: dict[str, Any]) -> list[Any]:
 
 
 ONLY_CHAT = {"top_logprobs": {"logprobs": True}, "max_completion_tokens": {}}
-NUMBERS = [name for name in RANGES if name != "messages"]
+BODIES = msgspec.json.schema_components([ChatBody, CompletionBody])[1]
+RANGES = {
+    name: facts
+    for body in ("ChatBody", "CompletionBody")
+    for name, facts in BODIES[body]["properties"].items()
+    if facts.keys() & {"minimum", "exclusiveMinimum", "minLength"}
+}
+NUMBERS = sorted(RANGES)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -21,7 +21,7 @@ from tandem.core.events import Failed, Finished, FinishReason, Token
 from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
-from tandem.gateway.app import create_app
+from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import Meter, ServedModel
 from tandem.gateway.context.rate_limit_status import RateLimitStatus
 from tandem.gateway.context.request_context import RequestContext
@@ -64,7 +64,7 @@ class TenantGateway:
         ]
         self.dispatch = ScriptedDispatch(served)
         self.door = ApiKeyAuthenticator(parse_tenants(FILE, "f"), lambda: 0)
-        app = create_app(self.dispatch, self.door, GatewayConfig())
+        app = GatewayApp(self.dispatch, self.door, GatewayConfig())
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door", verify=False)
 
     async def get(self, path: str, headers: dict[str, str]) -> httpx.Response:

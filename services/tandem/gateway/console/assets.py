@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from tandem.gateway.http.exchange import Header
-
 PAGE = "index.html"
 _TYPES = {
-    "html": b"text/html; charset=utf-8",
-    "css": b"text/css; charset=utf-8",
-    "js": b"text/javascript; charset=utf-8",
-    "svg": b"image/svg+xml",
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
 }
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
@@ -22,13 +20,13 @@ _POLICY = (
 )
 """Content Security Policy: everything is loaded from this server, scripts connect only to it, and data cannot become
 markup."""
-GUARDS: tuple[Header, ...] = (
-    (b"content-security-policy", _POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
+GUARDS: Mapping[str, str] = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +34,19 @@ class Asset:
     """One file of the console. `kind`: its media type. `tag`: its ETag (RFC 9110, 8.8.3), quotes included."""
 
     content: bytes
-    kind: bytes
-    tag: bytes
+    kind: str
+    tag: str
 
     @property
-    def headers(self) -> list[Header]:
-        return [(b"etag", self.tag), (b"cache-control", b"no-cache"), *GUARDS]
+    def headers(self) -> dict[str, str]:
+        return {"etag": self.tag, "cache-control": "no-cache", **GUARDS}
 
-    def is_known(self, if_none_match: bytes | None) -> bool:
+    def is_known(self, if_none_match: str | None) -> bool:
         """Return whether the header If-None-Match names this version; tags are compared weakly (RFC 9110, 13.1.2)."""
         if if_none_match is None:
             return False
-        tags = [tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b",")]
-        return self.tag in tags or tags == [b"*"]
+        tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+        return self.tag in tags or tags == ["*"]
 
 
 def load_assets() -> Mapping[str, Asset]:
@@ -59,5 +57,5 @@ def load_assets() -> Mapping[str, Asset]:
         kind = _TYPES.get(file.name.rpartition(".")[2])
         if kind is not None:
             content = file.read_bytes()
-            found[file.name] = Asset(content, kind, b'"%s"' % hashlib.sha256(content).hexdigest()[:32].encode())
+            found[file.name] = Asset(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
     return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
+from starlette.responses import Response
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
@@ -14,8 +14,8 @@ from tandem.gateway.console.assets import GUARDS, PAGE, load_assets
 from tandem.gateway.console.history import ConsoleState
 from tandem.gateway.console.view import GatewaySnapshot, view
 from tandem.gateway.context.interfaces import Authenticator
-from tandem.gateway.http.exchange import Exchange
-from tandem.gateway.http.routes import Route
+from tandem.gateway.http.exchange import Exchange, json_response
+from tandem.gateway.http.routes import Operation
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.gateway.tenants.authenticator import api_key_from_headers
 
@@ -39,51 +39,38 @@ class Console:
     def answered(self, records: Sequence[RequestRecord]) -> None:
         self._state.add(records, self._clock.now())
 
-    def routes(self) -> list[Route]:
-        """List the routes. Only the state needs an API key; the page and its assets hold no data."""
-        return [
-            Route(method="GET", path=PATH, handler=self._show_page, summary="Console page"),
-            Route(method="GET", path=_ASSETS, handler=self._redirect, summary="Console page (redirect)"),
-            Route(method="GET", path=_ASSETS + "state", handler=self._show_state, summary="State for the console"),
-            Route(method="GET", path=_ASSETS + "{file}", handler=self._show_file, summary="Asset of the console"),
-        ]
+    @Operation("GET", PATH, "Console page")
+    async def _show_page(self, exchange: Exchange) -> Response:
+        return self._asset(exchange, PAGE)
 
-    async def _show_page(self, exchange: Exchange) -> None:
-        await self._send(exchange, PAGE)
-
-    async def _redirect(self, exchange: Exchange) -> None:
+    @Operation("GET", _ASSETS, "Console page (redirect)")
+    async def _redirect(self, exchange: Exchange) -> Response:
         """Redirect `/console/` to `/console`, because the page's relative links would not resolve there."""
         exchange.is_counted = False
-        await exchange.start(308, [(b"location", b"../console"), (b"content-length", b"0")])
-        await exchange.write(b"", more=False)
+        return Response(b"", 308, {"location": "../console"})
 
-    async def _show_file(self, exchange: Exchange) -> None:
-        name = str(exchange.scope["path"]).removeprefix(_ASSETS)
+    @Operation("GET", _ASSETS + "state", "State for the console")
+    async def _show_state(self, exchange: Exchange) -> Response:
+        """Send the state, which alone needs an API key; the page and its assets hold no data."""
+        exchange.is_counted = False
+        viewer = self._authenticator.identify(api_key_from_headers(exchange.fields))
+        snapshot = self._snapshot()
+        state = view(snapshot, self._state, viewer, _since(exchange, snapshot.life))
+        return json_response(state, headers={"cache-control": "no-store", **GUARDS})
+
+    @Operation("GET", _ASSETS + "{file:path}", "Asset of the console")
+    async def _show_file(self, exchange: Exchange) -> Response:
+        name = exchange.path_params["file"]
         if name == PAGE or name not in self._assets:
             raise TandemError(ErrorKind.NOT_FOUND, f"there is nothing at {exchange.scope['path']}")
-        await self._send(exchange, name)
+        return self._asset(exchange, name)
 
-    async def _send(self, exchange: Exchange, name: str) -> None:
+    def _asset(self, exchange: Exchange, name: str) -> Response:
         exchange.is_counted = False
         asset = self._assets[name]
-        if asset.is_known(exchange.header(b"if-none-match")):
-            await exchange.start(304, asset.headers)
-            await exchange.write(b"", more=False)
-            return
-        length = (b"content-length", str(len(asset.content)).encode())
-        await exchange.start(200, [(b"content-type", asset.kind), length, *asset.headers])
-        await exchange.write(asset.content, more=False)
-
-    async def _show_state(self, exchange: Exchange) -> None:
-        exchange.is_counted = False
-        authorization, x_api_key = (
-            None if (given := exchange.header(name)) is None else given.decode("latin-1")
-            for name in (b"authorization", b"x-api-key")
-        )
-        viewer = self._authenticator.identify(api_key_from_headers(authorization, x_api_key))
-        snapshot = self._snapshot()
-        body = msgspec.json.encode(view(snapshot, self._state, viewer, _since(exchange, snapshot.life)))
-        await exchange.send_json(200, body, [(b"cache-control", b"no-store"), *GUARDS])
+        if asset.is_known(exchange.fields.get("if-none-match")):
+            return Response(b"", 304, asset.headers)
+        return Response(asset.content, headers={"content-type": asset.kind, **asset.headers})
 
 
 def _since(exchange: Exchange, life: str) -> int:

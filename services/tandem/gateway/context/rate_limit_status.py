@@ -31,25 +31,23 @@ class RateLimitedError(TandemError):
         self.rate_limits = status
 
 
-def rate_limit_headers(status: RateLimitStatus) -> list[tuple[bytes, bytes]]:
+def rate_limit_headers(status: RateLimitStatus) -> dict[str, str]:
     """Return OpenAI's headers `x-ratelimit-*` for those quantities that the tenant has a limit of."""
-    headers: list[tuple[bytes, bytes]] = []
+    headers: dict[str, str] = {}
     for quantity, limit, remaining, reset_s in (
-        (b"requests", status.limit_requests, status.remaining_requests, status.reset_requests_s),
-        (b"tokens", status.limit_tokens, status.remaining_tokens, status.reset_tokens_s),
+        ("requests", status.limit_requests, status.remaining_requests, status.reset_requests_s),
+        ("tokens", status.limit_tokens, status.remaining_tokens, status.reset_tokens_s),
     ):
         if limit is not None:
-            headers += [
-                (b"x-ratelimit-limit-" + quantity, str(limit).encode()),
-                (b"x-ratelimit-remaining-" + quantity, str(max(0, remaining or 0)).encode()),
-                (b"x-ratelimit-reset-" + quantity, duration(reset_s).encode()),
-            ]
+            headers[f"x-ratelimit-limit-{quantity}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{quantity}"] = str(max(0, remaining or 0))
+            headers[f"x-ratelimit-reset-{quantity}"] = duration(reset_s)
     return headers
 
 
-def refusal_headers(error: TandemError) -> list[tuple[bytes, bytes]]:
+def refusal_headers(error: TandemError) -> dict[str, str]:
     """Return the `x-ratelimit-*` headers of a refusal by a rate limit, and none for any other error."""
-    return rate_limit_headers(error.rate_limits) if isinstance(error, RateLimitedError) else []
+    return rate_limit_headers(error.rate_limits) if isinstance(error, RateLimitedError) else {}
 
 
 def duration(seconds: float) -> str:

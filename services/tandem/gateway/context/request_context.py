@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ MAX_TIMEOUT_MS = 24 * 3600 * 1000
 _LANES = {lane.label: lane for lane in Lane}
 
 _MILLIS = re.compile(r"[0-9]{1,8}")
-_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,28 @@ class RequestContext:
         return f"{self.tenant.id} {self.session}" if self.session else ""
 
 
-def label_of(given: bytes | None) -> str:
+def read_context(
+    headers: Mapping[str, str], tenant: Tenant, *, request_id: str, received_at: float, timeout_s: float | None
+) -> RequestContext:
+    """Read the terms of a request from its headers or metadata. Raises INVALID_REQUEST for a value that a header must
+    not have."""
+    return RequestContext(
+        request_id=request_id,
+        received_at=received_at,
+        tenant=tenant,
+        lane=lane_of(headers.get(LANE_HEADER)),
+        timeout_s=timeout_s,
+        session=headers.get(SESSION_HEADER, ""),
+        wants_explanation=is_flag_set(EXPLAIN_HEADER, headers.get(EXPLAIN_HEADER)),
+        wants_timing=is_flag_set(TIMING_HEADER, headers.get(TIMING_HEADER)),
+        traceparent=headers.get(TRACEPARENT_HEADER, ""),
+        tracestate=headers.get(TRACESTATE_HEADER, ""),
+    )
+
+
+def label_of(given: str | None) -> str:
     """Return a client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new random id."""
-    return given.decode("ascii") if given and _SANE_ID.fullmatch(given) else uuid4().hex
+    return given if given and _SANE_ID.fullmatch(given) else uuid4().hex
 
 
 def lane_of(given: str | None) -> Lane | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -14,23 +12,10 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.context.interfaces import Authenticator
-from tandem.gateway.context.rate_limit_status import rate_limit_headers, refusal_headers
-from tandem.gateway.context.request_context import (
-    EXPLAIN_HEADER,
-    LANE_HEADER,
-    SESSION_HEADER,
-    TIMING_HEADER,
-    TRACEPARENT_HEADER,
-    TRACESTATE_HEADER,
-    RequestContext,
-    is_flag_set,
-    label_of,
-    lane_of,
-)
-from tandem.gateway.http.exchange import header_value, refusal
+from tandem.gateway.context.rate_limit_status import rate_limit_headers
+from tandem.gateway.context.request_context import label_of
+from tandem.gateway.http.exchange import error_headers, header_value, refusal
 from tandem.gateway.serving.completions import CompletionStream
-from tandem.gateway.tenants.authenticator import api_key_from_headers
 from tandem.wire.gen import inference_pb2 as pb
 
 MAX_MESSAGE, MAX_PATH = 1000, 200
@@ -38,49 +23,19 @@ MAX_MESSAGE, MAX_PATH = 1000, 200
 refuse it at random; a byte of the message takes up to three as `grpc-message`, and the details repeat both."""
 DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 
-_log = logging.getLogger(__name__)
-
 
 class GrpcCall:
-    """Asynchronous context around the handler of one call. An exception inside ends the call with its status and an
-    ErrorDetail."""
+    """One call: its metadata, and its messages and status. `metadata`: without binary values."""
 
-    __slots__ = ("_context", "_metadata", "_opened", "request_id")
+    __slots__ = ("_context", "_opened", "metadata", "request_id")
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
         self._opened = False
         # Of several entries with one name the first counts, as over HTTP.
-        self._metadata = dict(reversed(list(context.invocation_metadata() or ())))
-        self.request_id = label_of((self._text("x-request-id") or "").encode())
-
-    async def __aenter__(self) -> GrpcCall:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, TandemError):
-            await self._abort(error)
-        elif isinstance(error, Exception):
-            _log.error("request %s failed", self.request_id, exc_info=error)
-            await self._abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {self.request_id})"))
-
-    def caller(self, authenticator: Authenticator, received_at: float) -> RequestContext:
-        """Authenticate the caller and read its metadata. Raises UNAUTHENTICATED, or INVALID_REQUEST for a value that a
-        metadata key must not have."""
-        return RequestContext(
-            request_id=self.request_id,
-            received_at=received_at,
-            tenant=authenticator.identify(api_key_from_headers(self._text("authorization"), self._text("x-api-key"))),
-            lane=lane_of(self._text(LANE_HEADER)),
-            timeout_s=self._context.time_remaining(),
-            session=self._text(SESSION_HEADER) or "",
-            wants_explanation=is_flag_set(EXPLAIN_HEADER, self._text(EXPLAIN_HEADER)),
-            wants_timing=is_flag_set(TIMING_HEADER, self._text(TIMING_HEADER)),
-            traceparent=self._text(TRACEPARENT_HEADER) or "",
-            tracestate=self._text(TRACESTATE_HEADER) or "",
-        )
+        entries = reversed(list(context.invocation_metadata() or ()))
+        self.metadata = {name: value for name, value in entries if isinstance(value, str)}
+        self.request_id = label_of(self.metadata.get("x-request-id"))
 
     async def write(self, reply: Message, stalled_client_s: float) -> None:
         """Send one message of a stream. Raises CANCELLED when the client reads nothing for `stalled_client_s`; the
@@ -97,17 +52,15 @@ class GrpcCall:
         if self._opened:
             return
         self._opened = True
-        path = header_value(answer.path).decode()
-        limits = [(name.decode(), value.decode()) for name, value in rate_limit_headers(answer.rate_limits)]
-        reasons = () if answer.reasons is None else (("x-tandem-reasons", json.dumps(answer.reasons)),)
-        metadata = (("x-request-id", self.request_id), ("x-tandem-path", path), *reasons, *limits)
-        await self._context.send_initial_metadata(metadata)
+        metadata = {"x-request-id": self.request_id, "x-tandem-path": header_value(answer.path)}
+        if answer.reasons is not None:
+            metadata["x-tandem-reasons"] = json.dumps(answer.reasons)
+        metadata |= rate_limit_headers(answer.rate_limits)
+        await self._context.send_initial_metadata(tuple(metadata.items()))
 
-    def _text(self, name: str) -> str | None:
-        value = self._metadata.get(name)
-        return value if isinstance(value, str) else None
-
-    async def _abort(self, error: TandemError) -> None:
+    async def abort(self, error: TandemError) -> None:
+        """End the call with the status of an error and an ErrorDetail; raises AbortError, or CancelledError where the
+        client has disconnected."""
         code = grpc.StatusCode[error.facts.grpc]
         message = _cut(error.message, MAX_MESSAGE)
         try:
@@ -143,12 +96,8 @@ def _trailers(
         ("x-request-id", request_id),
         ("tandem-error-bin", detail),
         ("grpc-status-details-bin", status.SerializeToString()),
+        *error_headers(error).items(),
     ]
     if retry_after_s is not None:
-        wait_s = max(0.0, retry_after_s)
-        trailers.append(("retry-after", str(math.ceil(wait_s))))
-        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1e3))))
-    if reject_reason is not None:
-        trailers.append(("x-tandem-reject-reason", header_value(reject_reason).decode()))
-    trailers += [(name.decode(), value.decode()) for name, value in refusal_headers(error)]
+        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(max(0.0, retry_after_s) * 1e3))))
     return tuple(trailers)

@@ -15,8 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
-from tandem.wire.gen import inference_pb2 as pb
+from tandem.gateway.openai.request_schema import Body, ChatBody, CompletionBody, DetokenizeBody, parse
 
 _JSON_SUFFIX = "_json"
 _RENAMED = {"content_parts": "content"}
@@ -24,30 +23,21 @@ _RENAMED = {"content_parts": "content"}
 message wins."""
 
 
-def chat_body(request: pb.ChatRequest, *, stream: bool = False) -> ChatBody:
-    """Translate a ChatRequest. Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
-    return parse(_encoded(request, messages=[], stream=stream), ChatBody)
+_REQUIRED_LISTS: Mapping[type[msgspec.Struct], str] = {
+    ChatBody: "messages",
+    CompletionBody: "prompt",
+    DetokenizeBody: "tokens",
+}
+"""Lists that a body must have though its message may lack them; a message cannot tell an empty list from an absent
+one."""
 
 
-def completion_body(request: pb.CompleteRequest, *, stream: bool = False) -> CompletionBody:
-    """Translate a CompleteRequest. Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
-    return parse(_encoded(request, prompt=[], stream=stream), CompletionBody)
-
-
-def tokenize_body(request: pb.TokenizeRequest) -> TokenizeBody:
-    """Translate a TokenizeRequest. Raises INVALID_REQUEST, as `parse` does."""
-    return parse(_encoded(request), TokenizeBody)
-
-
-def detokenize_body(request: pb.DetokenizeRequest) -> DetokenizeBody:
-    """Translate a DetokenizeRequest. Raises INVALID_REQUEST, as `parse` does."""
-    return parse(_encoded(request, tokens=[]), DetokenizeBody)
-
-
-def _encoded(request: Message, **defaults: Any) -> bytes:
-    """Encode a message as a JSON body. `defaults`: fields that the body must have though the message may lack them; a
-    message cannot tell an empty list from an absent one."""
-    return msgspec.json.encode({**defaults, **_plain(request, "")})
+def body_of(request: Message, kind: type[Body], *, stream: bool = False) -> Body:
+    """Translate a request into the body of type `kind`. Raises INVALID_REQUEST or UNSUPPORTED, as `parse` does."""
+    fields: dict[str, Any] = {"stream": True} if stream else {}
+    if kind in _REQUIRED_LISTS:
+        fields[_REQUIRED_LISTS[kind]] = []
+    return parse(msgspec.json.encode({**fields, **_plain(request, "")}), kind)
 
 
 def _plain(message: Message, where: str) -> Any:

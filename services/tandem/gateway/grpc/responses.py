@@ -6,25 +6,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
+import msgspec
 from msgspec import UNSET
 
 from tandem.core.events import SampledToken
-from tandem.gateway.http.openai_response import LOWEST_LOGPROB, ChunkHeader
+from tandem.gateway.http.openai_response import LOWEST_LOGPROB, GatheredParts, OutputFormatter, join_calls, usage_reply
 from tandem.gateway.http.server_timing import timing_ms
-from tandem.gateway.output.text_stream import ChoiceEnd, Delta, ToolCallDelta
+from tandem.gateway.output.text_stream import Delta
 from tandem.gateway.serving.completions import CompletionStream, Part
-from tandem.gateway.serving.echo import Echo, ScoredPrompt
+from tandem.gateway.serving.echo import ScoredPrompt
 from tandem.wire.gen import inference_pb2 as pb
 
 Reply = TypeVar("Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
-class ReplyFormatter(ABC, Generic[Reply]):
-    """Format the output of a request as one of the two types of replies. `created`: in seconds since the epoch."""
+class ReplyFormatter(ABC, OutputFormatter, Generic[Reply]):
+    """Format the output of a request as one of the two types of replies."""
 
     def __init__(self, answer: CompletionStream, created: int, reply: type[Reply]) -> None:
-        self._answer = answer
-        self._header = ChunkHeader.of(answer, created)
+        super().__init__(answer, created)
         self._make = reply
         self._begun = False
         self._num_open = answer.num_choices
@@ -32,27 +32,14 @@ class ReplyFormatter(ABC, Generic[Reply]):
     def reply(self, parts: Iterable[Part]) -> Reply | None:
         """Make one message of the next `parts`; None where it would show the client nothing. All parts of the output
         given at once make the reply of a call that is not streamed."""
-        scored: list[ScoredPrompt] = []
-        deltas: dict[int, list[Delta]] = {}
-        reasons: dict[int, str] = {}
-        for part in parts:
-            match part:
-                case Delta():
-                    if self._header.shows(part):
-                        deltas.setdefault(part.choice, []).append(part)
-                case Echo():
-                    deltas.setdefault(part.choice, []).extend(part.deltas)
-                case ScoredPrompt():
-                    scored.append(part)
-                case ChoiceEnd():
-                    reasons[part.choice] = part.reason.value
-        if not (deltas or reasons or scored):
+        gathered = GatheredParts(part for part in parts if not isinstance(part, Delta) or self._shows(part))
+        if not (gathered.deltas or gathered.scored):
             return None
         reply = self._next()
-        reply.prompt_logprobs.extend(self._prompt_scores(each) for each in scored)
-        for choice in sorted(deltas.keys() | reasons.keys()):
-            self._add(reply, choice, deltas.get(choice, ()), reasons.get(choice, ""))
-        self._num_open -= len(reasons)
+        reply.prompt_logprobs.extend(self._prompt_scores(each) for each in gathered.scored)
+        for choice, deltas in sorted(gathered.deltas.items()):
+            self._add(reply, choice, deltas, gathered.reasons.get(choice, ""))
+        self._num_open -= len(gathered.reasons)
         if not self._num_open:
             self._close(reply)
         return reply
@@ -65,30 +52,23 @@ class ReplyFormatter(ABC, Generic[Reply]):
         if self._begun:
             return self._make()
         self._begun = True
-        header = self._header
-        tier = "" if header.service_tier is UNSET else header.service_tier
-        return self._make(id=header.id, created=header.created, model=header.model, service_tier=tier)
+        return self._make(**{name: value for name, value in self._named_fields.items() if value is not UNSET})
 
     def _close(self, reply: Reply) -> None:
-        tokens = self._answer.usage()
-        usage = reply.usage
-        usage.prompt_tokens = tokens.num_prompt
-        usage.completion_tokens = tokens.num_output
-        usage.total_tokens = tokens.num_prompt + tokens.num_output
-        if tokens.num_cached is not None:
-            usage.prompt_tokens_details.cached_tokens = tokens.num_cached
+        usage = msgspec.to_builtins(usage_reply(self._answer.usage()))
+        reply.usage.CopyFrom(pb.Usage(**usage))
         reply.path = self._answer.path
         reply.attempts = self._answer.num_attempts
         if (timing := self._answer.timing) is not None:
             reply.timing.CopyFrom(pb.Timing(**timing_ms(timing)))
 
     def _ids(self, deltas: Sequence[Delta]) -> list[int]:
-        if not self._header.with_token_ids:
+        if not self._with_token_ids:
             return []
         return [token for delta in deltas if (token := delta.token_id) is not None]
 
     def _logprobs(self, deltas: Sequence[Delta]) -> list[pb.TokenLogprob]:
-        if not self._header.with_logprobs:
+        if not self._with_logprobs:
             return []
         return [self._entry(delta.token, delta.offset) for delta in deltas if delta.token]
 
@@ -96,14 +76,13 @@ class ReplyFormatter(ABC, Generic[Reply]):
         return pb.PromptLogprobs(prompt=scored.prompt, tokens=[self._entry(token, 0) for token in scored.tokens])
 
     def _entry(self, token: SampledToken, offset: int) -> pb.TokenLogprob:
-        text = self._header.text
-        facts = text.token_text(token.id)
+        facts = self._text.token_text(token.id)
         entry = pb.TokenLogprob(token=facts.text, bytes=facts.raw, text_offset=offset, token_id=token.id)
         if token.logprob is None:
             return entry
         entry.logprob = max(token.logprob, LOWEST_LOGPROB)
         for other, logprob in token.top:
-            facts = text.token_text(other)
+            facts = self._text.token_text(other)
             entry.top_logprobs.add(
                 token=facts.text, logprob=max(logprob, LOWEST_LOGPROB), bytes=facts.raw, token_id=other
             )
@@ -124,7 +103,9 @@ class GrpcChatFormatter(ReplyFormatter[pb.ChatReply]):
         message = choice.message
         message.content = "".join(delta.text for delta in deltas)
         message.reasoning_content = "".join(delta.reasoning for delta in deltas)
-        message.tool_calls.extend(_tool_calls([call for delta in deltas for call in delta.tool_calls]))
+        for call in join_calls(deltas):
+            function = pb.FunctionCall(name=call.name, arguments=call.arguments)
+            message.tool_calls.add(index=call.index, id=call.id, type="function" if call.id else "", function=function)
         if index not in self._spoken:
             self._spoken.add(index)
             message.role = "assistant"
@@ -144,15 +125,3 @@ class GrpcTextFormatter(ReplyFormatter[pb.CompleteReply]):
             logprobs=self._logprobs(deltas),
             token_ids=self._ids(deltas),
         )
-
-
-def _tool_calls(pieces: Sequence[ToolCallDelta]) -> list[pb.ToolCall]:
-    """Join the pieces of each tool call, sorted by its index."""
-    calls: dict[int, pb.ToolCall] = {}
-    for piece in pieces:
-        call = calls.setdefault(piece.index, pb.ToolCall(index=piece.index))
-        if piece.id:
-            call.id, call.type = piece.id, "function"
-        call.function.name += piece.name
-        call.function.arguments += piece.arguments
-    return [calls[index] for index in sorted(calls)]

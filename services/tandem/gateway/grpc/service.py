@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
@@ -11,19 +12,24 @@ import grpc.aio
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator
+from tandem.gateway.context.request_context import RequestContext, read_context
 from tandem.gateway.grpc.call import GrpcCall
-from tandem.gateway.grpc.requests import chat_body, completion_body, detokenize_body, tokenize_body
+from tandem.gateway.grpc.requests import body_of
 from tandem.gateway.grpc.responses import GrpcChatFormatter, GrpcTextFormatter, ReplyFormatter
+from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.serving.completions import CompletionService, CompletionStream, Part
+from tandem.gateway.tenants.authenticator import api_key_from_headers
 from tandem.obs.logs.log_context import InRequest
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 
+_log = logging.getLogger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 MAX_HELD = 256
 """Largest number of output parts in one message of a stream."""
 
+Context = grpc.aio.ServicerContext[Any, Any]
 _Reply = TypeVar("_Reply", bound=pb.ChatReply | pb.CompleteReply)
 
 
@@ -43,37 +49,24 @@ class InferenceService(InferenceServicer):
         self._num_calls = 0
         self._stalled_client_s = stalled_client_s
 
-    async def Chat(
-        self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
-    ) -> pb.ChatReply:
-        async with self._call(context) as call, await self._chat(call, request) as answer:
+    async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatReply:
+        async with self._completion(request, context) as (call, answer):
             return await _whole(call, answer, GrpcChatFormatter(answer, _now_s()))
 
-    async def StreamChat(  # type: ignore[override]
-        self, request: pb.ChatRequest, context: grpc.aio.ServicerContext[pb.ChatRequest, pb.ChatReply]
-    ) -> None:
-        async with self._call(context) as call, await self._chat(call, request, stream=True) as answer:
+    async def StreamChat(self, request: pb.ChatRequest, context: Context) -> None:  # type: ignore[override]
+        async with self._completion(request, context, stream=True) as (call, answer):
             await _stream(call, answer, GrpcChatFormatter(answer, _now_s()), self._stalled_client_s)
 
-    async def Complete(
-        self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
-    ) -> pb.CompleteReply:
-        async with self._call(context) as call, await self._complete(call, request) as answer:
+    async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteReply:
+        async with self._completion(request, context) as (call, answer):
             return await _whole(call, answer, GrpcTextFormatter(answer, _now_s()))
 
-    async def StreamComplete(  # type: ignore[override]
-        self, request: pb.CompleteRequest, context: grpc.aio.ServicerContext[pb.CompleteRequest, pb.CompleteReply]
-    ) -> None:
-        async with self._call(context) as call, await self._complete(call, request, stream=True) as answer:
+    async def StreamComplete(self, request: pb.CompleteRequest, context: Context) -> None:  # type: ignore[override]
+        async with self._completion(request, context, stream=True) as (call, answer):
             await _stream(call, answer, GrpcTextFormatter(answer, _now_s()), self._stalled_client_s)
 
-    async def ListModels(
-        self,
-        request: pb.ListModelsRequest,
-        context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsReply],
-    ) -> pb.ListModelsReply:
-        async with self._call(context) as call:
-            caller = call.caller(self._authenticator, self._answers.now())
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsReply:
+        async with self._call(context) as (_, caller):
             reply = pb.ListModelsReply()
             for model in self._answers.models(caller.tenant):
                 for name in model.names:
@@ -81,50 +74,63 @@ class InferenceService(InferenceServicer):
                     card.max_model_len = model.max_model_len
             return reply
 
-    async def Tokenize(
-        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeReply]
-    ) -> pb.TokenizeReply:
-        async with self._call(context) as call:
-            caller = call.caller(self._authenticator, self._answers.now())
-            body = tokenize_body(request)
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeReply:
+        async with self._call(context) as (_, caller):
+            body = body_of(request, TokenizeBody)
             served, ids = await self._answers.tokenize(body, caller.tenant)
             reply = pb.TokenizeReply(count=len(ids), max_model_len=served.max_model_len, tokens=ids)
             if body.return_token_strs:
                 reply.token_strs.extend(await self._answers.token_strings(served, ids))
             return reply
 
-    async def Detokenize(
-        self,
-        request: pb.DetokenizeRequest,
-        context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeReply],
-    ) -> pb.DetokenizeReply:
-        async with self._call(context) as call:
-            caller = call.caller(self._authenticator, self._answers.now())
-            text = await self._answers.detokenize(detokenize_body(request), caller.tenant)
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeReply:
+        async with self._call(context) as (_, caller):
+            text = await self._answers.detokenize(body_of(request, DetokenizeBody), caller.tenant)
             return pb.DetokenizeReply(prompt=text)
 
     @asynccontextmanager
-    async def _call(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[GrpcCall]:
+    async def _call(self, context: Context) -> AsyncIterator[tuple[GrpcCall, RequestContext]]:
+        """Count a call and authenticate its caller, so that a client without a valid key costs nothing. An exception
+        inside ends the call with its status."""
         call = GrpcCall(context)
         with InRequest(call.request_id):
-            async with call:
-                if self._num_calls >= self._max_calls:
-                    message = f"{self._max_calls} calls are open already"
-                    raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
+            try:
+                caller = self._caller(call, context)
                 self._num_calls += 1
                 try:
-                    yield call
+                    yield call, caller
                 finally:
                     self._num_calls -= 1
+            except TandemError as error:
+                await call.abort(error)
+            except Exception:
+                _log.exception("request %s failed", call.request_id)
+                await call.abort(TandemError(ErrorKind.INTERNAL, f"internal error (request {call.request_id})"))
 
-    async def _chat(self, call: GrpcCall, request: pb.ChatRequest, *, stream: bool = False) -> CompletionStream:
-        """Authenticate, and then parse and admit a chat, so that a client without a valid key costs nothing."""
-        caller = call.caller(self._authenticator, self._answers.now())
-        return await self._answers.chat(chat_body(request, stream=stream), caller)
+    def _caller(self, call: GrpcCall, context: Context) -> RequestContext:
+        if self._num_calls >= self._max_calls:
+            message = f"{self._max_calls} calls are open already"
+            raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
+        received_at = self._answers.now()
+        return read_context(
+            call.metadata,
+            self._authenticator.identify(api_key_from_headers(call.metadata)),
+            request_id=call.request_id,
+            received_at=received_at,
+            timeout_s=context.time_remaining(),
+        )
 
-    async def _complete(self, call: GrpcCall, request: pb.CompleteRequest, *, stream: bool = False) -> CompletionStream:
-        caller = call.caller(self._authenticator, self._answers.now())
-        return await self._answers.complete(completion_body(request, stream=stream), caller)
+    @asynccontextmanager
+    async def _completion(
+        self, request: pb.ChatRequest | pb.CompleteRequest, context: Context, *, stream: bool = False
+    ) -> AsyncIterator[tuple[GrpcCall, CompletionStream]]:
+        async with self._call(context) as (call, caller):
+            if isinstance(request, pb.ChatRequest):
+                answer = await self._answers.chat(body_of(request, ChatBody, stream=stream), caller)
+            else:
+                answer = await self._answers.complete(body_of(request, CompletionBody, stream=stream), caller)
+            async with answer:
+                yield call, answer
 
 
 async def _whole(call: GrpcCall, answer: CompletionStream, formatter: ReplyFormatter[_Reply]) -> _Reply:

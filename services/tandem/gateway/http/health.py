@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from msgspec import UNSET
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
 
 from tandem.gateway.context.interfaces import Authenticator, RequestDispatcher
-from tandem.gateway.http.exchange import Exchange
+from tandem.gateway.http.exchange import Exchange, json_response
 from tandem.gateway.http.openai_schema import HealthReply, ScrapeGroup, ScrapeLabels
+from tandem.gateway.http.routes import Operation
 from tandem.obs.telemetry import Telemetry
 
 PROBES = frozenset({b"/health", b"/live", b"/ready"})
 """Paths that are answered also on connections beyond `max_connections`."""
+_ALIVE = "Liveness: 200 while this process answers"
+_READY = "Readiness: 200 when requests can be served"
+_TARGETS = "Addresses of the workers' own metrics, for Prometheus' HTTP service discovery"
 
 
 class HealthRoutes:
@@ -27,32 +32,34 @@ class HealthRoutes:
         self._authenticator = authenticator
         self._telemetry = telemetry
 
-    async def health(self, exchange: Exchange) -> None:
-        await exchange.send_json(200, msgspec.json.encode(HealthReply("ok")))
+    @Operation("GET", "/live", _ALIVE, reply=HealthReply)
+    @Operation("GET", "/health", _ALIVE, reply=HealthReply)
+    async def health(self, exchange: Exchange) -> Response:
+        return json_response(HealthReply("ok"))
 
-    async def ready(self, exchange: Exchange) -> None:
+    @Operation("GET", "/ready", _READY, reply=HealthReply, not_ready=HealthReply)
+    async def ready(self, exchange: Exchange) -> Response:
         """Send 503 with what is missing until requests can be served, then 200. Problems that stop no request are
         reported as `warning`."""
         missing = self._dispatch.ready()
-        if missing is None:
-            problems = [problem for problem in (self._authenticator.problem(), self._dispatch.problem()) if problem]
-            reply = HealthReply("ready", warning="; ".join(problems) or UNSET)
-            await exchange.send_json(200, msgspec.json.encode(reply))
-        else:
-            body = msgspec.json.encode(HealthReply("not_ready", missing))
-            await exchange.send_json(503, body, [(b"retry-after", b"1")])
+        if missing is not None:
+            return json_response(HealthReply("not_ready", missing), 503, {"retry-after": "1"})
+        problems = [problem for problem in (self._authenticator.problem(), self._dispatch.problem()) if problem]
+        return json_response(HealthReply("ready", warning="; ".join(problems) or UNSET))
 
-    async def metrics(self, exchange: Exchange) -> None:
+    @Operation("GET", "/metrics", "Metrics for Prometheus", text=CONTENT_TYPE_PLAIN_0_0_4.partition(";")[0])
+    async def metrics(self, exchange: Exchange) -> Response:
         """Send the metrics, formatted on a thread because formatting thousands of series would delay the streams."""
-        accept = (exchange.header(b"accept") or b"").decode("latin-1")
+        accept = exchange.fields.get("accept", "")
         content_type, body = await asyncio.to_thread(self._telemetry.exposition, accept)
-        await exchange.send_body(content_type, body)
+        return Response(body, headers={"content-type": content_type})
 
-    async def targets(self, exchange: Exchange) -> None:
+    @Operation("GET", "/metrics/targets", _TARGETS, reply=list[ScrapeGroup])
+    async def targets(self, exchange: Exchange) -> Response:
         """Send the addresses of the live workers' own metrics, in the format of Prometheus' HTTP service discovery
         (https://prometheus.io/docs/prometheus/latest/http_sd/)."""
         found = [
             ScrapeGroup([target.address], ScrapeLabels(target.pool, target.worker, target.model))
             for target in self._dispatch.scrape_targets()
         ]
-        await exchange.send_json(200, msgspec.json.encode(found))
+        return json_response(found)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,119 +16,116 @@ from tandem.gateway.output.text_stream import ChoiceEnd, Delta, ToolCallDelta
 from tandem.gateway.serving.completions import CompletionStream, Part
 from tandem.gateway.serving.echo import Echo, ScoredPrompt
 from tandem.gateway.telemetry.usage import Usage
-from tandem.gateway.text.text_model import TextModel
 
 LOWEST_LOGPROB = -9999.0
 """Written for a log probability of minus infinity, which JSON cannot express, as OpenAI does."""
 _ENCODER = msgspec.json.Encoder()
 _CUT = "\0"
+C = TypeVar("C")
 _TIERS = {Lane.INTERACTIVE: "priority", Lane.STANDARD: "default", Lane.BATCH: "flex"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkHeader:
-    """Fields that every chunk of one response repeats, and the options of its format. `created`: in seconds since the
-    epoch."""
+class GatheredParts:
+    """Parts of an output, sorted by choice: the deltas of each choice, and the finish reasons of those that ended.
+    Every choice of `reasons` has an entry in `deltas`."""
 
-    id: str
-    created: int
-    model: str
-    service_tier: str | UnsetType
-    include_usage: bool
-    continuous_usage: bool
-    with_logprobs: bool
-    with_token_ids: bool
-    text: TextModel
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.scored: list[ScoredPrompt] = []
+        self.deltas: dict[int, list[Delta]] = {}
+        self.reasons: dict[int, str] = {}
+        for part in parts:
+            match part:
+                case ScoredPrompt():
+                    self.scored.append(part)
+                case ChoiceEnd():
+                    self.reasons[part.choice] = part.reason.value
+                    self.deltas.setdefault(part.choice, [])
+                case Echo():
+                    self.deltas.setdefault(part.choice, []).extend(part.deltas)
+                case Delta():
+                    self.deltas.setdefault(part.choice, []).append(part)
 
-    @classmethod
-    def of(cls, answer: CompletionStream, created: int) -> ChunkHeader:
+    def endings(self) -> list[tuple[int, str]]:
+        """Return the choices that ended, sorted, with their finish reasons."""
+        return sorted(self.reasons.items())
+
+
+class OutputFormatter:
+    """Base of the formatters of both front ends: the fields and options of one response. `created`: in seconds since
+    the epoch."""
+
+    def __init__(self, answer: CompletionStream, created: int) -> None:
         params = answer.params
-        return cls(
-            id=answer.id,
-            created=created,
-            model=answer.model,
-            service_tier=UNSET if params.body.service_tier is None else _TIERS[answer.jobs[0].lane],
-            include_usage=params.include_usage,
-            continuous_usage=params.continuous_usage,
-            with_logprobs=params.logprobs is not None,
-            with_token_ids=bool(params.body.return_token_ids),
-            text=answer.served.text,
-        )
+        self._answer = answer
+        self._text = answer.served.text
+        self._with_logprobs = params.logprobs is not None
+        self._with_token_ids = bool(params.body.return_token_ids)
+        self._named_fields: dict[str, Any] = {
+            "id": answer.id,
+            "created": created,
+            "model": answer.model,
+            "service_tier": UNSET if params.body.service_tier is None else _TIERS[answer.jobs[0].lane],
+        }
 
-    def shows(self, delta: Delta) -> bool:
+    def _shows(self, delta: Delta) -> bool:
         """Return whether a chunk of this delta would show the client anything."""
         if delta.text or delta.reasoning or delta.tool_calls:
             return True
-        return (self.with_logprobs and delta.token is not None) or (self.with_token_ids and delta.token_id is not None)
+        return (self._with_logprobs and delta.token is not None) or (
+            self._with_token_ids and delta.token_id is not None
+        )
 
 
-Count = Callable[[], Usage]
+class ResponseFormatter(ABC, OutputFormatter, Generic[C]):
+    """Format the output of a request for one of OpenAI's two endpoints. `C` is the type of a choice in a chunk."""
 
-
-class ResponseFormatter(Protocol):
-    """Format the output of a request for one of OpenAI's two endpoints. `usage` returns the tokens up to now, and is
-    called only for chunks that contain them."""
-
-    def opening(self, choice: int, usage: Count) -> list[bytes]:
-        """Make the chunks that precede any text of a choice."""
-        ...
-
-    def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
-        """Make the chunks of one part of the output; none where they would show the client nothing."""
-        ...
-
-    def closing(self, ending: ChoiceEnd, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
-        """Make the chunk with the finish reason of a choice. `facts` are given with the last choice only, after which
-        the usage follows if the client requested it."""
-        ...
-
-    def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
-        """Make the whole body of a response that is not streamed."""
-        ...
-
-
-C = TypeVar("C")
-
-
-class _Chunks(ABC, Generic[C]):
-    """Formatting that the two endpoints share. `C` is the type of a choice in a chunk."""
-
-    def __init__(self, header: ChunkHeader, make_chunk: Callable[..., msgspec.Struct]) -> None:
-        self._header = header
+    def __init__(self, answer: CompletionStream, created: int, make_chunk: Callable[..., msgspec.Struct]) -> None:
+        super().__init__(answer, created)
         self._make_chunk = make_chunk
-        self._named_fields: dict[str, Any] = {
-            name: getattr(header, name) for name in ("id", "created", "model", "service_tier")
-        }
+        options = answer.params.body.stream_options
+        self._include_usage = options is not None and bool(options.include_usage)
+        self._continuous_usage = options is not None and bool(options.include_usage and options.continuous_usage_stats)
+
+    @abstractmethod
+    def opening(self, choice: int) -> list[bytes]:
+        """Make the chunks that precede any text of a choice."""
+
+    @abstractmethod
+    def chunk(self, part: Delta | Echo) -> list[bytes]:
+        """Make the chunks of one part of the output; none where they would show the client nothing."""
+
+    @abstractmethod
+    def body(self, parts: Iterable[Part], facts: reply.TandemFacts) -> bytes:
+        """Make the whole body of a response that is not streamed."""
 
     @abstractmethod
     def _end(self, ending: ChoiceEnd) -> C: ...
 
-    def _chunk(self, choice: C | None, usage: Count, facts: reply.TandemFacts | None = None) -> bytes:
+    def closing(self, ending: ChoiceEnd, facts: reply.TandemFacts | None) -> list[bytes]:
+        """Make the chunk with the finish reason of a choice. `facts` are given with the last choice only, after which
+        the usage follows if the client requested it."""
+        if facts is None or not self._include_usage:
+            return [self._chunk(self._end(ending), facts)]
+        return [self._chunk(self._end(ending)), self._chunk(None, facts)]
+
+    def _chunk(self, choice: C | None, facts: reply.TandemFacts | None = None) -> bytes:
         """Encode a chunk with one choice, or with None the last chunk, which has only the usage."""
+        usage: reply.UsageReply | UnsetType | None = None if self._include_usage else UNSET
+        if choice is None or self._continuous_usage:
+            usage = usage_reply(self._answer.usage())
         chunk = self._make_chunk(
             **self._named_fields,
             choices=[] if choice is None else [choice],
-            usage=_usage_reply(usage()) if choice is None else self._usage(usage),
+            usage=usage,
             tandem=UNSET if facts is None else facts,
         )
         return msgspec.json.encode(chunk)
 
-    def closing(self, ending: ChoiceEnd, usage: Count, facts: reply.TandemFacts | None) -> list[bytes]:
-        if facts is None or not self._header.include_usage:
-            return [self._chunk(self._end(ending), usage, facts)]
-        return [self._chunk(self._end(ending), usage), self._chunk(None, usage, facts)]
-
     def _ids(self, deltas: Iterable[Delta]) -> list[int] | UnsetType:
         """Make the field `token_ids`, which vLLM adds to a choice."""
-        if not self._header.with_token_ids:
+        if not self._with_token_ids:
             return UNSET
         return [token for delta in deltas if (token := delta.token_id) is not None]
-
-    def _usage(self, usage: Count) -> reply.UsageReply | UnsetType | None:
-        """Make the field `usage` of a chunk that is not the last one."""
-        if self._header.continuous_usage:
-            return _usage_reply(usage())
-        return None if self._header.include_usage else UNSET
 
     def _prompt_scores(self, scored: ScoredPrompt) -> reply.PromptLogprobs:
         return [None if token.logprob is None else self._scores(token) for token in scored.tokens]
@@ -138,29 +134,27 @@ class _Chunks(ABC, Generic[C]):
         ranked = {other: rank for rank, (other, _) in enumerate(token.top, start=1)}
         known = {token.id: token.logprob, **dict(token.top)}
         return {
-            str(other): reply.PromptLogprob(
-                _finite(logprob), ranked.get(other), self._header.text.token_text(other).text
-            )
+            str(other): reply.PromptLogprob(_finite(logprob), ranked.get(other), self._text.token_text(other).text)
             for other, logprob in known.items()
         }
 
 
-class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
+class ChatFormatter(ResponseFormatter[reply.ChatChunkChoice]):
     """ResponseFormatter of /v1/chat/completions."""
 
-    def __init__(self, header: ChunkHeader) -> None:
-        super().__init__(header, reply.ChatChunk)
-        self._is_plain = not (header.with_logprobs or header.with_token_ids or header.continuous_usage)
+    def __init__(self, answer: CompletionStream, created: int) -> None:
+        super().__init__(answer, created, reply.ChatChunk)
+        self._is_plain = not (self._with_logprobs or self._with_token_ids or self._continuous_usage)
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
-    def opening(self, choice: int, usage: Count) -> list[bytes]:
-        return [self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(role="assistant", content="")), usage)]
+    def opening(self, choice: int) -> list[bytes]:
+        return [self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(role="assistant", content="")))]
 
-    def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
-        if isinstance(part, Echo) or not self._header.shows(part):
+    def chunk(self, part: Delta | Echo) -> list[bytes]:
+        if isinstance(part, Echo) or not self._shows(part):
             return []
         if self._is_plain and not part.reasoning and not part.tool_calls:
-            before, after = self._around.get(part.choice) or self._cut(part.choice, usage)
+            before, after = self._around.get(part.choice) or self._cut(part.choice)
             return [before + _ENCODER.encode(part.text) + after]
         delta = reply.ChatDelta(
             content=part.text if part.text or not (part.reasoning or part.tool_calls) else UNSET,
@@ -169,12 +163,12 @@ class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
             tool_calls=[_call_piece(call) for call in part.tool_calls] or UNSET,
         )
         logprobs, ids = self._logprobs([part]), self._ids([part])
-        return [self._chunk(reply.ChatChunkChoice(part.choice, delta, logprobs, token_ids=ids), usage)]
+        return [self._chunk(reply.ChatChunkChoice(part.choice, delta, logprobs, token_ids=ids))]
 
-    def _cut(self, choice: int, usage: Count) -> tuple[bytes, bytes]:
+    def _cut(self, choice: int) -> tuple[bytes, bytes]:
         """Return and cache the bytes before and after the text in a choice's chunks that hold nothing but text.
         Encoding the whole chunk for every token was a tenth of the cost of a token."""
-        whole = self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(content=_CUT)), usage)
+        whole = self._chunk(reply.ChatChunkChoice(choice, reply.ChatDelta(content=_CUT)))
         # The last occurrence is the content: the name of the model precedes it and may hold anything.
         before, _, after = whole.rpartition(_ENCODER.encode(_CUT))
         self._around[choice] = before, after
@@ -183,19 +177,20 @@ class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
     def _end(self, ending: ChoiceEnd) -> reply.ChatChunkChoice:
         return reply.ChatChunkChoice(ending.choice, reply.ChatDelta(), finish_reason=ending.reason.value)
 
-    def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
-        gathered = _Gathered(parts)
+    def body(self, parts: Iterable[Part], facts: reply.TandemFacts) -> bytes:
+        gathered = GatheredParts(parts)
         whole = reply.ChatCompletion(
             **self._named_fields,
-            choices=[self._choice(ending, gathered.deltas[ending.choice]) for ending in gathered.endings()],
-            usage=_usage_reply(usage),
+            choices=[self._choice(index, gathered.deltas[index], reason) for index, reason in gathered.endings()],
+            usage=usage_reply(self._answer.usage()),
             prompt_logprobs=self._prompt_scores(gathered.scored[0]) if gathered.scored else UNSET,
             tandem=facts,
         )
         return msgspec.json.encode(whole)
 
-    def _choice(self, ending: ChoiceEnd, deltas: Sequence[Delta]) -> reply.ChatChoice:
-        calls = _whole_calls([call for delta in deltas for call in delta.tool_calls])
+    def _choice(self, index: int, deltas: Sequence[Delta], reason: str) -> reply.ChatChoice:
+        joined = join_calls(deltas)
+        calls = [reply.ToolCall(call.id, reply.FunctionCall(call.arguments, call.name)) for call in joined]
         content = "".join(delta.text for delta in deltas)
         reasoning = "".join(delta.reasoning for delta in deltas) or UNSET
         message = reply.AssistantMessage(
@@ -205,10 +200,10 @@ class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
             reasoning=reasoning,
             tool_calls=calls or UNSET,
         )
-        return reply.ChatChoice(ending.choice, message, self._logprobs(deltas), ending.reason.value, self._ids(deltas))
+        return reply.ChatChoice(index, message, self._logprobs(deltas), reason, self._ids(deltas))
 
     def _logprobs(self, deltas: Iterable[Delta]) -> reply.ChatLogprobs | None:
-        if not self._header.with_logprobs:
+        if not self._with_logprobs:
             return None
         return reply.ChatLogprobs([self._entry(delta.token) for delta in deltas if delta.token])
 
@@ -217,32 +212,31 @@ class ChatFormatter(_Chunks[reply.ChatChunkChoice]):
         return reply.TokenLogprob(*self._named(token.id, token.logprob), top_logprobs=top)
 
     def _named(self, token: int, logprob: float | None) -> tuple[str, float, list[int]]:
-        facts = self._header.text.token_text(token)
+        facts = self._text.token_text(token)
         return facts.text, _finite(logprob), list(facts.raw)
 
 
-class CompletionFormatter(_Chunks[reply.TextChoice]):
+class CompletionFormatter(ResponseFormatter[reply.TextChoice]):
     """ResponseFormatter of /v1/completions."""
 
-    def __init__(self, header: ChunkHeader) -> None:
-        super().__init__(header, reply.TextChunk)
+    def __init__(self, answer: CompletionStream, created: int) -> None:
+        super().__init__(answer, created, reply.TextChunk)
 
-    def opening(self, choice: int, usage: Count) -> list[bytes]:
+    def opening(self, choice: int) -> list[bytes]:
         return []
 
-    def chunk(self, part: Delta | Echo, usage: Count) -> list[bytes]:
-        if isinstance(part, Delta) and not self._header.shows(part):
+    def chunk(self, part: Delta | Echo) -> list[bytes]:
+        if isinstance(part, Delta) and not self._shows(part):
             return []
         deltas = part.deltas if isinstance(part, Echo) else [part]
-        return [self._chunk(self._choice(part.choice, deltas, None), usage)]
+        return [self._chunk(self._choice(part.choice, deltas, None))]
 
     def _end(self, ending: ChoiceEnd) -> reply.TextChoice:
         return self._choice(ending.choice, [], ending.reason.value)
 
-    def body(self, parts: Sequence[Part], usage: Usage, facts: reply.TandemFacts) -> bytes:
-        gathered = _Gathered(parts)
-        endings = gathered.endings()
-        choices = [self._choice(end.choice, gathered.deltas[end.choice], end.reason.value) for end in endings]
+    def body(self, parts: Iterable[Part], facts: reply.TandemFacts) -> bytes:
+        gathered = GatheredParts(parts)
+        choices = [self._choice(index, gathered.deltas[index], reason) for index, reason in gathered.endings()]
         for scored in gathered.scored:
             per_prompt = len(choices) // len(gathered.scored)
             for choice in choices[scored.prompt * per_prompt : (scored.prompt + 1) * per_prompt]:
@@ -250,7 +244,7 @@ class CompletionFormatter(_Chunks[reply.TextChoice]):
         whole = reply.TextCompletion(
             **self._named_fields,
             choices=choices,
-            usage=_usage_reply(usage),
+            usage=usage_reply(self._answer.usage()),
             tandem=facts,
         )
         return msgspec.json.encode(whole)
@@ -261,7 +255,7 @@ class CompletionFormatter(_Chunks[reply.TextChoice]):
 
     def _logprobs(self, deltas: Iterable[Delta]) -> reply.TextLogprobs | None:
         placed = [(delta.token, delta.offset) for delta in deltas if delta.token]
-        if not self._header.with_logprobs or not placed:
+        if not self._with_logprobs or not placed:
             return None
         return reply.TextLogprobs(
             tokens=[self._name(token.id) for token, _ in placed],
@@ -277,33 +271,10 @@ class CompletionFormatter(_Chunks[reply.TextChoice]):
     def _name(self, token: int) -> str:
         """Return a token's text, or `bytes:\\x..` for bytes that are no UTF-8 on their own. As at OpenAI, two such
         tokens keep different names."""
-        facts = self._header.text.token_text(token)
+        facts = self._text.token_text(token)
         if "\ufffd" not in facts.text:
             return facts.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in facts.raw)
-
-
-class _Gathered:
-    """Parts of a whole output, sorted by choice."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.scored: list[ScoredPrompt] = []
-        self.deltas: dict[int, list[Delta]] = {}
-        self._endings: list[ChoiceEnd] = []
-        for part in parts:
-            match part:
-                case ScoredPrompt():
-                    self.scored.append(part)
-                case ChoiceEnd():
-                    self._endings.append(part)
-                    self.deltas.setdefault(part.choice, [])
-                case Echo():
-                    self.deltas.setdefault(part.choice, []).extend(part.deltas)
-                case Delta():
-                    self.deltas.setdefault(part.choice, []).append(part)
-
-    def endings(self) -> list[ChoiceEnd]:
-        return sorted(self._endings, key=lambda ending: ending.choice)
 
 
 def _call_piece(call: ToolCallDelta) -> reply.ToolCallPiece:
@@ -311,16 +282,17 @@ def _call_piece(call: ToolCallDelta) -> reply.ToolCallPiece:
     return reply.ToolCallPiece(call.index, function, call.id or UNSET, "function" if call.id else UNSET)
 
 
-def _whole_calls(pieces: Iterable[ToolCallDelta]) -> list[reply.ToolCall]:
-    calls: dict[int, reply.ToolCall] = {}
-    for piece in pieces:
-        if piece.index not in calls:
-            calls[piece.index] = reply.ToolCall(piece.id, reply.FunctionCall("", piece.name))
-        calls[piece.index].function.arguments += piece.arguments
-    return list(calls.values())
+def join_calls(deltas: Iterable[Delta]) -> list[ToolCallDelta]:
+    """Join the pieces of each tool call, sorted by its index."""
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        call = calls.get(piece.index, ToolCallDelta(piece.index))
+        arguments = call.arguments + piece.arguments
+        calls[piece.index] = ToolCallDelta(piece.index, arguments, call.id or piece.id, call.name + piece.name)
+    return [calls[index] for index in sorted(calls)]
 
 
-def _usage_reply(usage: Usage) -> reply.UsageReply:
+def usage_reply(usage: Usage) -> reply.UsageReply:
     cached = None if usage.num_cached is None else reply.PromptTokensDetails(usage.num_cached)
     return reply.UsageReply(usage.num_prompt, usage.num_output, usage.num_prompt + usage.num_output, cached)
 

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
 
 from tandem.core.clock import wall_ns
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.context.interfaces import Authenticator, ServedModel
-from tandem.gateway.context.request_context import (
-    EXPLAIN_HEADER,
-    LANE_HEADER,
-    SESSION_HEADER,
-    TIMEOUT_HEADER,
-    TIMING_HEADER,
-    TRACEPARENT_HEADER,
-    TRACESTATE_HEADER,
-    RequestContext,
-    is_flag_set,
-    lane_of,
-    timeout_of,
+from tandem.gateway.context.request_context import TIMEOUT_HEADER, RequestContext, read_context, timeout_of
+from tandem.gateway.http.exchange import Exchange, json_response
+from tandem.gateway.http.openai_response import ChatFormatter, CompletionFormatter, ResponseFormatter
+from tandem.gateway.http.openai_schema import (
+    ChatChunk,
+    ChatCompletion,
+    DetokenizeReply,
+    ModelCard,
+    ModelList,
+    TextChunk,
+    TextCompletion,
+    TokenizeReply,
 )
-from tandem.gateway.http.exchange import Exchange
-from tandem.gateway.http.openai_response import ChatFormatter, ChunkHeader, CompletionFormatter
-from tandem.gateway.http.openai_schema import DetokenizeReply, ModelCard, ModelList, TokenizeReply
 from tandem.gateway.http.responses import send_completion
-from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
-from tandem.gateway.serving.completions import CompletionService
+from tandem.gateway.http.routes import OF_BODIES, OF_COMPLETIONS, OF_EVERY_REQUEST, Operation
+from tandem.gateway.openai.request_schema import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
+from tandem.gateway.serving.completions import CompletionService, CompletionStream
 from tandem.gateway.tenants.authenticator import api_key_from_headers
 
-MODELS_PREFIX = "/v1/models/"
+_OF_MODEL = (*OF_EVERY_REQUEST, ErrorKind.MODEL_NOT_FOUND, ErrorKind.NO_WORKER)
+_OF_TOKENIZE = (*OF_BODIES, ErrorKind.UNSUPPORTED)
+_COMPLETION = "Completion of one or several prompts"
+_MODELS = "All models, one entry for each name or alias"
+_TOKENIZE = "Token ids of a prompt or a conversation"
 
 
 class OpenAIRoutes:
@@ -44,81 +51,85 @@ class OpenAIRoutes:
         self._max_body = max_body
         self._heartbeat_s = heartbeat_s
 
-    async def models(self, exchange: Exchange) -> None:
-        models = self._answers.models(self._caller(exchange).tenant)
-        cards = [_model_card(model, name) for model in models for name in model.names]
-        await exchange.send_json(200, msgspec.json.encode(ModelList(cards)))
+    @Operation(
+        "POST",
+        "/v1/chat/completions",
+        "Chat completion",
+        body=ChatBody,
+        reply=ChatCompletion,
+        chunk=ChatChunk,
+        errors=OF_COMPLETIONS,
+    )
+    async def chat(self, exchange: Exchange) -> None:
+        caller, body = await self._read(exchange, ChatBody)
+        work = self._answer(exchange, partial(self._answers.chat, body, caller), ChatFormatter)
+        await exchange.run_until_disconnect(work)
 
-    async def model(self, exchange: Exchange) -> None:
+    @Operation(
+        "POST",
+        "/v1/completions",
+        _COMPLETION,
+        body=CompletionBody,
+        reply=TextCompletion,
+        chunk=TextChunk,
+        errors=OF_COMPLETIONS,
+    )
+    async def completions(self, exchange: Exchange) -> None:
+        caller, body = await self._read(exchange, CompletionBody)
+        work = self._answer(exchange, partial(self._answers.complete, body, caller), CompletionFormatter)
+        await exchange.run_until_disconnect(work)
+
+    @Operation("GET", "/v1/models", _MODELS, reply=ModelList, errors=OF_EVERY_REQUEST)
+    async def models(self, exchange: Exchange) -> Response:
+        models = self._answers.models(self._caller(exchange).tenant)
+        return json_response(ModelList([_model_card(model, name) for model in models for name in model.names]))
+
+    @Operation("GET", "/v1/models/{model:path}", "One model", reply=ModelCard, errors=_OF_MODEL)
+    async def model(self, exchange: Exchange) -> Response:
         """Send the card of one model, whose name is all of the path after the prefix, as names may contain slashes."""
         tenant = self._caller(exchange).tenant
-        name = str(exchange.scope["path"]).removeprefix(MODELS_PREFIX)
-        await exchange.send_json(200, msgspec.json.encode(_model_card(self._answers.find(name, tenant), name)))
+        name = exchange.path_params["model"]
+        if not name:
+            raise TandemError(ErrorKind.NOT_FOUND, f"there is nothing at {exchange.scope['path']}")
+        return json_response(_model_card(self._answers.find(name, tenant), name))
 
-    async def chat(self, exchange: Exchange) -> None:
-        caller = self._caller(exchange)
-        body = parse(await exchange.read_body(self._max_body), ChatBody)
-
-        async def answer() -> None:
-            async with await self._answers.chat(body, caller) as given:
-                await send_completion(exchange, given, ChatFormatter(ChunkHeader.of(given, _now())), self._heartbeat_s)
-
-        await exchange.run_until_disconnect(answer())
-
-    async def completions(self, exchange: Exchange) -> None:
-        caller = self._caller(exchange)
-        body = parse(await exchange.read_body(self._max_body), CompletionBody)
-
-        async def answer() -> None:
-            async with await self._answers.complete(body, caller) as given:
-                await send_completion(
-                    exchange, given, CompletionFormatter(ChunkHeader.of(given, _now())), self._heartbeat_s
-                )
-
-        await exchange.run_until_disconnect(answer())
-
-    async def tokenize(self, exchange: Exchange) -> None:
-        tenant = self._caller(exchange).tenant
-        body = parse(await exchange.read_body(self._max_body), TokenizeBody)
-        served, ids = await self._answers.tokenize(body, tenant)
+    @Operation("POST", "/tokenize", _TOKENIZE, body=TokenizeBody, reply=TokenizeReply, errors=_OF_TOKENIZE)
+    async def tokenize(self, exchange: Exchange) -> Response:
+        caller, body = await self._read(exchange, TokenizeBody)
+        served, ids = await self._answers.tokenize(body, caller.tenant)
         texts = await self._answers.token_strings(served, ids) if body.return_token_strs else None
-        reply = TokenizeReply(len(ids), served.max_model_len, list(ids), texts)
-        await exchange.send_json(200, msgspec.json.encode(reply))
+        return json_response(TokenizeReply(len(ids), served.max_model_len, list(ids), texts))
 
-    async def detokenize(self, exchange: Exchange) -> None:
-        tenant = self._caller(exchange).tenant
-        body = parse(await exchange.read_body(self._max_body), DetokenizeBody)
-        reply = DetokenizeReply(await self._answers.detokenize(body, tenant))
-        await exchange.send_json(200, msgspec.json.encode(reply))
+    @Operation("POST", "/detokenize", "Text of token ids", body=DetokenizeBody, reply=DetokenizeReply, errors=OF_BODIES)
+    async def detokenize(self, exchange: Exchange) -> Response:
+        caller, body = await self._read(exchange, DetokenizeBody)
+        return json_response(DetokenizeReply(await self._answers.detokenize(body, caller.tenant)))
+
+    async def _read(self, exchange: Exchange, kind: type[Body]) -> tuple[RequestContext, Body]:
+        """Authenticate the caller before its body is read, so that a client without a valid key costs nothing."""
+        caller = self._caller(exchange)
+        return caller, parse(await exchange.read_body(self._max_body), kind)
 
     def _caller(self, exchange: Exchange) -> RequestContext:
-        """Authenticate the caller and read its headers. This comes before the body is read, so that a client without a
-        valid key costs nothing."""
         received_at = self._answers.now()
-        key = api_key_from_headers(_text(exchange, "authorization"), _text(exchange, "x-api-key"))
-        tenant = self._authenticator.identify(key)
-        return RequestContext(
+        tenant = self._authenticator.identify(api_key_from_headers(exchange.fields))
+        return read_context(
+            exchange.fields,
+            tenant,
             request_id=exchange.request_id,
             received_at=received_at,
-            tenant=tenant,
-            lane=lane_of(_text(exchange, LANE_HEADER)),
-            timeout_s=timeout_of(_text(exchange, TIMEOUT_HEADER)),
-            session=_text(exchange, SESSION_HEADER) or "",
-            wants_explanation=is_flag_set(EXPLAIN_HEADER, _text(exchange, EXPLAIN_HEADER)),
-            wants_timing=is_flag_set(TIMING_HEADER, _text(exchange, TIMING_HEADER)),
-            traceparent=_text(exchange, TRACEPARENT_HEADER) or "",
-            tracestate=_text(exchange, TRACESTATE_HEADER) or "",
+            timeout_s=timeout_of(exchange.fields.get(TIMEOUT_HEADER)),
         )
 
-
-def _text(exchange: Exchange, header: str) -> str | None:
-    given = exchange.header(header.encode())
-    return None if given is None else given.decode("latin-1")
-
-
-def _now() -> int:
-    """Return the time in seconds since the epoch."""
-    return wall_ns() // 10**9
+    async def _answer(
+        self,
+        exchange: Exchange,
+        admit: Callable[[], Awaitable[CompletionStream]],
+        make_formatter: Callable[[CompletionStream, int], ResponseFormatter[Any]],
+    ) -> None:
+        async with await admit() as given:
+            formatter = make_formatter(given, wall_ns() // 10**9)
+            await send_completion(exchange, given, formatter, self._heartbeat_s)
 
 
 def _model_card(model: ServedModel, name: str) -> ModelCard:

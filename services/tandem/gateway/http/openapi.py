@@ -8,10 +8,10 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
+from starlette.responses import HTMLResponse, Response
 
 from tandem.core.errors import ERROR_TABLE
 from tandem.core.lane import Lane
-from tandem.core.request import MAX_CHOICES, MAX_COUNT, MAX_TOP_LOGPROBS
 from tandem.gateway.context.request_context import (
     EXPLAIN_HEADER,
     LANE_HEADER,
@@ -21,13 +21,10 @@ from tandem.gateway.context.request_context import (
     TIMING_HEADER,
     TRACEPARENT_HEADER,
 )
-from tandem.gateway.http.exchange import Exchange
+from tandem.gateway.http.exchange import Exchange, json_response
 from tandem.gateway.http.openai_schema import ErrorReply
-from tandem.gateway.http.routes import Route
-from tandem.gateway.openai.request_params import MAX_SALT_CHARS
-from tandem.gateway.openai.request_schema import ChatMessage
+from tandem.gateway.http.routes import HandlerRoute, Operation, routes_of
 
-_REF = "#/components/schemas/{name}"
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Tandem</title><style>
 body {{ font: 15px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
@@ -37,76 +34,73 @@ code {{ font-size: 14px; }} td, th {{ text-align: left; vertical-align: top; pad
 """
 
 
-_ALTERNATIVES = {"minimum": 0, "maximum": MAX_TOP_LOGPROBS}
+def _header(name: str, meaning: str, **schema: Any) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": meaning, "schema": {"type": "string", **schema}}
 
-RANGES: Mapping[str, Mapping[str, Any]] = {
-    "temperature": {"minimum": 0, "maximum": 2},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1, "maximum": MAX_COUNT},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
-    "presence_penalty": {"minimum": -2, "maximum": 2},
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 10},
-    "n": {"minimum": 1, "maximum": MAX_CHOICES},
-    "max_tokens": {"minimum": 0},
-    "max_completion_tokens": {"minimum": 1},
-    "min_tokens": {"minimum": 0},
-    "logprobs": _ALTERNATIVES,
-    "top_logprobs": _ALTERNATIVES,
-    "prompt_logprobs": _ALTERNATIVES,
-    "priority": {"minimum": -MAX_COUNT, "maximum": MAX_COUNT},
-    "cache_salt": {"minLength": 1, "maxLength": MAX_SALT_CHARS},
-    "messages": {"minItems": 1},
-}
-"""JSON Schema keywords by field name, for every body that has the field."""
+
+_COMPLETION_HEADERS = [
+    _header(
+        LANE_HEADER,
+        "Lane (priority class) of the request, at most the highest lane that the key allows.",
+        enum=[lane.label for lane in Lane],
+    ),
+    _header(
+        TIMEOUT_HEADER,
+        "The client's deadline: a request that would miss it is refused at once, one that misses it is ended.",
+        type="integer",
+        minimum=1,
+        maximum=MAX_TIMEOUT_MS,
+    ),
+    _header(
+        SESSION_HEADER,
+        "Session: its requests go to the same workers where that costs nothing. Default: the field `user`.",
+    ),
+    _header(
+        EXPLAIN_HEADER,
+        "1: the response's field `tandem` has the reasons of the placement, with the predicted costs.",
+        enum=["0", "1"],
+    ),
+    _header(
+        TIMING_HEADER,
+        "1: the response's field `tandem` has the time of each stage; unless streamed, so has a header.",
+        enum=["0", "1"],
+    ),
+    _header(TRACEPARENT_HEADER, "The client's trace, which the request joins where the gateway exports traces."),
+]
 
 
 class OpenApiDocs:
-    """Serve `/openapi.json` and `/docs`, which describe all routes, these two included."""
+    """Serve `/openapi.json` and `/docs`, which describe the routes given and these two."""
 
     __slots__ = ("_document", "_page")
 
-    def __init__(self) -> None:
-        self._document = b""
-        self._page = ""
-
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                method="GET",
-                path="/openapi.json",
-                handler=self._show_document,
-                summary="OpenAPI document of this server",
-                text="application/json",
-            ),
-            Route(
-                method="GET", path="/docs", handler=self._show_page, summary="HTML page of all routes", text="text/html"
-            ),
-        ]
-
-    def write(self, routes: Sequence[Route]) -> None:
-        document = describe(routes)
+    def __init__(self, routes: Sequence[HandlerRoute]) -> None:
+        described = [*routes, *routes_of(self)]
+        document = describe(described)
         self._document = msgspec.json.encode(document)
-        self._page = _PAGE.format(body="".join([*map(_section, routes), _schema_tables(document)]))
+        self._page = _PAGE.format(body="".join([*map(_section, described), _schema_tables(document)]))
 
-    async def _show_document(self, exchange: Exchange) -> None:
-        await exchange.send_json(200, self._document)
+    @Operation("GET", "/openapi.json", "OpenAPI document of this server", text="application/json")
+    async def show_document(self, exchange: Exchange) -> Response:
+        return json_response(self._document)
 
-    async def _show_page(self, exchange: Exchange) -> None:
-        await exchange.send_body("text/html; charset=utf-8", self._page.encode())
+    @Operation("GET", "/docs", "HTML page of all routes", text="text/html")
+    async def show_page(self, exchange: Exchange) -> Response:
+        return HTMLResponse(self._page)
 
 
-def describe(routes: Sequence[Route]) -> dict[str, Any]:
+def describe(routes: Sequence[HandlerRoute]) -> dict[str, Any]:
     """Build the OpenAPI document of the routes. Its schemas, with their descriptions, come from the structs of the
     bodies and replies."""
+    kinds: list[Any] = [ErrorReply]
+    for route in routes:
+        documented = route.operation
+        kinds += filter(None, (documented.body, documented.reply, documented.chunk, documented.not_ready))
+    found, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schemas = {kind: {"schema": schema} for kind, schema in zip(kinds, found, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
-    kinds = {kind: None for route in routes for kind in (route.body, route.reply, route.chunk, route.not_ready) if kind}
-    _, schemas = msgspec.json.schema_components([*kinds, ErrorReply], ref_template=_REF)
-    inputs = {*(route.body.__name__ for route in routes if route.body), ChatMessage.__name__}
-    schemas = {name: narrowed(schema) if name in inputs else schema for name, schema in schemas.items()}
+        paths.setdefault(route.path_format, {})[route.operation.method.lower()] = _operation(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -115,94 +109,73 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
             "summary": "OpenAI-compatible LLM serving",
         },
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         # `{}`: with `auth: off` no key is required.
         "security": [{"key": []}, {}],
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: HandlerRoute, schemas: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
+    documented = route.operation
+    name = f"{documented.method.lower()}{route.path_format.translate(str.maketrans('/.{}', '____'))}"
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in route.param_convertors
+    ]
+    if documented.chunk is not None:
+        parameters += _COMPLETION_HEADERS
     found: dict[str, Any] = {
-        "operationId": f"{route.method.lower()}{route.path.translate(str.maketrans('/.{}', '____'))}",
-        "summary": route.summary,
-        "parameters": _parameters(route),
-        "responses": _responses(route),
+        "operationId": name,
+        "summary": documented.summary,
+        "parameters": parameters,
+        "responses": _responses(documented, schemas),
     }
-    if route.body is not None:
-        found["requestBody"] = {"required": True, "content": _json(route.body)}
+    if documented.body is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": schemas[documented.body]}}
     return found
 
 
-def _parameters(route: Route) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    if route.prefix is not None:
-        name = route.path.removeprefix(route.prefix).strip("{}")
-        schema = {"type": "string", "minLength": 1}
-        found.append({"name": name, "in": "path", "required": True, "schema": schema})
-    if route.chunk is not None:
-        schema = {"type": "string", "enum": [lane.label for lane in Lane]}
-        meaning = "Lane (priority class) of the request, at most the highest lane that the key allows."
-        found.append({"name": LANE_HEADER, "in": "header", "description": meaning, "schema": schema})
-        schema = {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS}
-        meaning = "The client's deadline: a request that would miss it is refused at once, one that misses it is ended."
-        found.append({"name": TIMEOUT_HEADER, "in": "header", "description": meaning, "schema": schema})
-        meaning = "Session: its requests go to the same workers where that costs nothing. Default: the field `user`."
-        found.append({"name": SESSION_HEADER, "in": "header", "description": meaning, "schema": {"type": "string"}})
-        meaning = "1: the response's field `tandem` has the reasons of the placement, with the predicted costs."
-        schema = {"type": "string", "enum": ["0", "1"]}
-        found.append({"name": EXPLAIN_HEADER, "in": "header", "description": meaning, "schema": schema})
-        meaning = "1: the response's field `tandem` has the time of each stage; unless streamed, so has a header."
-        found.append({"name": TIMING_HEADER, "in": "header", "description": meaning, "schema": schema})
-        meaning = "The client's trace, which the request joins where the gateway exports traces."
-        found.append({"name": TRACEPARENT_HEADER, "in": "header", "description": meaning, "schema": {"type": "string"}})
-    return found
-
-
-def _responses(route: Route) -> dict[str, Any]:
-    content = {route.text: {"schema": {"type": "string"}}} if route.reply is None else _json(route.reply)
-    if route.reply is not None and route.is_list:
-        content = {"application/json": {"schema": {"type": "array", "items": _schema(route.reply)}}}
-    if route.text == "application/json":
-        content = {route.text: {"schema": {"type": "object"}}}
-    if route.chunk is not None:
-        content["text/event-stream"] = {"schema": _event(route.chunk)}
+def _responses(documented: Operation, schemas: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
+    if documented.reply is None:
+        kind = "object" if documented.text == "application/json" else "string"
+        content: dict[str, Any] = {documented.text: {"schema": {"type": kind}}}
+    else:
+        content = {"application/json": schemas[documented.reply]}
+    if documented.chunk is not None:
+        content["text/event-stream"] = {"schema": _event(schemas[documented.chunk], schemas[ErrorReply])}
     responses: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
     by_status: dict[int, list[str]] = {}
-    for kind in route.errors:
-        by_status.setdefault(ERROR_TABLE[kind].http, []).append(kind.value)
+    for error in documented.errors:
+        by_status.setdefault(ERROR_TABLE[error].http, []).append(error.value)
     for status, codes in sorted(by_status.items()):
-        responses[str(status)] = {"description": f"code: {', '.join(codes)}", "content": _json(ErrorReply)}
-    if route.not_ready is not None:
-        responses["503"] = {"description": "Not ready; names what is missing.", "content": _json(route.not_ready)}
+        error_content = {"application/json": schemas[ErrorReply]}
+        responses[str(status)] = {"description": f"code: {', '.join(codes)}", "content": error_content}
+    if documented.not_ready is not None:
+        not_ready = {"application/json": schemas[documented.not_ready]}
+        responses["503"] = {"description": "Not ready; names what is missing.", "content": not_ready}
     for refusal in responses.keys() & {"429", "503"}:
         responses[refusal]["headers"] = {"retry-after": {"schema": {"type": "integer"}, "description": "seconds"}}
     return responses
 
 
-def _event(chunk: type[msgspec.Struct]) -> dict[str, Any]:
+def _event(chunk: Mapping[str, Any], error: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of one server-sent event."""
-    payload = {"anyOf": [{"$ref": _REF.format(name=kind.__name__)} for kind in (chunk, ErrorReply)]}
+    payload = {"anyOf": [chunk["schema"], error["schema"]]}
     data = {"anyOf": [{"const": "[DONE]"}, {"contentMediaType": "application/json", "contentSchema": payload}]}
     meaning = "A server-sent event. The data of the last one is [DONE], unless an error ends the stream."
     return {"type": "object", "description": meaning, "properties": {"data": data}}
 
 
-def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"application/json": {"schema": _schema(kind)}}
-
-
-def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"$ref": _REF.format(name=kind.__name__)}
-
-
 # ---- the page
 
 
-def _section(route: Route) -> str:
-    lines = [f"<h3><code>{escape(f'{route.method} {route.path}')}</code></h3><p>{escape(route.summary)}</p>"]
-    named = (("body", route.body), ("reply", route.reply), ("streamed", route.chunk))
+def _section(route: HandlerRoute) -> str:
+    documented = route.operation
+    title = escape(f"{documented.method} {route.path_format}")
+    lines = [f"<h3><code>{title}</code></h3><p>{escape(documented.summary)}</p>"]
+    named = (("body", documented.body), ("reply", documented.reply), ("streamed", documented.chunk))
     links = [f'{role} <a href="#{kind.__name__}">{kind.__name__}</a>' for role, kind in named if kind is not None]
-    codes = [f"{ERROR_TABLE[kind].http} {kind.value}" for kind in route.errors]
+    codes = [f"{ERROR_TABLE[kind].http} {kind.value}" for kind in documented.errors]
     return "".join([*lines, f"<p>{', '.join(links)}</p>", f"<p>{escape(', '.join(codes))}</p>"])
 
 
@@ -229,9 +202,3 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "array":
         return f"[{_kind(schema.get('items', {}))}]"
     return str(schema.get("type", "any"))
-
-
-def narrowed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a body or message with the ranges of its fields added."""
-    fields = {name: {**facts, **RANGES.get(name, {})} for name, facts in schema.get("properties", {}).items()}
-    return {**schema, "properties": fields}

@@ -8,7 +8,6 @@ the time that a response waits for a client that does not read, and the number o
 from __future__ import annotations
 
 import logging
-import math
 from asyncio import TimerHandle, Transport
 from collections import deque
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.http.exchange import error_body
+from tandem.gateway.http.exchange import error_body, error_headers
 
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 4
@@ -290,9 +289,6 @@ def _response(error: TandemError) -> bytes:
         "content-type: application/json",
         f"content-length: {len(body)}",
         "connection: close",
+        *(f"{name}: {value}" for name, value in error_headers(error).items()),
     ]
-    if error.retry_after_s is not None:
-        lines.append(f"retry-after: {math.ceil(error.retry_after_s)}")
-    if error.reason:
-        lines.append(f"x-tandem-reject-reason: {error.reason}")
     return "\r\n".join([*lines, "\r\n"]).encode("ascii") + body

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from msgspec import UNSET
 
 from tandem.gateway.context.rate_limit_status import rate_limit_headers
 from tandem.gateway.context.request_context import TIMING_HEADER
-from tandem.gateway.http.exchange import Exchange, Header, header_value
+from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_response import ResponseFormatter
-from tandem.gateway.http.openai_schema import TandemFacts
-from tandem.gateway.http.server_timing import server_timing, timing_facts
+from tandem.gateway.http.openai_schema import TandemFacts, TimingFacts
+from tandem.gateway.http.server_timing import server_timing, timing_ms
 from tandem.gateway.http.sse import EventStream
 from tandem.gateway.output.text_stream import ChoiceEnd
 from tandem.gateway.serving.completions import CompletionStream, Part
@@ -22,14 +23,14 @@ from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
 async def send_completion(
-    exchange: Exchange, answer: CompletionStream, formatter: ResponseFormatter, heartbeat_s: float
+    exchange: Exchange, answer: CompletionStream, formatter: ResponseFormatter[Any], heartbeat_s: float
 ) -> None:
     """Send a response, streamed or whole as the client requested.
 
     A streamed response begins with its first part, or with a heartbeat where the first part takes longer than
     `heartbeat_s`. An error before that is answered with its HTTP status; a later one becomes an event."""
     async with aclosing(answer.parts()) as parts:
-        if answer.params.stream:
+        if answer.params.body.stream:
             await _stream(exchange, formatter, answer, parts, heartbeat_s)
         else:
             await _collect(exchange, formatter, answer, parts)
@@ -37,7 +38,7 @@ async def send_completion(
 
 async def _stream(
     exchange: Exchange,
-    formatter: ResponseFormatter,
+    formatter: ResponseFormatter[Any],
     answer: CompletionStream,
     parts: AsyncGenerator[Part, None],
     heartbeat_s: float,
@@ -45,19 +46,19 @@ async def _stream(
     sse = EventStream(exchange)
     part = await _first(sse, answer, parts, heartbeat_s)
     if not exchange.started:
-        await sse.open([*rate_limit_headers(answer.rate_limits), _path_header(answer)])
+        await sse.open(_headers(answer))
     opened: set[int] = set()
     num_open = answer.num_choices
     while True:
         events: list[bytes] = []
         if not isinstance(part, ScoredPrompt) and part.choice not in opened:
             opened.add(part.choice)
-            events = formatter.opening(part.choice, answer.usage)
+            events = formatter.opening(part.choice)
         if isinstance(part, ChoiceEnd):
             num_open -= 1
-            events += formatter.closing(part, answer.usage, None if num_open else _facts(answer, answer.timing))
+            events += formatter.closing(part, None if num_open else _facts(answer, answer.timing))
         elif not isinstance(part, ScoredPrompt):
-            events += formatter.chunk(part, answer.usage)
+            events += formatter.chunk(part)
         if not num_open:
             await sse.close(*events)
             return
@@ -83,14 +84,15 @@ async def _first(
 
 
 async def _collect(
-    exchange: Exchange, formatter: ResponseFormatter, answer: CompletionStream, parts: AsyncGenerator[Part, None]
+    exchange: Exchange, formatter: ResponseFormatter[Any], answer: CompletionStream, parts: AsyncGenerator[Part, None]
 ) -> None:
     gathered = [part async for part in parts]
-    headers = [*rate_limit_headers(answer.rate_limits), _path_header(answer)]
+    headers = _headers(answer)
     timing = answer.timing
     if timing is not None:
-        headers.append((TIMING_HEADER.encode(), server_timing(timing)))
-    await exchange.send_json(200, formatter.body(gathered, answer.usage(), _facts(answer, timing)), headers)
+        headers[TIMING_HEADER] = server_timing(timing)
+    response = json_response(formatter.body(gathered, _facts(answer, timing)), headers=headers)
+    await response(exchange.scope, exchange.receive, exchange.send)
 
 
 def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFacts:
@@ -98,9 +100,9 @@ def _facts(answer: CompletionStream, timing: RequestTiming | None) -> TandemFact
         answer.path,
         answer.num_attempts,
         UNSET if answer.reasons is None else answer.reasons,
-        UNSET if timing is None else timing_facts(timing),
+        UNSET if timing is None else TimingFacts(**timing_ms(timing)),
     )
 
 
-def _path_header(answer: CompletionStream) -> Header:
-    return (b"x-tandem-path", header_value(answer.path))
+def _headers(answer: CompletionStream) -> dict[str, str]:
+    return {**rate_limit_headers(answer.rate_limits), "x-tandem-path": header_value(answer.path)}

@@ -1,45 +1,75 @@
-"""Describe one route: its handler, and the types and errors by which openapi.json documents it."""
+"""Describe the routes of the HTTP API beside their handlers, and match and call them with Starlette."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import msgspec
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from tandem.core.errors import ErrorKind
-from tandem.gateway.http.exchange import Exchange
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.gateway.http.exchange import Exchange, error_response
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[Exchange], Awaitable[Response | None]]
+"""Answers an exchange. Returns the response, or None where it has sent the response itself."""
+Marked = TypeVar("Marked", bound=Callable[..., Awaitable[Response | None]])
 
 OF_EVERY_REQUEST = (ErrorKind.INVALID_REQUEST, ErrorKind.UNAUTHENTICATED, ErrorKind.DRAINING, ErrorKind.INTERNAL)
 OF_BODIES = (*OF_EVERY_REQUEST, ErrorKind.BODY_TOO_LARGE, ErrorKind.MODEL_NOT_FOUND, ErrorKind.NO_WORKER)
 OF_COMPLETIONS = tuple(kind for kind in ErrorKind if kind is not ErrorKind.METHOD_NOT_ALLOWED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """One method of one path. A path that ends in `{name}` matches all of the rest, slashes included.
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path, in Starlette's syntax, as openapi.json documents it; decorates its handler.
 
-    `body`: type of the request's body. `reply`: type of the body of a 200, or of its items where `is_list`. `text`:
-    media type of a 200 where `reply` is None. `not_ready`: type of the body of a 503 that is no error. `chunk`: type of
-    one event of a stream. `errors`: all kinds that the handler may raise.
+    `body`: type of the request's body. `reply`: type of the body of a 200. `text`: media type of a 200 where `reply` is
+    None. `not_ready`: type of the body of a 503 that is no error. `chunk`: type of one event of a stream. `errors`: all
+    kinds that the handler may raise.
     """
 
     method: str
     path: str
-    handler: Handler
     summary: str
-    body: type[msgspec.Struct] | None = None
-    reply: type[msgspec.Struct] | None = None
-    chunk: type[msgspec.Struct] | None = None
-    not_ready: type[msgspec.Struct] | None = None
-    is_list: bool = False
+    body: Any = None
+    reply: Any = None
+    chunk: Any = None
+    not_ready: Any = None
     text: str = ""
     errors: tuple[ErrorKind, ...] = ()
 
-    @property
-    def prefix(self) -> str | None:
-        """Return the part of the path before `{name}`; None for an exact path."""
-        head, brace, _ = self.path.partition("{")
-        return head if brace else None
+    def __call__(self, handler: Marked) -> Marked:
+        handler.__dict__.setdefault("operations", []).append(self)
+        return handler
+
+
+class HandlerRoute(Route):
+    """Starlette's route of one operation. It calls the handler with the exchange in the scope; Starlette's own call of
+    a function would wrap each message of a stream."""
+
+    def __init__(self, operation: Operation, handler: Handler) -> None:
+        super().__init__(operation.path, handler, methods=[operation.method])
+        self.operation = operation
+        # Starlette's `$` also matches before a line break at the end, and its `.` matches no line break.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, allowed = scope["method"], self.operation.method
+        if method in (self.methods or ()):
+            response = await self.endpoint(scope["exchange"])
+        else:
+            error = TandemError(ErrorKind.METHOD_NOT_ALLOWED, f"{scope['path']} takes {allowed}, not {method}")
+            response = error_response(error, {"allow": allowed})
+        if response is not None:
+            await response(scope, receive, send)
+
+
+def routes_of(owner: object) -> Iterator[HandlerRoute]:
+    """Yield the routes of all methods of an object that operations decorate, in the order of their definition."""
+    for name, member in vars(type(owner)).items():
+        for operation in getattr(member, "operations", ()):
+            yield HandlerRoute(operation, getattr(owner, name))

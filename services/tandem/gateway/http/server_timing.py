@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tandem.gateway.http.openai_schema import TimingFacts
 from tandem.gateway.telemetry.request_recorder import RequestTiming
 
 
@@ -15,15 +14,11 @@ def timing_ms(timing: RequestTiming) -> dict[str, float]:
     return found
 
 
-def timing_facts(timing: RequestTiming) -> TimingFacts:
-    return TimingFacts(**timing_ms(timing))
-
-
-def server_timing(timing: RequestTiming) -> bytes:
+def server_timing(timing: RequestTiming) -> str:
     """Format the stages and their `total` in the syntax of the header Server-Timing
     (https://www.w3.org/TR/server-timing/)."""
     named = {**timing.stages._asdict(), "total": timing.total_s}
-    return ", ".join(f"{name};dur={_ms(seconds)}" for name, seconds in named.items()).encode()
+    return ", ".join(f"{name};dur={_ms(seconds)}" for name, seconds in named.items())
 
 
 def _ms(seconds: float) -> float:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from tandem.gateway.http.exchange import Exchange, Header, error_body
+from tandem.gateway.http.exchange import Exchange, error_body
 
-_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
+_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
     # Makes nginx and compatible proxies pass events on without buffering.
-    (b"x-accel-buffering", b"no"),
-)
+    "x-accel-buffering": "no",
+}
 _FULL_BYTES = 16 << 10
 """Number of held bytes from which on events are written without waiting for more."""
 
@@ -29,16 +29,17 @@ class EventStream:
         self._held: list[bytes] = []
         self._num_held_bytes = 0
 
-    async def open(self, headers: Iterable[Header]) -> None:
+    async def open(self, headers: Mapping[str, str]) -> None:
         self._exchange.late_error = lambda error: b"".join([*self._held, _frame(error_body(error))])
-        await self._exchange.start(200, [*_HEADERS, *headers])
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in {**_HEADERS, **headers}.items()]
+        await self._exchange.send({"type": "http.response.start", "status": 200, "headers": encoded})
 
-    async def heartbeat(self, headers: Iterable[Header]) -> None:
+    async def heartbeat(self, headers: Mapping[str, str]) -> None:
         """Send a comment, which clients skip, so that no proxy takes the connection for dead. Opens the stream with
         `headers` where it is not open yet."""
         if not self._exchange.started:
             await self.open(headers)
-        await self._exchange.write(b": heartbeat\n\n", more=True)
+        await self._write(b": heartbeat\n\n", more=True)
 
     async def send(self, *events: bytes, more_follow: bool = False) -> None:
         """Send events, each of them one line of JSON. Where `more_follow` at once, the events are held and sent in one
@@ -48,12 +49,15 @@ class EventStream:
             self._held.append(frame)
             self._num_held_bytes += len(frame)
         if self._held and (not more_follow or self._num_held_bytes >= _FULL_BYTES):
-            await self._exchange.write(self._take_held(), more=True)
+            await self._write(self._take_held(), more=True)
 
     async def close(self, *events: bytes) -> None:
         """Send the last events and `[DONE]`, which marks a complete stream."""
         last = b"".join(map(_frame, (*events, b"[DONE]")))
-        await self._exchange.write(self._take_held() + last, more=False)
+        await self._write(self._take_held() + last, more=False)
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more})
 
     def _take_held(self) -> bytes:
         held = b"".join(self._held)

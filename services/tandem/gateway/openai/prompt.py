@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
@@ -67,7 +68,7 @@ def encode(given: GivenPrompt, model: TextModel, *, add_special_tokens: bool, wi
     return Prompt(ids, given, offsets)
 
 
-def checked_tokens(tokens: list[int], vocab_size: int, param: str = "prompt") -> tuple[int, ...]:
+def checked_tokens(tokens: Sequence[int], vocab_size: int, param: str = "prompt") -> tuple[int, ...]:
     """Return the token ids as a tuple. Raises INVALID_REQUEST unless all are in [0, vocab_size)."""
     for token in (min(tokens), max(tokens)) if tokens else ():
         if not 0 <= token < vocab_size:

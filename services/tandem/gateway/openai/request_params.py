@@ -16,7 +16,8 @@ from tandem.core.lane import Lane
 from tandem.core.request import MAX_CHOICES, MAX_TOP_LOGPROBS, Request, SamplingParams
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
-from tandem.gateway.openai.request_schema import ChatBody, ChatMessage, CompletionBody, SharedBody
+from tandem.gateway.openai.prompt import checked_tokens
+from tandem.gateway.openai.request_schema import MAX_SALT_CHARS, ChatBody, ChatMessage, CompletionBody, SharedBody
 from tandem.gateway.output.tools import parse_message_calls
 from tandem.gateway.text.chat_template import GenerationPrompt
 
@@ -26,7 +27,6 @@ MAX_MESSAGES = 2048
 """Largest number of messages in a chat, the same as OpenAI's. A template's time may grow with its square."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
-MAX_SALT_CHARS = 256
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSERVED_IN_MESSAGES = ("function_call", "audio")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -47,20 +47,6 @@ class GenerationParams:
     num_choices: int
     stops: tuple[str, ...]
     echo: bool = False
-
-    @property
-    def stream(self) -> bool:
-        return bool(self.body.stream)
-
-    @property
-    def include_usage(self) -> bool:
-        options = self.body.stream_options
-        return options is not None and bool(options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        options = self.body.stream_options
-        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
     @property
     def skip_special_tokens(self) -> bool:
@@ -266,11 +252,7 @@ def _stop_token_ids(tokens: Sequence[int], vocab_size: int) -> frozenset[int]:
         raise _invalid(
             f"stop_token_ids holds {len(tokens)} tokens, at most {MAX_NAMED_TOKENS} are taken", "stop_token_ids"
         )
-    for token in tokens:
-        if not 0 <= token < vocab_size:
-            message = f"stop_token_ids holds {token}, outside of [0, {vocab_size})"
-            raise _invalid(message, "stop_token_ids")
-    return frozenset(tokens)
+    return frozenset(checked_tokens(tokens, vocab_size, "stop_token_ids"))
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

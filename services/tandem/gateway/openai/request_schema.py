@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.request import MAX_CHOICES, MAX_COUNT, MAX_TOP_LOGPROBS
 from tandem.gateway.output.response_format import ResponseFormat, StructuredOutputs
 from tandem.gateway.output.tools import MessageCall, Tool, ToolChoice
 
@@ -40,6 +42,20 @@ _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 """OpenAI's older fields, and the supported field to use instead of each."""
 _OFF_IN_CHAT = {**_OFF, "echo": (None, False), "best_of": (None, 1)}
 _OFF_IN_COMPLETIONS = {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)}
+
+
+MAX_SALT_CHARS = 256
+
+
+def _range(**keywords: float) -> Meta:
+    """Document the range of a field in openapi.json. `request_params` and core's requests check it, with errors that
+    name the range and the value."""
+    return Meta(extra_json_schema=keywords)
+
+
+_Penalty = Annotated[float | None, _range(minimum=-2, maximum=2)]
+_NumAlternatives = Annotated[int | None, _range(minimum=0, maximum=MAX_TOP_LOGPROBS)]
+_NumTokens = Annotated[int | None, _range(minimum=0)]
 
 
 class ContentPart(msgspec.Struct):
@@ -79,32 +95,32 @@ class SharedBody(msgspec.Struct, kw_only=True):
     """
 
     model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    max_tokens: _NumTokens = None
+    temperature: Annotated[float | None, _range(minimum=0, maximum=2)] = None
+    top_p: Annotated[float | None, _range(exclusiveMinimum=0, maximum=1)] = None
+    top_k: Annotated[int | None, _range(minimum=-1, maximum=MAX_COUNT)] = None
+    min_p: Annotated[float | None, _range(minimum=0, maximum=1)] = None
+    seed: Annotated[int | None, _range(minimum=-(2**63), maximum=2**64 - 1)] = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: _NumTokens = None
     logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    n: int | None = None
+    presence_penalty: _Penalty = None
+    frequency_penalty: _Penalty = None
+    repetition_penalty: Annotated[float | None, _range(exclusiveMinimum=0, maximum=10)] = None
+    n: Annotated[int | None, _range(minimum=1, maximum=MAX_CHOICES)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: _NumAlternatives = None
     return_token_ids: bool | None = None
-    priority: int | None = None
+    priority: Annotated[int | None, _range(minimum=-MAX_COUNT, maximum=MAX_COUNT)] = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str | None, _range(minLength=1, maxLength=MAX_SALT_CHARS)] = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -121,10 +137,10 @@ class ChatBody(SharedBody, kw_only=True):
     for the chat template. `continue_final_message`: the output continues the last message instead of beginning a new
     one."""
 
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[ChatMessage], _range(minItems=1)]
+    max_completion_tokens: Annotated[int | None, _range(minimum=1)] = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: _NumAlternatives = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -140,7 +156,7 @@ class CompletionBody(SharedBody, kw_only=True):
     repeats the prompt before the output, with the prompt's log probabilities where `logprobs` is set."""
 
     prompt: str | list[int | str | list[int]]
-    logprobs: int | None = None
+    logprobs: _NumAlternatives = None
     echo: bool | None = None
     best_of: int | None = None
 
@@ -154,7 +170,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage] | None, _range(minItems=1)] = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     add_special_tokens: bool | None = None

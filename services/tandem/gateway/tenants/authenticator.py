@@ -8,7 +8,7 @@ depends on how a mapping compares."""
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tandem.admission.api_keys import key_digest
 from tandem.admission.tenant import Tenant
@@ -57,9 +57,9 @@ class ApiKeyAuthenticator:
         self._problem = problem
 
 
-def api_key_from_headers(authorization: str | None, x_api_key: str | None) -> str | None:
+def api_key_from_headers(headers: Mapping[str, str]) -> str | None:
     """Return the key that a client sent: `Authorization: Bearer <key>`, else `x-api-key`; None where it sent none."""
-    scheme, _, key = (authorization or "").strip().partition(" ")
+    scheme, _, key = headers.get("authorization", "").strip().partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
-    return (x_api_key or "").strip() or None
+    return headers.get("x-api-key", "").strip() or None
