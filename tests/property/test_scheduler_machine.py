@@ -11,7 +11,7 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.request import Job, PrefillJob, ResumeJob
 from tandem.kv.block_pool import BlockPool, Holder
-from tandem.sched.budget.step_budget import LEAST_TOKENS
+from tandem.sched.budget.step_sizer import LEAST_TOKENS
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceUpdate
@@ -263,9 +263,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_victims(before)
         if self.limits.enable_chunked_prefill:
             self.check_share_of_oldest(planned, owed, {s.id for s in ready})
-        for offer in planned.offers:
+        for offer in (start for start in planned.starts if start.leased):
             assert offer.key not in self.leases
-            self.leases[offer.key] = offer.blocks
+            self.leases[offer.key] = offer.leased
             self.num_announced[offer.key] = 0
         for grant in planned.pulls:
             self.grants[grant.key] = grant

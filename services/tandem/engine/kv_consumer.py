@@ -28,7 +28,7 @@ from tandem.engine.effects import (
     TearDownProducer,
 )
 from tandem.engine.job_events import first_tokens, validate_announcement
-from tandem.engine.job_timings import PullOutcome, PullTimes
+from tandem.engine.job_timeline import PullOutcome, PullTimes
 from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.expiring_dict import ExpiringDict
 from tandem.kv.handoff import Announcement, BlockDigest, PullEvent, PullState, RemotePrefixRequest, next_pull

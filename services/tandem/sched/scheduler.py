@@ -27,9 +27,8 @@ from tandem.sched.budget.step_sizer import StepSizer
 from tandem.sched.phases.admit_waiting import admit_waiting, startable
 from tandem.sched.phases.apply_results import append_sampled, apply_slice
 from tandem.sched.phases.decode_run import DecodeRun, advance, forecast
-from tandem.sched.phases.job_admission import check_job
+from tandem.sched.phases.job_admission import RejectedJobs, check_job
 from tandem.sched.phases.plan_builder import PlanBuilder
-from tandem.sched.phases.rejected_jobs import RejectedJobs
 from tandem.sched.phases.slices import assign_prefill_budget, plan_decodes, plan_prefills
 from tandem.sched.phases.spec_decode import Speculation
 from tandem.sched.state.backlog import Backlog, backlog, check_backlog, horizon_tokens

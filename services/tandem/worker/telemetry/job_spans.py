@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.request import ResumeJob
-from tandem.engine.job_timings import JobTimes, PrefillChunk, PullTimes
+from tandem.engine.job_timeline import JobTimes, PrefillChunk, PullTimes
 from tandem.obs.tracing.tracing import SpanEvent, SpanRecord, Tracing
 from tandem.worker.model.worker_info import WorkerInfo
 
