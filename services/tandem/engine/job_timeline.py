@@ -91,8 +91,8 @@ class JobTimes:
     pull: PullTimes | None = None
     error_kind: ErrorKind | None = None
     error: str = ""
-    live: list[JobKey] = field(default_factory=list, repr=False)
-    firsts: dict[JobKey, int] = field(default_factory=dict, repr=False)
+    live: list[JobKey] = field(default_factory=list, repr=False, compare=False)
+    firsts: dict[JobKey, int] = field(default_factory=dict, repr=False, compare=False)
 
     def computed(self, chunk: PrefillChunk) -> None:
         """Record a step that computed known tokens."""

@@ -120,7 +120,7 @@ def test_a_job_that_waits_computes_in_chunks_and_decodes() -> None:
             first_token_at=7.0,
             ended_at=9.0,
             num_output=3,
-            chunks=(PrefillChunk(3.0, 5.0, 4), PrefillChunk(5.5, 7.0, 3)),
+            chunks=[PrefillChunk(3.0, 5.0, 4), PrefillChunk(5.5, 7.0, 3)],
         )
     ]
     assert line.last.stages == line.firsts[0].stages and line.num_kept == 0 and line.engine.num_generated == 3

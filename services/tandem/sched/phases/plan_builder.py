@@ -77,8 +77,8 @@ class PlanBuilder:
         if piece.num_tokens > 1 or piece.sampling is None:
             self._chunks.append((seq.key, piece.num_tokens))
 
-    def build(self, step: StepPlan | None, pulls: Iterable[PullAllocated]) -> ScheduleResult:
-        """Return the result of planning, with the plan `step` and the pulls that may begin."""
+    def build(self, step: StepPlan | None) -> ScheduleResult:
+        """Return the result of planning, with the plan `step`."""
         return ScheduleResult(
-            step, tuple(pulls), self.num_preempted, tuple(self.starts), tuple(self._chunks)
+            step, tuple(self.pulls), self.num_preempted, tuple(self.starts), tuple(self._chunks)
         )  # fmt: skip

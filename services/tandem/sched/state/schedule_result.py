@@ -20,8 +20,10 @@ class PullAllocated:
     """Blocks allocated for the KV pull of a Resume: those of `table`, which only the pull changes until its KV has
     arrived.
 
-    The first `num_hit_blocks` already hold their content (prefix-cache hits), blocks `[num_hit_blocks,
-    num_known_blocks)` are to be read from the producer, and the rest is for tokens still to be sampled.
+    The first `num_hit_blocks` hold their content (prefix-cache hits), or will once the open plans have copied it from
+    host memory. Blocks `[num_hit_blocks, num_known_blocks)` are to be read from the producer, and the rest is for
+    tokens still to be sampled; the open plans may still copy their old content to host memory, see
+    `BlockPool.is_copied`.
     """
 
     key: JobKey
