@@ -11,7 +11,7 @@ from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.request import Job, PrefillJob, ResumeJob
 from tandem.kv.block_pool import BlockPool, Holder
-from tandem.sched.budget.step_budget import LEAST_TOKENS
+from tandem.sched.budget.step_sizer import LEAST_TOKENS
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceUpdate
@@ -132,10 +132,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def announce(self, data: st.DataObject) -> None:
         self.scheduler.on_producer_ready(data.draw(st.sampled_from(self.waiting_pulls())))
 
-    @precondition(lambda self: self.grants)
+    @precondition(lambda self: self.writable_grants())
     @rule(data=st.data(), breaks=st.sampled_from([False, False, False, True]))
     def kv_arrives(self, data: st.DataObject, breaks: bool) -> None:
-        key = data.draw(st.sampled_from(sorted(self.grants)))
+        key = data.draw(st.sampled_from(self.writable_grants()))
         if breaks:
             self.break_off(key)
         else:
@@ -183,8 +183,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         copied = {source for plan in self.plans for source, _ in (*plan.copies, *plan.spills)}
         copied |= {block for plan in self.plans for _, block in plan.fills}
         assert all(any(self.pool.holders(block)) for block in copied), "a block is free that is to be copied"
+        filled = {block for plan in self.plans for _, block in plan.fills}
         for grant in self.grants.values():
-            assert not (writers.keys() | copied) & set(grant.table.ids()[grant.num_hit_blocks :])
+            assert not (writers.keys() | filled) & set(grant.table.ids()[grant.num_hit_blocks :])
 
     @invariant()
     def offered_prefills_run_on(self) -> None:
@@ -226,7 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.end_lease(key)
         for key in self.waiting_pulls():
             self.scheduler.on_producer_ready(key)
-        for key in list(self.grants):
+        for key in self.writable_grants():
             self.arrive(key)
         while len(self.plans) < self.depth and self.take_plan():
             pass
@@ -240,6 +241,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def waiting_pulls(self) -> list[JobKey]:
         return [s.keys[-1] for s in self.scheduler.state.waiting if isinstance(s.job, ResumeJob) and not s.may_start]
+
+    def writable_grants(self) -> list[JobKey]:
+        """The pulls whose reads may write by now: the old content of their blocks has been copied to host memory."""
+        fresh = {key: grant.table.ids()[grant.num_hit_blocks :] for key, grant in self.grants.items()}
+        return sorted(key for key, blocks in fresh.items() if not self.pool.is_copied(blocks))
 
     def ended_leases(self) -> list[JobKey]:
         return [key for key in self.leases if self.has_ended(self.jobs[key])]
@@ -263,16 +269,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_victims(before)
         if self.limits.enable_chunked_prefill:
             self.check_share_of_oldest(planned, owed, {s.id for s in ready})
-        for offer in planned.offers:
+        for offer in (start for start in planned.starts if start.leased):
             assert offer.key not in self.leases
-            self.leases[offer.key] = offer.blocks
+            self.leases[offer.key] = offer.leased
             self.num_announced[offer.key] = 0
         for grant in planned.pulls:
             self.grants[grant.key] = grant
             known = self.witnesses[grant.key].job.num_known_tokens
             assert grant.num_known_blocks == -(-known // self.block_size) <= len(grant.table.ids())
             assert grant.num_hit_blocks * self.block_size < known, "the last token's block is always read"
-            self.store.read(grant.table.ids(), grant.num_hit_blocks * self.block_size)
         if planned.step is not None:
             self.plans.append(planned.step)
             self.check_plan(planned.step)
@@ -411,6 +416,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         grant, job = self.grants.pop(key), self.jobs[key]
         start = grant.num_hit_blocks * self.block_size
+        filled = {block for plan in self.plans for _, block in plan.fills}
+        if filled.isdisjoint(grant.table.ids()):
+            self.store.read(grant.table.ids(), start)
         known = [*job.request.prompt_tokens, *job.output_tokens]
         self.store.write(grant.table.ids(), start, known[start:])
         self.record(self.scheduler.kv_arrived(key, self.first_tokens(key), 0, len(known)))

@@ -8,7 +8,7 @@ from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import ResumeJob
 from tandem.core.request_stages import JobStages
-from tandem.engine.job_timings import MAX_CHUNKS, JobTimes
+from tandem.engine.job_timeline import MAX_CHUNKS, JobTimes
 
 
 class TimesWitness:

@@ -8,7 +8,7 @@ from tandem.core.errors import ErrorKind
 from tandem.core.events import JobEvent, SampledToken
 from tandem.core.ids import BlockId, HandoffKey, WorkerRef
 from tandem.core.request import Job
-from tandem.engine.job_timings import JobTimes, PullTimes
+from tandem.engine.job_timeline import JobTimes, PullTimes
 from tandem.kv.handoff import Announcement, BlockDigest, RemotePrefixRequest
 
 

@@ -19,8 +19,7 @@ from tandem.core.worker_load import DrainResult, EngineStats, WorkerLoad
 from tandem.engine.effects import ConsumerEffect, Effect, JobEnded, PullEnded, SendEvent
 from tandem.engine.job_events import ending, kv_received, pull_failure_event, tokens
 from tandem.engine.job_table import JobTable
-from tandem.engine.job_timeline import EndedChoice, JobTimeline, dropped_choice, ended_choice
-from tandem.engine.job_timings import Outcome
+from tandem.engine.job_timeline import EndedChoice, JobTimeline, Outcome, dropped_choice, ended_choice
 from tandem.engine.kv_consumer import KVConsumer
 from tandem.engine.kv_producer import KVProducer
 from tandem.engine.migration import DrainMigration
@@ -123,10 +122,10 @@ class Engine:
         self.num_preempted += planned.num_preempted
         self._times.planned(planned, now)
         effects: list[Effect] = []
-        for offer in planned.offers:
-            job = self._jobs.find_job(offer.key)
-            assert isinstance(job, PrefillJob)
-            self._producer.start(job.offer, offer.blocks)
+        for start in planned.starts:
+            job = self._jobs.find_job(start.key)
+            if isinstance(job, PrefillJob):
+                self._producer.start(job.offer, start.leased)
         if planned.step is not None and planned.step.digests:
             self._producer.on_planned(planned.step)
         for grant in planned.pulls:

@@ -10,7 +10,7 @@ from tandem.core.ids import JobKey
 from tandem.core.request import Job, ResumeJob
 from tandem.core.request_stages import JobStages
 from tandem.engine.effects import Effect, SendEvent
-from tandem.engine.job_timings import PullTimes
+from tandem.engine.job_timeline import PullTimes
 from tandem.kv.handoff import Announcement
 from tandem.sched.state.schedule_result import SequenceUpdate
 

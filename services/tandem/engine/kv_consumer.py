@@ -28,7 +28,7 @@ from tandem.engine.effects import (
     TearDownProducer,
 )
 from tandem.engine.job_events import first_tokens, validate_announcement
-from tandem.engine.job_timings import PullOutcome, PullTimes
+from tandem.engine.job_timeline import PullOutcome, PullTimes
 from tandem.kv.block_pool import BlockPool, BlockTable, Holder
 from tandem.kv.expiring_dict import ExpiringDict
 from tandem.kv.handoff import Announcement, BlockDigest, PullEvent, PullState, RemotePrefixRequest, next_pull
@@ -270,7 +270,7 @@ class KVConsumer:
         assert grown, "room was counted"
         return [
             FollowHandoff(source, key, RemotePrefixRequest(num_hits, tuple(hashes))),
-            *self._grant(pull, num_hits, num_hits, len(hashes), now),
+            *self._grant(pull, num_hits, len(hashes), now),
         ]
 
     def on_blocks(self, grant: PullAllocated, now: float) -> list[ConsumerEffect]:
@@ -278,10 +278,9 @@ class KVConsumer:
         more are allocated."""
         pull = self._by_job[grant.key]
         pull.table = grant.table
-        num_granted = len(grant.table)
         if not self._make_room(pull, len(pull.offered) + pull.is_open_ended):
             return self._fail_without_room(pull, now)
-        return self._grant(pull, num_granted, grant.num_hit_blocks, grant.num_known_blocks, now)
+        return self._grant(pull, grant.num_hit_blocks, grant.num_known_blocks, now)
 
     def drop(self, job: Job, kind: ErrorKind, reason: str, now: float) -> list[ConsumerEffect]:
         """Give up the pull, if there is one, of a job that ends for another reason."""
@@ -477,11 +476,11 @@ class KVConsumer:
         self._pulls[pull.key] = pull
         self._by_job[pull.job.key] = pull
 
-    def _grant(self, pull: Pull, num_writable: int, num_hits: int, num_known: int, now: float) -> list[ConsumerEffect]:
+    def _grant(self, pull: Pull, num_hits: int, num_known: int, now: float) -> list[ConsumerEffect]:
         """Start reading into the table of a pull. Blocks `[num_hits, num_known)` are to be read, unless the source has
-        already announced another number; at least the first `num_writable` blocks may be written now."""
+        already announced another number."""
         pull.state = next_pull(pull.state, PullEvent.GRANTED)
-        pull.num_writable = num_writable
+        pull.num_writable = num_hits
         self._update_blocks(pull)
         pull.num_hits = num_hits
         pull.num_ready = num_hits
@@ -521,13 +520,11 @@ class KVConsumer:
         """Update the blocks of a pull from its table, and the number of leading ones that may be written: those before
         the first one whose old content is still to be copied to host memory. A remote prefix waits for all of them."""
         pull.blocks = pull.table.ids()
-        unknown = range(pull.num_writable, len(pull.blocks))
-        copied = (index for index in unknown if self._pool.is_copied(pull.blocks[index : index + 1]))
-        first_copied = next(copied, None)
-        if first_copied is None:
+        if not self._pool.is_copied(pull.blocks[pull.num_writable :]):
             pull.num_writable = len(pull.blocks)
         elif not pull.is_prefix_fetch:
-            pull.num_writable = first_copied
+            while not self._pool.is_copied(pull.blocks[pull.num_writable : pull.num_writable + 1]):
+                pull.num_writable += 1
 
     def _fail_without_room(self, pull: Pull, now: float) -> list[ConsumerEffect]:
         """Fail a pull as OVERLOADED, so that the gateway chooses another worker."""

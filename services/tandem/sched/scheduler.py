@@ -27,9 +27,8 @@ from tandem.sched.budget.step_sizer import StepSizer
 from tandem.sched.phases.admit_waiting import admit_waiting, startable
 from tandem.sched.phases.apply_results import append_sampled, apply_slice
 from tandem.sched.phases.decode_run import DecodeRun, advance, forecast
-from tandem.sched.phases.job_admission import check_job
+from tandem.sched.phases.job_admission import RejectedJobs, check_job
 from tandem.sched.phases.plan_builder import PlanBuilder
-from tandem.sched.phases.rejected_jobs import RejectedJobs
 from tandem.sched.phases.slices import assign_prefill_budget, plan_decodes, plan_prefills
 from tandem.sched.phases.spec_decode import Speculation
 from tandem.sched.state.backlog import Backlog, backlog, check_backlog, horizon_tokens
@@ -149,9 +148,7 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.extend(state, builder)
         step = self._open_plan(builder, prefix_blocks)
-        pulls = state.blocked_pulls.take_clear(state.pulling)
-        pulls += state.blocked_pulls.hold(builder.pulls, state.open_plans.values(), state.pulling)
-        return builder.build(step, pulls)
+        return builder.build(step)
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
         """Apply the result of the oldest open plan. Tokens after the end of a sequence are dropped. Raises ValueError
@@ -166,7 +163,6 @@ class Scheduler:
             seq.num_open_plans -= 1
             if seq.status is not Status.CLOSING:
                 progress.append(apply_slice(state, self.speculation, seq, piece, outcome))
-        state.blocked_pulls.committed(result.number)
         state.release_finished()
         return progress
 
@@ -177,8 +173,7 @@ class Scheduler:
         Changes nothing; the forecast is void after any other call that changes the scheduler.
         """
         state = self.state
-        has_other_work = state.blocked_pulls.has_clear or self.pool.host.has_copies
-        if state.open_plans or has_other_work or self.speculation is not None:
+        if state.open_plans or self.pool.host.has_copies or self.speculation is not None:
             return None
         if state.num_free_seats > 0 and any(seq.may_start for seq in state.waiting):
             return None
@@ -282,6 +277,6 @@ class Scheduler:
         if not (builder.slices or spills or fills or digests):
             return None
         step = StepPlan(number, tuple(builder.slices.values()), tuple(builder.copies), spills, fills, digests)
-        self.state.open_plan(step)
+        self.state.open_plan(step, builder.pulls)
         self.pacer.planned(step, builder.num_preempted)
         return step

@@ -380,10 +380,10 @@ def test_a_read_waits_for_what_its_blocks_are_copied_out(is_cancelled: bool) -> 
     if is_cancelled:
         e.cancel(resume().key, 1.0)
         assert e.books().num_free_blocks == 0, "they are being copied"
-    finish(e, plan, 0)
+    effects = finish(e, plan, 0)
     e.check()
     assert e.books().num_host_blocks == 5
-    _, effects = e.begin(1.0)
+    assert e.begin(1.0) == (None, [])
     if is_cancelled:
         assert effects == [] and e.books().num_free_blocks == 5
     else:

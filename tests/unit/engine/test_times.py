@@ -15,7 +15,7 @@ from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Requ
 from tandem.core.request_stages import JobStages
 from tandem.engine.effects import Effect, JobEnded, SendEvent, StartRead
 from tandem.engine.engine import Engine
-from tandem.engine.job_timings import MAX_CHUNKS, JobTimes, PrefillChunk, PullTimes
+from tandem.engine.job_timeline import MAX_CHUNKS, JobTimes, PrefillChunk, PullTimes
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.sched.state.limits import SchedulerLimits
@@ -120,7 +120,7 @@ def test_a_job_that_waits_computes_in_chunks_and_decodes() -> None:
             first_token_at=7.0,
             ended_at=9.0,
             num_output=3,
-            chunks=(PrefillChunk(3.0, 5.0, 4), PrefillChunk(5.5, 7.0, 3)),
+            chunks=[PrefillChunk(3.0, 5.0, 4), PrefillChunk(5.5, 7.0, 3)],
         )
     ]
     assert line.last.stages == line.firsts[0].stages and line.num_kept == 0 and line.engine.num_generated == 3
@@ -143,7 +143,7 @@ def test_steps_that_have_room_for_one_token_compute_chunks_of_one() -> None:
     line.submit(generate(num_prompt=3, max_tokens=1), 0.0)
     for now in range(3):
         line.step(now, now + 0.5)
-    assert line.last.chunks == (PrefillChunk(0, 0.5, 1), PrefillChunk(1, 1.5, 1), PrefillChunk(2, 2.5, 1))
+    assert line.last.chunks == [PrefillChunk(0, 0.5, 1), PrefillChunk(1, 1.5, 1), PrefillChunk(2, 2.5, 1)]
 
 
 def test_cached_tokens_are_reported_and_not_computed() -> None:
@@ -165,7 +165,7 @@ def test_with_two_plans_open_a_chunk_is_planned_while_the_one_before_runs() -> N
     line.begin(3.0)
     line.finish(4.0)
     line.finish(5.0)
-    assert line.last.chunks == (PrefillChunk(1.0, 3.0, 4), PrefillChunk(2.0, 4.0, 3))
+    assert line.last.chunks == [PrefillChunk(1.0, 3.0, 4), PrefillChunk(2.0, 4.0, 3)]
     assert line.last.stages == JobStages(prefill_queue_s=1.0, prefill_s=3.0) and line.last.ended_at == 5.0
 
 

@@ -10,12 +10,12 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.sched.phases.job_admission import (
+    Capacity,
     ReservedCapacity,
     check_fits,
     check_prefill,
     check_reservation,
 )
-from tandem.sched.phases.rejected_jobs import Capacity
 from tandem.sched.state.limits import SchedulerLimits, num_seats, prefill_need, pull_need
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost, StepFeatures
-from tandem.sched.budget.step_budget import FLOOR_TOKENS, LEAST_TOKENS
+from tandem.sched.budget.step_sizer import FLOOR_TOKENS, LEAST_TOKENS
 from tandem.sched.state.slo_targets import LaneSlo, LatencyTargets
 from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem.core.ids import SeqId
 from tandem.core.step_cost import StepCost
 from tandem.sched.budget.prefill_sharing import PendingPrefill, prompt_of, redistribute, split_budget
-from tandem.sched.budget.step_budget import FLOOR_TOKENS, LEAST_TOKENS, PrefillBudget
+from tandem.sched.budget.step_sizer import FLOOR_TOKENS, LEAST_TOKENS, PrefillBudget
 from tandem.sched.state.slo_targets import LatencyTargets
 from tests.unit.sched.test_scheduler import add, generate, scheduler, step
 

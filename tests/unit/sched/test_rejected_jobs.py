@@ -8,7 +8,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Request, ResumeJob, SamplingParams
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.phases.rejected_jobs import PATIENCE_S, Capacity, RejectedJobs
+from tandem.sched.phases.job_admission import PATIENCE_S, Capacity, RejectedJobs
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
 

@@ -201,10 +201,10 @@ def test_small_work_does_not_pass_large_work_for_ever() -> None:
 def test_a_prefill_waits_for_leases_and_holds_back_only_prefills() -> None:
     s = scheduler(num_blocks=10, budget=16)
     add(s, prefill("p", 12))
-    (offer,) = step(s)[1].offers
+    (offer,) = step(s)[1].starts
     add(s, prefill("q", 10), prefill("small", 1), generate("g", 1, 1))
     assert step(s)[0] == ["g"]
-    s.pool.drop(offer.blocks, Holder.LEASE)
+    s.pool.drop(offer.leased, Holder.LEASE)
     assert step(s)[0] == ["q", "small"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.step_cost import StepCost
-from tandem.sched.budget.step_budget import LEAST_TOKENS, PATIENCE, PrefillBudget, StepBudget, ladder
+from tandem.sched.budget.step_sizer import LEAST_TOKENS, PATIENCE, PrefillBudget, StepBudget, ladder
 
 COST = StepCost(20e-3, 1e-3, 1e-3, 1e-6, 1e-6)
 

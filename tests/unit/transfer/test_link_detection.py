@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type
-from tandem.transfer.nic_counters import read_counters
+from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type, read_counters
 
 MB = 10**6
 NEAR = LinkEndpoints("nixl", True, "cpu", "cpu")

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.core.ids import OPEN_TENANT, SeqId, TenantId
-from tandem.sched.budget.step_budget import LEAST_TOKENS, PrefillBudget
+from tandem.sched.budget.step_sizer import LEAST_TOKENS, PrefillBudget
 from tandem.sched.state.sequence import Order, Status
 from tandem.sched.state.sequence import Sequence as Seq
 from tandem.sched.state.slo_targets import LatencyTargets

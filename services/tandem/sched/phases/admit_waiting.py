@@ -11,7 +11,7 @@ from tandem.kv.block_pool import Holder
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.phases.slices import plan_slice
 from tandem.sched.state.limits import blocks_for, may_offer
-from tandem.sched.state.schedule_result import PrefillStarted, PullAllocated, SequenceStarted
+from tandem.sched.state.schedule_result import PullAllocated, SequenceStarted
 from tandem.sched.state.scheduler_state import SchedulerState
 from tandem.sched.state.sequence import Sequence
 
@@ -80,10 +80,9 @@ def _start(state: SchedulerState, builder: PlanBuilder, seq: Sequence) -> bool:
     if not seq.was_started:
         seq.num_cached = cached
     state.start(seq, cached)
-    builder.starts.append(SequenceStarted(seq.key, seq.num_cached))
-    if isinstance(seq.job, PrefillJob):
-        pool.retain(seq.table.ids(), Holder.LEASE)
-        builder.offers.append(PrefillStarted(seq.key, seq.table.ids()))
+    leased = seq.table.ids() if isinstance(seq.job, PrefillJob) else ()
+    pool.retain(leased, Holder.LEASE)
+    builder.starts.append(SequenceStarted(seq.key, seq.num_cached, leased))
     plan_slice(state, builder, seq)
     return True
 

@@ -15,7 +15,7 @@ from tandem.core.ids import SeqId
 from tandem.core.request import PrefillJob
 from tandem.core.step_cost import StepFeatures
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.phases.fork import shares_tail
+from tandem.sched.phases.apply_results import shares_tail
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.sequence import MigrationState
 from tandem.sched.state.sequence import Sequence as Seq

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.sched.budget.prefill_sharing import PendingPrefill, redistribute, split_budget
-from tandem.sched.budget.step_budget import PrefillBudget
+from tandem.sched.budget.step_sizer import PrefillBudget
 from tandem.sched.state.limits import SchedulerLimits, chunk_size
-from tandem.sched.state.schedule_result import PrefillStarted, PullAllocated, ScheduleResult, SequenceStarted
+from tandem.sched.state.schedule_result import PullAllocated, ScheduleResult, SequenceStarted
 from tandem.sched.state.sequence import Sequence
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 
@@ -27,7 +27,6 @@ class PlanBuilder:
         self.budget = limits.max_num_batched_tokens
         self.slices: dict[SeqId, ScheduledSlice] = {}
         self.pulls: list[PullAllocated] = []
-        self.offers: list[PrefillStarted] = []
         self.starts: list[SequenceStarted] = []
         self.copies: list[tuple[BlockId, BlockId]] = []
         self.num_preempted = 0
@@ -78,8 +77,8 @@ class PlanBuilder:
         if piece.num_tokens > 1 or piece.sampling is None:
             self._chunks.append((seq.key, piece.num_tokens))
 
-    def build(self, step: StepPlan | None, pulls: Iterable[PullAllocated]) -> ScheduleResult:
-        """Return the result of planning, with the plan `step` and the pulls that may begin."""
+    def build(self, step: StepPlan | None) -> ScheduleResult:
+        """Return the result of planning, with the plan `step`."""
         return ScheduleResult(
-            step, tuple(pulls), tuple(self.offers), self.num_preempted, tuple(self.starts), tuple(self._chunks)
+            step, tuple(self.pulls), self.num_preempted, tuple(self.starts), tuple(self._chunks)
         )  # fmt: skip

@@ -14,7 +14,7 @@ from tandem.kv.block_pool import BlockPool
 from tandem.sched.budget.prefill_sharing import prompt_of
 from tandem.sched.budget.step_sizer import StepSizer
 from tandem.sched.budget.step_time_model import features
-from tandem.sched.phases.fork import shares_tail
+from tandem.sched.phases.apply_results import shares_tail
 from tandem.sched.phases.plan_builder import PlanBuilder
 from tandem.sched.state.limits import blocks_for
 from tandem.sched.state.scheduler_state import SchedulerState

@@ -20,8 +20,10 @@ class PullAllocated:
     """Blocks allocated for the KV pull of a Resume: those of `table`, which only the pull changes until its KV has
     arrived.
 
-    The first `num_hit_blocks` already hold their content (prefix-cache hits), blocks `[num_hit_blocks,
-    num_known_blocks)` are to be read from the producer, and the rest is for tokens still to be sampled.
+    The first `num_hit_blocks` hold their content (prefix-cache hits), or will once the open plans have copied it from
+    host memory. Blocks `[num_hit_blocks, num_known_blocks)` are to be read from the producer, and the rest is for
+    tokens still to be sampled; the open plans may still copy their old content to host memory, see
+    `BlockPool.is_copied`.
     """
 
     key: JobKey
@@ -30,35 +32,27 @@ class PullAllocated:
     num_known_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillStarted:
-    """Blocks of a Prefill that has started. Each has one more reference, as leased, until the lease
-    ends."""
-
-    key: JobKey
-    blocks: tuple[BlockId, ...]
-
-
 class SequenceStarted(NamedTuple):
     """A sequence that got blocks and is computed on this worker from now on; `num_cached` of its tokens were
-    prefix-cache hits. A preempted sequence is started again."""
+    prefix-cache hits. A preempted sequence is started again. `leased`: all blocks of a Prefill, which the pool holds
+    for its lease too."""
 
     key: JobKey
     num_cached: int
+    leased: tuple[BlockId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
     """Everything that one call of `Scheduler.plan` decided.
 
-    `step` is None when there is nothing to compute. `offers` are the prefills whose blocks a consumer may lease.
+    `step` is None when there is nothing to compute.
     `chunks` lists the sequences whose known tokens the step computes, with the number of tokens; a single known token
     from which a new one is sampled counts as a decode and is not listed.
     """
 
     step: StepPlan | None
     pulls: tuple[PullAllocated, ...] = ()
-    offers: tuple[PrefillStarted, ...] = ()
     num_preempted: int = 0
     starts: tuple[SequenceStarted, ...] = ()
     chunks: tuple[tuple[JobKey, int], ...] = ()

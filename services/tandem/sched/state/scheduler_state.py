@@ -6,7 +6,7 @@ The phases of a step are functions over this state. They read its queues freely,
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from tandem.core.ids import JobKey, SeqId
 from tandem.core.request import Job
@@ -49,56 +49,6 @@ def _order(seq: Sequence) -> Order:
     return seq.order
 
 
-class BlockedPulls:
-    """Own the pulls whose blocks an open plan still copies to host memory or back. `has_clear`: pulls are ready to
-    begin.
-
-    A transfer may not write into a block that is still to be copied out, and a block that is still to be copied in does
-    not hold its content yet. Such a pull begins when the plan is finished; until then the plan counts as one that names
-    the sequence, so the sequence keeps its blocks.
-    """
-
-    def __init__(self) -> None:
-        self._by_plan: dict[int, list[tuple[Sequence, PullAllocated]]] = {}
-        self._clear: list[PullAllocated] = []
-
-    @property
-    def has_clear(self) -> bool:
-        return bool(self._clear)
-
-    def num_plans(self, seq: Sequence) -> int:
-        """Count the open plans for which this sequence's pull waits."""
-        return sum(1 for held in self._by_plan.values() for waiting, _ in held if waiting is seq)
-
-    def take_clear(self, pulling: Container[JobKey]) -> list[PullAllocated]:
-        """Return the pulls that are ready to begin and whose jobs have not ended meanwhile."""
-        clear, self._clear = self._clear, []
-        return [grant for grant in clear if grant.key in pulling]
-
-    def hold(
-        self, grants: Iterable[PullAllocated], plans: Iterable[StepPlan], pulling: Mapping[JobKey, Sequence]
-    ) -> list[PullAllocated]:
-        """Hold back the pulls with blocks that one of the open plans (oldest first) copies; return the others."""
-        last = {block: plan.number for plan in plans for block in plan.host_copied_blocks}
-        free: list[PullAllocated] = []
-        for grant in grants:
-            number = max((last[block] for block in grant.table.ids() if block in last), default=None) if last else None
-            if number is None:
-                free.append(grant)
-                continue
-            seq = pulling[grant.key]
-            seq.num_open_plans += 1
-            self._by_plan.setdefault(number, []).append((seq, grant))
-        return free
-
-    def committed(self, number: int) -> None:
-        """Release the pulls that waited for a plan; those whose sequences have ended meanwhile are dropped."""
-        held = self._by_plan.pop(number, [])
-        for seq, _ in held:
-            seq.num_open_plans -= 1
-        self._clear += [grant for seq, grant in held if seq.status is not Status.CLOSING]
-
-
 class SchedulerState:
     """Own where each sequence is: exactly one of `waiting`, `running`, `pulling` and `closing`, as `Sequence.status`
     says.
@@ -106,6 +56,8 @@ class SchedulerState:
     - `by_id`: every sequence; `by_key`: the sequence of each choice that has not ended.
     - `reserved_blocks`: number of blocks reserved for each pull that has none yet.
     - `open_plans`: plans without a result, by number, oldest first; the next plan gets the number `num_plans`.
+    - `filled_pulls`: by open plan, the pulls of which it copies blocks from host memory. It counts as a plan that names
+      the sequence, because the sequence must keep these blocks until they are copied.
     """
 
     def __init__(self, pool: BlockPool, limits: SchedulerLimits) -> None:
@@ -118,8 +70,8 @@ class SchedulerState:
         self.by_key: dict[JobKey, Sequence] = {}
         self.by_id: dict[SeqId, Sequence] = {}
         self.reserved_blocks: dict[SeqId, int] = {}
-        self.blocked_pulls = BlockedPulls()
         self.open_plans: dict[int, StepPlan] = {}
+        self.filled_pulls: dict[int, list[Sequence]] = {}
         self.num_plans = 0
 
     @property
@@ -226,8 +178,13 @@ class SchedulerState:
 
     # ---- plans
 
-    def open_plan(self, plan: StepPlan) -> None:
-        """Record the plan with the number `num_plans`."""
+    def open_plan(self, plan: StepPlan, pulls: Iterable[PullAllocated]) -> None:
+        """Record the plan with the number `num_plans`, and the pulls that start with it."""
+        filled = {block for _, block in plan.fills}
+        held = [self.pulling[pull.key] for pull in pulls if not filled.isdisjoint(pull.table.ids())] if filled else []
+        for seq in held:
+            seq.num_open_plans += 1
+        self.filled_pulls[plan.number] = held
         self.open_plans[plan.number] = plan
         self.num_plans += 1
 
@@ -236,6 +193,8 @@ class SchedulerState:
         oldest = next(iter(self.open_plans), None)
         if number != oldest:
             raise ValueError(f"result of plan {number}, but the oldest open plan is {oldest}")
+        for seq in self.filled_pulls.pop(number):
+            seq.num_open_plans -= 1
         return self.open_plans.pop(number)
 
     def skip_plans(self, num_plans: int) -> None:
@@ -255,7 +214,8 @@ class SchedulerState:
         assert self.reserved_blocks == needed, f"reserved {self.reserved_blocks}, needed {needed}"
         for seq in queued:
             slices = [s for p in self.open_plans.values() for s in p.slices if s.seq == seq.id]
-            _check_sequence(seq, slices, self.blocked_pulls.num_plans(seq), self.pool)
+            num_held = sum(held.count(seq) for held in self.filled_pulls.values())
+            _check_sequence(seq, slices, num_held, self.pool)
             assert (seq.status is Status.WAITING) == (seq in self.waiting), f"{seq!r}: status"
         assert self.num_seated <= self.limits.max_num_seqs, "more than max_num_seqs run"
 

@@ -25,7 +25,7 @@ from tandem.engine.effects import (
     StartRead,
     TearDownProducer,
 )
-from tandem.engine.job_timings import JobTimes
+from tandem.engine.job_timeline import JobTimes
 from tandem.kv.handoff import RemotePrefixRequest
 from tandem.worker.engine.driver import EngineSnapshot
 from tandem.worker.gateways.watch_sessions import WatchSessions

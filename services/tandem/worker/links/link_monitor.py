@@ -22,7 +22,7 @@ from tandem.core.link import LinkReport
 from tandem.routing.link_policy import evaluate, peers_to_probe, unmeasured
 from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.worker_record import WorkerRecord
-from tandem.transfer.nic_counters import read_counters
+from tandem.transfer.link_detection import read_counters
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.kv.handshake import SourceGone
 from tandem.worker.kv.read_stats import ReadStats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.core.request import ResumeJob
-from tandem.engine.job_timings import JobTimes, PullTimes
+from tandem.engine.job_timeline import JobTimes, PullTimes
 from tandem.obs.metrics import instruments as on
 from tandem.obs.metrics.metrics import Metrics
 

@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer, get_current_span, set_sp
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.core.request import ResumeJob
-from tandem.engine.job_timings import JobTimes, PrefillChunk, PullTimes
+from tandem.engine.job_timeline import JobTimes, PrefillChunk, PullTimes
 from tandem.obs.tracing import end_span, nanoseconds, remote_parent
 from tandem.worker.model.worker_info import WorkerInfo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.engine.job_timings import JobTimes
+from tandem.engine.job_timeline import JobTimes
 from tandem.obs.metrics.metrics_server import MetricsEndpoint
 from tandem.obs.telemetry import Telemetry
 from tandem.worker.model.worker_info import WorkerInfo
