@@ -116,7 +116,7 @@ class Gateway:
             self._fleet, config.gateway, clock, self._tenancy.quotas, targets, self._prefixes
         )
         self._fairness = FairnessSync(
-            self._dispatcher.line, ServiceCounters(redis.url, redis.namespace, name, health=health)
+            self._dispatcher.director.queue, ServiceCounters(redis.url, redis.namespace, name, health=health)
         )
         board = DemandStore(redis.url, redis.namespace, health=health)
         self._demand = DemandPublisher(name, board, self._dispatcher.demand, clock)
@@ -168,7 +168,7 @@ class Gateway:
     async def start(self) -> None:
         await self._tenancy.start()
         await self._dispatcher.start()
-        await self._fleet.start(self._dispatcher)
+        await self._fleet.start()
         await self._prefixes.start()
         await self._fairness.start()
         await self._demand.start()
