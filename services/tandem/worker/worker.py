@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +16,26 @@ from tandem.core.clock import Clock
 from tandem.core.config import Config
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import KVFact
+from tandem.core.events import JobEvent, KVFact
 from tandem.core.ids import WorkerRef
 from tandem.core.topology import Topology
 from tandem.core.worker_load import DrainResult
+from tandem.engine.effects import (
+    Effect,
+    FollowHandoff,
+    JobEnded,
+    ReleaseHandoff,
+    RenewLeases,
+    SendAnnouncement,
+    SendEvent,
+    SendHandoffEnded,
+    SendRemainderRequest,
+)
 from tandem.engine.factory import build_engine, engine_limits
-from tandem.engine.ports import StepObserver, TransportPeer
+from tandem.engine.ports import TransportPeer
 from tandem.engine.step_log import StepLogHead, step_settings
+from tandem.engine.transfer_messages import PeerLost, SelfTestDone, TransferStopped
+from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
@@ -31,18 +45,14 @@ from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.engine.calibrate import calibrate
-from tandem.worker.engine.driver import Command, EngineDriver
-from tandem.worker.engine.recent_steps import RecentSteps
+from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tandem.worker.engine.step_log_writer import StepWriter
-from tandem.worker.gateways.effect_dispatcher import EffectDispatcher
 from tandem.worker.gateways.kv_event_publisher import compose_publisher
-from tandem.worker.gateways.service import Peers, WorkerService
+from tandem.worker.gateways.service import WorkerService
 from tandem.worker.gateways.watch_sessions import WatchSessions
-from tandem.worker.kv.consumer_streams import ConsumerStreams
 from tandem.worker.kv.handoff_service import HandoffService
-from tandem.worker.kv.producer_session import SessionContext
-from tandem.worker.kv.producer_sessions import ProducerSessions
+from tandem.worker.kv.producer_session import ProducerSessions, SessionContext
 from tandem.worker.kv.transfer_client import TransferClient
 from tandem.worker.kv.transfer_health import TransferHealthCheck
 from tandem.worker.links.link_monitor import compose_link_monitor
@@ -73,9 +83,32 @@ class KVEndpoint(NamedTuple):
     peer: TransportPeer
 
 
+@dataclass(frozen=True, slots=True)
+class EngineReported:
+    """The engine has returned effects for the event loop, or its state has changed."""
+
+    effects: Sequence[Effect]
+    snapshot: EngineSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnded:
+    """The engine has ended. `error` is None after an ordered stop."""
+
+    error: str | None
+
+
+WorkerEvent = EngineReported | EngineEnded | PeerLost | SelfTestDone | TransferStopped
+"""What the threads of the engine and of the transfer report to the event loop."""
+
+
 class Worker:
-    """Compose and run one worker. Made by `factory.start_worker`, ended by `stop`; all methods run on one event
-    loop."""
+    """Compose and run one worker. Made by `factory.start_worker`, ended by `stop`; methods run on one event loop unless
+    they say otherwise.
+
+    Other threads reach the loop by one function, `_post_event`, and all that they report is handled in one,
+    `_on_event`, in the order of the loop's own queue. The worker is its engine's `EffectSink`.
+    """
 
     def __init__(
         self,
@@ -96,42 +129,52 @@ class Worker:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
-        self._trust = trust
         self._rank_group = model.rank_group
+        self._was_transferring = False
         self._identity = _identity(config, model, me, endpoint.peer)
         self._redis_health = RedisHealth()
         self._descriptor = WorkerDescriptor(self._identity, trust, self._redis_health)
         self._gateways = WatchSessions(config.worker.gateway_grace_s)
-        self._consumers = ConsumerStreams()
-        self._transfer_client = TransferClient(
-            self._post, self._peer_lost, self._on_self_test, self._on_transfer_stopped, digests=self._digests
-        )
-        self._transfer = open_transfer(endpoint.transport, model, self._transfer_client.on_event, clock)
-        self._transfer_client.attach(self._transfer)
         self._publisher = compose_publisher(config.redis, me, _num_cacheable(model), clock, self._redis_health)
-        self._dispatcher = EffectDispatcher(
-            self._loop,
-            self._gateways,
-            self._consumers,
-            self._transfer_client,
-            self._set_transferring,
-            self._engine_ended,
-            self._on_registered,
-        )
-        self.steps = RecentSteps()
         self._step_writer = _step_writer(config, model, me)
-        self._run_file = _run_file(config, me)
+        self._run_file = RunFile(Path(config.worker.run_dir), me) if config.worker.run_dir else None
         self._telemetry = WorkerTelemetry(config, self._identity, clock)
         self._driver = self._compose_driver(config, model)
-        self._producer_sessions = ProducerSessions(self._session_context())
+        self._transfer_client = TransferClient(
+            lambda on_event: open_transfer(endpoint.transport, model, on_event, clock),
+            self._driver.post,
+            self._post_event,
+            digests=config.handoff.digests,
+        )
+        self._transfer = self._transfer_client.transfer
+        self._health_check = TransferHealthCheck(self._transfer.self_test)
+        lease_s = config.handoff.lease_s
+        self._producers = ProducerSessions(
+            SessionContext(self._identity, trust, clock, self._driver.post, self._transfer_client, lease_s)
+        )
+        self._handoffs = HandoffService(self._driver, self._identity.fingerprint, lease_s)
         self._link_monitor = compose_link_monitor(
             config, model, self._identity, trust, self._transfer_client, clock, self._gateways.wake
         )
-        self._dispatcher.attach(self._producer_sessions, self._telemetry.job_ended)
-        self._health_check = TransferHealthCheck(self._transfer.self_test)
-        self._service = self._compose_service(model)
+        self._service = WorkerService(
+            self._descriptor,
+            self._driver,
+            self._gateways,
+            self._handoffs,
+            self._link_monitor,
+            clock,
+            model.prepare,
+        )
         add_WorkerServicer_to_server(self._service, server)
-        self._telemetry.watch(self._sources())
+        stats = StatsReader(lambda: self._driver.call(lambda engine, now: (engine.books(), [])), clock)
+        self._telemetry.watch(
+            MetricSources(
+                snapshot=lambda: self._service.snapshot,
+                books=stats.read,
+                is_healthy=lambda: self.healthy() is None,
+                num_gateways=lambda: self.num_gateways,
+            )
+        )
 
     def __repr__(self) -> str:
         return f"<worker {self.me}: {self.healthy() or 'healthy'}>"
@@ -199,8 +242,8 @@ class Worker:
         if writer is not None and not await asyncio.to_thread(writer.close, THREAD_S):
             _log.error("the last steps cannot be written; the step log's thread is abandoned")
         self._gateways.close()
-        self._consumers.close()
-        await self._producer_sessions.close()
+        self._handoffs.close()
+        await self._producers.close()
         self._link_monitor.cancel()
         await self._server.stop(FLUSH_S)
         if await asyncio.to_thread(self._transfer.stop, THREAD_S):
@@ -214,111 +257,96 @@ class Worker:
             self._run_file.remove()
         _log.info("%s has stopped", self.me)
 
-    # ---- composition
-
-    @property
-    def _digests(self) -> bool:
-        return self._config.handoff.digests
-
     def _compose_driver(self, config: Config, model: WorkerModel) -> EngineDriver:
         limits = engine_limits(config, model.max_model_len)
+        engine = build_engine(
+            config, model.executor, model.fingerprint, model.max_model_len, records_facts=self._publisher is not None
+        )
         return EngineDriver(
-            build_engine(
-                config,
-                model.executor,
-                model.fingerprint,
-                model.max_model_len,
-                records_facts=self._publisher is not None,
-            ),
+            engine,
             model.pipeline or SerialPipeline(model.executor),
-            self._dispatcher,
+            self,
             self._clock,
             config.worker.step_stall_s,
-            self._observers(),
+            [self._telemetry.steps, *([self._step_writer] if self._step_writer is not None else [])],
             lambda: calibrate(model.executor, self._clock, limits),
-        )
-
-    def _observers(self) -> tuple[StepObserver, ...]:
-        ours = (self.steps, self._telemetry.steps)
-        return ours if self._step_writer is None else (*ours, self._step_writer)
-
-    def _sources(self) -> MetricSources:
-        reader = StatsReader(lambda: self._driver.call(lambda engine, now: (engine.books(), [])), self._clock)
-        return MetricSources(
-            snapshot=lambda: self._dispatcher.snapshot,
-            books=reader.read,
-            is_healthy=lambda: self.healthy() is None,
-            num_gateways=lambda: self.num_gateways,
-        )
-
-    def _session_context(self) -> SessionContext:
-        return SessionContext(
-            me=self.me,
-            fingerprint=self._identity.fingerprint,
-            transport_kind=self._identity.transport_kind,
-            trust=self._trust,
-            clock=self._clock,
-            post=self._driver.post,
-            connect=self._transfer_client.connect,
-            disconnect=self._transfer_client.disconnect_when_idle,
-            lease_s=self._config.handoff.lease_s,
-        )
-
-    def _compose_service(self, model: WorkerModel) -> WorkerService:
-        fingerprint, lease_s = self._identity.fingerprint, self._config.handoff.lease_s
-        handoffs = HandoffService(self._driver, self._consumers, fingerprint, lease_s)
-        return WorkerService(
-            self._descriptor,
-            self._driver,
-            self._dispatcher,
-            self._gateways,
-            Peers(handoffs, self._link_monitor),
-            self._clock,
-            model.prepare,
         )
 
     def _open_registry(self) -> WorkerRegistry | None:
         redis = self._config.redis
         return WorkerRegistry(redis.url, redis.namespace, health=self._redis_health) if redis.url else None
 
-    # ---- from other threads
+    # ---- on the engine's thread
 
-    def _post(self, command: Command) -> None:
-        self._driver.post(command)
+    def dispatch(self, effects: Sequence[Effect], snapshot: EngineSnapshot) -> None:
+        """Start reads at once; everything else crosses to the event loop, once per batch."""
+        if snapshot.is_transferring != self._was_transferring:
+            self._was_transferring = snapshot.is_transferring
+            # RuntimeError: the transfer thread has stopped, which it reports separately.
+            with contextlib.suppress(RuntimeError):
+                self._transfer.set_busy(snapshot.is_transferring)
+        others: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, StartRead):
+                self._transfer_client.start_read(effect)
+            elif isinstance(effect, TearDownProducer):
+                self._transfer_client.tear_down(effect)
+            else:
+                others.append(effect)
+        self._post_event(EngineReported(others, snapshot))
 
-    def _set_transferring(self, is_transferring: bool) -> None:
-        # RuntimeError: the transfer thread has stopped, which on_stopped reports separately.
-        with contextlib.suppress(RuntimeError):
-            self._transfer.set_busy(is_transferring)
+    def on_kv_events(self, facts: Sequence[KVFact]) -> None:
+        if self._publisher is not None:
+            self._publisher.on_kv_events(facts)
 
-    def _peer_lost(self, source: WorkerRef) -> None:
-        def lose() -> None:
-            self._producer_sessions.peer_lost(source)
-            self._link_monitor.suspect(source)
+    def ended(self, error: str | None) -> None:
+        self._post_event(EngineEnded(error))
 
-        self._call_on_loop(lose)
-
-    def _on_self_test(self, error: str | None) -> None:
-        self._call_on_loop(lambda: self._health_check.answer(error))
-
-    def _on_transfer_stopped(self, error: str | None) -> None:
-        if error is not None:
-            self._call_on_loop(lambda: self._fail(f"the transfer thread failed: {error}"))
-
-    def _call_on_loop(self, call: Callable[[], None]) -> None:
+    def _post_event(self, event: WorkerEvent) -> None:
+        """Queue an event for the event loop; on any thread."""
         # RuntimeError: the event loop is closed.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call)
+            self._loop.call_soon_threadsafe(self._on_event, event)
 
     # ---- on the event loop
 
-    def _engine_ended(self, error: str | None) -> None:
-        if error is not None:
-            self._fail(f"the engine failed: {error}")
+    def _on_event(self, event: WorkerEvent) -> None:
+        match event:
+            case EngineReported(effects, snapshot):
+                try:
+                    self._carry_out(effects)
+                except Exception as failure:
+                    # Gateways and engine disagree from now on.
+                    _log.exception("effects cannot be carried out")
+                    self._fail(f"the engine failed: {type(failure).__name__}: {failure}")
+                self._service.on_snapshot(snapshot)
+            case PeerLost(peer):
+                self._producers.peer_lost(peer.worker)
+                self._link_monitor.suspect(peer.worker)
+            case SelfTestDone(error):
+                self._health_check.answer(error)
+            case EngineEnded(str(error)):
+                self._fail(f"the engine failed: {error}")
+            case TransferStopped(str(error)):
+                self._fail(f"the transfer thread failed: {error}")
+            case EngineEnded() | TransferStopped():
+                pass
 
-    def _on_registered(self, facts: Sequence[KVFact]) -> None:
-        if self._publisher is not None:
-            self._publisher.on_kv_events(facts)
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        events: list[JobEvent] = []
+        for effect in effects:
+            match effect:
+                case SendEvent(event):
+                    events.append(event)
+                case SendAnnouncement() | SendHandoffEnded():
+                    self._handoffs.send(effect)
+                case FollowHandoff() | RenewLeases() | SendRemainderRequest() | ReleaseHandoff():
+                    self._producers.carry_out(effect)
+                case JobEnded(times):
+                    self._telemetry.job_ended(times)
+                case _:
+                    raise AssertionError(f"{effect} is carried out on the engine's thread")
+        self._gateways.deliver(events)
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:
@@ -352,7 +380,7 @@ class Worker:
     async def _list_workers(self, registry: WorkerRegistry) -> Sequence[WorkerRecord]:
         """Return the registered workers. Connections to others are closed, except to sources in use."""
         records = await registry.list()
-        self._transfer_client.keep(self._producer_sessions.sources | {record.worker for record in records})
+        self._transfer_client.keep(self._producers.sources | {record.worker for record in records})
         return records
 
     async def _register(self, registry: WorkerRegistry) -> None:
@@ -385,10 +413,6 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
         settings=step_settings(with_device_defaults(config)),
     )
     return StepWriter(Path(config.worker.step_log), head)
-
-
-def _run_file(config: Config, me: WorkerRef) -> RunFile | None:
-    return RunFile(Path(config.worker.run_dir), me) if config.worker.run_dir else None
 
 
 def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> WorkerInfo:

@@ -11,6 +11,7 @@ import pytest
 
 from tandem.core.config import HandoffConfig, TransferConfig
 from tandem.core.ids import WorkerRef
+from tandem.engine.transfer_messages import PeerLost
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.kv_codec import encode_worker
 from tandem.worker import worker
@@ -163,7 +164,8 @@ async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatc
     await measure(consumer, producer.worker.me)
     book = consumer.worker._link_monitor.reports
     number = book.number
-    consumer.worker._peer_lost(producer.worker.me)
+    peer = consumer.worker._transfer_client._peers[producer.worker.me]
+    consumer.worker._on_event(PeerLost(peer, True, "planted"))
     await until(lambda: book.number > number)
     assert book.find(producer.worker.me) is not None
 
@@ -201,7 +203,7 @@ async def test_nobody_is_measured_while_a_trial_read_may_go_on(nodes: Nodes, mon
     report = consumer.worker._link_monitor.reports.find(other.worker.me)
     assert report is not None and not report.refused
     proven.set()
-    await until(lambda: consumer.worker._transfer_client.probe_reads.undrained() is None)
+    await until(lambda: consumer.worker._transfer_client.undrained_probe() is None)
     assert (await measure(consumer, other.worker.me)).report.num_bytes > 0
 
 

@@ -24,8 +24,7 @@ from tandem.kv.handoff import BlockDigest
 from tandem.kv.pull_actions import StartRead
 from tandem.kv.pull_actions import TearDownProducer as KvTeardown
 from tandem.transfer.interfaces import KVTransfer
-from tandem.worker.kv.probe_reads import ProbeRead
-from tandem.worker.kv.transfer_client import TransferClient
+from tandem.worker.kv.transfer_client import ProbeRead, TransferClient
 from tests.unit.transfer.scripted import P, Q
 
 READ = StartRead(7, P.worker, 0, (BlockDigest(BlockId(1), (9,)),), (BlockId(3),))
@@ -71,8 +70,7 @@ class Engine:
 
 
 def desk(engine: Engine, mover: Noting, *, digests: bool) -> TransferClient:
-    desk = TransferClient(engine.post, lambda peer: None, lambda error: None, lambda error: None, digests=digests)
-    desk.attach(mover)
+    desk = TransferClient(lambda on_event: mover, engine.post, lambda event: None, digests=digests)
     desk.on_event(Connected(P))
     return desk
 

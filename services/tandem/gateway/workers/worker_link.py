@@ -25,7 +25,7 @@ from tandem.core.topology import Topology
 from tandem.core.worker_load import WorkerLoad
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.text.text_models import TextModels
-from tandem.gateway.workers.pool_events import PositionsRequested
+from tandem.gateway.workers.pool_events import PoolEvent, PositionsRequested
 from tandem.routing.worker_view import POOLS, Pool, WorkerView
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.idle_timeout import IdleTimeout
@@ -63,7 +63,8 @@ class LinkBroken:
     reason: str
 
 
-LinkEvent = LinkUpdated | LinkBroken | PositionsRequested
+LinkEvent = LinkUpdated | LinkBroken | PoolEvent
+"""What the queue of a pool holds."""
 
 
 class WorkerLink:

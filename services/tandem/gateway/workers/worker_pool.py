@@ -61,7 +61,7 @@ class WorkerPool:
         self._texts = texts
         self._clock = clock
         self._config = config
-        self._events: asyncio.Queue[LinkEvent | PoolEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         self._links: dict[WorkerId, WorkerLink] = {}
         self._live: set[WorkerRef] = set()
         # Models of workers that are not live any more, and until when a request may wait for new workers.

@@ -6,7 +6,7 @@ from any index. Times are seconds of the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ErrorKind
@@ -127,6 +127,9 @@ class Outbox:
 
     def __contains__(self, key: JobKey) -> bool:
         return key in self._logs
+
+    def __iter__(self) -> Iterator[JobKey]:
+        return iter(self._logs)
 
     def register(self, key: JobKey, first_index: int) -> None:
         """Create the log of a job that is about to be submitted; its first token will have index `first_index`."""

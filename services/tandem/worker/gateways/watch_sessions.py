@@ -36,6 +36,8 @@ class WatchSessions:
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
         self._boxes: dict[GatewayId, Outbox] = {}
+        # The outbox of each registered job. It may still have jobs that their outbox has dropped since the last sweep.
+        self._box_of: dict[JobKey, Outbox] = {}
         self._watches: dict[GatewayId, Watch] = {}
         self._absent_since: dict[GatewayId, float] = {}
         self._is_closing = False
@@ -49,17 +51,18 @@ class WatchSessions:
     def register(self, gateway: GatewayId, keys: Sequence[JobKey], first_index: int, now: float) -> bool:
         """Register a job that is about to be submitted. Returns False, without a change, when one of its choices is
         registered."""
-        if any(self._box_of(key) is not None for key in keys):
+        if any(key in self._box_of and key in self._box_of[key] for key in keys):
             return False
         box = self._open(gateway, now)
         for key in keys:
             box.register(key, first_index)
+            self._box_of[key] = box
         return True
 
     def discard(self, keys: Iterable[JobKey]) -> None:
         """Remove a registered job that was refused."""
         for key in keys:
-            box = self._box_of(key)
+            box = self._box_of.pop(key, None)
             if box is not None:
                 box.discard(key)
 
@@ -67,8 +70,8 @@ class WatchSessions:
         """Put events into their outboxes and wake the streams; events of unregistered jobs are dropped."""
         touched: set[GatewayId] = set()
         for event in events:
-            box = self._box_of(event.key)
-            if box is not None:
+            box = self._box_of.get(event.key)
+            if box is not None and event.key in box:
                 box.push(event)
                 touched.add(box.gateway)
         for gateway in touched:
@@ -110,6 +113,7 @@ class WatchSessions:
         for gateway in [g for g, since in self._absent_since.items() if now - since >= self.grace_s]:
             del self._absent_since[gateway]
             lost += self._boxes.pop(gateway).live()
+        self._box_of = {key: box for box in self._boxes.values() for key in box}
         return lost
 
     def close(self) -> None:
@@ -123,6 +127,3 @@ class WatchSessions:
             self._boxes[gateway] = Outbox(gateway, self.grace_s)
             self._absent_since[gateway] = now
         return self._boxes[gateway]
-
-    def _box_of(self, key: JobKey) -> Outbox | None:
-        return next((box for box in self._boxes.values() if key in box), None)

@@ -21,36 +21,24 @@ class SourceThroughput(NamedTuple):
 
 
 class ReadStats:
-    """Own the open reads and the throughput of each source. May be called from any thread."""
+    """Own the throughput of each source. May be called from any thread."""
 
     def __init__(self) -> None:
-        self._open: dict[int, WorkerRef] = {}
         self._throughput: dict[WorkerRef, SourceThroughput] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<reads of {len(self._throughput)} sources, {len(self._open)} orders open>"
+        return f"<reads of {len(self._throughput)} sources>"
 
-    def begin(self, order: int, source: WorkerRef) -> None:
+    def add(self, source: WorkerRef, num_bytes: int, seconds: float) -> None:
+        """Count a read that has succeeded."""
+        if num_bytes < MIN_SAMPLE_BYTES:
+            return
         with self._lock:
-            self._open[order] = source
-
-    def is_open(self, source: WorkerRef) -> bool:
-        """Return whether a read of the source is open."""
-        with self._lock:
-            return source in self._open.values()
-
-    def end(self, order: int, num_bytes: int = 0, seconds: float = 0.0) -> WorkerRef:
-        """End a read and return its source. A failed read, with 0 bytes, does not count."""
-        with self._lock:
-            source = self._open.pop(order)
-            if num_bytes < MIN_SAMPLE_BYTES:
-                return source
             before = self._throughput.get(source, SourceThroughput())
             self._throughput[source] = SourceThroughput(before.num_bytes + num_bytes, before.seconds + seconds)
             if len(self._throughput) > _MAX_SOURCES:
                 del self._throughput[next(iter(self._throughput))]
-            return source
 
     def take(self, num_bytes: int) -> dict[WorkerRef, SourceThroughput]:
         """Remove and return the sources with at least `num_bytes` bytes since they were last returned."""

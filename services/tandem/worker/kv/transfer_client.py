@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Set
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
 from tandem.engine.effects import Effect
@@ -27,53 +29,67 @@ from tandem.engine.transfer_messages import (
 from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.transfer.interfaces import KVTransfer
 from tandem.worker.engine.driver import Command
-from tandem.worker.kv.probe_reads import ProbeRead, ProbeReads
 from tandem.worker.kv.read_stats import ReadStats
 
 _log = logging.getLogger(__name__)
 
 _GONE = "it is gone, and no read of it is open"
+_FIRST_PROBE_ID = 1 << 62
+"""First id of the reads that the engine does not know; above all ids of the engine, so that both kinds go through one
+transfer."""
+
+
+class ProbeRead(NamedTuple):
+    """Copies of a read that the engine does not know, and their verification; fields as in `ReadRequest`."""
+
+    copies: tuple[BlockCopy, ...]
+    logical: tuple[int, ...]
+    digests: tuple[tuple[int, ...], ...] | None
+
+
+class _OpenRead(NamedTuple):
+    """Source of an open read. `result` completes with the end of a probe read; None: the engine's own read."""
+
+    source: WorkerRef
+    result: Future[ReadDone] | None
 
 
 class TransferClient:
-    """Own the connections to sources and the open reads of one worker.
+    """Own the transfer of one worker, its connections to sources and its open reads.
 
     Called by the engine's thread (reads), the event loop (connections, probe reads) and the transfer thread (events).
-    `read_stats` measures the engine's reads; `probe_reads` are those that the engine does not know.
+    `read_stats` measures the engine's reads. All probe reads write the same blocks, and a failed one may go on writing
+    until its source is drained.
 
-    `post` runs a command on the engine's thread. `on_peer_lost` is called with a lost source before the engine is, so
-    that the streams to the source are reset before the engine reacts. `on_self_test` receives None or an error.
+    `post` runs a command on the engine's thread. `report` receives the events that concern more than reads, on the
+    transfer thread; a lost source before the engine does, so that the streams to the source are reset before the engine
+    reacts.
     """
 
     def __init__(
         self,
+        open_transfer: Callable[[Callable[[Event], None]], KVTransfer],
         post: Callable[[Command], None],
-        on_peer_lost: Callable[[WorkerRef], None],
-        on_self_test: Callable[[str | None], None],
-        on_stopped: Callable[[str | None], None],
+        report: Callable[[PeerLost | SelfTestDone | TransferStopped], None],
         *,
         digests: bool,
     ) -> None:
         self._post = post
-        self._on_peer_lost = on_peer_lost
-        self._on_self_test = on_self_test
-        self._on_stopped = on_stopped
+        self._report = report
         self._digests = digests
-        self._transfer: KVTransfer | None = None
         self._lock = threading.Lock()
         self._peers: dict[WorkerRef, TransportPeer] = {}
         self._lingering: set[WorkerRef] = set()
         self._leaving: set[WorkerRef] = set()
         self._connecting: dict[WorkerRef, list[Future[None]]] = {}
-        self.probe_reads = ProbeReads()
+        self._reads: dict[int, _OpenRead] = {}
+        self._undrained_probes: set[WorkerRef] = set()
+        self._probe_ids = count(_FIRST_PROBE_ID)
         self.read_stats = ReadStats()
+        self.transfer = open_transfer(self.on_event)
 
     def __repr__(self) -> str:
         return f"TransferClient({len(self._peers)} peers, {len(self._lingering)} lingering)"
-
-    def attach(self, transfer: KVTransfer) -> None:
-        """Set the transfer whose events come here; before anything else."""
-        self._transfer = transfer
 
     def connect(self, peer: TransportPeer) -> Future[None]:
         """Make a source readable. The future raises PeerError when that fails."""
@@ -86,7 +102,7 @@ class TransferClient:
             self._leaving.discard(peer.worker)
             self._connecting.setdefault(peer.worker, []).append(future)
         try:
-            self._attached.connect(peer)
+            self.transfer.connect(peer)
         except RuntimeError as error:
             self._answer(peer.worker, PeerError(str(error)))
         return future
@@ -117,27 +133,30 @@ class TransferClient:
             logical=tuple(range(read.first_index, read.first_index + len(read.local))),
             digests=tuple(offered.heads for offered in read.offered) if self._digests else None,
         )
-        self.read_stats.begin(order.id, read.source)
-        try:
-            self._attached.read(order)
-        except RuntimeError as error:
-            self.read_stats.end(order.id)
-            self._refuse(read, str(error))
+        problem = self._start(order, None)
+        if problem is not None:
+            self._refuse(read, problem)
 
     def try_read(self, source: WorkerRef, trial: ProbeRead) -> Future[ReadDone]:
-        """Start a read that the engine does not know. The future raises PeerError when the read fails."""
+        """Start a read that the engine does not know. The future completes only with the end of the read; it raises
+        PeerError when the read fails."""
+        result: Future[ReadDone] = Future()
+        result.set_running_or_notify_cancel()
         with self._lock:
             peer = self._peers.get(source)
         if peer is None:
-            missing: Future[ReadDone] = Future()
-            missing.set_exception(PeerError(f"{source} is not connected"))
-            return missing
-        order, future = self.probe_reads.begin(peer, trial)
-        try:
-            self._attached.read(order)
-        except RuntimeError as error:
-            self.probe_reads.refuse(order, str(error))
-        return future
+            result.set_exception(PeerError(f"{source} is not connected"))
+            return result
+        order = ReadRequest(next(self._probe_ids), peer, trial.copies, trial.logical, trial.digests)
+        problem = self._start(order, result)
+        if problem is not None:
+            result.set_exception(PeerError(problem))
+        return result
+
+    def undrained_probe(self) -> WorkerRef | None:
+        """Return a source of which an abandoned probe read may still be running."""
+        with self._lock:
+            return next(iter(self._undrained_probes), None)
 
     def tear_down(self, teardown: TearDownProducer) -> None:
         """Tear down the connection to a source. One that is not connected was reported to the engine before."""
@@ -166,8 +185,7 @@ class TransferClient:
         """Handle an event of the transfer, on the transfer thread."""
         match event:
             case ReadDone() | ReadFailed():
-                if not self.probe_reads.end(event):
-                    self._end_read(event)
+                self._end_read(event)
             case Connected(peer):
                 with self._lock:
                     self._peers[peer.worker] = peer
@@ -177,41 +195,57 @@ class TransferClient:
             case PeerLost(peer, proven, reason):
                 level = logging.INFO if reason == _GONE and proven else logging.WARNING
                 _log.log(level, "lost %s%s: %s", peer.worker, "" if proven else " (reads may go on)", reason)
-                self._lose(peer, reason, proven)
+                self._lose(event)
             case PeerDrained(peer):
                 with self._lock:
                     self._lingering.discard(peer.worker)
-                self.probe_reads.drained(peer.worker)
+                    self._undrained_probes.discard(peer.worker)
                 self._report_peer_lost(peer.worker, "its last read has ended", proven=True)
-            case SelfTestDone(error):
-                self._on_self_test(error)
-            case TransferStopped(error):
-                self._stop(error)
+            case SelfTestDone():
+                self._report(event)
+            case TransferStopped():
+                self._stop(event)
 
-    @property
-    def _attached(self) -> KVTransfer:
-        assert self._transfer is not None, "no transfer was attached"
-        return self._transfer
+    def _start(self, order: ReadRequest, result: Future[ReadDone] | None) -> str | None:
+        """Order a read. Returns None, or why it was not started."""
+        with self._lock:
+            self._reads[order.id] = _OpenRead(order.peer.worker, result)
+        try:
+            self.transfer.read(order)
+        except RuntimeError as error:
+            with self._lock:
+                del self._reads[order.id]
+            return str(error)
+        return None
 
     def _refuse(self, read: StartRead, reason: str) -> None:
         id = read.read
         self._post(lambda engine, now: engine.read_failed(id, reason, drained=True, now=now))
 
     def _end_read(self, event: ReadDone | ReadFailed) -> None:
+        with self._lock:
+            source, result = self._reads.pop(event.id)
+            if result is not None and isinstance(event, ReadFailed) and not event.drained:
+                self._undrained_probes.add(source)
+        if result is None and isinstance(event, ReadDone):
+            self.read_stats.add(source, event.num_bytes, event.seconds)
+        self._leave(source)
         match event:
-            case ReadDone(id, num_bytes, seconds):
-                self._leave(self.read_stats.end(id, num_bytes, seconds))
-                self._post(lambda engine, now: engine.read_done(id, now))
+            case ReadDone(id):
+                if result is None:
+                    self._post(lambda engine, now: engine.read_done(id, now))
+                else:
+                    result.set_result(event)
             case ReadFailed():
-                self._leave(self.read_stats.end(event.id))
-                self._post(lambda engine, now: _fail(engine, event, now))
+                if result is None:
+                    self._post(lambda engine, now: _fail(engine, event, now))
+                else:
+                    result.set_exception(PeerError(event.reason))
 
     def _leave(self, source: WorkerRef) -> None:
         """Tear a source down if `disconnect_when_idle` was called and no read of it is open."""
-        if self.read_stats.is_open(source) or self.probe_reads.is_open(source):
-            return
         with self._lock:
-            if source not in self._leaving:
+            if source not in self._leaving or any(read.source == source for read in self._reads.values()):
                 return
             self._leaving.discard(source)
         self._tear_down(source, _GONE)
@@ -222,7 +256,7 @@ class TransferClient:
         if peer is None:
             return
         try:
-            self._attached.teardown(peer, reason)
+            self.transfer.teardown(peer, reason)
         except RuntimeError as error:
             _log.warning("%s cannot be torn down: %s", source, error)
 
@@ -235,14 +269,15 @@ class TransferClient:
             else:
                 future.set_exception(error)
 
-    def _lose(self, peer: TransportPeer, reason: str, proven: bool) -> None:
+    def _lose(self, event: PeerLost) -> None:
+        source = event.peer.worker
         with self._lock:
-            self._peers.pop(peer.worker, None)
-            self._leaving.discard(peer.worker)
-            if not proven:
-                self._lingering.add(peer.worker)
-        self._on_peer_lost(peer.worker)
-        self._report_peer_lost(peer.worker, reason, proven=proven)
+            self._peers.pop(source, None)
+            self._leaving.discard(source)
+            if not event.proven:
+                self._lingering.add(source)
+        self._report(event)
+        self._report_peer_lost(source, event.reason, proven=event.proven)
 
     def _report_peer_lost(self, source: WorkerRef, reason: str, *, proven: bool) -> None:
         def report(engine: Engine, now: float) -> list[Effect]:
@@ -250,13 +285,13 @@ class TransferClient:
 
         self._post(report)
 
-    def _stop(self, error: str | None) -> None:
+    def _stop(self, event: TransferStopped) -> None:
         with self._lock:
             self._peers.clear()
             waiting = list(self._connecting)
         for source in waiting:
-            self._answer(source, PeerError(error or "the transfer thread has stopped"))
-        self._on_stopped(error)
+            self._answer(source, PeerError(event.error or "the transfer thread has stopped"))
+        self._report(event)
 
 
 def _fail(engine: Engine, failed: ReadFailed, now: float) -> list[Effect]:

@@ -226,9 +226,7 @@ def compose_link_monitor(
 ) -> LinkMonitor:
     """Create the link monitor of a worker whose reads are started by `reads`."""
     context = ProbeContext(
-        fingerprint=identity.fingerprint,
-        transport_kind=identity.transport_kind,
-        machine=identity.machine,
+        me=identity,
         pool=model.pool,
         digests=model.trial_digests if config.handoff.digests else None,
         trust=trust,

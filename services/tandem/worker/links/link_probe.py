@@ -27,9 +27,9 @@ from tandem.kv.pull_actions import TearDownProducer
 from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.wire.peer_auth import PeerAuth, reason_of
-from tandem.worker.kv.handshake import ANSWER_S, HandshakeResult, handshake
-from tandem.worker.kv.probe_reads import ProbeRead
-from tandem.worker.kv.transfer_client import TransferClient
+from tandem.worker.kv.handshake import ANSWER_S, Source, open_source
+from tandem.worker.kv.transfer_client import ProbeRead, TransferClient
+from tandem.worker.model.worker_info import WorkerInfo
 
 ENOUGH_BYTES = 64 << 20
 """Bytes of an ordinary probe, which ends after these bytes or `ENOUGH_S`."""
@@ -58,9 +58,7 @@ class ProbeContext:
     cards' counters, on a thread.
     """
 
-    fingerprint: str
-    transport_kind: str
-    machine: str
+    me: WorkerInfo
     pool: MemoryPool
     digests: tuple[tuple[int, ...], ...] | None
     trust: PeerAuth
@@ -101,13 +99,11 @@ class LinkProbe:
 
     async def _measure(self, source: WorkerRef, num_bytes: int) -> ProbeResult:
         context = self._context
-        if (other := context.reads.probe_reads.undrained()) is not None:
+        if (other := context.reads.undrained_probe()) is not None:
             message = f"{source} is not measured: an abandoned read of {other} may still write to the same blocks"
             raise TandemError(ErrorKind.OVERLOADED, message)
-        async with context.trust.open_channel(source.address) as channel:
-            stub = context.trust.stub(channel, source.incarnation)
-            result = await handshake(stub, source, context.fingerprint, context.transport_kind)
-        peer = context.reads.canonical_peer(result.peer)
+        async with open_source(context.trust, source, context.me) as verified:
+            peer = context.reads.canonical_peer(verified.peer)
         async with asyncio.timeout(ANSWER_S):
             await asyncio.wrap_future(context.reads.connect(peer))
         passes = _ProbePasses(context, peer, min(num_bytes, MOST_BYTES) or ENOUGH_BYTES)
@@ -120,7 +116,7 @@ class LinkProbe:
         alone = await passes.run(1, NUM_ALONE, limit_s, checked=False, most_open=1)
         after = await self._count()
         await passes.run(1, 1, limit_s)
-        ends, num_read = self._ends(result), together.num_bytes + alone.num_bytes
+        ends, num_read = self._ends(verified), together.num_bytes + alone.num_bytes
         link_type, evidence = detect_link_type(TransferSample(num_read, idle, before, after), ends)
         seconds = num_read / max(together.bytes_per_s, alone.bytes_per_s)
         report = LinkReport(source=source, link_type=link_type, evidence=evidence, num_bytes=num_read, seconds=seconds)
@@ -129,10 +125,11 @@ class LinkProbe:
     async def _count(self) -> Counters:
         return await asyncio.to_thread(self._context.counters, self._context.clock.now())
 
-    def _ends(self, result: HandshakeResult) -> LinkEndpoints:
-        context = self._context
-        is_same = bool(context.machine) and result.machine == context.machine
-        return LinkEndpoints(context.transport_kind, is_same, context.pool.device, result.peer.ranks[0].region.device)
+    def _ends(self, source: Source) -> LinkEndpoints:
+        me = self._context.me
+        is_same = bool(me.machine) and source.machine == me.machine
+        device = source.peer.ranks[0].region.device
+        return LinkEndpoints(me.transport_kind, is_same, self._context.pool.device, device)
 
 
 class _Run(NamedTuple):
