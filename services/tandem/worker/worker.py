@@ -8,7 +8,7 @@ import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc.aio
 
@@ -18,7 +18,6 @@ from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import JobEvent, KVFact
 from tandem.core.ids import WorkerRef
-from tandem.core.topology import Topology
 from tandem.core.worker_load import DrainResult
 from tandem.engine.effects import (
     Effect,
@@ -32,7 +31,6 @@ from tandem.engine.effects import (
     SendRemainderRequest,
 )
 from tandem.engine.factory import build_engine, engine_limits
-from tandem.engine.ports import TransportPeer
 from tandem.engine.step_log import StepLogHead, step_settings
 from tandem.engine.transfer_messages import PeerLost, SelfTestDone, TransferStopped
 from tandem.kv.pull_actions import StartRead, TearDownProducer
@@ -40,7 +38,6 @@ from tandem.stores.redis_health import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import WorkerRegistry
-from tandem.transfer.process_identity import machine_identity
 from tandem.transfer.transport import Transport
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
@@ -49,8 +46,8 @@ from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
 from tandem.worker.engine.serial_pipeline import SerialPipeline
 from tandem.worker.engine.step_log_writer import StepWriter
 from tandem.worker.gateways.kv_event_publisher import compose_publisher
+from tandem.worker.gateways.outbox import WatchSessions
 from tandem.worker.gateways.service import WorkerService
-from tandem.worker.gateways.watch_sessions import WatchSessions
 from tandem.worker.kv.handoff_service import HandoffService
 from tandem.worker.kv.producer_session import ProducerSessions, SessionContext
 from tandem.worker.kv.transfer_client import TransferClient
@@ -74,13 +71,6 @@ THREAD_S = 10.0
 """Seconds for the transfer thread to end."""
 
 _log = logging.getLogger(__name__)
-
-
-class KVEndpoint(NamedTuple):
-    """This worker's side of KV transfers: the `transport` of this process, and how other workers read all ranks."""
-
-    transport: Transport
-    peer: TransportPeer
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +104,13 @@ class Worker:
         self,
         config: Config,
         model: WorkerModel,
-        me: WorkerRef,
+        identity: WorkerInfo,
         server: grpc.aio.Server,
         trust: PeerAuth,
-        endpoint: KVEndpoint,
+        transport: Transport,
         clock: Clock,
     ) -> None:
-        self.me = me
+        self.me = identity.me
         self._failure: str | None = None
         self._has_failed = asyncio.Event()
         self._has_stopped = False
@@ -131,17 +121,17 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
         self._rank_group = model.rank_group
         self._was_transferring = False
-        self._identity = _identity(config, model, me, endpoint.peer)
+        self._identity = identity
         self._redis_health = RedisHealth()
-        self._descriptor = WorkerDescriptor(self._identity, trust, self._redis_health)
+        self._descriptor = WorkerDescriptor(identity, trust, self._redis_health)
         self._gateways = WatchSessions(config.worker.gateway_grace_s)
-        self._publisher = compose_publisher(config.redis, me, _num_cacheable(model), clock, self._redis_health)
-        self._step_writer = _step_writer(config, model, me)
-        self._run_file = RunFile(Path(config.worker.run_dir), me) if config.worker.run_dir else None
-        self._telemetry = WorkerTelemetry(config, self._identity, clock)
+        self._publisher = compose_publisher(config.redis, self.me, _num_cacheable(model), clock, self._redis_health)
+        self._step_writer = _step_writer(config, model, self.me)
+        self._run_file = RunFile(Path(config.worker.run_dir), self.me) if config.worker.run_dir else None
+        self._telemetry = WorkerTelemetry(config, identity, clock)
         self._driver = self._compose_driver(config, model)
         self._transfer_client = TransferClient(
-            lambda on_event: open_transfer(endpoint.transport, model, on_event, clock),
+            lambda on_event: open_transfer(transport, model, on_event, clock),
             self._driver.post,
             self._post_event,
             digests=config.handoff.digests,
@@ -150,11 +140,11 @@ class Worker:
         self._health_check = TransferHealthCheck(self._transfer.self_test)
         lease_s = config.handoff.lease_s
         self._producers = ProducerSessions(
-            SessionContext(self._identity, trust, clock, self._driver.post, self._transfer_client, lease_s)
+            SessionContext(identity, trust, clock, self._driver.post, self._transfer_client, lease_s)
         )
-        self._handoffs = HandoffService(self._driver, self._identity.fingerprint, lease_s)
+        self._handoffs = HandoffService(self._driver, identity.fingerprint, lease_s)
         self._link_monitor = compose_link_monitor(
-            config, model, self._identity, trust, self._transfer_client, clock, self._gateways.wake
+            config, model, identity, trust, self._transfer_client, clock, self._gateways.wake
         )
         self._service = WorkerService(
             self._descriptor,
@@ -413,24 +403,6 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
         settings=step_settings(with_device_defaults(config)),
     )
     return StepWriter(Path(config.worker.step_log), head)
-
-
-def _identity(config: Config, model: WorkerModel, me: WorkerRef, peer: TransportPeer) -> WorkerInfo:
-    return WorkerInfo(
-        me=me,
-        pool=config.worker.pool,
-        model=model.name,
-        fingerprint=model.fingerprint,
-        max_model_len=model.max_model_len,
-        max_num_seqs=config.engine.max_num_seqs,
-        bundle=model.bundle,
-        bundle_digest=model.bundle.digest,
-        transport=peer,
-        transport_kind=config.handoff.transport,
-        aliases=model.aliases,
-        topology=Topology(config.worker.host_label, config.worker.rack, config.worker.zone),
-        machine=machine_identity(),
-    )
 
 
 def _num_cacheable(model: WorkerModel) -> int:

@@ -27,8 +27,7 @@ from tandem.wire.kv_codec import decode_handoff_key, decode_worker
 from tandem.wire.link_codec import encode_link
 from tandem.wire.worker_codec import encode_books, encode_load, encode_refusal, encode_step_cost, encode_update
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot
-from tandem.worker.gateways.watch_sessions import Watch as WatchStream
-from tandem.worker.gateways.watch_sessions import WatchSessions
+from tandem.worker.gateways.outbox import GatewayStream, WatchSessions
 from tandem.worker.grpc_status import abort_on_error
 from tandem.worker.kv.handoff_service import HandoffService
 from tandem.worker.links.link_monitor import LinkMonitor
@@ -221,7 +220,7 @@ class WorkerService(WorkerServicer):
                 self._gateways.discard(job.keys)
             raise
 
-    async def _stream_updates(self, watch: WatchStream, context: _Context) -> None:
+    async def _stream_updates(self, watch: GatewayStream, context: _Context) -> None:
         """Send an update at once and whenever the stream is woken, with load, step cost and link reports that have
         changed."""
         last_snapshot: EngineSnapshot | None = None
