@@ -28,7 +28,7 @@ from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.http.health import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits
 from tandem.gateway.http.server import HttpServer
-from tandem.gateway.orchestration.demand_publisher import DemandPublisher
+from tandem.gateway.orchestration.demand import DemandPublisher
 from tandem.gateway.orchestration.driver import RequestDriver
 from tandem.gateway.prefix.prefix_index_client import PrefixIndexClient
 from tandem.gateway.telemetry.gauges import watch_links, watch_prefixes, watch_quotas, watch_redis

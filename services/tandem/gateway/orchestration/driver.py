@@ -16,13 +16,12 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
 from tandem.core.ids import HandoffId, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.request import Job, Request
+from tandem.core.request import Job, Request, SamplingParams
 from tandem.gateway.context.interfaces import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.orchestration.active_request import ActiveRequest
 from tandem.gateway.orchestration.demand import DemandCounter
-from tandem.gateway.orchestration.pair_probe import has_moved, probe_request
 from tandem.gateway.telemetry.kv_flows import Flows
 from tandem.gateway.workers.pool_events import (
     PlacementsChanged,
@@ -51,6 +50,7 @@ from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
+PROBE_TIMEOUT_S = 30.0
 log = logging.getLogger(__name__)
 _DRAINING = "this gateway is shutting down"
 
@@ -157,7 +157,7 @@ class RequestDriver:
             raise
         active = self._open_stream(admitted)
         active.quota = quota
-        quota.watch(active.spent)
+        quota.watch(admitted.open_request.usage)
         self._execute(admitted.commands)
         return active
 
@@ -192,11 +192,22 @@ class RequestDriver:
 
     async def _probe(self, placement: Placement, model: str) -> bool:
         """Send one tiny request through a pair of workers; return whether its KV block has moved."""
-        request = probe_request(model)
+        # The smallest request that moves one block: one token in, two out, greedy.
+        sampling = SamplingParams(max_tokens=2, temperature=0.0)
+        id = RequestId(f"probe-{secrets.token_hex(8)}")
+        request = Request(id=id, model=model, prompt_tokens=(0,), sampling=sampling)
         admitted = self.director.probe(request, placement, self._clock.now())
         active = self._open_stream(admitted)
         self._execute(admitted.commands)
-        return await has_moved(active)
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                async for _ in active:
+                    pass
+        except (TandemError, TimeoutError):
+            return False
+        finally:
+            await active.aclose()
+        return active.state.pulled is not None
 
     # ---- inside
 
