@@ -312,7 +312,7 @@ class Worker:
                 self._service.on_snapshot(snapshot)
             case PeerLost(peer):
                 self._producers.peer_lost(peer.worker)
-                self._link_monitor.suspect(peer.worker)
+                self._link_monitor.reports.suspect(peer.worker, self._clock.now())
             case SelfTestDone(error):
                 self._health_check.answer(error)
             case EngineEnded(str(error)):

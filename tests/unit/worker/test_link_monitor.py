@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +29,7 @@ def ref(name: str) -> WorkerRef:
     return WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
 
 
-ME = ref("me")
+INFO = SimpleNamespace(me=ref("me"), fingerprint="f")
 
 
 def record(name: str, pool: str = "prefill", *, zone: str = "", fingerprint: str = "f", role: str = "") -> WorkerRecord:
@@ -73,7 +74,7 @@ async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tu
             return registry()
 
         probe = RecordingProbe()
-        one = LinkMonitor(ME, "f", transfer or TransferConfig(), probe, ReadStats(), SystemClock(), lambda: None)  # type: ignore[arg-type]
+        one = LinkMonitor(INFO, transfer or TransferConfig(), probe, ReadStats(), SystemClock(), lambda: None)  # type: ignore[arg-type]
         started.append((one, asyncio.create_task(one.run(listed))))
         return one, probe
 

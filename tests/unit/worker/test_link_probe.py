@@ -158,7 +158,7 @@ async def test_first_transfers_report_the_link_or_trigger_a_measurement(
 
 async def test_a_source_that_was_lost_is_measured_again(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.01)
-    monkeypatch.setattr("tandem.worker.links.link_reports.FRESH_S", 0.0)
+    monkeypatch.setattr("tandem.worker.links.link_monitor.FRESH_S", 0.0)
     monkeypatch.setattr(link_probe, "ENOUGH_S", 0.02)
     producer, consumer = await nodes.start(), await nodes.start()
     await measure(consumer, producer.worker.me)

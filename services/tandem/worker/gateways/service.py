@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -172,16 +173,11 @@ class WorkerService(WorkerServicer):
         return done
 
     async def _until_empty(self, timeout_s: float) -> None:
-        num_left = self.snapshot.num_live
-        until = self._clock.now() + timeout_s
-        while num_left and (left_s := until - self._clock.now()) > 0:
-            self._has_changed.clear()
-            try:
-                async with asyncio.timeout(left_s):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.snapshot.num_live:
+                    self._has_changed.clear()
                     await self._has_changed.wait()
-            except TimeoutError:
-                break
-            num_left = self.snapshot.num_live
 
     def cancel(self, keys: Iterable[JobKey]) -> None:
         """Cancel jobs without waiting for the engine."""

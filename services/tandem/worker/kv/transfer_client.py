@@ -14,9 +14,11 @@ from tandem.core.ids import WorkerRef
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
+from tandem.engine.transfer_messages import Command as TransferCommand
 from tandem.engine.transfer_messages import (
     Connected,
     ConnectFailed,
+    ConnectPeer,
     Event,
     PeerDrained,
     PeerLost,
@@ -24,6 +26,7 @@ from tandem.engine.transfer_messages import (
     ReadFailed,
     ReadRequest,
     SelfTestDone,
+    TearDownPeer,
     TransferStopped,
 )
 from tandem.kv.pull_actions import StartRead, TearDownProducer
@@ -101,10 +104,9 @@ class TransferClient:
                 return future
             self._leaving.discard(peer.worker)
             self._connecting.setdefault(peer.worker, []).append(future)
-        try:
-            self.transfer.connect(peer)
-        except RuntimeError as error:
-            self._answer(peer.worker, PeerError(str(error)))
+        problem = self._send(ConnectPeer(peer))
+        if problem is not None:
+            self._answer(peer.worker, PeerError(problem))
         return future
 
     def canonical_peer(self, peer: TransportPeer) -> TransportPeer:
@@ -206,17 +208,23 @@ class TransferClient:
             case TransferStopped():
                 self._stop(event)
 
+    def _send(self, command: TransferCommand) -> str | None:
+        """Send a command to the transfer. Returns None, or why no event will answer."""
+        try:
+            self.transfer.send(command)
+        except RuntimeError as error:
+            return str(error)
+        return None
+
     def _start(self, order: ReadRequest, result: Future[ReadDone] | None) -> str | None:
         """Order a read. Returns None, or why it was not started."""
         with self._lock:
             self._reads[order.id] = _OpenRead(order.peer.worker, result)
-        try:
-            self.transfer.read(order)
-        except RuntimeError as error:
+        problem = self._send(order)
+        if problem is not None:
             with self._lock:
                 del self._reads[order.id]
-            return str(error)
-        return None
+        return problem
 
     def _refuse(self, read: StartRead, reason: str) -> None:
         id = read.read
@@ -253,12 +261,9 @@ class TransferClient:
     def _tear_down(self, source: WorkerRef, reason: str) -> None:
         with self._lock:
             peer = self._peers.get(source)
-        if peer is None:
-            return
-        try:
-            self.transfer.teardown(peer, reason)
-        except RuntimeError as error:
-            _log.warning("%s cannot be torn down: %s", source, error)
+        problem = None if peer is None else self._send(TearDownPeer(peer, reason))
+        if problem is not None:
+            _log.warning("%s cannot be torn down: %s", source, problem)
 
     def _answer(self, source: WorkerRef, error: PeerError | None) -> None:
         with self._lock:
@@ -280,10 +285,7 @@ class TransferClient:
         self._report_peer_lost(source, event.reason, proven=event.proven)
 
     def _report_peer_lost(self, source: WorkerRef, reason: str, *, proven: bool) -> None:
-        def report(engine: Engine, now: float) -> list[Effect]:
-            return engine.peer_lost(source, reason, proven=proven, now=now)
-
-        self._post(report)
+        self._post(lambda engine, now: engine.peer_lost(source, reason, proven=proven, now=now))
 
     def _stop(self, event: TransferStopped) -> None:
         with self._lock:
