@@ -54,8 +54,7 @@ from tandem.worker.kv.transfer_client import TransferClient
 from tandem.worker.kv.transfer_health import TransferHealthCheck
 from tandem.worker.links.link_monitor import compose_link_monitor
 from tandem.worker.model.rank_transfer import open_transfer
-from tandem.worker.model.worker_descriptor import WorkerDescriptor
-from tandem.worker.model.worker_info import WorkerInfo
+from tandem.worker.model.worker_info import WorkerDescriptor, WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
 from tandem.worker.run_file import RunFile
 from tandem.worker.telemetry.gauges import MetricSources, StatsReader

@@ -138,14 +138,9 @@ class WorkerLink:
             self._step_cost,
             num_inflight=len(self._inflight_decodes),
             topology=Topology(topology.host, topology.rack, topology.zone),
-            block_size=self.block_size,
+            block_size=description.transport.layout.block_size,
             block_bytes=sum(rank.region.block_bytes for rank in description.transport.ranks),
         )
-
-    @property
-    def block_size(self) -> int:
-        """Return the tokens per block; 0 while the worker is not described yet."""
-        return 0 if self._description is None else self._description.transport.layout.block_size
 
     @property
     def metrics_address(self) -> str:

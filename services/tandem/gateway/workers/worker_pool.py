@@ -26,7 +26,7 @@ from tandem.routing.pd_pairs import PairRegistry
 from tandem.routing.placement import Placement
 from tandem.routing.router import Routing
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import POOLS, ClusterView, Pair, Pool
+from tandem.routing.worker_view import POOLS, ClusterView, Pair, Pool, WorkerView
 from tandem.wire.peer_auth import PeerAuth
 
 log = logging.getLogger(__name__)
@@ -105,13 +105,14 @@ class WorkerPool:
     # ---- state
 
     def view(self) -> ClusterView:
-        views = tuple(view for link in list(self._links.values()) if (view := link.view()) is not None)
         pairs = self.pairs
-        return ClusterView(views, frozenset(pairs.linked), frozenset(pairs.failed), frozenset(pairs.refused))
+        return ClusterView(
+            tuple(self._views()), frozenset(pairs.linked), frozenset(pairs.failed), frozenset(pairs.refused)
+        )
 
     def num_live(self) -> Mapping[Pool, int]:
         """Return the number of live workers by pool, including pools without any."""
-        found = Counter(view.pool for link in list(self._links.values()) if (view := link.view()) is not None)
+        found = Counter(view.pool for view in self._views())
         return {pool: found[pool] for pool in POOLS}
 
     def scrape_targets(self) -> list[ScrapeTarget]:
@@ -129,10 +130,9 @@ class WorkerPool:
 
         During a rollout workers of one model may differ; then the values of the worker that was linked first count, and
         blocks that workers of another build hold are not found until the first build has left."""
-        for link in self._links.values():
-            view = link.view()
-            if view is not None and view.model == model and link.block_size:
-                return view.fingerprint, link.block_size
+        for view in self._views():
+            if view.model == model and view.block_size:
+                return view.fingerprint, view.block_size
         return None
 
     def candidates(self) -> WorkerRanking:
@@ -155,7 +155,7 @@ class WorkerPool:
 
     def ready(self) -> str | None:
         """Return None where a pair has moved a block or one worker may serve alone; else what is missing."""
-        views = self.view().workers
+        views = self._views()
         if not views:
             return (
                 "no live worker"
@@ -198,15 +198,9 @@ class WorkerPool:
 
         Not called for prefix reads: their reader computes prompts meanwhile, and its steps would distort the
         estimate."""
-        producer, consumer = self._find(placement.prefill), self._find(placement.decode)
-        if (
-            producer is None
-            or consumer is None
-            or (source := producer.view()) is None
-            or (target := consumer.view()) is None
-        ):
-            return
-        self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
+        source, target = self._view_of(placement.prefill), self._view_of(placement.decode)
+        if source is not None and target is not None:
+            self.routing.links.observe(source, target, pulled.num_bytes, pulled.busy_s)
 
     def add_inflight_job(self, worker: WorkerRef, job: Job) -> None:
         """Count a job among its worker's decodes before it is sent, so that a burst of placements does not pick one
@@ -247,6 +241,14 @@ class WorkerPool:
     def _find(self, worker: WorkerRef) -> WorkerLink | None:
         link = self._links.get(worker.id)
         return link if link is not None and link.ref == worker else None
+
+    def _views(self) -> list[WorkerView]:
+        """Return the views of all live workers."""
+        return [view for link in list(self._links.values()) if (view := link.view()) is not None]
+
+    def _view_of(self, worker: WorkerRef) -> WorkerView | None:
+        link = self._find(worker)
+        return None if link is None else link.view()
 
     async def _discover_forever(self) -> None:
         while True:
@@ -344,7 +346,7 @@ class WorkerPool:
 
     def _probe_pairs(self) -> None:
         """Have test blocks moved between prefill and decode workers that are due for a probe by `PairRegistry`."""
-        for pair, model in self.pairs.due(self.view().workers, self._clock.now()):
+        for pair, model in self.pairs.due(self._views(), self._clock.now()):
             self._events.put_nowait(ProbeDue(pair, model))
 
     async def record_probe(self, pair: Pair, probe: Awaitable[bool]) -> None:

@@ -32,7 +32,7 @@ from tandem.worker.gateways.outbox import GatewayStream, WatchSessions
 from tandem.worker.grpc_status import abort_on_error
 from tandem.worker.kv.handoff_service import HandoffService
 from tandem.worker.links.link_monitor import LinkMonitor
-from tandem.worker.model.worker_descriptor import WorkerDescriptor
+from tandem.worker.model.worker_info import WorkerDescriptor
 
 BOOKS_S = 0.5
 """Seconds for which Describe waits for a running step before it answers without engine statistics."""

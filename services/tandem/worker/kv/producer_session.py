@@ -74,6 +74,9 @@ class _Broken(Exception):
     """Raised when a connection ends that should have continued."""
 
 
+_FAILURES = (grpc.aio.AioRpcError, PeerError, TandemError, TimeoutError, asyncio.InvalidStateError, _Broken)
+"""Errors of a connection that may be tried again. InvalidStateError: a write to a call that has just ended."""
+
 _Call = grpc.aio.StreamStreamCall[kv_pb2.StreamHandoffRequest, kv_pb2.StreamHandoffUpdate]
 
 
@@ -144,7 +147,15 @@ class ProducerSession:
                 if _is_cancelled():
                     raise
                 reason = "the source cancelled the call"
-            except (grpc.aio.AioRpcError, PeerError, TandemError, TimeoutError, _Broken) as failure:
+            # InvalidStateError: a write to a call that has just ended.
+            except (
+                grpc.aio.AioRpcError,
+                PeerError,
+                TandemError,
+                TimeoutError,
+                asyncio.InvalidStateError,
+                _Broken,
+            ) as failure:
                 reason = _reason(failure)
             if self._should_give_up():
                 self._give_up(reason)
@@ -213,13 +224,13 @@ class ProducerSession:
         message = self._next_message()
         message.consumer.CopyFrom(encode_worker(self._context.me.me))
         message.fingerprint = self._context.me.fingerprint
-        await _write(call, message)
+        await call.write(message)
         while True:
             self._wake.clear()
             if self._is_lost:
                 raise _Broken("the transport lost the source")
             if self._to_follow or self._to_renew or self._to_take or self._to_release:
-                await _write(call, self._next_message())
+                await call.write(self._next_message())
                 continue
             try:
                 async with asyncio.timeout(IDLE_S):
@@ -351,14 +362,6 @@ class ProducerSessions:
             session.report_lost(f"{type(defect).__name__}: {defect}")
         finally:
             del self._sessions[session.source], self._tasks[session.source]
-
-
-async def _write(call: _Call, message: kv_pb2.StreamHandoffRequest) -> None:
-    """Write a message. Raises _Broken for a call that has just ended, for which gRPC raises InvalidStateError."""
-    try:
-        await call.write(message)
-    except asyncio.InvalidStateError as ended:
-        raise _Broken("the stream has ended") from ended
 
 
 def _is_cancelled() -> bool:
