@@ -52,7 +52,8 @@ from tandem.worker.kv.handoff_service import HandoffService
 from tandem.worker.kv.producer_session import ProducerSessions, SessionContext
 from tandem.worker.kv.transfer_client import TransferClient
 from tandem.worker.kv.transfer_health import TransferHealthCheck
-from tandem.worker.links.link_monitor import compose_link_monitor
+from tandem.worker.links.link_monitor import LinkMonitor
+from tandem.worker.links.link_probe import LinkProbe
 from tandem.worker.model.rank_transfer import open_transfer
 from tandem.worker.model.worker_info import WorkerDescriptor, WorkerInfo
 from tandem.worker.model.worker_model import WorkerModel
@@ -124,7 +125,8 @@ class Worker:
         self._redis_health = RedisHealth()
         self._descriptor = WorkerDescriptor(identity, trust, self._redis_health)
         self._gateways = WatchSessions(config.worker.gateway_grace_s)
-        self._publisher = compose_publisher(config.redis, self.me, _num_cacheable(model), clock, self._redis_health)
+        num_cacheable = model.executor.num_blocks + model.executor.num_host_slots
+        self._publisher = compose_publisher(config.redis, self.me, num_cacheable, clock, self._redis_health)
         self._step_writer = _step_writer(config, model, self.me)
         self._run_file = RunFile(Path(config.worker.run_dir), self.me) if config.worker.run_dir else None
         self._telemetry = WorkerTelemetry(config, identity, clock)
@@ -142,8 +144,13 @@ class Worker:
             SessionContext(identity, trust, clock, self._driver.post, self._transfer_client, lease_s)
         )
         self._handoffs = HandoffService(self._driver, identity.fingerprint, lease_s)
-        self._link_monitor = compose_link_monitor(
-            config, model, identity, trust, self._transfer_client, clock, self._gateways.wake
+        self._link_monitor = LinkMonitor(
+            identity,
+            config.transfer,
+            LinkProbe(identity, model, config.handoff, trust, clock, self._transfer_client),
+            self._transfer_client.read_stats,
+            clock,
+            self._gateways.wake,
         )
         self._service = WorkerService(
             self._descriptor,
@@ -185,7 +192,9 @@ class Worker:
         self._spawn(self._sweep(), "sweep")
         self._spawn(self._heartbeat(), "beat")
         self._spawn(self._health_check.run(), "probe")
-        registry = self._open_registry()
+        redis, registry = self._config.redis, None
+        if redis.url:
+            registry = WorkerRegistry(redis.url, redis.namespace, health=self._redis_health)
         self._spawn(
             self._link_monitor.run(None if registry is None else lambda: self._list_workers(registry)), "probe links"
         )
@@ -260,10 +269,6 @@ class Worker:
             [self._telemetry.steps, *([self._step_writer] if self._step_writer is not None else [])],
             lambda: calibrate(model.executor, self._clock, limits),
         )
-
-    def _open_registry(self) -> WorkerRegistry | None:
-        redis = self._config.redis
-        return WorkerRegistry(redis.url, redis.namespace, health=self._redis_health) if redis.url else None
 
     # ---- on the engine's thread
 
@@ -402,8 +407,3 @@ def _step_writer(config: Config, model: WorkerModel, me: WorkerRef) -> StepWrite
         settings=step_settings(with_device_defaults(config)),
     )
     return StepWriter(Path(config.worker.step_log), head)
-
-
-def _num_cacheable(model: WorkerModel) -> int:
-    """Count the KV blocks of device and host memory."""
-    return model.executor.num_blocks + model.executor.num_host_slots

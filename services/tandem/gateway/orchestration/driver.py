@@ -14,10 +14,9 @@ from tandem.core.clock import Clock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, PromptLogprobs, Token
-from tandem.core.ids import HandoffId, RequestId, TenantId, WorkerId, WorkerRef
-from tandem.core.lane import Lane
+from tandem.core.ids import HandoffId, RequestId, WorkerId, WorkerRef
 from tandem.core.request import Job, Request, SamplingParams
-from tandem.gateway.context.interfaces import NO_PREFIXES, KnownPrefixes, Quotas, ScrapeTarget, ServedModel
+from tandem.gateway.context.interfaces import NO_PREFIXES, KnownPrefixes, Quotas
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.context.supervise import log_and_continue
 from tandem.gateway.orchestration.active_request import ActiveRequest
@@ -71,12 +70,17 @@ class RequestDriver:
         prefixes: KnownPrefixes = NO_PREFIXES,
     ) -> None:
         self._fleet = fleet
-        self.num_live = fleet.num_live
-        self.problem = fleet.pairs.problem
         self._clock = clock
         self._quotas = quotas
         self._prefixes = prefixes
         self.director = RequestDirector(fleet, config, _new_handoff, targets, prefixes)
+        # Calls of the RequestDispatcher that a part of this driver answers alone.
+        self.num_live = fleet.num_live
+        self.models = fleet.models
+        self.scrape_targets = fleet.scrape_targets
+        self.problem = fleet.pairs.problem
+        self.num_queued = self.director.num_queued
+        self.num_open = self.director.num_open
         self.demand = DemandCounter(targets, self.director.requests)
         self.flows = Flows()
         self._streams: dict[RequestId, ActiveRequest] = {}
@@ -112,23 +116,11 @@ class RequestDriver:
 
     # ---- the Dispatch port
 
-    def models(self) -> Sequence[ServedModel]:
-        return self._fleet.models()
-
     def ready(self) -> str | None:
         return "draining" if self._is_closed else self._fleet.ready()
 
-    def num_queued(self) -> Mapping[Lane, int]:
-        return self.director.num_queued()
-
-    def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
-        return self.director.num_open()
-
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self.director.breakers(self._clock.now())
-
-    def scrape_targets(self) -> Sequence[ScrapeTarget]:
-        return self._fleet.scrape_targets()
 
     def check_feasible(self, requests: Sequence[Request], caller: RequestContext) -> None:
         """Raise TandemError where the caller's quotas could never admit all of these at once."""

@@ -15,21 +15,17 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
-from tandem.core.config import Config, TransferConfig
+from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.routing.link_policy import evaluate, peers_to_probe, unmeasured
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import RegistryUnavailable
-from tandem.transfer.nic_counters import read_counters
-from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.kv.handshake import SourceGone
 from tandem.worker.kv.read_stats import ReadStats
-from tandem.worker.kv.transfer_client import TransferClient
-from tandem.worker.links.link_probe import LinkProbe, ProbeContext
+from tandem.worker.links.link_probe import LinkProbe
 from tandem.worker.model.worker_info import WorkerInfo
-from tandem.worker.model.worker_model import WorkerModel
 
 BEAT_S = 0.5
 """Seconds between two rounds of the monitor."""
@@ -301,26 +297,3 @@ class LinkMonitor:
             else:
                 self._put(report)
         return suspects
-
-
-def compose_link_monitor(
-    config: Config,
-    model: WorkerModel,
-    identity: WorkerInfo,
-    trust: PeerAuth,
-    reads: TransferClient,
-    clock: Clock,
-    on_change: Callable[[], None],
-) -> LinkMonitor:
-    """Create the link monitor of a worker whose reads are started by `reads`."""
-    context = ProbeContext(
-        me=identity,
-        pool=model.pool,
-        digests=model.trial_digests if config.handoff.digests else None,
-        trust=trust,
-        clock=clock,
-        reads=reads,
-        patience_s=config.handoff.drain_timeout_s,
-        counters=read_counters,
-    )
-    return LinkMonitor(identity, config.transfer, LinkProbe(context), reads.read_stats, clock, on_change)
