@@ -148,7 +148,7 @@ class Worker:
             identity,
             config.transfer,
             LinkProbe(identity, model, config.handoff, trust, clock, self._transfer_client),
-            self._transfer_client.read_stats,
+            self._transfer_client,
             clock,
             self._gateways.wake,
         )

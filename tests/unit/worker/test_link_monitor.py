@@ -19,7 +19,6 @@ from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import RegistryUnavailable
 from tandem.transfer.link_detection import LinkEndpoints
 from tandem.worker.kv.handshake import SourceGone
-from tandem.worker.kv.read_stats import ReadStats
 from tandem.worker.links import link_monitor
 from tandem.worker.links.link_monitor import LinkMonitor
 from tandem.worker.links.link_probe import ProbeResult
@@ -74,7 +73,14 @@ async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tu
             return registry()
 
         probe = RecordingProbe()
-        one = LinkMonitor(INFO, transfer or TransferConfig(), probe, ReadStats(), SystemClock(), lambda: None)  # type: ignore[arg-type]
+        one = LinkMonitor(
+            INFO,
+            transfer or TransferConfig(),
+            probe,
+            SimpleNamespace(take_throughput=lambda num_bytes: {}),
+            SystemClock(),
+            lambda: None,
+        )  # type: ignore[arg-type]
         started.append((one, asyncio.create_task(one.run(listed))))
         return one, probe
 

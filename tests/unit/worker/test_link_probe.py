@@ -140,7 +140,7 @@ async def test_the_probe_queue_is_bounded(nodes: Nodes, monkeypatch: pytest.Monk
 async def test_first_transfers_report_the_link_or_trigger_a_measurement(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, transfer: TransferConfig, link_type: str
 ) -> None:
-    monkeypatch.setattr("tandem.worker.kv.read_stats.MIN_SAMPLE_BYTES", 64)
+    monkeypatch.setattr("tandem.worker.kv.transfer_client.MIN_SAMPLE_BYTES", 64)
     monkeypatch.setattr(link_monitor, "MIN_SAMPLE_BYTES", 640)
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.01)
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.01)

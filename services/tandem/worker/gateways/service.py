@@ -205,13 +205,10 @@ class WorkerService(WorkerServicer):
             is_live = await asyncio.wrap_future(self._driver.call(_submit(job)))
             if is_new and not is_live:
                 raise TandemError(ErrorKind.WORKER_LOST, f"job {job.key} has ended, and its events were dropped")
-        except asyncio.CancelledError:
-            # The caller has left and will not learn that the job was accepted.
-            self.cancel(job.keys)
-            if is_new:
-                self._gateways.discard(job.keys)
-            raise
-        except TandemError:
+        except BaseException as failure:
+            if isinstance(failure, asyncio.CancelledError):
+                # The caller has left and will not learn that the job was accepted.
+                self.cancel(job.keys)
             if is_new:
                 self._gateways.discard(job.keys)
             raise

@@ -32,7 +32,6 @@ from tandem.engine.transfer_messages import (
 from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.transfer.interfaces import KVTransfer
 from tandem.worker.engine.driver import Command
-from tandem.worker.kv.read_stats import ReadStats
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +39,20 @@ _GONE = "it is gone, and no read of it is open"
 _FIRST_PROBE_ID = 1 << 62
 """First id of the reads that the engine does not know; above all ids of the engine, so that both kinds go through one
 transfer."""
+
+
+MIN_SAMPLE_BYTES = 1 << 20
+"""Smallest read that counts for the throughput of its source, in bytes; smaller ones measure the cost of an order, not
+the link."""
+_MAX_SOURCES = 4096
+"""Sources whose throughput is kept; beyond that the oldest is dropped."""
+
+
+class SourceThroughput(NamedTuple):
+    """Bytes read from a source, and the sum of the reads' durations: time in which two reads overlap counts twice."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
 
 
 class ProbeRead(NamedTuple):
@@ -61,8 +74,7 @@ class TransferClient:
     """Own the transfer of one worker, its connections to sources and its open reads.
 
     Called by the engine's thread (reads), the event loop (connections, probe reads) and the transfer thread (events).
-    `read_stats` measures the engine's reads. All probe reads write the same blocks, and a failed one may go on writing
-    until its source is drained.
+    All probe reads write the same blocks, and a failed one may go on writing until its source is drained.
 
     `post` runs a command on the engine's thread. `report` receives the events that concern more than reads, on the
     transfer thread; a lost source before the engine does, so that the streams to the source are reset before the engine
@@ -88,7 +100,7 @@ class TransferClient:
         self._reads: dict[int, _OpenRead] = {}
         self._undrained_probes: set[WorkerRef] = set()
         self._probe_ids = count(_FIRST_PROBE_ID)
-        self.read_stats = ReadStats()
+        self._throughput: dict[WorkerRef, SourceThroughput] = {}
         self.transfer = open_transfer(self.on_event)
 
     def __repr__(self) -> str:
@@ -159,6 +171,15 @@ class TransferClient:
         """Return a source of which an abandoned probe read may still be running."""
         with self._lock:
             return next(iter(self._undrained_probes), None)
+
+    def take_throughput(self, num_bytes: int) -> dict[WorkerRef, SourceThroughput]:
+        """Remove and return the throughput of the engine's reads, of the sources with at least `num_bytes` bytes since
+        they were last returned."""
+        with self._lock:
+            taken = {source: found for source, found in self._throughput.items() if found.num_bytes >= num_bytes}
+            for source in taken:
+                del self._throughput[source]
+        return taken
 
     def tear_down(self, teardown: TearDownProducer) -> None:
         """Tear down the connection to a source. One that is not connected was reported to the engine before."""
@@ -235,8 +256,13 @@ class TransferClient:
             source, result = self._reads.pop(event.id)
             if result is not None and isinstance(event, ReadFailed) and not event.drained:
                 self._undrained_probes.add(source)
-        if result is None and isinstance(event, ReadDone):
-            self.read_stats.add(source, event.num_bytes, event.seconds)
+            if result is None and isinstance(event, ReadDone) and event.num_bytes >= MIN_SAMPLE_BYTES:
+                before = self._throughput.get(source, SourceThroughput())
+                self._throughput[source] = SourceThroughput(
+                    before.num_bytes + event.num_bytes, before.seconds + event.seconds
+                )
+                if len(self._throughput) > _MAX_SOURCES:
+                    del self._throughput[next(iter(self._throughput))]
         self._leave(source)
         match event:
             case ReadDone(id):

@@ -23,7 +23,7 @@ from tandem.routing.link_policy import evaluate, peers_to_probe, unmeasured
 from tandem.stores.worker_record import WorkerRecord
 from tandem.stores.worker_registry import RegistryUnavailable
 from tandem.worker.kv.handshake import SourceGone
-from tandem.worker.kv.read_stats import ReadStats
+from tandem.worker.kv.transfer_client import TransferClient
 from tandem.worker.links.link_probe import LinkProbe
 from tandem.worker.model.worker_info import WorkerInfo
 
@@ -153,7 +153,7 @@ class LinkMonitor:
         me: WorkerInfo,
         required: TransferConfig,
         probe: LinkProbe,
-        read_stats: ReadStats,
+        reads: TransferClient,
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
@@ -161,7 +161,7 @@ class LinkMonitor:
         self._me = me
         self._required = required
         self._probe = probe
-        self._read_stats = read_stats
+        self._reads = reads
         self._clock = clock
         self._on_change = on_change
         self._chosen: Sequence[WorkerRef] = ()
@@ -285,7 +285,7 @@ class LinkMonitor:
     def _evaluate_transfers(self) -> list[WorkerRef]:
         """Report the throughput of transfers from sources without a report. Returns the sources to probe."""
         suspects: list[WorkerRef] = []
-        for source, (num_bytes, seconds) in self._read_stats.take(MIN_SAMPLE_BYTES).items():
+        for source, (num_bytes, seconds) in self._reads.take_throughput(MIN_SAMPLE_BYTES).items():
             if self.reports.find(source) is not None:
                 continue
             evidence = "its first transfers"
