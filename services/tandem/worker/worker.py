@@ -32,7 +32,7 @@ from tandem.engine.effects import (
 )
 from tandem.engine.factory import build_engine, engine_limits
 from tandem.engine.step_log import StepLogHead, step_settings
-from tandem.engine.transfer_messages import PeerLost, SelfTestDone, TransferStopped
+from tandem.engine.transfer_messages import PeerLost, TransferStopped
 from tandem.kv.pull_actions import StartRead, TearDownProducer
 from tandem.stores.redis_health import RedisHealth
 from tandem.stores.registry_heartbeat import Heartbeat
@@ -51,7 +51,6 @@ from tandem.worker.gateways.service import WorkerService
 from tandem.worker.kv.handoff_service import HandoffService
 from tandem.worker.kv.producer_session import ProducerSessions, SessionContext
 from tandem.worker.kv.transfer_client import TransferClient
-from tandem.worker.kv.transfer_health import TransferHealthCheck
 from tandem.worker.links.link_monitor import LinkMonitor
 from tandem.worker.links.link_probe import LinkProbe
 from tandem.worker.model.rank_transfer import open_transfer
@@ -65,6 +64,8 @@ SWEEP_S = 0.25
 """Seconds between two checks for gateways that are gone."""
 HEARTBEAT_S = 1.0
 """Longest time without a message on a Watch stream, in seconds."""
+SELF_TEST_PERIOD_S = 10.0
+"""Seconds between two self-tests of the transfer thread."""
 FLUSH_S = 2.0
 """Seconds for streams and telemetry to carry the last messages of a worker that stops."""
 THREAD_S = 10.0
@@ -88,7 +89,7 @@ class EngineEnded:
     error: str | None
 
 
-WorkerEvent = EngineReported | EngineEnded | PeerLost | SelfTestDone | TransferStopped
+WorkerEvent = EngineReported | EngineEnded | PeerLost | TransferStopped
 """What the threads of the engine and of the transfer report to the event loop."""
 
 
@@ -137,8 +138,6 @@ class Worker:
             self._post_event,
             digests=config.handoff.digests,
         )
-        self._transfer = self._transfer_client.transfer
-        self._health_check = TransferHealthCheck(self._transfer.self_test)
         lease_s = config.handoff.lease_s
         self._producers = ProducerSessions(
             SessionContext(identity, trust, clock, self._driver.post, self._transfer_client, lease_s)
@@ -178,8 +177,8 @@ class Worker:
     async def start(self) -> None:
         """Start threads, server and background tasks. Raises TandemError when the transport does not work on this
         machine."""
-        self._transfer.start()
-        error = await self._health_check.once()
+        self._transfer_client.transfer.start()
+        error = await self._transfer_client.test()
         if error is not None:
             raise TandemError(ErrorKind.UNSUPPORTED, error, param="handoff.transport")
         if self._rank_group is not None:
@@ -191,7 +190,7 @@ class Worker:
         await self._server.start()
         self._spawn(self._sweep(), "sweep")
         self._spawn(self._heartbeat(), "beat")
-        self._spawn(self._health_check.run(), "probe")
+        self._spawn(self._test_transfer(), "probe")
         redis, registry = self._config.redis, None
         if redis.url:
             registry = WorkerRegistry(redis.url, redis.namespace, health=self._redis_health)
@@ -209,7 +208,7 @@ class Worker:
 
     def healthy(self) -> str | None:
         """Return None, or why this worker should be replaced."""
-        return self._failure or self._driver.stalled() or self._health_check.error
+        return self._failure or self._driver.stalled() or self._transfer_client.problem
 
     @property
     def num_gateways(self) -> int:
@@ -244,7 +243,7 @@ class Worker:
         await self._producers.close()
         self._link_monitor.cancel()
         await self._server.stop(FLUSH_S)
-        if await asyncio.to_thread(self._transfer.stop, THREAD_S):
+        if await asyncio.to_thread(self._transfer_client.transfer.stop, THREAD_S):
             await self._link_monitor.close()
         else:
             _log.error("the transfer thread does not end and is abandoned")
@@ -278,7 +277,7 @@ class Worker:
             self._was_transferring = snapshot.is_transferring
             # RuntimeError: the transfer thread has stopped, which it reports separately.
             with contextlib.suppress(RuntimeError):
-                self._transfer.set_busy(snapshot.is_transferring)
+                self._transfer_client.transfer.set_busy(snapshot.is_transferring)
         others: list[Effect] = []
         for effect in effects:
             if isinstance(effect, StartRead):
@@ -317,8 +316,6 @@ class Worker:
             case PeerLost(peer):
                 self._producers.peer_lost(peer.worker)
                 self._link_monitor.reports.suspect(peer.worker, self._clock.now())
-            case SelfTestDone(error):
-                self._health_check.answer(error)
             case EngineEnded(str(error)):
                 self._fail(f"the engine failed: {error}")
             case TransferStopped(str(error)):
@@ -365,6 +362,11 @@ class Worker:
             if lost:
                 _log.warning("%d jobs cancelled: their gateway has no Watch stream", len(lost))
             self._service.cancel(lost)
+
+    async def _test_transfer(self) -> None:
+        while True:
+            await asyncio.sleep(SELF_TEST_PERIOD_S)
+            await self._transfer_client.test()
 
     async def _heartbeat(self) -> None:
         while True:

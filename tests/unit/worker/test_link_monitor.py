@@ -73,14 +73,8 @@ async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tu
             return registry()
 
         probe = RecordingProbe()
-        one = LinkMonitor(
-            INFO,
-            transfer or TransferConfig(),
-            probe,
-            SimpleNamespace(take_throughput=lambda num_bytes: {}),
-            SystemClock(),
-            lambda: None,
-        )  # type: ignore[arg-type]
+        reads = SimpleNamespace(take_throughput=lambda num_bytes: {})
+        one = LinkMonitor(INFO, transfer or TransferConfig(), probe, reads, SystemClock(), lambda: None)  # type: ignore[arg-type]
         started.append((one, asyncio.create_task(one.run(listed))))
         return one, probe
 

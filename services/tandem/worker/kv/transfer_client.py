@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Set
@@ -25,6 +26,7 @@ from tandem.engine.transfer_messages import (
     ReadDone,
     ReadFailed,
     ReadRequest,
+    SelfTest,
     SelfTestDone,
     TearDownPeer,
     TransferStopped,
@@ -41,6 +43,8 @@ _FIRST_PROBE_ID = 1 << 62
 transfer."""
 
 
+SELF_TEST_S = 10.0
+"""Seconds after which a self-test without an answer has failed."""
 MIN_SAMPLE_BYTES = 1 << 20
 """Smallest read that counts for the throughput of its source, in bytes; smaller ones measure the cost of an order, not
 the link."""
@@ -74,7 +78,8 @@ class TransferClient:
     """Own the transfer of one worker, its connections to sources and its open reads.
 
     Called by the engine's thread (reads), the event loop (connections, probe reads) and the transfer thread (events).
-    All probe reads write the same blocks, and a failed one may go on writing until its source is drained.
+    `problem` is None after a self-test that has succeeded, else what is wrong. All probe reads write the same blocks,
+    and a failed one may go on writing until its source is drained.
 
     `post` runs a command on the engine's thread. `report` receives the events that concern more than reads, on the
     transfer thread; a lost source before the engine does, so that the streams to the source are reset before the engine
@@ -85,7 +90,7 @@ class TransferClient:
         self,
         open_transfer: Callable[[Callable[[Event], None]], KVTransfer],
         post: Callable[[Command], None],
-        report: Callable[[PeerLost | SelfTestDone | TransferStopped], None],
+        report: Callable[[PeerLost | TransferStopped], None],
         *,
         digests: bool,
     ) -> None:
@@ -101,10 +106,28 @@ class TransferClient:
         self._undrained_probes: set[WorkerRef] = set()
         self._probe_ids = count(_FIRST_PROBE_ID)
         self._throughput: dict[WorkerRef, SourceThroughput] = {}
+        self._self_test: Future[None] | None = None
+        self.problem: str | None = "the transport has not been tested yet"
         self.transfer = open_transfer(self.on_event)
 
     def __repr__(self) -> str:
         return f"TransferClient({len(self._peers)} peers, {len(self._lingering)} lingering)"
+
+    async def test(self) -> str | None:
+        """Have the transfer thread move a few bytes; returns `problem`. One call at a time, on the event loop."""
+        answer: Future[None] = Future()
+        answer.set_running_or_notify_cancel()
+        self._self_test = answer
+        problem = self._send(SelfTest())
+        if problem is not None:
+            self.problem = problem
+            return problem
+        try:
+            async with asyncio.timeout(SELF_TEST_S):
+                await asyncio.wrap_future(answer)
+        except TimeoutError:
+            self.problem = f"the transfer thread has not answered for {SELF_TEST_S:g} s"
+        return self.problem
 
     def connect(self, peer: TransportPeer) -> Future[None]:
         """Make a source readable. The future raises PeerError when that fails."""
@@ -224,8 +247,10 @@ class TransferClient:
                     self._lingering.discard(peer.worker)
                     self._undrained_probes.discard(peer.worker)
                 self._report_peer_lost(peer.worker, "its last read has ended", proven=True)
-            case SelfTestDone():
-                self._report(event)
+            case SelfTestDone(error):
+                self.problem = None if error is None else f"the transport's self-test failed: {error}"
+                if self._self_test is not None and not self._self_test.done():
+                    self._self_test.set_result(None)
             case TransferStopped():
                 self._stop(event)
 
