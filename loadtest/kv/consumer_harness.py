@@ -125,7 +125,7 @@ class ConsumerHarness:
                     self._desk.start_read(effect)
                     self._read = effect
                 case TearDownProducer():
-                    self._desk.tear_down(effect)
+                    self._desk.tear_down(effect.source)
                 case SendEvent(KVReceived() as pulled):
                     self._pulled, self._arrived_at = pulled, self._clock.now()
                     self._arrived.set()

@@ -283,7 +283,7 @@ class Worker:
             if isinstance(effect, StartRead):
                 self._transfer_client.start_read(effect)
             elif isinstance(effect, TearDownProducer):
-                self._transfer_client.tear_down(effect)
+                self._transfer_client.tear_down(effect.source)
             else:
                 others.append(effect)
         self._post_event(EngineReported(others, snapshot))

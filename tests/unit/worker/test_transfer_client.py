@@ -22,7 +22,6 @@ from tandem.engine.transfer_messages import (
 )
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.pull_actions import StartRead
-from tandem.kv.pull_actions import TearDownProducer as KvTeardown
 from tandem.transfer.interfaces import KVTransfer
 from tandem.worker.kv.transfer_client import ProbeRead, TransferClient
 from tests.unit.transfer.scripted import P, Q
@@ -125,7 +124,7 @@ def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
     one.disconnect_when_idle(P.worker)
     one.on_event(PeerLost(P, True, "gone"))
     one.disconnect_when_idle(P.worker)
-    one.tear_down(KvTeardown(P.worker))
+    one.tear_down(P.worker)
     assert len(teardowns(mover)) == 2, "of one that is not connected there is nothing to give up"
 
 

@@ -16,8 +16,7 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.grammar import Grammar
 from tandem.core.ids import GatewayId, JobKey
 from tandem.core.request import Job
-from tandem.core.step_cost import StepCost
-from tandem.core.worker_load import DrainResult, WorkerLoad
+from tandem.core.worker_load import DrainResult
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.wire.gen import kv_pb2, worker_pb2
@@ -216,18 +215,24 @@ class WorkerService(WorkerServicer):
     async def _stream_updates(self, watch: GatewayStream, context: _Context) -> None:
         """Send an update at once and whenever the stream is woken, with load, step cost and link reports that have
         changed."""
-        last_snapshot: EngineSnapshot | None = None
+        last: EngineSnapshot | None = None
         links, last_number = self._link_monitor.reports, 0
         try:
             async with IdleTimeout(self._gateways.grace_s) as patience:
                 while not watch.is_over:
                     watch.wake.clear()
                     snapshot = self.snapshot
-                    events = watch.box.take(self._clock.now())
-                    update = encode_update(events, *_changes(snapshot, last_snapshot))
+                    # Compared by number: a gateway may have received a load in between, with the reply to Submit.
+                    is_new_load = last is None or snapshot.load.number != last.load.number
+                    is_new_cost = last is None or snapshot.step_cost != last.step_cost
+                    update = encode_update(
+                        watch.box.take(self._clock.now()),
+                        snapshot.load if is_new_load else None,
+                        snapshot.step_cost if is_new_cost else None,
+                    )
                     if links.number > last_number:
                         update.links.extend(map(encode_link, links.since(last_number)))
-                    last_snapshot, last_number = snapshot, links.number
+                    last, last_number = snapshot, links.number
                     patience.wait()
                     await context.write(update)
                     patience.rest()
@@ -238,15 +243,6 @@ class WorkerService(WorkerServicer):
                     await watch.wake.wait()
         except TimeoutError:
             return
-
-
-def _changes(snapshot: EngineSnapshot, last: EngineSnapshot | None) -> tuple[WorkerLoad | None, StepCost | None]:
-    """Return load and step cost if they have changed since the last update of a stream."""
-    if last is None:
-        return snapshot.load, snapshot.step_cost
-    # Compared by number: a gateway may have received a load in between, with the reply to Submit.
-    load = None if snapshot.load.number == last.load.number else snapshot.load
-    return load, None if snapshot.step_cost == last.step_cost else snapshot.step_cost
 
 
 def _submit(job: Job) -> Callable[[Engine, float], tuple[bool, list[Effect]]]:

@@ -31,7 +31,7 @@ from tandem.engine.transfer_messages import (
     TearDownPeer,
     TransferStopped,
 )
-from tandem.kv.pull_actions import StartRead, TearDownProducer
+from tandem.kv.pull_actions import StartRead
 from tandem.transfer.interfaces import KVTransfer
 from tandem.worker.engine.driver import Command
 
@@ -204,9 +204,14 @@ class TransferClient:
                 del self._throughput[source]
         return taken
 
-    def tear_down(self, teardown: TearDownProducer) -> None:
-        """Tear down the connection to a source. One that is not connected was reported to the engine before."""
-        self._tear_down(teardown.source, "a read does not end")
+    def tear_down(self, source: WorkerRef, reason: str = "a read does not end") -> None:
+        """Tear down the connection to a source as a whole; does nothing where there is none: that was reported to the
+        engine before."""
+        with self._lock:
+            peer = self._peers.get(source)
+        problem = None if peer is None else self._send(TearDownPeer(peer, reason))
+        if problem is not None:
+            _log.warning("%s cannot be torn down: %s", source, problem)
 
     def disconnect_when_idle(self, source: WorkerRef) -> None:
         """Disconnect a source that is gone, once no read of it is open; `connect` cancels this.
@@ -307,14 +312,7 @@ class TransferClient:
             if source not in self._leaving or any(read.source == source for read in self._reads.values()):
                 return
             self._leaving.discard(source)
-        self._tear_down(source, _GONE)
-
-    def _tear_down(self, source: WorkerRef, reason: str) -> None:
-        with self._lock:
-            peer = self._peers.get(source)
-        problem = None if peer is None else self._send(TearDownPeer(peer, reason))
-        if problem is not None:
-            _log.warning("%s cannot be torn down: %s", source, problem)
+        self.tear_down(source, _GONE)
 
     def _answer(self, source: WorkerRef, error: PeerError | None) -> None:
         with self._lock:

@@ -22,7 +22,6 @@ from tandem.core.ids import BlockId, WorkerRef
 from tandem.core.link import LinkReport
 from tandem.engine.ports import BlockCopy, PeerError, TransportPeer
 from tandem.engine.transfer_messages import ReadDone
-from tandem.kv.pull_actions import TearDownProducer
 from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type
 from tandem.transfer.nic_counters import read_counters
 from tandem.wire.peer_auth import PeerAuth, reason_of
@@ -193,7 +192,7 @@ class _ProbePasses:
         patience_s = self._probe.patience_s
         done, _ = await asyncio.wait([order], timeout=patience_s)
         if not done:
-            self._probe.reads.tear_down(TearDownProducer(self._peer.worker))
+            self._probe.reads.tear_down(self._peer.worker)
             done, _ = await asyncio.wait([order], timeout=patience_s)
         if not done:
             raise TimeoutError
