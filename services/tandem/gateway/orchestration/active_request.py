@@ -49,9 +49,9 @@ class EventQueue:
 
 
 class ActiveRequest:
-    """A TokenStream over an open request. Owns the queue between the driver, which pushes, and the front end, which
-    reads; the queue is bounded by the request's choices and `max_tokens`. `quota` is closed by the driver at its
-    end."""
+    """Stream the output of an open request, as a `TokenStream`. Owns the queue between the driver, which pushes, and
+    the front end, which reads; the queue is bounded by the request's choices and `max_tokens`. The driver closes
+    `quota` at the request's end."""
 
     def __init__(
         self,
